@@ -1,0 +1,3 @@
+"""gpunode: machines with NVIDIA GPUs become nodes that containers and Kubernetes can use."""
+
+__version__ = "0.1.0"

@@ -1,0 +1,71 @@
+"""What can go wrong, by class: each class is one exit code of the command line."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Exit(IntEnum):
+    """The exit codes of every command (docs/exit-codes.md)."""
+
+    OK = 0
+    FAILED = 1
+    INPUT = 2
+    PENDING = 3
+    UNREACHABLE = 4
+    REFUSED = 5
+    INTERRUPTED = 130
+
+
+class GpunodeError(Exception):
+    """A failure that a person can act on: the thing and its value, what was expected, and what to do next.
+
+    `what` names the thing and its value in one sentence, `expected` what would have been right ("" where that is
+    plain), `fix` the next step.  The command line prints exactly these three and exits with `exit`.
+    """
+
+    exit = Exit.FAILED
+
+    def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.expected = expected
+        self.fix = fix
+
+    def __str__(self) -> str:
+        lines = [self.what]
+        if self.expected:
+            lines.append(f"  expected: {self.expected}")
+        if self.fix:
+            lines.append(f"  do next:  {self.fix}")
+        return "\n".join(lines)
+
+
+class InputError(GpunodeError):
+    """Usage, or input that cannot be read or is not valid; nothing was touched."""
+
+    exit = Exit.INPUT
+
+
+class StaleError(GpunodeError):
+    """The node is no longer what the plan rests on."""
+
+    exit = Exit.PENDING
+
+
+class UnreachableError(GpunodeError):
+    """No connection to the host, or it was refused (host key, authentication, sudo)."""
+
+    exit = Exit.UNREACHABLE
+
+
+class RefusedError(GpunodeError):
+    """Understood, and refused: doing it would not work or would break the node."""
+
+    exit = Exit.REFUSED
+
+
+class InterruptedByUser(GpunodeError):
+    """Ctrl-C, or the question was answered with no."""
+
+    exit = Exit.INTERRUPTED

@@ -1,0 +1,399 @@
+"""The values gpunode works with.  All frozen: a change is a new value."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Arch = Literal["x86_64", "aarch64"]
+Flavour = Literal["open", "proprietary"]
+RuntimeName = Literal["containerd", "docker", "crio", "podman"]
+Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
+
+# ---------------------------------------------------------------- what the node says of itself
+
+
+@dataclass(frozen=True, kw_only=True)
+class Distro:
+    """os-release of the node.  `key` is ID:VERSION_ID, or ID alone on rolling distributions."""
+
+    id: str = ""
+    version_id: str = ""
+    codename: str = ""
+    like: tuple[str, ...] = ()
+    name: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"{self.id}:{self.version_id}" if self.version_id else self.id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kernel:
+    """One kernel that is installed (or running), and what stands ready for it."""
+
+    release: str
+    running: bool = False
+    image: bool = False  # /boot or /lib/modules/R has a kernel image: it can boot next
+    headers: bool = False  # /lib/modules/R/build resolves
+    module: str = ""  # version of the nvidia module on disk for it, "" when there is none
+    flavour: str = ""  # "open" | "proprietary" | "" of that module
+    dkms: str = ""  # state that `dkms status` gives the nvidia module for it: installed, built, added, ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PciDevice:
+    """A PCI function: slot 0000:17:00.0, id 10de:2330, class 0302 (3D) or 0300 (VGA) or 0680 (NVSwitch bridge)."""
+
+    slot: str
+    id: str
+    class_code: str
+    subsystem: str = ""
+    driver: str = ""  # kernel driver bound to it: nvidia, nouveau, vfio-pci, ""
+    virtual_function: bool = False  # has a physfn link: an SR-IOV VF or vGPU
+    label: str = ""  # what lspci calls it, "" without lspci
+
+
+@dataclass(frozen=True, kw_only=True)
+class NvmlGpu:
+    """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).  None = the driver says N/A."""
+
+    index: int
+    uuid: str = ""
+    name: str = ""
+    slot: str = ""
+    memory_mib: int | None = None
+    mig_current: str = ""  # Enabled, Disabled, "" (not supported)
+    mig_pending: str = ""
+    persistence: str = ""
+    ecc_current: str = ""
+    ecc_uncorrected: int | None = None
+    retired_pending: str = ""  # Yes, No, ""
+    remap_pending: str = ""
+    remap_failure: str = ""
+    fabric_state: str = ""
+    compute_cap: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverState:
+    """The NVIDIA driver as it is now."""
+
+    loaded: str = ""  # version of the loaded kernel module, "" when none is loaded
+    loaded_flavour: str = ""
+    userspace: str = ""  # version in the file name of libnvidia-ml.so.X
+    nouveau: bool = False
+    nova: bool = False
+    runfile: str = ""  # version that nvidia-installer left, "" when it never ran
+    clients: tuple[str, ...] = ()  # "PID COMMAND" of processes that hold /dev/nvidia*
+    smi: str = ""  # first line of trouble that nvidia-smi prints; "" when it works or is absent
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConfigFile:
+    """A file the probe looked at.  `data` is None when it could not be read or is larger than the probe sends."""
+
+    path: str
+    sha256: str = ""
+    mode: int = 0o644
+    owner: str = "root:root"
+    size: int = 0
+    data: bytes | None = None
+    target: str = ""  # where a symbolic link leads, "" for a plain file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Runtime:
+    """One container engine."""
+
+    name: RuntimeName
+    version: str = ""
+    binary: str = ""
+    unit: str = ""
+    active: bool = False
+    enabled: bool = False
+    flags: tuple[str, ...] = ()  # arguments of the running daemon, or of the unit's ExecStart
+    socket: str = ""  # a socket that exists
+    config: str = ""  # path of the root config file, whether or not it exists
+    files: tuple[str, ...] = ()  # config files in force, root first; their contents are in NodeFacts.files
+    effective: str = ""  # `containerd config dump`; "" where the engine has no such command
+    effective_error: str = ""  # what that command said when it failed
+    cgroup_driver: str = ""  # systemd | cgroupfs | ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kubernetes:
+    """What of Kubernetes is on the node.  kind "" means none."""
+
+    kind: str = ""  # kubeadm, k3s, rke2, k0s, microk8s
+    role: str = ""  # control-plane, worker, ""
+    kubelet: str = ""  # version
+    cri_socket: str = ""
+    cgroup_driver: str = ""
+    gpu_operator: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """A package that the package manager's database has as installed."""
+
+    name: str
+    version: str
+    held: bool = False
+    arch: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service:
+    """A systemd unit the probe asked for."""
+
+    name: str
+    active: str = ""  # active, inactive, failed, ""
+    enabled: str = ""  # enabled, disabled, masked, static, ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xid:
+    """One NVRM Xid line since boot."""
+
+    code: int
+    slot: str = ""
+    line: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeFacts:
+    """All that one probe found.  Absent things are empty; what could not be asked stands in `notes`."""
+
+    hostname: str = ""
+    arch: str = ""  # uname -m
+    distro: Distro = Distro()
+    boot_id: str = ""
+    init: str = ""  # systemd, other
+    virtualization: str = ""  # none, kvm, wsl, docker, podman, lxc, …: systemd-detect-virt's words
+    container: bool = False  # the target is a container without an init of its own
+    tegra: str = ""  # device-tree model of a Jetson/Tegra board
+    secure_boot: bool | None = None  # None: no EFI variables
+    user: str = ""
+    root: bool = False
+    kernels: tuple[Kernel, ...] = ()
+    gpus: tuple[PciDevice, ...] = ()
+    nvswitches: tuple[PciDevice, ...] = ()
+    nvlink5_fabric: bool = False  # SW_MNG in the VPD of an InfiniBand function: HGX B200 and later
+    nvml: tuple[NvmlGpu, ...] = ()
+    driver: DriverState = DriverState()
+    cuda: tuple[str, ...] = ()  # versions under /usr/local/cuda-* or /opt/cuda
+    cuda_default: str = ""  # what /usr/local/cuda leads to
+    toolkit: str = ""  # version of nvidia-container-toolkit, by its binary
+    runtimes: tuple[Runtime, ...] = ()
+    kubernetes: Kubernetes = Kubernetes()
+    package_manager: str = ""  # apt, dnf, zypper, pacman
+    packages: Mapping[str, Package] = field(default_factory=dict)  # only names that concern us
+    broken_packages: tuple[str, ...] = ()  # dpkg --audit and the like
+    package_lock: str = ""  # who holds the package manager's lock, "" when free
+    services: Mapping[str, Service] = field(default_factory=dict)
+    modules: tuple[str, ...] = ()  # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
+    files: Mapping[str, ConfigFile] = field(
+        default_factory=dict
+    )  # by path: repositories, keyrings, modprobe.d, engine configs …
+    disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
+    xids: tuple[Xid, ...] = ()
+    tools: Mapping[str, str] = field(
+        default_factory=dict
+    )  # name → path of commands that exist: python3, crictl, ctr, dcgmi …
+    notes: tuple[str, ...] = ()  # "section: what was missing or not permitted"
+
+    def runtime(self, name: str) -> Runtime | None:
+        """The engine of that name, or None."""
+        return next((r for r in self.runtimes if r.name == name), None)
+
+    @property
+    def kernel(self) -> str:
+        """Release of the running kernel, "" when unknown."""
+        return next((k.release for k in self.kernels if k.running), "")
+
+
+# ---------------------------------------------------------------- what is decided
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why something was chosen: a person can check `why` at `source`."""
+
+    what: str
+    why: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A refusal as a value: what does not work, and what would mend it."""
+
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageWant:
+    """A package to have.  `version` "" takes the repository's candidate; a trailing * matches a prefix."""
+
+    name: str
+    version: str = ""
+    hold: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A package repository with its key.
+
+    `url` is the directory, `suite` "./" or "/" for flat apt repositories (their url is complete), `key` armored or
+    binary OpenPGP bytes (b"" until the edge has fetched `key_url`), `fingerprint` 40 hex digits, upper case.
+    """
+
+    name: str  # nvidia-cuda, nvidia-container-toolkit, docker, debian-non-free …
+    url: str
+    suite: str = "/"
+    components: tuple[str, ...] = ()
+    key_url: str = ""
+    key: bytes = b""
+    fingerprint: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverChoice:
+    branch: int
+    flavour: Flavour
+    version: str  # exact where known, else ""
+    method: Literal["packages", "runfile", "preinstalled", "none"]
+    packages: tuple[PackageWant, ...]
+    repository: str  # name of a Repository, "" when the distribution's own
+    kernel_packages: tuple[PackageWant, ...] = ()  # headers for every kernel that can boot next
+    services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
+    remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaChoice:
+    version: str  # the default one
+    versions: tuple[str, ...]  # all, side by side
+    method: Literal["packages", "runfile"]
+    packages: tuple[PackageWant, ...]
+    repository: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolkitChoice:
+    version: str
+    method: Literal["packages"]
+    packages: tuple[PackageWant, ...]
+    repository: str
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
+
+    driver: DriverChoice | None = None
+    cuda: CudaChoice | None = None
+    toolkit: ToolkitChoice | None = None
+    repositories: tuple[Repository, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeWish:
+    """What an engine's configuration should say.  `cdi` and `cgroup_driver` None/"" leave what is there."""
+
+    runtime: RuntimeName
+    default_runtime: Literal["nvidia", "runc"] = "nvidia"
+    cdi: bool | None = None
+    cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
+    nvidia_runtime_path: str = "/usr/bin/nvidia-container-runtime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Files → files: what changes (None = the file goes), what was there before, and why."""
+
+    changes: Mapping[str, bytes | None] = field(default_factory=dict)
+    undo: Mapping[str, bytes | None] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing provision will do: option `option` of role `role` gets the literal `value`.
+
+    The play sets the variable `<role>_<option>`; the role hands it to one action.  `diff` is a masked unified diff.
+    """
+
+    role: str  # preflight driver cuda toolkit runtime verify
+    option: str
+    title: str  # a sentence, shown to the user and used as task title
+    value: Any  # plain data: str, int, bool, list, dict
+    reasons: tuple[Reason, ...] = ()
+    diff: str = ""
+    disruptive: str = ""  # what it disturbs: "restarts docker: 3 containers stop"; "" when nothing
+
+    @property
+    def id(self) -> str:
+        return f"{self.role}.{self.option}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done on one host, in order.  No steps and no problems: the host has converged."""
+
+    host: str
+    steps: tuple[Step, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts_hash: str = ""  # of the facts the plan rests on
+    files: Mapping[str, str] = field(default_factory=dict)  # path → sha256 ("" = absent) of the files the plan rests on
+
+    @property
+    def converged(self) -> bool:
+        return not self.steps and not self.problems
+
+
+# ---------------------------------------------------------------- what came of it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a node script did, parsed from its `gpunode<TAB>KEY<TAB>VALUE` lines (core/remote.py)."""
+
+    status: Status
+    message: str = ""
+    fix: str = ""
+    changed: tuple[str, ...] = ()  # one line per thing changed (or that would change, in check mode)
+    notes: tuple[str, ...] = ()
+    log: str = ""  # every other line it printed
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding of verify with a stable id: gpu.count, driver.versions-match, containerd.cri-pod …"""
+
+    id: str
+    status: Literal["passed", "failed", "warning", "not-proven", "skipped"]
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostResult:
+    """What a verb did on one host."""
+
+    host: str
+    exit: int = 0  # gpunode.core.errors.Exit
+    message: str = ""
+    changed: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)

@@ -1,0 +1,205 @@
+"""gpunode.yml: what the user wants, as frozen dataclasses.  Each field's docstring-comment is its documentation."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError
+
+
+def option(default: Any, doc: str) -> Any:
+    """A spec key with its default and its one line of documentation (docs/spec.md is generated from these)."""
+    if isinstance(default, dict):
+        return field(default_factory=dict, metadata={"doc": doc})
+    return field(default=default, metadata={"doc": doc})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSpec:
+    """Which NVIDIA driver, and where from."""
+
+    branch: str = option("auto", "driver branch: auto, a number such as 580, distro (the distribution's own), or none")
+    flavour: Literal["auto", "open", "proprietary"] = option("auto", "kernel modules: auto, open or proprietary")
+    method: Literal["auto", "packages", "runfile", "preinstalled"] = option(
+        "auto", "how: auto, packages, runfile, or preinstalled (only verify what is there)"
+    )
+    version: str = option("", "exact driver version such as 580.178.04; empty takes the newest of the branch")
+    hold: bool = option(True, "hold the driver packages against unattended upgrades")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaSpec:
+    """Which CUDA toolkits on the host itself (containers bring their own)."""
+
+    versions: tuple[str, ...] = option((), "toolkit versions to install side by side, such as ['12.8', '13.0']")
+    default: str = option("", "the version /usr/local/cuda leads to; empty means the last of versions")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolkitSpec:
+    """NVIDIA Container Toolkit."""
+
+    version: str = option("auto", "auto (the newest known), an exact version such as 1.18.1, or none")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSpec:
+    """One container engine."""
+
+    manage: Literal["auto", "install", "configure", "ignore"] = option(
+        "auto", "auto (configure when it is installed), install, configure (it must be installed), or ignore"
+    )
+    default_runtime: Literal["nvidia", "runc"] = option("nvidia", "runtime of containers that name none")
+    cdi: bool | None = option(None, "enable CDI; null leaves the engine's own default")
+    cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = option(
+        "auto", "cgroup driver; auto follows the kubelet where there is one, else leaves it as it is"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimesSpec:
+    containerd: RuntimeSpec = option(RuntimeSpec(), "containerd")
+    docker: RuntimeSpec = option(RuntimeSpec(), "Docker Engine")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceSpec:
+    """Another place for a package repository: a mirror, or a local copy."""
+
+    url: str = option("", "URL of the repository, in place of the vendor's")
+    key: str = option("", "signing key: URL, path on this machine, or the armored text itself")
+    fingerprint: str = option("", "40 hex digits the key must have; needed when the key is not the vendor's")
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySpec:
+    image: str = option("", "image for the container checks; empty makes a tiny local one from the node's own busybox")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """gpunode.yml.  An empty file is a valid one: every key has a default."""
+
+    driver: DriverSpec = option(DriverSpec(), "NVIDIA driver")
+    cuda: CudaSpec = option(CudaSpec(), "CUDA toolkits on the host")
+    toolkit: ToolkitSpec = option(ToolkitSpec(), "NVIDIA Container Toolkit")
+    runtimes: RuntimesSpec = option(RuntimesSpec(), "container engines")
+    sources: Mapping[str, SourceSpec] = option(
+        {}, "mirrors, by repository name (nvidia-cuda, nvidia-container-toolkit)"
+    )
+    proxy: str = option("", "HTTP proxy for the package manager on the nodes; empty means none")
+    reboot: Literal["never", "if-needed", "always"] = option(
+        "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
+    )
+    verify: VerifySpec = option(VerifySpec(), "verify")
+
+
+def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
+    """Plain data (what a YAML loader gives) → Spec.
+
+    Unknown keys are refused with the nearest known one, wrong types and values with the path of the key.
+    Raises InputError.
+    """
+    spec = _structure(Spec, {} if data is None else data, path="", where=where)
+    _check(spec, where)
+    return typing.cast(Spec, spec)
+
+
+def merge_spec(base: Any, over: Any) -> Any:
+    """Plain data merged key by key: mappings merge, everything else of `over` replaces."""
+    if isinstance(base, Mapping) and isinstance(over, Mapping):
+        keys = [*base, *(k for k in over if k not in base)]
+        return {
+            k: merge_spec(base[k], over[k]) if k in base and k in over else (over if k in over else base)[k]
+            for k in keys
+        }
+    return over
+
+
+def _structure(kind: Any, value: Any, *, path: str, where: str) -> Any:
+    spot = path or "the top level"
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if value is None:
+            return kind()
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
+        hints = typing.get_type_hints(kind)
+        for key in value:
+            if key not in hints:
+                near = difflib.get_close_matches(str(key), hints, n=1)
+                raise InputError(
+                    f"{where}: unknown key {_join(path, key)!r}",
+                    expected=f"one of {', '.join(hints)}",
+                    fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
+                )
+        return kind(**{k: _structure(hints[k], v, path=_join(path, k), where=where) for k, v in value.items()})
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            raise InputError(
+                f"{where}: {spot} is {value!r}",
+                expected=f"one of {', '.join(choices)}",
+                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+            )
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        inner = typing.get_args(kind)[0]
+        return tuple(_structure(inner, v, path=f"{path}[{i}]", where=where) for i, v in enumerate(items))
+    if origin in (Mapping, dict) or kind is Mapping:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
+        inner = typing.get_args(kind)[1]
+        return {str(k): _structure(inner, v, path=_join(path, k), where=where) for k, v in value.items()}
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        inner = next(a for a in typing.get_args(kind) if a is not type(None))
+        return _structure(inner, value, path=path, where=where)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    raise InputError(
+        f"{where}: {spot} is {value!r}",
+        expected={bool: "true or false", str: "a text"}.get(kind, str(kind)),
+        fix="see docs/spec.md",
+    )
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _check(spec: Spec, where: str) -> None:
+    if not re.fullmatch(r"auto|distro|none|\d{3}", spec.driver.branch):
+        raise InputError(
+            f"{where}: driver.branch is {spec.driver.branch!r}",
+            expected="auto, distro, none, or three digits such as 580",
+            fix="gpunode solve --gpu … shows what fits",
+        )
+    if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
+        raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
+    for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):
+        if not re.fullmatch(r"\d+\.\d+", v):
+            raise InputError(
+                f"{where}: CUDA version {v!r}",
+                expected="MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
+            )
+    if spec.cuda.default and spec.cuda.default not in spec.cuda.versions:
+        raise InputError(
+            f"{where}: cuda.default is {spec.cuda.default!r}",
+            expected=f"one of cuda.versions ({', '.join(spec.cuda.versions) or 'none'})",
+        )
+    for name, source in spec.sources.items():
+        if source.fingerprint and not re.fullmatch(r"[0-9A-Fa-f]{40}", source.fingerprint.replace(" ", "")):
+            raise InputError(f"{where}: sources.{name}.fingerprint is {source.fingerprint!r}", expected="40 hex digits")
