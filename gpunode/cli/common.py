@@ -1,0 +1,207 @@
+"""What all commands share: options that name hosts, output formats, and how errors are shown."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from gpunode.core.errors import Exit, GpunodeError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
+
+WORST_FIRST = (Exit.FAILED, Exit.UNREACHABLE, Exit.REFUSED, Exit.PENDING)
+
+
+def worst_exit(codes: Iterable[int]) -> Exit:
+    """One exit code for several hosts: interrupted or bad input before all, then the first that occurs of 1, 4, 5, 3."""
+    found = set(codes)
+    order = (Exit.INTERRUPTED, Exit.INPUT, *WORST_FIRST)
+    return next((code for code in order if code in found), Exit.OK)
+
+
+# ---------------------------------------------------------------- options
+
+
+def format_option(*formats: str) -> Callable[[Command], Command]:
+    """`--format`, the first of `formats` being the default; errors then come in that format too."""
+
+    def remember(ctx: click.Context, _option: click.Parameter, value: str) -> str:
+        ctx.meta[FORMAT] = value
+        return value
+
+    return click.option(
+        "--format",
+        "output_format",
+        type=click.Choice(formats),
+        default=formats[0],
+        show_default=True,
+        is_eager=True,
+        callback=remember,
+        help="How to print the result.",
+    )
+
+
+_TARGET_OPTIONS = (
+    click.option(
+        "-i",
+        "--inventory",
+        multiple=True,
+        metavar="PATH",
+        help="Ansible inventory: file, folder, script, or 'host1,host2,'. Repeatable.",
+    ),
+    click.option("--local", is_flag=True, help="This machine itself."),
+    click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern)."),
+    click.option("--forks", type=click.IntRange(1, 500), default=50, show_default=True, help="Hosts at the same time."),
+    click.option(
+        "--connect-timeout",
+        type=click.FloatRange(0.1),
+        default=10.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds to wait for a connection.",
+    ),
+    click.option(
+        "--timeout",
+        type=click.FloatRange(1),
+        default=120.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds that reading one host may take.",
+    ),
+    click.option(
+        "--accept-new-host-keys",
+        is_flag=True,
+        help="Trust hosts that known_hosts does not know yet, and add their keys. A changed key is refused all the same.",
+    ),
+    click.option("-b", "--become", is_flag=True, help="Become root by sudo (an inventory says so by ansible_become)."),
+    click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password."),
+    click.option(
+        "--vault-password-file",
+        "vault_password_files",
+        multiple=True,
+        metavar="FILE",
+        help="Password of Ansible vault. Repeatable.",
+    ),
+)
+
+
+def target_options(command: Command) -> Command:
+    """HOST… and the options that say which hosts, and how to reach them; the command gets them as `where: Where`."""
+
+    @functools.wraps(command)
+    def with_where(*args: Any, **options: Any) -> Any:
+        from gpunode.edge.detect import Where
+
+        names = ("hosts", "inventory", "local", "limit", "forks", "connect_timeout", "timeout")
+        names += ("accept_new_host_keys", "become", "vault_password_files")
+        found = {name: options.pop(name) for name in names}
+        asked = options.pop("ask_become_pass")
+        password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
+        found["become"] = found["become"] or asked
+        return command(*args, where=Where(**found, become_password=password), **options)
+
+    for option in reversed(_TARGET_OPTIONS):
+        with_where = option(with_where)
+    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(with_where)  # type: ignore[return-value]
+
+
+# ---------------------------------------------------------------- output
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere."""
+    from rich.console import Console
+
+    stream = sys.stderr if stderr else sys.stdout
+    # without a terminal rich would cut tables at 80 columns: a log or a grep wants whole lines
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else 200)
+
+
+def print_json(data: Any) -> None:
+    """Plain data to stdout as JSON."""
+    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
+
+
+def print_yaml(data: Any) -> None:
+    """Plain data to stdout as YAML."""
+    import yaml
+
+    click.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
+
+
+# ---------------------------------------------------------------- errors
+
+
+def error_data(error: GpunodeError) -> dict[str, Any]:
+    """The error as plain data, as `--format json` shows it."""
+    return {"what": error.what, "expected": error.expected, "fix": error.fix, "exit": int(error.exit)}
+
+
+def show_error(error: GpunodeError, *, host: str = "") -> None:
+    """The error on stderr: what, what was expected, what to do next."""
+    prefix = click.style("error: ", fg="red", bold=True) + (f"{host}: " if host else "")
+    click.echo(f"{prefix}{error}", err=True)
+
+
+def report_exception(error: Exception, ctx: click.Context) -> int:
+    """Show what a command raised and give its exit code; a bug's traceback is kept in a file, not shown."""
+    known = error if isinstance(error, GpunodeError) else _unexpected(error)
+    if ctx.meta.get(FORMAT) == "json":
+        print_json({"error": error_data(known)})
+    else:
+        show_error(known)
+    return int(known.exit)
+
+
+def report_usage(error: click.ClickException) -> int:
+    """Show a mistake in the command line; exit code 2."""
+    ctx = getattr(error, "ctx", None)
+    if ctx is not None and ctx.meta.get(FORMAT) == "json":
+        data = {"what": error.format_message(), "expected": "", "fix": f"{ctx.command_path} --help", "exit": 2}
+        print_json({"error": data})
+    else:
+        error.show()
+    return int(Exit.INPUT)
+
+
+def state_dir() -> Path:
+    """Where gpunode keeps what it writes for itself: $XDG_STATE_HOME/gpunode, made 0700."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    path = base / "gpunode"
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text)
+    temporary.replace(path)
+
+
+def _unexpected(error: Exception) -> GpunodeError:
+    import traceback
+    from datetime import UTC, datetime
+
+    text = "".join(traceback.format_exception(error))
+    try:
+        path = state_dir() / f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
+        write_private(path, text)
+        kept = f"report it with {path}"
+    except OSError as cause:
+        kept = f"(the traceback could not be kept: {cause})\n{text}"
+    return GpunodeError(f"unexpected {type(error).__name__}: {error}", fix=kept)

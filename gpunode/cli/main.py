@@ -1,0 +1,103 @@
+"""The command `gpunode`: a table of verbs, each imported when it is used, and the one place where errors end."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+
+# name → (where the click command is, its one line of help): `gpunode --help` imports nothing but click
+COMMANDS = {
+    "detect": ("gpunode.cli.detect:detect", "Say what a node is: distribution, kernels, GPUs, driver, engines."),
+    "solve": ("gpunode.cli.solve:solve", "Choose driver, CUDA and toolkit for a GPU, without any host."),
+    "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),
+    "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
+    "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
+    "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
+    "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
+}
+
+
+class LazyGroup(click.Group):
+    """A click group that imports a command when it is called, not before."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        from importlib import import_module
+
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[str | None, click.Command | None, list[str]]:
+        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"Known commands: {', '.join(COMMANDS)}."
+            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command; what it raises becomes a message and an exit code."""
+        try:
+            return super().invoke(ctx)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if isinstance(error, OSError) and error.errno == errno.EPIPE:
+                raise  # the reader of our output went away: click ends quietly
+            from gpunode.cli.common import report_exception
+
+            return report_exception(error, ctx)
+
+
+def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
+    if not wanted or ctx.resilient_parsing:
+        return
+    from gpunode import __version__
+
+    click.echo(f"gpunode {__version__}")
+    ctx.exit()
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+    epilog="Examples:\n\n\b\n"
+    "  gpunode detect --local\n"
+    "  gpunode plan -i inventory/hosts.yml --diff\n"
+    "  gpunode provision -i inventory/hosts.yml\n\n"
+    "Exit codes: 0 done, 1 failed, 2 usage or input, 3 differences, 4 unreachable, 5 refused, 130 interrupted.",
+)
+@click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
+@click.pass_context
+def cli(ctx: click.Context) -> None:
+    """Turn machines with NVIDIA GPUs into nodes that containers and Kubernetes can use."""
+    if os.environ.get("NO_COLOR"):
+        ctx.color = False
+
+
+def main(args: list[str] | None = None) -> NoReturn:
+    """Run `gpunode ARGS` and exit; a command returns its exit code (None counts as 0)."""
+    try:
+        code = cli.main(args, prog_name="gpunode", standalone_mode=False)
+    except click.ClickException as error:
+        from gpunode.cli.common import report_usage
+
+        code = report_usage(error)
+    except click.Abort:
+        click.echo("interrupted", err=True)
+        code = 130
+    sys.exit(code)
