@@ -1,0 +1,316 @@
+"""facts + spec + solution → the ordered steps that make the node what the spec wants.
+
+The order of ROLES and OPTIONS below is the order of everything: the table of contents of a provision run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.diff import unified
+from gpunode.core.edits import activation
+from gpunode.core.facts import facts_hash
+from gpunode.core.model import (
+    NodeFacts,
+    PackageWant,
+    Plan,
+    Problem,
+    Reason,
+    Repository,
+    RuntimeWish,
+    Solution,
+    Step,
+)
+from gpunode.core.sources import SourceFile
+from gpunode.core.spec import Spec
+from gpunode.core.state import ABSENT, Key, Want, Wanted, actual, differs, wanted
+
+ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
+OPTIONS = ("recover", "expect", "sources", "packages", "files", "activate", "edits", "smoke")
+TITLES: Mapping[tuple[str, str], str] = {
+    ("preflight", "recover"): "Finish or undo what an interrupted run left",
+    ("preflight", "expect"): "Make sure that this is the node the plan was made for",
+    ("driver", "sources"): "Set up the repository of the driver",
+    ("driver", "packages"): "Install the NVIDIA driver and the headers of every kernel",
+    ("driver", "files"): "Keep nouveau off the GPU",
+    ("driver", "activate"): "Load the NVIDIA driver and start its services",
+    ("cuda", "sources"): "Set up the repository of CUDA",
+    ("cuda", "packages"): "Install the CUDA toolkit",
+    ("cuda", "files"): "Put CUDA on the PATH of login shells",
+    ("cuda", "activate"): "Choose the default CUDA toolkit",
+    ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
+    ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
+    ("runtime", "packages"): "Install the container engines",
+    ("runtime", "files"): "Have the kernel modules of container engines loaded at boot",
+    ("runtime", "activate"): "Load kernel modules and start the container engines",
+    ("runtime", "edits"): "Give the container engines the nvidia runtime",
+    ("verify", "smoke"): "Prove it with real use of the GPU",
+}
+KeyOf = Callable[[Repository], bytes]
+
+
+def make_plan(
+    host: str,
+    facts: NodeFacts,
+    spec: Spec,
+    solution: Solution,
+    *,
+    templates: Mapping[str, str],
+    key_of: KeyOf,
+) -> Plan:
+    """What is to be done on `host`; no steps and no problems when nothing is.
+
+    `key_of` gives a repository's key once it is to be written.  A problem anywhere means no steps at all: nothing
+    is touched on a node that cannot be finished.
+    """
+    base = Plan(host=host, facts_hash=facts_hash(facts), reasons=solution.reasons)
+    if not facts.gpus:
+        warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
+        return replace(base, warnings=(warning,))
+    want = wanted(facts, spec, solution, templates)
+    problems = (*_target_problems(facts), *solution.problems, *want.problems)
+    if problems:
+        return replace(base, problems=problems)
+    have = actual(facts, want)
+    pending = {key: item for key, item in want.items.items() if differs(item, have[key])}
+    steps = _steps(facts, spec, solution, want, pending, have, key_of)
+    if steps:
+        steps = [*_preflight(facts), *steps, _verify(facts, spec, solution)]
+    return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
+
+
+def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[Key, str]:
+    """What differs from the spec, as «wanted, found» sentences by key; empty on a converged node."""
+    want = wanted(facts, spec, solution, templates)
+    have = actual(facts, want)
+    return {
+        key: f"wanted {_words(item)}, found {have[key] or 'nothing'}"
+        for key, item in want.items.items()
+        if differs(item, have[key])
+    }
+
+
+def class_key(plan: Plan) -> str:
+    """Hosts with the same steps share a play; what is peculiar to a host (preflight) stands in its host variables."""
+    data = [(s.id, s.value) for s in plan.steps if s.role != "preflight"]
+    return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
+
+
+def _steps(
+    facts: NodeFacts,
+    spec: Spec,
+    solution: Solution,
+    want: Wanted,
+    pending: Mapping[Key, Want],
+    have: Mapping[Key, str],
+    key_of: KeyOf,
+) -> list[Step]:
+    pending = dict(pending) | _consequences(facts, spec, want, pending)
+    steps = []
+    for role in ROLES:
+        for option in OPTIONS:
+            mine = {k: w for k, w in pending.items() if (k.role, k.option) == (role, option)}
+            if not mine:
+                continue
+            steps.append(
+                Step(
+                    role=role,
+                    option=option,
+                    title=TITLES[role, option],
+                    value=_value(facts, spec, solution, want, option, role, mine, key_of),
+                    reasons=_reasons(mine, have),
+                    diff=_diff(facts, want, option, mine, key_of),
+                    disruptive=_disruption(facts, want, option, mine),
+                )
+            )
+    return steps
+
+
+def _consequences(facts: NodeFacts, spec: Spec, want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
+    """What has to be done again because of another step: new driver packages → load; engines → restart.
+
+    Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go), so a toolkit
+    that is new to it needs a restart even when daemon.json is right.
+    """
+    changed = {(k.role, k.option) for k in pending}
+    again: dict[Key, Want] = {}
+    if ("driver", "packages") in changed or ("driver", "files") in changed:
+        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("driver", "activate")}
+    if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
+        again |= {k: w for k, w in want.items.items() if k.option == "edits"}
+    return again
+
+
+def _value(
+    facts: NodeFacts,
+    spec: Spec,
+    solution: Solution,
+    want: Wanted,
+    option: str,
+    role: str,
+    mine: Mapping[Key, Want],
+    key_of: KeyOf,
+) -> Any:
+    """The literal value of a role's option: what docs/design.md's table says, plain data only."""
+    if option in ("sources", "files"):
+        return [_file_data(w.data, key_of) for w in mine.values()]
+    if option == "packages":
+        return _packages_data(spec, want, role, mine)
+    if option == "activate":
+        return _activate_data(spec, solution, role, mine)
+    return [_edit_data(facts, w.data, want) for w in mine.values()]
+
+
+def _file_data(file: SourceFile, key_of: KeyOf) -> dict[str, Any]:
+    text = key_of(file.repository).decode() if file.repository else file.text
+    return {"path": file.path, "content": text, "mode": file.mode}
+
+
+def _packages_data(spec: Spec, want: Wanted, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+    """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
+    all_of_role = {k: w for k, w in want.items.items() if (k.role, k.option) == (role, "packages")}
+    refresh = [
+        k.name for k, w in want.items.items() if k.option == "sources" and k.role == role and k.name.endswith(".sources")
+    ]
+    return {
+        "install": [
+            {"name": w.data.name, "version": w.data.version, "hold": w.data.hold}
+            for w in all_of_role.values()
+            if isinstance(w.data, PackageWant)
+        ],
+        "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
+        "refresh": refresh,
+        "proxy": spec.proxy,
+    }
+
+
+def _activate_data(spec: Spec, solution: Solution, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+    driver = role == "driver"
+    if role == "cuda":
+        return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
+    modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
+    return {
+        "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else [m for m in modules],
+        "unload": ["nouveau"] if driver else [],
+        "initramfs": driver,
+        "version": (solution.driver.version if solution.driver else "") if driver else "",
+        "reboot": spec.reboot if driver else "never",
+        "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
+    }
+
+
+def _edit_data(facts: NodeFacts, wish: RuntimeWish, want: Wanted) -> dict[str, Any]:
+    runtime = facts.runtime(wish.runtime)
+    expect = {p: facts.files[p].sha256 for p in (runtime.files if runtime else ()) if p in facts.files}
+    return {
+        "runtime": wish.runtime,
+        "default_runtime": wish.default_runtime,
+        "cdi": wish.cdi,
+        "cgroup_driver": wish.cgroup_driver,
+        "nvidia_runtime_path": wish.nvidia_runtime_path,
+        "restart": not want.edits[wish.runtime].changes,
+        "expect": expect,
+    }
+
+
+def _preflight(facts: NodeFacts) -> list[Step]:
+    expect = {
+        "distro": facts.distro.key,
+        "arch": facts.arch,
+        "kernel": facts.kernel,
+        "gpus": [f"{g.slot}={g.id}" for g in facts.gpus],
+    }
+    steps = [Step(role="preflight", option="expect", title=TITLES["preflight", "expect"], value=expect)]
+    if facts.unfinished:
+        why = Reason(what="an earlier run was interrupted", why="; ".join(facts.unfinished))
+        recover = Step(
+            role="preflight", option="recover", title=TITLES["preflight", "recover"], value=True, reasons=(why,)
+        )
+        steps.insert(0, recover)
+    return steps
+
+
+def _verify(facts: NodeFacts, spec: Spec, solution: Solution) -> Step:
+    return Step(
+        role="verify", option="smoke", title=TITLES["verify", "smoke"], value=smoke_request(facts, spec, solution)
+    )
+
+
+def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
+    """What the smoke checks have to prove on this node: plain data for node/smoke.sh."""
+    engines = {
+        name: getattr(spec.runtimes, name).default_runtime
+        for name in ("containerd", "docker")
+        if solution.toolkit
+        and getattr(spec.runtimes, name).manage != "ignore"
+        and (facts.runtime(name) or getattr(spec.runtimes, name).manage == "install")
+    }
+    return {
+        "runtimes": list(engines),
+        "default_runtime": engines,
+        "image": spec.verify.image,
+        "gpus": len(facts.gpus) if solution.driver else 0,
+        "cuda": list(solution.cuda.versions) if solution.cuda else [],
+        "toolkit": bool(solution.toolkit),
+    }
+
+
+def _target_problems(facts: NodeFacts) -> list[Problem]:
+    problems = []
+    if not facts.root:
+        problems.append(
+            Problem(
+                what=f"the probe ran as user {facts.user or '?'}, not as root",
+                fix="connect as root, or set ansible_become: true (or --become) for this host",
+            )
+        )
+    if facts.container:
+        problems.append(
+            Problem(
+                what=f"the target is a container ({facts.virtualization or 'unknown kind'})",
+                fix="run gpunode on the machine that runs the container; containers get the GPU from there",
+            )
+        )
+    if facts.init and facts.init != "systemd":
+        problems.append(Problem(what=f"init is {facts.init}, not systemd", fix="gpunode manages systemd nodes only"))
+    return problems
+
+
+def _reasons(mine: Mapping[Key, Want], have: Mapping[Key, str]) -> tuple[Reason, ...]:
+    found = [Reason(what=k.name, why=f"wanted {_words(w)}, found {have[k] or 'nothing'}") for k, w in mine.items()]
+    return (*found, *(r for w in mine.values() for r in w.reasons))
+
+
+def _words(item: Want) -> str:
+    if isinstance(item.data, PackageWant):
+        return f"{'any version' if item.value == '*' else item.value}{', held' if item.data.hold else ''}"
+    return item.value
+
+
+def _diff(facts: NodeFacts, want: Wanted, option: str, mine: Mapping[Key, Want], key_of: KeyOf) -> str:
+    if option == "edits":
+        changes = [(p, b) for k in mine for p, b in want.edits[k.name].changes.items()]
+    elif option in ("sources", "files"):
+        changes = [(w.data.path, w.data.text.encode() if w.data.text is not None else None) for w in mine.values()]
+    else:
+        return ""
+    return "".join(unified(facts.files[p].data if p in facts.files else None, after, p) for p, after in changes)
+
+
+def _disruption(facts: NodeFacts, want: Wanted, option: str, mine: Mapping[Key, Want]) -> str:
+    if option != "edits":
+        return ""
+    said = [activation(facts, w.data, want.edits[w.data.runtime]).disrupts for w in mine.values()]
+    return "; ".join(filter(None, said))
+
+
+def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:
+    paths: Sequence[str] = [
+        *(k.name for k in want.items if k.option in ("sources", "files")),
+        *(p for r in facts.runtimes for p in r.files),
+    ]
+    return {p: facts.files[p].sha256 if p in facts.files else "" for p in paths}

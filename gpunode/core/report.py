@@ -1,0 +1,77 @@
+"""Plans and results as plain data (JSON) and as plain text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from typing import Any
+
+from gpunode.core.errors import Exit
+from gpunode.core.model import Check, HostResult, Plan, Step
+
+PLAN_FORMAT = 1
+
+
+def plan_data(plan: Plan) -> dict[str, Any]:
+    """A plan as JSON data.  Holds hashes and masked diffs, no whole files."""
+    return {
+        "host": plan.host,
+        "converged": plan.converged,
+        "steps": [asdict(s) | {"id": s.id} for s in plan.steps],
+        "problems": [asdict(p) for p in plan.problems],
+        "reasons": [asdict(r) for r in plan.reasons],
+        "warnings": list(plan.warnings),
+        "facts_hash": plan.facts_hash,
+        "files": dict(plan.files),
+    }
+
+
+def plan_exit(plan: Plan) -> Exit:
+    if plan.problems:
+        return Exit.REFUSED
+    return Exit.PENDING if plan.steps else Exit.OK
+
+
+def plan_text(plan: Plan, *, diff: bool = False) -> str:
+    """A plan for people: steps with their reasons, then diffs when asked."""
+    lines = [f"{plan.host}: {_headline(plan)}"]
+    lines += [f"  warning: {w}" for w in plan.warnings]
+    for problem in plan.problems:
+        lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
+    if plan.steps:
+        lines += ["  because:"] + [f"    {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in plan.reasons]
+    for number, step in enumerate(plan.steps, 1):
+        lines += _step_lines(number, step, diff)
+    return "\n".join(lines)
+
+
+def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
+    return [asdict(r) | {"exit": int(r.exit)} for r in results]
+
+
+def checks_text(checks: Iterable[Check]) -> str:
+    marks: Mapping[str, str] = {"passed": "ok", "failed": "FAILED", "warning": "warning"}
+    lines = []
+    for check in checks:
+        lines.append(f"  {marks.get(check.status, check.status):<10} {check.id:<28} {check.message}")
+        if check.fix and check.status in ("failed", "warning", "not-proven"):
+            lines.append(f"  {'':<10} {'':<28} do next: {check.fix}")
+    return "\n".join(lines)
+
+
+def _headline(plan: Plan) -> str:
+    if plan.problems:
+        return f"refused, {len(plan.problems)} problem{'s' if len(plan.problems) > 1 else ''}"
+    if plan.steps:
+        return f"{len(plan.steps)} step{'s' if len(plan.steps) > 1 else ''} to do"
+    return "nothing to do"
+
+
+def _step_lines(number: int, step: Step, diff: bool) -> list[str]:
+    lines = [f"  {number:>2}. {step.title}  ({step.id})"]
+    lines += [f"        {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in step.reasons]
+    if step.disruptive:
+        lines.append(f"        disturbs: {step.disruptive}")
+    if diff and step.diff:
+        lines += [f"        {line}" for line in step.diff.splitlines()]
+    return lines

@@ -1,0 +1,263 @@
+"""What a node should have and what it has, in one shape: {Key: value}.  Plan, check mode and verify are their difference.
+
+A key is (role, option, name): `("driver", "packages", "nvidia-open-580")`.  The role and option say which step mends
+a difference; the name says which thing differs.  A value is a short text that a person can compare.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpunode.core.edits import edit_runtime
+from gpunode.core.errors import GpunodeError
+from gpunode.core.model import (
+    DriverChoice,
+    Edit,
+    NodeFacts,
+    PackageWant,
+    Problem,
+    Reason,
+    Runtime,
+    RuntimeName,
+    RuntimeWish,
+    Solution,
+)
+from gpunode.core.openpgp import fingerprints
+from gpunode.core.sources import SourceFile, rival_files, source_files
+from gpunode.core.spec import RuntimeSpec, Spec
+
+ABSENT = "absent"
+PRESENT = "present"
+NOT_HELD = ", not held"
+ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker")
+# The NVIDIA runtime needs no kernel module of these, Kubernetes and overlay snapshots do (kubernetes.io, container-runtimes).
+ENGINE_MODULES = ("overlay", "br_netfilter")
+NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
+MODULES_CONF = "/etc/modules-load.d/gpunode.conf"
+CUDA_PROFILE = "/etc/profile.d/cuda.sh"
+
+
+class Key(NamedTuple):
+    role: str
+    option: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """The wanted value of one key, the plain data that brings it about, and why."""
+
+    value: str
+    data: Any = None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The whole wanted state of a node.  `edits` are the engines' config edits, worked out on the files as they are."""
+
+    items: Mapping[Key, Want]
+    edits: Mapping[str, Edit]
+    problems: tuple[Problem, ...] = ()
+
+
+def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wanted:
+    """The state that `spec` and its `solution` ask of this node; values only, nothing is compared yet."""
+    items: dict[Key, Want] = {}
+    edits: dict[str, Edit] = {}
+    problems: list[Problem] = []
+    roles = {
+        "driver": solution.driver.repository if solution.driver else "",
+        "cuda": solution.cuda.repository if solution.cuda else "",
+        "toolkit": solution.toolkit.repository if solution.toolkit else "",
+    }
+    seen: set[str] = set()
+    for role, name in roles.items():
+        repository = next((r for r in solution.repositories if r.name == name), None)
+        if repository is None or name in seen:
+            continue
+        seen.add(name)
+        for file in source_files(repository, facts, templates):
+            items[Key(role, "sources", file.path)] = Want(value=_file_value(file), data=file)
+        for path in rival_files(repository, facts):
+            items[Key(role, "sources", path)] = Want(value=ABSENT, data=SourceFile(path=path, text=None))
+    if solution.driver:
+        items |= dict(_driver(facts, spec, solution.driver, templates))
+    if solution.cuda:
+        items |= {Key("cuda", "packages", p.name): _package(p) for p in solution.cuda.packages}
+        items[Key("cuda", "files", CUDA_PROFILE)] = _file(CUDA_PROFILE, templates["cuda.sh.j2"])
+        items[Key("cuda", "activate", "default")] = Want(value=solution.cuda.version)
+    if solution.toolkit:
+        items |= {Key("toolkit", "packages", p.name): _package(p) for p in solution.toolkit.packages}
+        items |= {Key("toolkit", "packages", n): Want(value=ABSENT) for n in solution.toolkit.remove}
+        for wish, engine in wishes(facts, spec):
+            runtime_items, edit = _runtime(facts, wish, engine, templates)
+            items |= runtime_items
+            edits[wish.runtime] = edit
+            problems += edit.problems
+        problems += _absent_engines(facts, spec)
+    return Wanted(items=items, edits=edits, problems=tuple(problems))
+
+
+def actual(facts: NodeFacts, want: Wanted) -> dict[Key, str]:
+    """What the node has for each wanted key, in the same words."""
+    return {key: _actual(facts, key, item, want.edits) for key, item in want.items.items()}
+
+
+def differs(item: Want, value: str) -> bool:
+    """Whether the node's value is not the wanted one; a wanted package version may end in `*`."""
+    if value in ("", ABSENT) or value.endswith(NOT_HELD):
+        return value != item.value
+    return not fnmatch.fnmatchcase(value, item.value)
+
+
+def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeSpec]]:
+    """The engines to configure, each with what its configuration should say."""
+    for name in ENGINES:
+        engine: RuntimeSpec = getattr(spec.runtimes, name)
+        installed = facts.runtime(name) is not None
+        if engine.manage == "ignore" or (not installed and engine.manage != "install"):
+            continue
+        driver = facts.kubernetes.cgroup_driver if engine.cgroup_driver == "auto" else engine.cgroup_driver
+        yield (
+            RuntimeWish(
+                runtime=name,
+                default_runtime=engine.default_runtime,
+                cdi=engine.cdi,
+                cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
+            ),
+            engine,
+        )
+
+
+def _driver(
+    facts: NodeFacts, spec: Spec, driver: DriverChoice, templates: Mapping[str, str]
+) -> Iterator[tuple[Key, Want]]:
+    if driver.method == "preinstalled":
+        return
+    for package in (*driver.kernel_packages, *driver.packages):
+        yield Key("driver", "packages", package.name), _package(package)
+    for name in driver.remove:
+        yield Key("driver", "packages", name), Want(value=ABSENT)
+    yield Key("driver", "files", NOUVEAU_CONF), _file(NOUVEAU_CONF, templates["nouveau.conf.j2"])
+    yield Key("driver", "activate", "module nouveau"), Want(value=ABSENT)
+    yield Key("driver", "activate", "module nvidia"), Want(value=PRESENT)
+    yield Key("driver", "activate", "module version"), Want(value=facts.driver.userspace or PRESENT)
+    for kernel in facts.kernels:
+        if kernel.image:
+            yield Key("driver", "activate", f"module for kernel {kernel.release}"), Want(value=PRESENT)
+    for unit in driver.services:
+        yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
+
+
+def _runtime(
+    facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates: Mapping[str, str]
+) -> tuple[dict[Key, Want], Edit]:
+    items: dict[Key, Want] = {}
+    installed = facts.runtime(wish.runtime)
+    if engine.manage == "install":
+        for name in ENGINE_PACKAGES[wish.runtime]:
+            if name != "docker-cli" or not installed:
+                items[Key("runtime", "packages", name)] = _package(PackageWant(name=name))
+        items[Key("runtime", "activate", f"service {wish.runtime}")] = Want(value="active, enabled")
+    if wish.runtime == "containerd" and (engine.manage == "install" or facts.kubernetes.kind):
+        items[Key("runtime", "files", MODULES_CONF)] = _file(MODULES_CONF, templates["modules-load.conf.j2"])
+        for module in ENGINE_MODULES:
+            items[Key("runtime", "activate", f"module {module}")] = Want(value=PRESENT)
+    edit = _edit(facts, wish, installed)
+    items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=edit.reasons)
+    return items, edit
+
+
+# Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).
+ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",), "docker": ("docker.io",)}
+
+
+def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edit:
+    if installed is None:
+        return Edit(reasons=(Reason(what=wish.runtime, why="it is installed first, then its configuration is edited"),))
+    try:
+        return edit_runtime(facts, wish)
+    except GpunodeError as error:
+        return Edit(problems=(Problem(what=error.what, fix=error.fix or error.expected),))
+
+
+def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
+    return [
+        Problem(
+            what=f"runtimes.{name}.manage is configure, but {name} is not installed",
+            fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore",
+        )
+        for name in ENGINES
+        if getattr(spec.runtimes, name).manage == "configure" and facts.runtime(name) is None
+    ]
+
+
+def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -> str:
+    if key.option == "packages":
+        found = facts.packages.get(key.name)
+        if found is None:
+            return ABSENT
+        if item.value == ABSENT:
+            return found.version
+        hold = isinstance(item.data, PackageWant) and item.data.hold
+        return found.version + (NOT_HELD if hold and not found.held else "")
+    if key.option in ("sources", "files"):
+        return _actual_file(facts, key.name, item)
+    if key.option == "edits":
+        pending = facts.runtime(key.name) is None or edits[key.name].changes or facts.unfinished
+        return "to be edited" if pending else "configured"
+    return _actual_activation(facts, key)
+
+
+def _actual_activation(facts: NodeFacts, key: Key) -> str:
+    kind, _, name = key.name.partition(" ")
+    if key == Key("cuda", "activate", "default"):
+        return facts.cuda_default
+    if kind == "service":
+        service = facts.services.get(name) or facts.services.get(f"{name}.service")
+        return f"{service.active or 'inactive'}, {service.enabled or 'disabled'}" if service else ABSENT
+    if name == "nouveau":
+        return PRESENT if facts.driver.nouveau else ABSENT
+    if name == "version":
+        return facts.driver.loaded or ABSENT
+    if name.startswith("for kernel "):
+        release = name.removeprefix("for kernel ")
+        kernel = next(k for k in facts.kernels if k.release == release)
+        return PRESENT if kernel.module else ABSENT
+    return PRESENT if name in facts.modules else ABSENT
+
+
+def _actual_file(facts: NodeFacts, path: str, item: Want) -> str:
+    file = facts.files.get(path)
+    if file is None or not file.sha256:
+        return ABSENT
+    if item.value == ABSENT:
+        return PRESENT
+    if item.value.startswith("key "):
+        try:
+            return "key " + " ".join(fingerprints(file.data or b""))
+        except GpunodeError:
+            return "not a key"
+    return f"{file.sha256[:16]} {file.mode:04o}"
+
+
+def _package(package: PackageWant) -> Want:
+    return Want(value=package.version or "*", data=package)
+
+
+def _file(path: str, text: str) -> Want:
+    file = SourceFile(path=path, text=text)
+    return Want(value=_file_value(file), data=file)
+
+
+def _file_value(file: SourceFile) -> str:
+    if file.text is None and not file.repository:
+        return ABSENT
+    if file.repository:
+        return f"key {file.repository.fingerprint}"
+    return f"{hashlib.sha256((file.text or '').encode()).hexdigest()[:16]} {file.mode}"

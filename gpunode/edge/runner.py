@@ -1,0 +1,174 @@
+"""The only user of ansible-runner: run a playbook and tell what came of each host."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
+from gpunode.core.mask import mask
+
+# What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
+ENVIRONMENT = (
+    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "SSH_AUTH_SOCK", "SSH_ASKPASS", "XDG_STATE_HOME",
+    "XDG_RUNTIME_DIR", "KRB5CCNAME", "VIRTUAL_ENV", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
+    "NO_PROXY", "CONTAINERS_CONF", "CONTAINER_HOST",
+)  # fmt: skip
+ANSIBLE_PREFIX = "ANSIBLE_"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Event:
+    """One thing that happened: `kind` is started, ok, changed, failed, unreachable or skipped."""
+
+    host: str
+    kind: str
+    role: str
+    task: str
+    seconds: float = 0.0
+    message: str = ""
+    result: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(kw_only=True)
+class HostRun:
+    """What a playbook run did to one host, gathered from its events."""
+
+    exit: Exit = Exit.OK
+    message: str = ""
+    fix: str = ""
+    changed: list[str] = field(default_factory=list)
+    diffs: list[str] = field(default_factory=list)
+    checks: list[dict[str, Any]] = field(default_factory=list)
+
+
+def run_playbook(
+    folder: Path,
+    playbook: str,
+    *,
+    inventory: Sequence[str],
+    forks: int = 50,
+    check: bool = False,
+    diff: bool = False,
+    limit: str = "",
+    arguments: Sequence[str] = (),
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> dict[str, HostRun]:
+    """Run `playbook` of `folder` on `inventory`; artifacts go to folder/artifacts.  Hosts without an event are absent.
+
+    Raises GpunodeError when Ansible itself failed (syntax, a missing collection), InterruptedByUser on Ctrl-C.
+    """
+    import ansible_runner
+
+    hosts: dict[str, HostRun] = {}
+
+    def handle(data: dict[str, Any]) -> bool:
+        event = _event(data)
+        if event:
+            _note(hosts.setdefault(event.host, HostRun()), event)
+            on_event(event)
+        return True
+
+    words = [f"--forks={forks}", *(["--check"] if check else []), *(["--diff"] if diff else []), *arguments]
+    if limit:
+        words += ["--limit", limit]
+    with _allowed_environment(folder):
+        run = ansible_runner.run(
+            private_data_dir=str(folder),
+            project_dir=str(folder),
+            playbook=playbook,
+            inventory=list(inventory),
+            cmdline=" ".join(words) or None,
+            event_handler=handle,
+            quiet=True,
+            suppress_env_files=True,
+            settings={"suppress_ansible_output": True},
+        )
+    if run.status == "canceled" or run.rc in (130, 254):
+        raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
+    if run.rc not in (0, 2, 4) and not any(h.exit for h in hosts.values()):
+        raise GpunodeError(f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}")
+    return hosts
+
+
+@contextlib.contextmanager
+def _allowed_environment(folder: Path) -> Iterator[None]:
+    """os.environ cut to the allow-list while ansible-runner copies it for its child."""
+    before = dict(os.environ)
+    allowed = {k: v for k, v in before.items() if k in ENVIRONMENT or k.startswith(ANSIBLE_PREFIX)}
+    scripts = str(Path(sys.executable).parent)
+    if not shutil.which("ansible-playbook", path=allowed.get("PATH", "")) or scripts not in allowed.get("PATH", ""):
+        allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
+    allowed.setdefault("ANSIBLE_PIPELINING", "True")
+    allowed.setdefault("ANSIBLE_RETRY_FILES_ENABLED", "False")
+    if "ANSIBLE_CONFIG" not in allowed and (folder / "ansible.cfg").exists():
+        allowed["ANSIBLE_CONFIG"] = str(folder / "ansible.cfg")
+    os.environ.clear()
+    os.environ.update(allowed)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+_KINDS = {
+    "runner_on_start": "started",
+    "runner_on_ok": "ok",
+    "runner_on_failed": "failed",
+    "runner_on_unreachable": "unreachable",
+    "runner_on_skipped": "skipped",
+}
+
+
+def _event(data: dict[str, Any]) -> Event | None:
+    """ansible-runner's event → ours; None for those of no host."""
+    kind, inner = _KINDS.get(data.get("event", ""), ""), data.get("event_data", {})
+    if not kind or not inner.get("host"):
+        return None
+    result = inner.get("res") or {}
+    if kind == "ok" and result.get("changed"):
+        kind = "changed"
+    role = str(inner.get("resolved_role") or inner.get("role") or "").removeprefix("gpunode.node.")
+    return Event(
+        host=inner["host"],
+        kind=kind,
+        role=role,
+        task=str(inner.get("task", "")),
+        seconds=float(inner.get("duration") or 0.0),
+        message=mask(str(result.get("msg", ""))),
+        result=result,
+    )
+
+
+def _note(host: HostRun, event: Event) -> None:
+    if event.kind == "failed" and not host.exit:
+        host.exit = Exit(event.result.get("gpunode_exit", Exit.FAILED))
+        host.message = f"{event.task}: {event.message}" if event.task else event.message
+        host.fix = str(event.result.get("fix", ""))
+    if event.kind == "unreachable":
+        host.exit, host.message = Exit.UNREACHABLE, event.message
+    if event.kind == "changed":
+        host.changed += [str(line) for line in event.result.get("changes", [])] or [event.task]
+    for diff in _as_list(event.result.get("diff")):
+        if isinstance(diff, dict) and diff.get("prepared"):
+            host.diffs.append(mask(str(diff["prepared"])))
+    host.checks += [c for c in event.result.get("checks", []) if isinstance(c, dict)]
+
+
+def _as_list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value] if value else []
+
+
+def _tail(run: Any) -> str:
+    try:
+        text = run.stdout.read()
+    except (OSError, ValueError, AttributeError):
+        return "no output"
+    return mask(" ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()))

@@ -1,0 +1,34 @@
+"""Where gpunode keeps what it writes on the controller: 0700 folders, 0600 files, written whole or not at all."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+
+
+def state_dir() -> Path:
+    """$XDG_STATE_HOME/gpunode, made 0700."""
+    base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    path = base / "gpunode"
+    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    return path
+
+
+def new_run() -> Path:
+    """A new folder for one run's plan, playbook and artifacts; its name sorts by time."""
+    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+    path = state_dir() / "runs" / name
+    path.mkdir(parents=True, mode=0o700)
+    return path
+
+
+def write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read, whole or not at all."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+        os.fchmod(descriptor, 0o600)
+        file.write(text)
+    temporary.replace(path)
