@@ -1,0 +1,627 @@
+#!/bin/sh
+# What this machine says of itself, for gpunode: raw text in named sections.  Changes nothing, writes no file.
+#
+# Runs under dash, busybox ash and bash, as root or not.  Each section is the function `probe_NAME`; its content lines
+# begin with "| ", its remarks (no such tool, no permission, no answer, cut off) with "! ".  docs/probe.md describes
+# every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
+
+SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids cuda toolkit
+tools units runtimes kubernetes packages holds locks disk journal files"
+UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
+nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
+nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
+rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
+unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
+TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
+dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
+nv-fabricmanager nvidia-ctk nvidia-container-cli nvidia-container-runtime nvidia-uninstall nvcc dcgmi containerd ctr
+crictl nerdctl runc crun docker dockerd crio podman kubelet kubectl kubeadm k3s rke2 k0s microk8s helm curl wget gpg
+busybox restorecon ubuntu-drivers"
+FILE_MAX=1048576 # bytes of a file that are sent
+TEXT_MAX=262144  # bytes of a command's output that are sent
+
+LC_ALL=C
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+export LC_ALL PATH
+tab=$(printf '\t')
+newline='
+'
+
+# ---------------------------------------------------------------- words the sections are written in
+
+line() { printf '| %s\n' "$*"; }
+remark() { printf '! %s\n' "$*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+booted_systemd() { [ -d /run/systemd/system ]; }
+
+# first FILE: its first line, without a fork, in $REPLY
+first() {
+	REPLY=
+	[ -r "$1" ] && IFS= read -r REPLY <"$1" 2>/dev/null
+	[ -n "$REPLY" ]
+}
+
+# quote: standard input as content lines; says when it cuts
+quote() {
+	if have sed; then
+		head -c "$TEXT_MAX" | sed 's/^/| /'
+	else
+		head -c "$TEXT_MAX" | while IFS= read -r text || [ -n "$text" ]; do line "$text"; done
+	fi
+	echo
+	if read -r text || [ -n "$text" ]; then
+		remark "cut off at $TEXT_MAX bytes"
+	fi
+}
+
+# guard SECONDS PID: in the background, kill PID unless the guard is ended before
+guard() {
+	(
+		nap=
+		trap 'kill "$nap"; exit' TERM
+		sleep "$1" &
+		nap=$!
+		wait "$nap"
+		kill -9 "$2"
+	) >/dev/null 2>&1 &
+}
+
+# within SECONDS COMMAND…: runs it, and kills it when it takes longer; exit status 124 or 137 then
+within() {
+	if [ "$coreutils_timeout" ]; then
+		timeout -k 1 "$@"
+		return
+	fi
+	seconds=$1
+	shift
+	"$@" &
+	child=$!
+	guard "$seconds" "$child"
+	watch=$!
+	wait "$child" 2>/dev/null
+	status=$?
+	kill "$watch" 2>/dev/null
+	return "$status"
+}
+coreutils_timeout=
+timeout -k 1 1 true >/dev/null 2>&1 && coreutils_timeout=yes
+
+# ask SECONDS COMMAND…: what it prints, quoted, and a remark unless it ends well.  A process in uninterruptible sleep (a
+# GPU fell off the bus) outlives even SIGKILL: then the reader of its pipe is ended, and the probe goes on.
+ask() {
+	name="$2 ${3:-}"
+	patience=$(($1 + 2))
+	{
+		within "$@" </dev/null
+		status=$?
+		case $status in
+		0) ;;
+		124 | 137) printf '\nexit: no answer within %s s' "$1" ;;
+		*) printf '\nexit: %s' "$status" ;;
+		esac
+	} 2>&1 | quote &
+	reader=$!
+	guard "$patience" "$reader"
+	watch=$!
+	wait "$reader" 2>/dev/null || remark "$name did not answer, and cannot be ended"
+	kill "$watch" 2>/dev/null
+	wait "$watch" 2>/dev/null
+}
+
+# ---------------------------------------------------------------- machine
+
+probe_system() {
+	# shellcheck disable=SC2046 # three words: node name, release, machine
+	set -- $(uname -n -r -m)
+	line "hostname ${1:-}"
+	line "kernel ${2:-}"
+	line "machine ${3:-}"
+	first /proc/sys/kernel/random/boot_id && line "boot_id $REPLY"
+	if booted_systemd; then line "init systemd"; else first /proc/1/comm && line "init $REPLY"; fi
+	if have systemd-detect-virt; then
+		line "virtualization $(within 3 systemd-detect-virt 2>/dev/null)"
+	else
+		remark "no systemd-detect-virt"
+	fi
+	for marker in /.dockerenv /run/.containerenv /etc/wsl.conf /run/ostree-booted /sys/fs/cgroup/cgroup.controllers; do
+		[ -e "$marker" ] && line "exists $marker"
+	done
+	first /proc/sys/kernel/osrelease && line "osrelease $REPLY"
+	if [ -r /proc/device-tree/compatible ]; then
+		line "compatible $(tr '\0' ' ' </proc/device-tree/compatible)"
+		line "model $(tr -d '\0' </proc/device-tree/model 2>/dev/null)"
+	fi
+	uid=$(id -u)
+	line "uid $uid"
+	line "user $(id -un 2>/dev/null || echo "$uid")"
+	line "groups $(id -Gn 2>/dev/null)"
+	[ "$uid" = 0 ] || remark "not root: what only root may read is missing"
+}
+
+probe_os_release() {
+	for file in /etc/os-release /usr/lib/os-release; do
+		[ -r "$file" ] && quote <"$file" && return
+	done
+	remark "no os-release"
+}
+
+probe_secure_boot() {
+	if [ ! -d /sys/firmware/efi ]; then
+		line "efi no"
+		return
+	fi
+	line "efi yes"
+	for file in /sys/firmware/efi/efivars/SecureBoot-*; do
+		# 4 bytes of attributes, then the value (UEFI specification, 3.3)
+		[ -r "$file" ] && line "secure_boot $(od -An -tu1 -j4 -N1 "$file" 2>/dev/null)" && return
+	done
+	if have mokutil; then ask 3 mokutil --sb-state; else remark "no readable SecureBoot variable and no mokutil"; fi
+}
+
+# ---------------------------------------------------------------- kernels and their modules
+
+probe_kernels() {
+	modules=
+	for folder in /lib/modules/*/; do
+		[ -d "$folder" ] || continue
+		folder=${folder%/}
+		release=${folder##*/}
+		image=no headers=no
+		for file in "/boot/vmlinuz-$release" "$folder/vmlinuz" "/boot/vmlinux-$release" "/boot/Image-$release"; do
+			[ -e "$file" ] && image=yes
+		done
+		[ -e "$folder/build/." ] && headers=yes
+		line "kernel $release image=$image headers=$headers"
+		nvidia_modules "$folder"
+	done
+	for file in /boot/vmlinuz-*; do
+		release=${file#/boot/vmlinuz-}
+		[ -e "$file" ] && [ ! -d "/lib/modules/$release" ] && line "kernel $release image=yes headers=no"
+	done
+	[ "$modules" ] || return 0
+	# shellcheck disable=SC2086 # paths below /lib/modules have no spaces
+	have modinfo && within 5 modinfo $modules 2>/dev/null </dev/null |
+		sed -n 's/^\(filename\|version\|license\): */| module \1 /p'
+	for file in $modules; do
+		case $file in
+		*.ko) module_strings "$file" ;;
+		*) have modinfo || remark "$file: compressed, and no modinfo" ;;
+		esac
+	done
+}
+
+# nvidia_modules FOLDER: adds the NVIDIA kernel modules below /lib/modules/RELEASE to $modules.  Debian calls it
+# nvidia-current.ko, Ubuntu's prebuilt ones lie in kernel/nvidia-NNN, RHEL's in extra or weak-updates, Arch's in
+# extramodules.
+nvidia_modules() {
+	for file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
+		"$1"/kernel/drivers/video/nvidia*.ko* "$1"/kernel/drivers/video/nvidia*/nvidia*.ko* "$1"/kernel/nvidia-*/nvidia*.ko* \
+		"$1"/extra/nvidia*.ko* "$1"/extra/nvidia*/nvidia*.ko* "$1"/extra/drivers/video/nvidia*/nvidia*.ko* \
+		"$1"/weak-updates/nvidia*.ko* "$1"/weak-updates/nvidia*/nvidia*.ko* "$1"/extramodules/nvidia*.ko* "$1"/misc/nvidia*.ko*; do
+		case ${file##*/} in
+		*-modeset.ko* | *-drm.ko* | *-uvm.ko* | *-peermem.ko* | *-fs.ko* | nvidia-wmi-* | nvidiafb*) continue ;;
+		esac
+		[ -e "$file" ] && modules="$modules $file"
+	done
+}
+
+# module_strings FILE: version and licence out of the bytes of an uncompressed module that modinfo could not read
+module_strings() {
+	have modinfo && within 3 modinfo "$1" >/dev/null 2>&1 && return
+	line "module filename $1"
+	within 5 tr '\0' '\n' <"$1" | sed -n 's/^\(version\|license\)=/| module \1 /p' | head -n 4
+}
+
+probe_dkms() {
+	if have dkms; then ask 10 dkms status; else remark "no dkms"; fi
+}
+
+# ---------------------------------------------------------------- devices
+
+probe_pci() {
+	if [ ! -d /sys/bus/pci/devices ]; then
+		remark "no /sys/bus/pci"
+		return
+	fi
+	for device in /sys/bus/pci/devices/*; do
+		first "$device/class" || continue
+		class=${REPLY#0x}
+		first "$device/vendor" || continue
+		case $REPLY:$class in
+		0x10de:03* | 0x10de:0680*) pci_line "$device" ;;
+		*:0207*) pci_fabric "$device" ;;
+		esac
+	done
+}
+
+pci_line() {
+	first "$1/device" && id=10de:${REPLY#0x}
+	subsystem=- driver=- virtual=no
+	first "$1/subsystem_vendor" && subsystem=${REPLY#0x} && first "$1/subsystem_device" && subsystem=$subsystem:${REPLY#0x}
+	[ -e "$1/driver" ] && driver=$(cd -P "$1/driver" 2>/dev/null && echo "${PWD##*/}")
+	[ -L "$1/physfn" ] && virtual=yes
+	line "${1##*/} $id ${class%??} subsystem=$subsystem driver=${driver:--} vf=$virtual"
+}
+
+# pci_fabric DEVICE: HGX B200 and later show their NVLink switches as InfiniBand functions with SW_MNG in the VPD
+pci_fabric() {
+	[ -e "$1/vpd" ] || return
+	if [ ! -r "$1/vpd" ]; then
+		remark "${1##*/}: vpd not readable"
+		return
+	fi
+	case $(within 3 head -c 4096 "$1/vpd" 2>/dev/null | tr -cd 'A-Za-z0-9_') in
+	*SW_MNG*) line "${1##*/} SW_MNG" ;;
+	esac
+}
+
+probe_lspci() {
+	if have lspci; then ask 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
+}
+
+probe_driver() {
+	if [ -r /proc/driver/nvidia/version ]; then
+		sed 's/^/| proc /' /proc/driver/nvidia/version
+	fi
+	for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem nvidia_fs nouveau nova_core overlay br_netfilter; do
+		[ -d "/sys/module/$module" ] || continue
+		first "/sys/module/$module/version"
+		line "module $module $REPLY"
+	done
+	# built into the kernel they have no folder in /sys/module, and show here
+	[ -d /sys/module/overlay ] || case $(cat /proc/filesystems 2>/dev/null) in *"${tab}overlay"*) line "module overlay" ;; esac
+	[ -d /sys/module/br_netfilter ] || [ ! -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || line "module br_netfilter"
+	for file in /usr/lib/*-linux-gnu*/libnvidia-ml.so.*.* /usr/lib/*-linux-gnu*/nvidia*/libnvidia-ml.so.*.* \
+		/usr/lib/*-linux-gnu*/nvidia/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib64/*/libnvidia-ml.so.*.* \
+		/usr/lib/libnvidia-ml.so.*.* /usr/lib/wsl/drivers/*/libnvidia-ml.so.*.*; do
+		[ -e "$file" ] && line "library $file"
+	done
+	# nvidia-installer's own record: its first line is the version
+	if first /var/lib/nvidia/log; then
+		line "runfile $REPLY"
+	elif have nvidia-uninstall; then
+		line "runfile unknown"
+	fi
+}
+
+probe_nvidia_smi() {
+	if ! have nvidia-smi; then
+		remark "no nvidia-smi"
+		return
+	fi
+	fields=index,uuid,name,pci.bus_id,driver_version,memory.total,mig.mode.current,mig.mode.pending,persistence_mode
+	fields=$fields,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,remapped_rows.pending
+	fields=$fields,remapped_rows.failure,fabric.state,compute_cap
+	answer=
+	# an old nvidia-smi names the first field that it does not know: ask again without it
+	while [ "$fields" ]; do
+		answer=$(ask 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
+		case $answer in *'is not a valid field to query'*) ;; *) break ;; esac
+		unknown=${answer#*\"}
+		unknown=${unknown%%\"*}
+		case ,$fields, in *",$unknown,"*) ;; *) break ;; esac
+		remark "nvidia-smi does not know $unknown"
+		without=,$fields,
+		without=${without%%,"$unknown",*},${without#*,"$unknown",}
+		without=${without#,}
+		fields=${without%,}
+	done
+	line "fields $fields"
+	printf '%s\n' "$answer"
+}
+
+probe_nvlink() {
+	# a hung driver has cost its time above; links join at least two GPUs
+	case $answer in *"$newline| 1, "*) ask 5 nvidia-smi nvlink --status ;; esac
+}
+
+probe_clients() {
+	for node in /dev/nvidia* /dev/dri/renderD*; do [ -e "$node" ] && break; done
+	[ -e "$node" ] || return 0
+	[ "$(id -u)" = 0 ] || remark "not root: only own processes are seen"
+	# shellcheck disable=SC2012 # one ls for all: a readlink for each open file would take seconds
+	within 5 ls -l /proc/[0-9]*/fd 2>/dev/null |
+		sed -n -e '/^\/proc/h' -e '/-> \/dev\/nvidia/{' -e g -e 's/^\/proc\/\([0-9]*\).*/\1/p' -e '}' | uniq | head -n 100 |
+		while read -r pid; do
+			first "/proc/$pid/comm" && line "$pid $REPLY"
+		done
+}
+
+probe_xids() {
+	[ -d /proc/driver/nvidia ] || return 0
+	if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
+		printf '%s\n' "$kernel_log" | quote
+	elif have journalctl; then
+		within 5 journalctl -k -b --no-pager -o short 2>/dev/null | grep 'NVRM: Xid' | tail -n 50 | quote
+	else
+		remark "dmesg is not permitted, and no journalctl"
+	fi
+}
+
+# ---------------------------------------------------------------- CUDA and the container toolkit
+
+probe_cuda() {
+	for folder in /usr/local/cuda-* /opt/cuda; do
+		[ -d "$folder" ] || continue
+		[ -e "$folder/bin/nvcc" ] && line "nvcc $folder"
+		line "folder $folder"
+		[ -r "$folder/version.json" ] && sed -n 's/.*"version" *: *"\([^"]*\)".*/| version \1/p' "$folder/version.json" | head -n 1
+	done
+	exists /usr/local/cuda && line "default $(readlink -f /usr/local/cuda)"
+	return 0
+}
+
+probe_toolkit() {
+	for tool in nvidia-ctk nvidia-container-runtime nvidia-container-toolkit /usr/local/nvidia/toolkit/nvidia-ctk; do
+		have "$tool" && ask 3 "$tool" --version && return
+	done
+	return 0
+}
+
+probe_tools() {
+	for tool in $TOOLS; do
+		have "$tool" && printf '| %s ' "$tool" && command -v "$tool"
+	done
+	return 0
+}
+
+# ---------------------------------------------------------------- services and engines
+
+probe_units() {
+	if ! booted_systemd; then
+		remark "systemd is not running"
+		daemons
+		return
+	fi
+	# shellcheck disable=SC2086 # a list of names
+	units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath $UNITS)
+	printf '%s\n' "$units"
+	main_pids=$(printf '%s\n' "$units" | sed -n 's/^| MainPID=\([1-9][0-9]*\)$/\1/p')
+	for pid in $main_pids; do process "$pid"; done
+}
+
+# daemons: without systemd the engines are found by their names, those in containers of their own left out
+daemons() {
+	for folder in /proc/[0-9]*; do
+		first "$folder/comm" || continue
+		case $REPLY in
+		containerd | dockerd | crio | kubelet | k3s* | rke2* | k0s*) ;;
+		*) continue ;;
+		esac
+		while read -r key one more; do
+			[ "$key" = NSpid: ] && [ -z "$more" ] && [ "$one" ] && process "${folder#/proc/}"
+		done <"$folder/status"
+	done 2>/dev/null
+}
+
+# process PID: its arguments, separated by tabs
+process() {
+	[ -r "/proc/$1/cmdline" ] && line "process $1$tab$(tr '\0\n' '\t ' <"/proc/$1/cmdline" | head -c 4096)"
+}
+
+probe_runtimes() {
+	have containerd && line "binary containerd $(command -v containerd)" && ask 3 containerd --version
+	have dockerd && line "binary docker $(command -v dockerd)" && ask 3 dockerd --version
+	have crio && line "binary crio $(command -v crio)" && ask 3 crio --version
+	have podman && line "binary podman $(command -v podman)" && ask 3 podman --version
+	for socket in /run/containerd/containerd.sock /run/docker.sock /var/run/docker.sock /run/crio/crio.sock \
+		/run/podman/podman.sock /run/cri-dockerd.sock /run/k3s/containerd/containerd.sock /run/k0s/containerd.sock \
+		/var/snap/microk8s/common/run/containerd.sock; do
+		[ -S "$socket" ] && line "socket $socket"
+	done
+	have containerd || return 0
+	containerd_root
+	echo "#: containerd_dump"
+	if dump=$(within 5 containerd --config "$containerd_config" config dump 2>/dev/null </dev/null); then
+		printf '%s\n' "$dump" | quote
+	else
+		echo "#: containerd_error"
+		ask 5 containerd --config "$containerd_config" config dump | grep -v '^| *$' | tail -n 5
+	fi
+}
+
+# containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
+containerd_root() {
+	containerd_config=/etc/containerd/config.toml
+	[ "${units+set}" ] || units=$(probe_units)
+	unit_flags containerd.service containerd
+	set -f
+	# shellcheck disable=SC2086 # words of a command line
+	set -- $flags
+	set +f
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--config=* | -c=*) containerd_config=${1#*=} ;;
+		--config | -c) containerd_config=${2:-} ;;
+		esac
+		shift
+	done
+	line "config containerd $containerd_config"
+}
+
+# unit_flags UNIT NAME: sets $flags to the command line of the unit, or of the process NAME where there is no unit
+unit_flags() {
+	flags=$(printf '%s\n' "$units" | sed -n "/^| ExecStart=.*argv\[\]=[^ ;]*\/$2 /s/.*argv\[\]=\([^;]*\).*/\1/p" | head -n 1)
+	[ "$flags" ] && return
+	flags=$(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}$2$tab/$2 /p" | head -n 1)
+}
+
+probe_kubernetes() {
+	if have kubelet; then ask 5 kubelet --version; fi
+	if have k3s; then ask 5 k3s --version; fi
+	if have rke2; then ask 5 rke2 --version; fi
+	for marker in /etc/kubernetes/kubelet.conf /var/lib/kubelet/kubeadm-flags.env /etc/kubernetes/manifests/kube-apiserver.yaml \
+		/var/lib/rancher/k3s/server /var/lib/rancher/k3s/agent /var/lib/rancher/rke2/server /var/lib/rancher/rke2/agent \
+		/var/lib/k0s/pki/ca.key /var/lib/k0s /var/snap/microk8s/current /run/nvidia/validations /run/nvidia/driver \
+		/usr/local/nvidia/toolkit; do
+		exists "$marker" && line "exists $marker"
+	done
+	return 0
+}
+
+# ---------------------------------------------------------------- packages
+
+CONCERN='nvidia\|libnvidia\|xserver-xorg-video-nvidia\|cuda\|libcuda\|linux-image\|linux-headers\|linux-modules-nvidia'
+CONCERN="$CONCERN\|linux-objects-nvidia\|linux-signatures-nvidia\|linux-kbuild\|kernel\|kmod-nvidia\|dkms\|containerd\|docker"
+CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm\|kubectl\|initramfs-tools\|dracut"
+CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia"
+
+probe_packages() {
+	if have dpkg-query; then
+		line "manager apt"
+		# every package is asked for and few are kept: what another package's half-finished state blocks is seen so
+		# shellcheck disable=SC2016 # dpkg-query's own variables
+		within 8 dpkg-query -W -f '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n' 2>/dev/null |
+			sed -n -e "s/^.[ic] $tab\($CONCERN\)/| &/p;t" -e "/^.[in] /d;/^.c /d" -e 's/^/| /p'
+	elif have rpm; then
+		line "manager $(if have zypper; then echo zypper; else echo dnf; fi)"
+		within 12 rpm -qa --qf 'ii \t%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\t%{ARCH}\n' 2>/dev/null |
+			sed -n "s/^ii $tab\($CONCERN\)/| &/p"
+	elif have pacman; then
+		line "manager pacman"
+		within 8 pacman -Q 2>/dev/null | sed -n "s/^\(\($CONCERN\)[^ ]*\|linux\) \(.*\)/| ii $tab\1$tab\3$tab/p"
+	else
+		remark "no package manager that gpunode knows"
+	fi
+}
+
+probe_holds() {
+	for file in /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/yum/pluginconf.d/versionlock.list /etc/zypp/locks; do
+		[ -s "$file" ] && sed 's/^/| /' "$file"
+	done
+	[ -r /etc/pacman.conf ] && sed -n 's/^ *IgnorePkg *= */| IgnorePkg /p' /etc/pacman.conf
+	return 0
+}
+
+# probe_locks: who holds the package manager's locks, by /proc/locks, which names the inode of each lock
+probe_locks() {
+	for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock; do
+		[ -e "$file" ] || continue
+		inode=$(stat -c %i "$file" 2>/dev/null) || continue
+		while read -r _ kind _ _ pid where _; do
+			[ "$kind" != '->' ] && [ "${where##*:}" = "$inode" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
+		done </proc/locks
+	done
+	for file in /var/lib/pacman/db.lck /run/zypp.pid /var/cache/dnf/metadata_lock.pid; do
+		pid=
+		[ -s "$file" ] && first "$file" && pid=$REPLY
+		[ -n "$pid" ] && [ -d "/proc/$pid" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
+	done
+	[ -e /var/lib/pacman/db.lck ] && line "/var/lib/pacman/db.lck - pacman"
+	return 0
+}
+
+# ---------------------------------------------------------------- the rest
+
+probe_disk() {
+	set --
+	for folder in / /boot /usr /var /tmp /var/lib/containerd /var/lib/docker; do
+		[ -d "$folder" ] && set -- "$@" "$folder"
+	done
+	line "paths $*"
+	ask 5 df -P -k "$@"
+}
+
+probe_journal() {
+	if [ -r /var/lib/gpunode/journal.jsonl ]; then
+		tail -n 1000 /var/lib/gpunode/journal.jsonl | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
+			-e 's/.*"id": *"\([^"]*\)".*/\1/' -e x -e G -e 's/\n/ /' -e 's/^/| /p' -e '}'
+	elif [ -e /var/lib/gpunode ] && [ ! -x /var/lib/gpunode ]; then
+		remark "/var/lib/gpunode is not readable"
+	fi
+}
+
+probe_files() {
+	[ "${units+set}" ] || units=$(probe_units)
+	[ "${containerd_config:-}" ] || containerd_root >/dev/null
+	unit_flags docker.service dockerd
+	docker_config=/etc/docker/daemon.json
+	case " $flags " in *" --config-file"[=\ ]*)
+		docker_config=${flags#*--config-file?}
+		docker_config=${docker_config%% *}
+		;;
+	esac
+	line "docker_config $docker_config"
+	set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
+		/etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
+		/etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
+		/var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
+		/etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /var/snap/microk8s/current/args/containerd-template.toml \
+		/var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
+		/etc/kubernetes/manifests/kube-scheduler.yaml /etc/systemd/system/containerd.service.d/*.conf \
+		/etc/systemd/system/docker.service.d/*.conf /etc/systemd/system/kubelet.service.d/*.conf \
+		/etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/preferences /etc/apt/preferences.d/* /etc/apt/trusted.gpg \
+		/etc/apt/trusted.gpg.d/* /etc/apt/keyrings/* /usr/share/keyrings/*nvidia* /usr/share/keyrings/*cuda* \
+		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
+		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
+		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pacman.conf \
+		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* \
+		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf
+	# shellcheck disable=SC2046 # paths of configuration files, one word each
+	set -- "$@" $(containerd_imports "$containerd_config" 3) \
+		$(grep -l -E 'nvidia|nouveau|nova_core' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
+		$(grep -l -E 'nvidia|overlay|br_netfilter' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
+		$(grep -l -E 'bridge-nf-call|ip_forward' /etc/sysctl.conf /etc/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
+	sent=$newline
+	for file in "$@"; do
+		exists "$file" || continue
+		case $file in */debian-archive-* | */ubuntu-keyring-* | */ubuntu-archive-* | *~) continue ;; esac # not ours, and long
+		case $sent in *"$newline$file$newline"*) continue ;; esac
+		sent=$sent$file$newline
+	done
+	# shellcheck disable=SC2046,SC2086 # a list of paths
+	files_meta $sent
+}
+
+# files_meta PATH…: one stat for all, then the bytes of each
+files_meta() {
+	[ $# -gt 0 ] || return 0
+	stat -L -c '%f %a %U:%G %s %n' "$@" 2>/dev/null | while read -r type mode owner size path; do
+		case $type in 8*) ;; *) continue ;; esac # regular files
+		printf '#: file %s\n' "$path"
+		line "$mode $owner $size"
+		[ -L "$path" ] && line "-> $(readlink "$path")"
+		if [ ! -r "$path" ]; then
+			remark "not permitted"
+		elif [ "$size" -gt "$FILE_MAX" ]; then
+			remark "larger than $FILE_MAX bytes"
+		elif [ "$size" -gt 0 ]; then
+			base64 "$path" 2>/dev/null </dev/null | sed 's/^/| /' || remark "no base64"
+		fi
+	done
+	for path in "$@"; do
+		[ -L "$path" ] && [ ! -e "$path" ] && printf '#: file %s\n| -> %s\n' "$path" "$(readlink "$path")"
+	done
+	return 0
+}
+
+# containerd_imports FILE DEPTH: the files its `imports` name, and theirs; relative ones start at the file's folder
+containerd_imports() {
+	[ -r "$1" ] && [ "$2" -gt 0 ] || return 0
+	# shellcheck disable=SC2013 # words, not lines: one line may name several
+	for glob in $(sed -n '/^ *imports *=/,/\]/p' "$1" | sed -e 's/#.*//' -e 's/^ *imports *= *//' -e "s/[][\"',]/ /g"); do
+		case $glob in /*) ;; *) glob=${1%/*}/$glob ;; esac
+		for import in $glob; do
+			[ -f "$import" ] || continue
+			echo "$import"
+			(containerd_imports "$import" $(($2 - 1)))
+		done
+	done
+}
+
+# ---------------------------------------------------------------- all of it
+
+wanted=$SECTIONS
+if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
+	wanted=$(cat "$GPUNODE_IN/sections")
+fi
+echo "#: gpunode-probe 1"
+for section in $SECTIONS; do
+	for name in $wanted; do
+		[ "$name" = "$section" ] || continue
+		echo "#: $section"
+		"probe_$section"
+	done
+done
+echo "#: end"
