@@ -1,0 +1,44 @@
+#!/bin/sh
+# test.sh [all]: every stage of `make test`, or of `make test-all`.  A failed stage does not stop the next ones; the lab
+# tests run last, so that pytest's closing line is the last one.  Nodes and volumes go away, also after a failure.
+set -u
+failed=''
+
+stage() {
+    name=$1
+    shift
+    echo "=== $name"
+    "$@" || failed="$failed $name"
+}
+
+clean_up() {
+    gpunode lab down --all >/dev/null 2>&1
+}
+
+if [ "$(id -u)" != 0 ]; then
+    echo "this needs root, because it starts systemd nodes with podman; without root there is: make check" >&2
+    exit 2
+fi
+trap clean_up EXIT
+trap 'exit 130' HUP INT TERM
+
+if [ "${1:-}" = all ]; then
+    SCENARIOS=$(cd molecule && printf '%s\n' */molecule.yml | sed 's,/.*,,')
+    lab='lab'
+else
+    lab='lab and not real_driver'
+fi
+
+stage lint sh .ci/lint.sh
+stage unit python -m pytest -q -n 2 tests/unit
+for scenario in $SCENARIOS; do
+    stage "molecule-$scenario" sh .ci/molecule.sh "$scenario"
+done
+if [ "${1:-}" = all ]; then
+    stage ansible-test sh .ci/sanity.sh
+    stage benchmarks python -m benchmarks
+fi
+[ -z "$failed" ] || echo "=== failed before the lab tests:$failed"
+export GPUNODE_REQUIRE_LAB=1
+stage lab python -m pytest -q tests/lab -m "$lab"
+[ -z "$failed" ]

@@ -1,0 +1,53 @@
+# Every target works from a fresh clone, as root on Debian 12 or newer.  `make help` lists them.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+# Molecule scenarios that `make test` runs; `make test-all` runs every one.
+SCENARIOS ?= default docker
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help install check lint unit test test-all demo bench docs clean
+
+help:  ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that its checks need
+
+$(VENV)/.installed: pyproject.toml
+	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
+	$(BIN)/pip install --quiet --editable '.[dev,lab]'
+	@touch $@
+
+$(VENV)/.molecule: $(VENV)/.installed
+	@echo "installing Molecule and its Ansible collections into $(VENV) (600 MB)"
+	$(BIN)/pip install --quiet --editable '.[molecule]'
+	@touch $@
+
+check: lint unit  ## style, types, shell, Ansible and unit tests: under two minutes, no root needed
+
+lint: install
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/lint.sh
+
+unit: install
+	$(BIN)/python -m pytest -q -n 2 tests/unit -m 'not slow'
+
+test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule scenarios; needs root, up to 40 min
+	@PATH="$(CURDIR)/$(BIN):$$PATH" SCENARIOS="$(SCENARIOS)" sh .ci/test.sh
+
+test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, a real DKMS build, benchmarks
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/test.sh all
+
+demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/demo.sh
+
+bench: install  ## measure what docs/performance.md promises
+	$(BIN)/python -m benchmarks
+
+docs: install  ## write the generated pages of docs/ anew
+	$(BIN)/gpunode docs docs
+
+clean:  ## remove lab nodes, .venv and caches
+	@if [ -x $(BIN)/gpunode ]; then $(BIN)/gpunode lab down --all; fi
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .ansible .cache dist build
+	find . -name __pycache__ -prune -exec rm -rf {} +

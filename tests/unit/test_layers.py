@@ -1,0 +1,124 @@
+"""The layers of docs/design.md, read off the imports."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "gpunode"
+COLLECTION = PACKAGE / "collection/ansible_collections/gpunode/node"
+
+
+def words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# The standard library's modules that read no file, clock, environment or network.
+PURE = words(
+    "__future__ base64 binascii collections configparser contextlib copy dataclasses difflib enum fnmatch functools "
+    "hashlib html io ipaddress itertools json math operator posixpath re shlex string struct textwrap tomllib types "
+    "typing unicodedata urllib.parse xml.etree xml.sax zlib"
+)
+TEXT_LIBRARIES = words("cattrs jinja2 ruamel tomlkit yaml")
+IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")
+# What a command's start may cost nothing: these are imported inside the commands.
+HEAVY = words(
+    "ansible ansible_runner asyncio cattrs concurrent.futures jinja2 paramiko pynvml rich sqlite3 tomlkit yaml"
+)
+
+
+def modules(*folders: str) -> list[Path]:
+    return sorted(p for folder in folders for p in (PACKAGE / folder).rglob("*.py"))
+
+
+def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+    """Dotted names that a file imports, without those that only a type checker sees."""
+    tree = ast.parse(path.read_text())
+    nodes = list(tree.body) if top_level_only else list(ast.walk(tree))
+    hidden = {
+        id(inner)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+        for inner in ast.walk(node)
+    }
+    for node in nodes:
+        if id(node) in hidden:
+            continue
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def within(name: str, allowed: frozenset[str] | set[str]) -> bool:
+    return any(name == a or name.startswith(f"{a}.") for a in allowed)
+
+
+def relative(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("path", modules("core"), ids=relative)
+def test_core_imports_only_itself_pure_standard_modules_and_text_libraries(path: Path) -> None:
+    allowed = PURE | TEXT_LIBRARIES | {"gpunode.core"}
+    assert [name for name in imports(path) if not within(name, allowed)] == []
+
+
+@pytest.mark.parametrize("path", modules("core"), ids=relative)
+def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
+    called = {
+        node.func.id
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    }
+    assert called & IMPURE_BUILTINS == set()
+
+
+@pytest.mark.parametrize(
+    ("library", "homes"),
+    [
+        ("ansible_runner", {"gpunode/edge/runner.py"}),
+        ("pynvml", {"gpunode/edge/nvml.py"}),
+        ("gpunode.lab", {"gpunode/cli", "gpunode/lab"}),
+        ("gpunode.cli", {"gpunode/cli", "gpunode/__main__.py"}),
+        ("click", {"gpunode/cli"}),
+    ],
+)
+def test_a_library_is_used_only_at_home(library: str, homes: set[str]) -> None:
+    users = {relative(p) for p in modules(".") if any(within(name, {library}) for name in imports(p))}
+    assert {user for user in users if not any(user == h or user.startswith(f"{h}/") for h in homes)} == set()
+
+
+def test_the_edge_is_not_imported_by_the_collections_documentation_modules() -> None:
+    docs_only = sorted((COLLECTION / "plugins/modules").glob("*.py"))
+    assert [p.name for p in docs_only if any(name.startswith("gpunode") for name in imports(p))] == []
+
+
+def test_the_command_line_starts_without_the_heavy_libraries() -> None:
+    script = "import gpunode, gpunode.cli.main, sys; print('\\n'.join(sys.modules))"
+    loaded = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) & HEAVY == set()
+    assert "gpunode.cli.main" in loaded
+
+
+# A message may send the user to the lab (`gpunode lab up`, `--lab`); nothing else in the product may know of it.
+LAB_WORD = re.compile(r"(?<!--)(?<!gpunode )\blab\b|stand-in", re.IGNORECASE)
+
+
+def product_files() -> list[Path]:
+    folders = [PACKAGE / f for f in ("core", "edge", "node", "knowledge", "templates")]
+    folders += [COLLECTION / "plugins", ROOT / "roles", ROOT / "playbooks"]
+    return sorted(p for f in folders for p in f.rglob("*") if p.is_file() and p.suffix != ".pyc")
+
+
+@pytest.mark.parametrize("path", product_files(), ids=relative)
+def test_the_product_does_not_know_the_lab(path: Path) -> None:
+    lines = path.read_text(errors="replace").splitlines()
+    assert [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if LAB_WORD.search(line)] == []
