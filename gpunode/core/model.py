@@ -199,6 +199,8 @@ class NodeFacts:
     )  # by path: repositories, keyrings, modprobe.d, engine configs …
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
+    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
+    unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
     tools: Mapping[str, str] = field(
         default_factory=dict
     )  # name → path of commands that exist: python3, crictl, ctr, dcgmi …
