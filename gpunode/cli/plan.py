@@ -1,0 +1,68 @@
+"""gpunode plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import error_data, format_option, print_json, show_error, spec_option, target_options, worst_exit
+
+if TYPE_CHECKING:
+    from gpunode.edge.detect import Where
+    from gpunode.edge.workflow import HostPlan
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode plan -i inventory/hosts.yml --diff\n"
+    "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
+    "  gpunode plan --probe saved/gpu1.probe --format json\n\n"
+    "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused."
+)
+@target_options
+@spec_option
+@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="Write plan, inventory and playbook there: to review, to keep, to run.",
+)
+@format_option("text", "json")
+def plan(
+    where: Where, spec_data: dict[str, Any], probes: tuple[Path, ...], diff: bool, output: Path | None, output_format: str
+) -> int:
+    """Say what provision would do on each host, step by step, with reasons."""
+    from dataclasses import replace
+
+    from gpunode.edge import workflow
+    from gpunode.edge.planner import Planner
+    from gpunode.edge.progress import probing
+
+    where = replace(where, probes=probes)
+    with probing(output_format) as on_done:
+        hosts = workflow.plan(where, Planner(spec_data), on_done=on_done)
+    if output:
+        workflow.write_plan(output, hosts, where)
+    show_plans(hosts, output_format=output_format, diff=diff)
+    if output and output_format == "text":
+        click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
+    return worst_exit(h.exit for h in hosts)
+
+
+def show_plans(hosts: list[HostPlan], *, output_format: str, diff: bool) -> None:
+    """Plans on stdout, in the asked format; hosts in error on stderr (text) or as objects (JSON)."""
+    from gpunode.core.report import plan_data, plan_text
+
+    if output_format == "json":
+        found = [plan_data(h.plan) if h.plan else {"host": h.host, "error": h.error and error_data(h.error)} for h in hosts]
+        print_json({"hosts": found})
+        return
+    for host in hosts:
+        if host.plan:
+            click.echo(plan_text(host.plan, diff=diff))
+        elif host.error:
+            show_error(host.error, host=host.host)

@@ -1,0 +1,143 @@
+"""gpunode provision."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
+from gpunode.cli.plan import show_plans
+
+if TYPE_CHECKING:
+    from gpunode.core.model import HostResult
+    from gpunode.edge.detect import Where
+    from gpunode.edge.workflow import HostPlan
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode provision -i inventory/hosts.yml\n"
+    "  gpunode provision -i inventory/hosts.yml --check --diff\n"
+    "  gpunode provision review/                  (a folder that plan -o wrote)\n"
+    "  gpunode provision --lab --yes              (a throw-away node on this machine)\n"
+    "  gpunode provision -i hosts.yml -- -vv      (arguments for ansible-playbook)\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 differences (--check, stale plan), 4 unreachable, "
+    "5 refused, 130 declined."
+)
+@target_options
+@spec_option
+@click.option("--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up.")
+@click.option("--check", is_flag=True, help="Run Ansible in check mode: say what would change, change nothing.")
+@click.option("--diff", is_flag=True, help="Show diffs of configuration files (secrets masked).")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@format_option("text", "json")
+@click.pass_context
+def provision(
+    ctx: click.Context,
+    where: Where,
+    spec_data: dict[str, Any],
+    use_lab: bool,
+    check: bool,
+    diff: bool,
+    yes: bool,
+    output_format: str,
+) -> int:
+    """Make nodes what gpunode.yml asks for: probe, plan, show, ask, run the playbook, probe again.
+
+    HOST may be a folder that `gpunode plan -o` wrote: it is run as it was reviewed, unless a node has changed since.
+    """
+    from dataclasses import replace
+
+    from gpunode.edge import workflow
+    from gpunode.edge.planner import Planner
+    from gpunode.edge.progress import probing, running
+
+    where, arguments = _split_arguments(where)
+    folder = _plan_folder(where)
+    recorded = workflow.load_plan(folder) if folder else None
+    if folder and recorded:
+        where = replace(where, hosts=(), inventory=tuple(recorded["inventory"]) or (str(folder / workflow.INVENTORY),))
+    if use_lab:
+        where, spec_data = _lab(where, spec_data)
+    planner = Planner(spec_data)
+    with probing(output_format) as on_done:
+        hosts = workflow.plan(where, planner, on_done=on_done)
+    if recorded:
+        _refuse_stale(folder, workflow.check_fresh(recorded, hosts))
+    if output_format == "text":
+        show_plans(hosts, output_format=output_format, diff=diff)
+    if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
+        _ask(hosts)
+    with running(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as on_event:
+        results = workflow.provision(
+            hosts, where, planner, check=check, diff=diff, arguments=arguments, folder=folder, on_event=on_event
+        )
+    show_results(results, output_format)
+    return worst_exit(r.exit for r in results)
+
+
+def show_results(results: list[HostResult], output_format: str) -> None:
+    """What came of each host: a line each, with failed checks below."""
+    from gpunode.core.report import checks_text, results_data
+
+    if output_format == "json":
+        print_json({"hosts": results_data(results)})
+        return
+    for result in results:
+        mark = click.style("ok", fg="green") if not result.exit else click.style(f"exit {int(result.exit)}", fg="red")
+        changed = f", {len(result.changed)} changes" if result.changed else ""
+        click.echo(f"{result.host}: {mark}{changed}: {result.message}")
+        if result.checks:
+            click.echo(checks_text(result.checks))
+
+
+def _split_arguments(where: Where) -> tuple[Where, list[str]]:
+    """click hands over what follows `--` among the hosts; what starts with a dash is Ansible's, and all behind it."""
+    from dataclasses import replace
+
+    hosts = list(where.hosts)
+    first = next((i for i, word in enumerate(hosts) if word.startswith("-")), len(hosts))
+    return replace(where, hosts=tuple(hosts[:first])), hosts[first:]
+
+
+def _plan_folder(where: Where) -> Path | None:
+    folders = [Path(h) for h in where.hosts if Path(h).is_dir()]
+    if not folders:
+        return None
+    if len(where.hosts) > 1 or where.inventory or where.local:
+        raise click.UsageError(f"{folders[0]} is a plan's folder: it brings its own hosts, name no others")
+    return folders[0]
+
+
+def _lab(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:
+    from gpunode.cli.lab import target
+
+    return target(where, spec_data)
+
+
+def _refuse_stale(folder: Path | None, stale: list[str]) -> None:
+    from gpunode.core.errors import StaleError
+
+    if stale:
+        raise StaleError(
+            "; ".join(stale),
+            expected=f"the nodes as they were when {folder} was written",
+            fix=f"make the plan again: gpunode plan -o {folder} …",
+        )
+
+
+def _ask(hosts: list[HostPlan]) -> None:
+    from gpunode.core.errors import InputError, InterruptedByUser
+
+    count = sum(bool(h.plan and h.plan.steps) for h in hosts)
+    if not sys.stdin.isatty():
+        raise InputError(
+            "there is no terminal to ask on, and --yes is not given",
+            expected="a terminal, or --yes",
+            fix="read the plan above, then add --yes; nothing was touched",
+        )
+    if not click.confirm(f"Go on with {count} host{'s' if count > 1 else ''}?"):
+        raise InterruptedByUser("declined; nothing was touched")

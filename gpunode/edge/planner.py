@@ -1,0 +1,96 @@
+"""Facts → plans with all that a plan needs: spec, knowledge, templates, keys.  Loads each once, solves each case once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.model import NodeFacts, Plan, Repository, Solution
+from gpunode.core.plan import make_plan, pending_items, smoke_request
+from gpunode.core.solve import request_of, solve
+from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.core.state import Key
+
+
+def load_templates() -> dict[str, str]:
+    """The jinja2 templates of the package, by file name."""
+    folder = files("gpunode") / "templates"
+    return {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".j2")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planned:
+    """A plan with what it was made from."""
+
+    plan: Plan
+    facts: NodeFacts
+    spec: Spec
+    solution: Solution
+
+
+class Planner:
+    """Plans for many hosts from one gpunode.yml (plain data) and what the inventory says of each host."""
+
+    def __init__(self, spec_data: Mapping[str, Any] | None = None, *, where: str = "gpunode.yml") -> None:
+        self._base = spec_data or {}
+        self._where = where
+        self._specs: dict[str, Spec] = {}
+        self._solutions: dict[object, Solution] = {}
+        self._keys: dict[tuple[str, str], bytes] = {}
+        parse_spec(self._base, where=where)  # a mistake in the file is told before any host is asked
+
+    @cached_property
+    def knowledge(self) -> Knowledge:
+        from gpunode.edge.load import load_knowledge
+
+        return load_knowledge()
+
+    @cached_property
+    def templates(self) -> dict[str, str]:
+        return load_templates()
+
+    def spec(self, over: Mapping[str, Any] | None = None, *, host: str = "") -> Spec:
+        """gpunode.yml with the host's `gpunode_spec` merged over it."""
+        key = json.dumps(over or {}, sort_keys=True, default=str)
+        if key not in self._specs:
+            where = f"gpunode_spec of {host}" if over else self._where
+            self._specs[key] = parse_spec(merge_spec(self._base, over or {}), where=where)
+        return self._specs[key]
+
+    def solution(self, facts: NodeFacts, spec: Spec) -> Solution:
+        request = request_of(facts, spec)
+        key = repr(request)  # holds mappings, so it cannot be hashed; its text says all of it
+        if key not in self._solutions:
+            self._solutions[key] = solve(request, self.knowledge)
+        return self._solutions[key]
+
+    def plan(self, host: str, facts: NodeFacts, over: Mapping[str, Any] | None = None) -> Planned:
+        """The plan of one host; `over` is its `gpunode_spec` from the inventory."""
+        spec = self.spec(over, host=host)
+        solution = self.solution(facts, spec)
+
+        def key_of(repository: Repository) -> bytes:
+            return self._key(repository, spec)
+
+        plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
+        return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
+
+    def pending(self, planned: Planned) -> dict[Key, str]:
+        """What differs from the spec on the planned host."""
+        return pending_items(planned.facts, planned.spec, planned.solution, self.templates)
+
+    def smoke(self, planned: Planned) -> dict[str, Any]:
+        return smoke_request(planned.facts, planned.spec, planned.solution)
+
+    def _key(self, repository: Repository, spec: Spec) -> bytes:
+        from gpunode.edge.load import resolve_key
+
+        known = (repository.name, repository.fingerprint)
+        if known not in self._keys:
+            self._keys[known] = resolve_key(repository, spec)
+        return self._keys[known]

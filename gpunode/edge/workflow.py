@@ -1,0 +1,301 @@
+"""detect → plan → provision → verify, over hosts.  The command line is a skin over these functions."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.health import health_checks
+from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.playbook import HEADER, dump, make_inventory, make_playbook
+from gpunode.core.report import plan_data, plan_exit
+from gpunode.core.requests_smoke import parse_checks, smoke_files
+from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.runner import Event, HostRun, run_playbook
+from gpunode.edge.state import new_run, write_private
+
+PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
+ANSIBLE_CFG = """\
+# written by gpunode
+[defaults]
+inventory = {inventory}
+host_key_checking = True
+retry_files_enabled = False
+forks = 50
+[connection]
+pipelining = True
+[ssh_connection]
+ssh_args = -o ControlMaster=auto -o ControlPersist=10m
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One host on its way through a run: what was found, what is planned, or the error that stopped it."""
+
+    detected: Detected
+    planned: Planned | None = None
+    error: GpunodeError | None = None
+
+    @property
+    def host(self) -> str:
+        return self.detected.host
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.planned.plan if self.planned else None
+
+    @property
+    def exit(self) -> Exit:
+        if self.error:
+            return Exit(self.error.exit)
+        return plan_exit(self.planned.plan) if self.planned else Exit.FAILED
+
+
+def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] = lambda d: None) -> list[HostPlan]:
+    """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
+    return [_plan_one(found, planner) for found in detect(where, on_done=on_done)]
+
+
+def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where) -> None:
+    """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook."""
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    plans = [h.planned.plan for h in hosts if h.planned]
+    sources = inventory_sources(where)
+    connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
+    data = {
+        "format": 1,
+        "inventory": sources,
+        "hosts": [plan_data(p) for p in plans],
+        "connection": "inventory" if sources else "hosts",
+    }
+    import json
+
+    write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+    write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
+    write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
+    write_private(folder / "ansible.cfg", ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))
+
+
+def inventory_sources(where: Where) -> list[str]:
+    """The user's own inventories, as paths that hold from any folder (a host list `a,b,` stays as it is)."""
+    return [s if s.endswith(",") else str(Path(s).resolve()) for s in where.inventory]
+
+
+def connection_vars(found: Detected) -> dict[str, Any]:
+    """Ansible's variables for a host that was named on the command line; never a password."""
+    target = found.target
+    if target is None or target.connection == "local":
+        return {"ansible_connection": "local"}
+    values: dict[str, Any] = {"ansible_host": target.address or target.name}
+    values |= {"ansible_port": target.port} if target.port else {}
+    values |= {"ansible_user": target.user} if target.user else {}
+    values |= {"ansible_become": True} if target.become else {}
+    values |= {"ansible_ssh_private_key_file": target.keys[0]} if target.keys else {}
+    values |= {"ansible_ssh_common_args": " ".join(target.ssh_args)} if target.ssh_args else {}
+    return values
+
+
+def provision(
+    hosts: Sequence[HostPlan],
+    where: Where,
+    planner: Planner,
+    *,
+    check: bool = False,
+    diff: bool = False,
+    arguments: Sequence[str] = (),
+    folder: Path | None = None,
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> list[HostResult]:
+    """Run the plans of `hosts` through a generated playbook, then probe the changed ones again.
+
+    Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
+    `write_plan` has written; without it a new run folder in the state directory is.
+    """
+    todo = [h for h in hosts if h.planned and h.planned.plan.steps]
+    runs: dict[str, HostRun] = {}
+    if todo:
+        if folder is None:
+            folder = new_run()
+            write_plan(folder, hosts, where)
+        runs = run_playbook(
+            folder,
+            PLAYBOOK,
+            inventory=[*inventory_sources(where), str((folder / INVENTORY).resolve())],
+            forks=where.forks,
+            check=check,
+            diff=diff,
+            arguments=_ansible_arguments(where, arguments),
+            on_event=on_event,
+        )
+    after = {} if check or not todo else _probe_again(todo, runs, where, planner)
+    return [_result(h, runs.get(h.host), after.get(h.host), check=check) for h in hosts]
+
+
+def verify(
+    where: Where, planner: Planner, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
+) -> list[HostResult]:
+    """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False."""
+    hosts = plan(where, planner, on_done=on_done)
+    smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
+    return [_verified(h, planner, smoked.get(h.host, ()), smoke=smoke) for h in hosts]
+
+
+def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[str]:
+    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds."""
+    now = {h.host: h for h in hosts}
+    stale = []
+    for old in recorded["hosts"]:
+        new = now.get(old["host"])
+        if new is None or new.planned is None:
+            stale.append(f"{old['host']}: could not be probed: {new.error if new else 'not in the inventory any more'}")
+            continue
+        files = new.planned.plan.files
+        moved = sorted(p for p in {*old["files"], *files} if old["files"].get(p) != files.get(p))
+        if moved:
+            stale.append(f"{old['host']}: changed since the plan was made: {', '.join(moved)}")
+        elif old["facts_hash"] != new.planned.plan.facts_hash:
+            stale.append(f"{old['host']}: packages, kernels, GPUs or services are not what the plan rests on")
+    return stale
+
+
+def _plan_one(found: Detected, planner: Planner) -> HostPlan:
+    if found.error or found.facts is None:
+        return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
+    try:
+        return HostPlan(detected=found, planned=planner.plan(found.host, found.facts, found.spec))
+    except GpunodeError as error:
+        return HostPlan(detected=found, error=error)
+
+
+def _ansible_arguments(where: Where, arguments: Sequence[str]) -> list[str]:
+    vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
+    return [*vault, *(["--become"] if where.become and where.inventory else []), *arguments]
+
+
+def _probe_again(
+    todo: Sequence[HostPlan], runs: Mapping[str, HostRun], where: Where, planner: Planner
+) -> dict[str, HostPlan]:
+    done = {h.host for h in todo if h.host in runs and not runs[h.host].exit}
+    if not done:
+        return {}
+    return {h.host: h for h in (_plan_one(d, planner) for d in detect(where, only=done))}
+
+
+def _result(before: HostPlan, run: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
+    if before.error:
+        return HostResult(host=before.host, exit=before.exit, message=str(before.error))
+    assert before.planned
+    plan = before.planned.plan
+    if plan.problems:
+        text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
+        return HostResult(host=before.host, exit=Exit.REFUSED, message=text)
+    if not plan.steps:
+        return HostResult(host=before.host, message="; ".join(("nothing to do", *plan.warnings)))
+    if run is None:
+        return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
+    result = HostResult(
+        host=before.host,
+        exit=run.exit,
+        message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
+        changed=tuple(run.changed),
+        checks=tuple(Check(**c) for c in run.checks),
+        extra={"diffs": run.diffs},
+    )
+    if run.exit:
+        return result
+    if check:
+        return replace(result, exit=Exit.PENDING, message=f"would change {len(run.changed)} things")
+    return _settled(result, after)
+
+
+def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
+    """After a good run the plan must be empty; what still stands in it is told, and is exit 3."""
+    failed = [c.id for c in result.checks if c.status == "failed"]
+    if failed:
+        return replace(result, exit=Exit.FAILED, message=f"done, but these checks failed: {', '.join(failed)}")
+    if after is None or after.error:
+        return replace(result, exit=Exit.FAILED, message=f"done, but probing again failed: {after and after.error}")
+    assert after.planned
+    left = [s.title for s in after.planned.plan.steps if s.role not in ("preflight", "verify")]
+    left += [p.what for p in after.planned.plan.problems]
+    if left:
+        return replace(result, exit=Exit.PENDING, message=f"done, but still to do: {'; '.join(left)}")
+    return replace(result, message="done, and the plan is empty now")
+
+
+def _can_smoke(host: HostPlan) -> bool:
+    return bool(host.planned and host.planned.facts.gpus and not host.planned.plan.problems)
+
+
+def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+    """smoke.sh on each host, each with its own request."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gpunode.core.remote import program
+    from gpunode.edge.connect import run_many
+    from gpunode.node import script
+
+    def one(host: HostPlan) -> tuple[str, tuple[Check, ...]]:
+        assert host.planned
+        request = smoke_files(planner.smoke(host.planned))
+        [ran] = run_many([host.detected.target], program(script("smoke.sh"), request), timeout=600)
+        if ran.error:
+            return host.host, (Check(id="smoke.ran", status="failed", message=str(ran.error)),)
+        return host.host, parse_checks(ran.stdout, ran.rc)
+
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(min(where.forks, len(hosts))) as pool:
+        return dict(pool.map(one, hosts))
+
+
+def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smoke: bool) -> HostResult:
+    if host.error or host.planned is None:
+        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+    problems = host.planned.plan.problems
+    checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
+    if not problems and host.planned.facts.gpus:
+        left = planner.pending(host.planned)
+        checks += [
+            Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")
+            for k, text in left.items()
+        ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
+    checks += health_checks(host.planned.facts)
+    checks += smoked
+    return HostResult(host=host.host, exit=_verify_exit(checks), message=_verify_message(checks), checks=tuple(checks))
+
+
+def _verify_exit(checks: Sequence[Check]) -> Exit:
+    failed = {c.id for c in checks if c.status == "failed"}
+    if "plan.problem" in failed:
+        return Exit.REFUSED
+    if any(not f.startswith("plan.") for f in failed):
+        return Exit.FAILED
+    return Exit.PENDING if failed else Exit.OK
+
+
+def _verify_message(checks: Sequence[Check]) -> str:
+    counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven")}
+    return ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "nothing to check"
+
+
+def load_plan(folder: Path) -> dict[str, Any]:
+    """plan.json of a folder that `gpunode plan -o` wrote."""
+    import json
+
+    try:
+        data = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        if data["format"] != 1:
+            raise InputError(f"{folder / PLAN}: format {data['format']!r}", expected="1", fix="make the plan again")
+        return dict(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{folder}: no plan can be read: {os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error}",
+            expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
+        ) from error
