@@ -71,11 +71,11 @@ def _memory(facts: NodeFacts) -> Iterator[Check]:
 
 
 def _links(facts: NodeFacts) -> Iterator[Check]:
-    if facts.nvlinks_down:
+    if facts.nvlink_inactive:
         yield Check(
             id="nvlink.down",
             status="failed",
-            message=f"NVLinks down: {', '.join(facts.nvlinks_down)}",
+            message=f"NVLinks inactive: {', '.join(facts.nvlink_inactive)}",
             fix="nvidia-smi nvlink -s; reseat, or have the board replaced",
         )
     fabric = {g.index: g.fabric_state for g in facts.nvml if g.fabric_state not in ("", "N/A", "Completed")}
