@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
@@ -24,7 +24,7 @@ WORST_FIRST = (Exit.FAILED, Exit.UNREACHABLE, Exit.REFUSED, Exit.PENDING)
 
 
 def worst_exit(codes: Iterable[int]) -> Exit:
-    """One exit code for several hosts: interrupted or bad input before all, then the first that occurs of 1, 4, 5, 3."""
+    """One exit code for several hosts: interrupted or bad input first, then the first that occurs of 1, 4, 5, 3."""
     found = set(codes)
     order = (Exit.INTERRUPTED, Exit.INPUT, *WORST_FIRST)
     return next((code for code in order if code in found), Exit.OK)
@@ -82,7 +82,7 @@ _TARGET_OPTIONS = (
     click.option(
         "--accept-new-host-keys",
         is_flag=True,
-        help="Trust hosts that known_hosts does not know yet, and add their keys. A changed key is refused all the same.",
+        help="Add the keys of hosts that known_hosts does not know yet. A changed key is refused all the same.",
     ),
     click.option("-b", "--become", is_flag=True, help="Become root by sudo (an inventory says so by ansible_become)."),
     click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password."),
@@ -103,9 +103,7 @@ def target_options(command: Command) -> Command:
     def with_where(*args: Any, **options: Any) -> Any:
         from gpunode.edge.detect import Where
 
-        names = ("hosts", "inventory", "local", "limit", "forks", "connect_timeout", "timeout")
-        names += ("accept_new_host_keys", "become", "vault_password_files")
-        found = {name: options.pop(name) for name in names}
+        found = {field.name: options.pop(field.name) for field in dataclasses.fields(Where) if field.name in options}
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         found["become"] = found["become"] or asked
@@ -175,27 +173,11 @@ def report_usage(error: click.ClickException) -> int:
     return int(Exit.INPUT)
 
 
-def state_dir() -> Path:
-    """Where gpunode keeps what it writes for itself: $XDG_STATE_HOME/gpunode, made 0700."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
-    path = base / "gpunode"
-    path.mkdir(parents=True, mode=0o700, exist_ok=True)
-    return path
-
-
-def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(text)
-    temporary.replace(path)
-
-
 def _unexpected(error: Exception) -> GpunodeError:
     import traceback
     from datetime import UTC, datetime
+
+    from gpunode.edge.state import state_dir, write_private
 
     text = "".join(traceback.format_exception(error))
     try:

@@ -1,0 +1,190 @@
+"""A host, and the shell that runs there: its command, its input, what its failures mean; and that shell right here."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shlex
+import signal
+import subprocess
+import threading
+from dataclasses import dataclass, field
+from typing import IO
+
+from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+
+OUTPUT_LIMIT = 16 << 20  # bytes of standard output, and of standard error, kept from one run
+_STARTED = "gpunode-shell-started"  # first line on standard error: login and sudo went well, the shell runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """A host and how to reach it.  None and "" leave the choice to ssh_config."""
+
+    name: str  # as the user or the inventory calls it
+    address: str = ""  # where to connect; "" = name
+    port: int | None = None
+    user: str = ""
+    keys: tuple[str, ...] = ()  # private key files
+    password: str = field(default="", repr=False)
+    ssh_args: tuple[str, ...] = ()  # more arguments, as for ssh(1)
+    connection: str = "ssh"  # ssh, local, or a connection plugin that only Ansible knows
+    check_host_key: bool = True  # False: an unknown key is accepted (a changed one is not)
+    become: bool = False
+    become_user: str = "root"
+    become_password: str = field(default="", repr=False)
+
+
+def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = False, become_password: str = "") -> Target:
+    """[user@]host[:port], [user@][IPv6]:port or ssh://… → Target."""
+    user, _, rest = text.removeprefix("ssh://").rpartition("@")
+    host, port = rest, ""
+    if rest.startswith("["):
+        host, _, port = rest[1:].partition("]")
+        port = port.removeprefix(":")
+    elif rest.count(":") == 1:
+        host, _, port = rest.partition(":")
+    if not host or host.startswith("-") or any(c.isspace() for c in host) or (port and not port.isdigit()):
+        raise InputError(f"host {text!r}", expected="[user@]host[:port]", fix="an IPv6 address with a port: [::1]:22")
+    return Target(
+        name=host,
+        address=host,
+        user=user,
+        port=int(port) if port else None,
+        ssh_args=ssh_args,
+        become=become,
+        become_password=become_password,
+    )
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def local_run(program: str, *, target: Target | None = None, timeout: float = 120) -> tuple[int, str, str]:
+    """The same as Connection.run, on this machine."""
+    target = target or Target(name="localhost", connection="local")
+    process = subprocess.Popen(
+        ["sh", "-c", shell_command(target)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,  # so that a time-out ends all of it, and Ctrl-C does not cut it in the middle
+    )
+    assert process.stdin and process.stdout and process.stderr
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+
+    def drain(pipe: IO[bytes], into: list[bytes]) -> None:
+        size = 0
+        while chunk := os.read(pipe.fileno(), 1 << 16):
+            size += len(chunk)
+            into.append(chunk)
+            if size > OUTPUT_LIMIT:
+                _end_group(process)
+
+    def feed(pipe: IO[bytes]) -> None:
+        with contextlib.suppress(BrokenPipeError), pipe:
+            pipe.write(shell_input(target, program))
+
+    threads = [
+        threading.Thread(target=feed, args=(process.stdin,), daemon=True),
+        threading.Thread(target=drain, args=(process.stdout, parts[0]), daemon=True),
+        threading.Thread(target=drain, args=(process.stderr, parts[1]), daemon=True),
+    ]
+    for thread in threads:
+        thread.start()
+    try:
+        rc = process.wait(timeout)
+        for thread in threads:
+            thread.join(1)  # a process left behind may hold the pipes for ever
+    except subprocess.TimeoutExpired as error:
+        raise too_slow(target, timeout) from error
+    finally:
+        _end_group(process)
+    if max(sum(map(len, part)) for part in parts) > OUTPUT_LIMIT:
+        raise too_much(target)
+    stdout, stderr = (b"".join(part).decode(errors="replace") for part in parts)
+    return rc, stdout, shell_started(target, rc, stdout, stderr)
+
+
+def _end_group(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def too_slow(target: Target, timeout: float) -> UnreachableError:
+    return UnreachableError(
+        f"{target.name}: the host answered, but its script did not end within {timeout:g} s",
+        fix="see what hangs there (a dead mount, a stuck nvidia-smi), or allow more with --timeout",
+    )
+
+
+def too_much(target: Target) -> GpunodeError:
+    return GpunodeError(
+        f"{target.name}: the script printed more than {OUTPUT_LIMIT >> 20} MiB",
+        fix="see what writes so much on the host: a login script that prints, or a huge configuration file",
+    )
+
+
+# ---------------------------------------------------------------- the shell, and sudo
+
+
+def shell_command(target: Target) -> str:
+    """The command that turns standard input (shell_input) into a running shell, as root where the target says so.
+
+    It is wrapped for any login shell.  A password is read by sudo itself; where sudo (or root) does not want one, its
+    line is taken off the input, so that it never reaches the shell.
+    """
+    if not target.become:
+        return "sh -s"
+    sudo = f"LC_ALL=C sudo -H -u {shlex.quote(target.become_user)}"
+    eat = "IFS= read -r _; " if target.become_password else ""
+    script = f'if [ "$(id -un)" = {shlex.quote(target.become_user)} ]; then {eat}exec sh -s; fi; '
+    if not target.become_password:
+        script += f"{sudo} -n sh -s"
+    else:
+        script += (
+            f"if {sudo} -n sh -c : 2>/dev/null </dev/null; then {eat}{sudo} -n sh -s; else {sudo} -S -p '' sh -s; fi"
+        )
+    return f"sh -c {shlex.quote(script)}"
+
+
+def shell_input(target: Target, program: str) -> bytes:
+    """What goes to standard input: the sudo password where there is one, then the program."""
+    password = f"{target.become_password}\n" if target.become and target.become_password else ""
+    return f"{password}echo {_STARTED} >&2\n{program}".encode()
+
+
+def shell_started(target: Target, rc: int, stdout: str, stderr: str) -> str:
+    """The program's own standard error; raises UnreachableError when the shell never ran."""
+    before, mark, after = stderr.partition(f"{_STARTED}\n")
+    if mark:
+        return after
+    said = " ".join(f"{before}\n{stdout}".split())[:500] or f"exit status {rc}, and not a word"
+    if not target.become:
+        raise UnreachableError(
+            f"{target.name}: no shell could be started: {said}",
+            expected="a login shell that runs `sh -s`",
+            fix="log in by hand (ssh) and see what it says",
+        )
+    who = f"sudo to {target.become_user}"
+    if "incorrect password" in said or "try again" in said:
+        raise UnreachableError(
+            f"{target.name}: {who}: wrong password",
+            fix="correct ansible_become_password, or what you typed for --ask-become-pass",
+        )
+    if "password is required" in said or "terminal is required" in said or "must have a tty" in said:
+        raise UnreachableError(
+            f"{target.name}: {who} asks for a password",
+            fix="give ansible_become_password (in a vault), or --ask-become-pass, or allow NOPASSWD in sudoers",
+        )
+    if "not found" in said:
+        raise UnreachableError(
+            f"{target.name}: {who}: sudo is not installed", fix="connect as root, or install sudo on the host"
+        )
+    raise UnreachableError(
+        f"{target.name}: {who} was refused: {said}",
+        expected="an account that sudoers allows to become that user",
+        fix="connect as root, or allow the account in /etc/sudoers.d",
+    )
