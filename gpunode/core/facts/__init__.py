@@ -1,0 +1,183 @@
+"""Probe text → NodeFacts, and what can be done with facts as a whole."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+
+from gpunode.core.facts.data import facts_from_data, facts_to_data
+from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
+from gpunode.core.facts.engines import read_kubernetes, read_runtimes, read_units
+from gpunode.core.facts.machine import (
+    read_devices,
+    read_disk,
+    read_distro,
+    read_kernels,
+    read_secure_boot,
+    read_tegra,
+    read_unfinished,
+    read_virtualization,
+)
+from gpunode.core.facts.packages import read_package_lock, read_packages
+from gpunode.core.facts.redact import redact
+from gpunode.core.facts.text import Probe, split_probe
+from gpunode.core.model import ConfigFile, NodeFacts
+
+__all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "parse_probe", "redact"]
+
+# what changes by itself, or by which no decision of a plan is taken
+VOLATILE = frozenset(
+    (
+        "hostname",
+        "boot_id",
+        "user",
+        "nvml",
+        "package_lock",
+        "disk_free_mib",
+        "xids",
+        "nvlink_inactive",
+        "tools",
+        "notes",
+    )
+)
+VOLATILE_DRIVER = frozenset(("clients", "smi"))
+
+_META = re.compile(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
+_CUDA_FOLDER = re.compile(r"/cuda-(\d+\.\d+)/?\Z")
+_VERSION = re.compile(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
+_TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)", re.IGNORECASE)
+
+
+def parse_probe(text: str) -> NodeFacts:
+    """The facts in a probe text (docs/probe.md).
+
+    Content that is not understood becomes a note.  Raises InputError only when the text is no probe, one of another
+    format, or was cut off.
+    """
+    probe = split_probe(text)
+    init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
+    arch = probe.value("system", "machine")
+    virtualization, container = read_virtualization(probe, init)
+    gpus, nvswitches, fabric = read_devices(probe)
+    nvml, smi = read_nvml(probe)
+    files = _files(probe)
+    units = read_units(probe)
+    manager, packages, broken = read_packages(probe, arch)
+    cuda, cuda_default = _cuda(probe)
+    facts = {
+        "hostname": probe.value("system", "hostname"),
+        "arch": arch,
+        "distro": read_distro(probe),
+        "boot_id": probe.value("system", "boot_id"),
+        "init": init,
+        "virtualization": virtualization,
+        "container": container,
+        "tegra": read_tegra(probe),
+        "secure_boot": read_secure_boot(probe),
+        "user": probe.value("system", "user"),
+        "root": probe.value("system", "uid") == "0",
+        "kernels": read_kernels(probe),
+        "gpus": gpus,
+        "nvswitches": nvswitches,
+        "nvlink5_fabric": fabric,
+        "nvml": nvml,
+        "driver": read_driver(probe, smi),
+        "cuda": cuda,
+        "cuda_default": cuda_default,
+        "toolkit": _toolkit(probe),
+        "runtimes": read_runtimes(probe, units, files),
+        "kubernetes": read_kubernetes(probe, units, files),
+        "package_manager": manager,
+        "packages": packages,
+        "broken_packages": broken,
+        "package_lock": read_package_lock(probe),
+        "services": units.services,
+        "modules": read_loaded_modules(probe),
+        "files": files,
+        "disk_free_mib": read_disk(probe),
+        "xids": read_xids(probe),
+        "nvlink_inactive": read_nvlink(probe),
+        "unfinished": read_unfinished(probe),
+        "tools": dict(probe.pairs("tools")),
+    }
+    return NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
+
+
+def _files(probe: Probe) -> Mapping[str, ConfigFile]:
+    return {path: _file(probe, path, lines) for path, lines in probe.files.items()}
+
+
+def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
+    """`MODE OWNER SIZE`, `-> TARGET` for a link, `sha256 HEX` where the bytes are not sent, then base64."""
+    meta = None
+    target = sha256 = ""
+    body = []
+    for line in lines:
+        if match := _META.match(line):
+            meta = match
+        elif line.startswith("-> "):
+            target = line[3:]
+        elif line.startswith("sha256 "):
+            sha256 = line[7:]
+        else:
+            body.append(line)
+    name = f"file {path}"
+    if not meta:
+        if not target:
+            probe.notes.append(f"{name}: no mode, owner and size")
+        return ConfigFile(path=path, target=target, mode=0, owner="")
+    size = int(meta[3])
+    data: bytes | None = None
+    if name not in probe.remarks:
+        try:
+            data = base64.b64decode("".join(body), validate=True)
+        except (binascii.Error, ValueError):
+            probe.notes.append(f"{name}: not base64")
+    if data is not None and len(data) != size:
+        probe.notes.append(f"{name}: {len(data)} of {size} bytes: it changed while it was read")
+        data = None
+    if data is not None:
+        sha256 = hashlib.sha256(data).hexdigest()
+    return ConfigFile(
+        path=path, sha256=sha256, mode=int(meta[1], 8), owner=meta[2], size=size, data=data, target=target
+    )
+
+
+def _cuda(probe: Probe) -> tuple[tuple[str, ...], str]:
+    """(versions of the toolkits on disk, the version /usr/local/cuda leads to)."""
+    versions: dict[str, str] = {}
+    folder = ""
+    for key, rest in probe.pairs("cuda"):
+        if key == "folder":
+            folder = rest
+            match = _CUDA_FOLDER.search(folder)
+            versions[folder] = match[1] if match else ""
+        elif key == "version" and folder and not versions[folder] and (match := _VERSION.match(rest)):
+            versions[folder] = ".".join(match[1].split(".")[:2])
+    default = probe.value("cuda", "default")
+    match = _CUDA_FOLDER.search(default)
+    found = sorted({v for v in versions.values() if v}, key=lambda v: [int(part) for part in v.split(".")])
+    return tuple(found), versions.get(default) or (match[1] if match else "")
+
+
+def _toolkit(probe: Probe) -> str:
+    match = next((m for line in probe.lines("toolkit") if (m := _TOOLKIT.search(line))), None)
+    return match[1] if match else ""
+
+
+def facts_hash(facts: NodeFacts) -> str:
+    """sha256 (hex) over what a plan rests on: all facts but VOLATILE ones, files by their hashes.
+
+    Equal for two probes of one node between which nothing of consequence changed, also across a reboot.
+    """
+    data = facts_to_data(facts)
+    kept = {key: value for key, value in data.items() if key not in VOLATILE}
+    kept["driver"] = {key: value for key, value in data["driver"].items() if key not in VOLATILE_DRIVER}
+    kept["files"] = {
+        path: {key: value for key, value in file.items() if key != "data"} for path, file in data["files"].items()
+    }
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

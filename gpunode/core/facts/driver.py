@@ -1,0 +1,125 @@
+"""Sections about the NVIDIA driver, the GPUs as it sees them, and their health → values."""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.core.facts.machine import VERSION
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import DriverState, NvmlGpu, Xid
+
+_LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,5})\b")
+_LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
+_GPU = re.compile(r"GPU (\d{1,3}): ")
+# nvidia-smi's words for «the driver does not say»
+_NOTHING = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Not Found|Insufficient Permissions)\]?\Z", re.IGNORECASE)
+_TEXT_FIELDS = {
+    "uuid": "uuid",
+    "name": "name",
+    "mig.mode.current": "mig_current",
+    "mig.mode.pending": "mig_pending",
+    "persistence_mode": "persistence",
+    "ecc.mode.current": "ecc_current",
+    "retired_pages.pending": "retired_pending",
+    "remapped_rows.pending": "remap_pending",
+    "remapped_rows.failure": "remap_failure",
+    "fabric.state": "fabric_state",
+    "compute_cap": "compute_cap",
+}
+
+
+def read_driver(probe: Probe, smi: str) -> DriverState:
+    """What is loaded and what lies in user space; `smi` is nvidia-smi's trouble."""
+    proc = next((v for v in probe.values("driver", "proc") if "NVRM version" in v), "")
+    modules = {name: version for name, _, version in (v.partition(" ") for v in probe.values("driver", "module"))}
+    version = VERSION.search(proc) or VERSION.search(modules.get("nvidia", ""))
+    libraries = [m[1] for path in probe.values("driver", "library") if (m := _LIBRARY.search(path))]
+    flavour = ("open" if "Open Kernel Module" in proc else "proprietary") if proc else ""
+    return DriverState(
+        loaded=version[0] if version else "",
+        loaded_flavour=flavour,
+        userspace=max(libraries, key=lambda v: [int(part) for part in v.split(".")], default=""),
+        nouveau="nouveau" in modules,
+        nova="nova_core" in modules,
+        runfile=probe.value("driver", "runfile"),
+        clients=tuple(probe.lines("clients")),
+        smi=smi,
+    )
+
+
+def read_loaded_modules(probe: Probe) -> tuple[str, ...]:
+    """Names of the loaded kernel modules that concern us."""
+    return tuple(dict.fromkeys(v.partition(" ")[0] for v in probe.values("driver", "module")))
+
+
+def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
+    """(GPUs that nvidia-smi lists, first line of its trouble or "")."""
+    lines, failed = probe.answer("nvidia_smi")
+    fields = probe.value("nvidia_smi", "fields").split(",")
+    rows = [line for line in lines if not line.startswith("fields ")]
+    gpus = []
+    trouble = ""
+    for line in rows:
+        cells = [cell.strip() for cell in line.split(",")]
+        gpu = _gpu(dict(zip(fields, cells, strict=True))) if len(cells) == len(fields) else None
+        if gpu:
+            gpus.append(gpu)
+        else:
+            trouble = trouble or line.strip()
+    if failed and not trouble:
+        trouble = f"nvidia-smi: exit {failed}" if failed.isdigit() else f"nvidia-smi: {failed}"
+    return tuple(gpus), trouble
+
+
+def _gpu(row: dict[str, str]) -> NvmlGpu | None:
+    index = _integer(row.get("index", ""))
+    if index is None:
+        return None
+    said = {key: "" if _NOTHING.match(value) else value for key, value in row.items()}
+    return NvmlGpu(
+        index=index,
+        slot=_slot(said.get("pci.bus_id", "")),
+        memory_mib=_integer(said.get("memory.total", "")),
+        ecc_uncorrected=_integer(said.get("ecc.errors.uncorrected.volatile.total", "")),
+        **{name: said[key] for key, name in _TEXT_FIELDS.items() if key in said},
+    )
+
+
+def _integer(text: str) -> int | None:
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 16 else None
+
+
+def _slot(bus_id: str) -> str:
+    """00000000:17:00.0 as NVML writes it → 0000:17:00.0 as sysfs does."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest else ""
+
+
+def read_xids(probe: Probe) -> tuple[Xid, ...]:
+    """NVRM's Xid lines since boot, oldest first (the last 50)."""
+    found = []
+    for line in probe.lines("xids"):
+        if match := _XID.search(line):
+            slot = match[1].lower() if "." in match[1] else f"{match[1].lower()}.0"
+            found.append(Xid(code=int(match[2]), slot=slot, line=line.strip()))
+    return tuple(found)
+
+
+def read_nvlink(probe: Probe) -> tuple[str, ...]:
+    """Links that are down, of GPUs that have others up: a PCIe card without bridge has all of them inactive."""
+    lines, failed = probe.answer("nvlink")
+    if failed:
+        probe.notes.append(f"nvlink: nvidia-smi nvlink: {failed}")
+    down: dict[str, list[str]] = {}
+    up: set[str] = set()
+    gpu = ""
+    for line in lines:
+        if match := _GPU.match(line):
+            gpu = match[1]
+        elif match := _LINK.match(line):
+            if "inactive" in match[2]:
+                down.setdefault(gpu, []).append(match[1])
+            else:
+                up.add(gpu)
+    return tuple(f"GPU {gpu} link {link}" for gpu, links in down.items() if gpu in up for link in links)

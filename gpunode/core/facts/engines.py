@@ -1,0 +1,270 @@
+"""Sections about services, container engines and Kubernetes → values."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import ConfigFile, Kubernetes, Runtime, RuntimeName, Service
+
+_DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
+_ARGV = re.compile(r"argv\[\]=([^;]*)")
+_IMPORTS = re.compile(r"^ *imports *= *\[([^\]]*)\]", re.MULTILINE)
+_QUOTED = re.compile(r"\"([^\"]*)\"|'([^']*)'")
+_RUNC_OPTIONS = re.compile(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.options\]\Z")
+_SYSTEMD_CGROUP = re.compile(r"SystemdCgroup *= *(true|false)\b")
+_EXEC_OPT = re.compile(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
+_CGROUP_MANAGER = re.compile(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
+_KUBELET_CGROUP = re.compile(r"^cgroupDriver: *[\"']?(systemd|cgroupfs)\b", re.MULTILINE)
+_KUBELET_SOCKET = re.compile(r"^containerRuntimeEndpoint: *[\"']?([^\s\"']+)", re.MULTILINE)
+_DAEMONS: Mapping[RuntimeName, str] = {"containerd": "containerd", "docker": "dockerd", "crio": "crio", "podman": ""}
+_UNITS: Mapping[RuntimeName, str] = {
+    "containerd": "containerd",
+    "docker": "docker",
+    "crio": "crio",
+    "podman": "podman.socket",
+}
+_SOCKETS: Mapping[RuntimeName, tuple[str, ...]] = {
+    "containerd": ("/run/containerd/containerd.sock",),
+    "docker": ("/run/docker.sock", "/var/run/docker.sock"),
+    "crio": ("/run/crio/crio.sock",),
+    "podman": ("/run/podman/podman.sock",),
+}
+# where each kind of Kubernetes keeps the socket of the engine it brings
+_CRI_SOCKETS = {
+    "k3s": "/run/k3s/containerd/containerd.sock",
+    "rke2": "/run/k3s/containerd/containerd.sock",
+    "k0s": "/run/k0s/containerd.sock",
+    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Units:
+    """What systemd and /proc say of the daemons."""
+
+    services: Mapping[str, Service]  # by name without .service
+    commands: Mapping[str, tuple[str, ...]]  # service name → arguments of its running process, or of its ExecStart
+    processes: tuple[tuple[str, ...], ...]  # command lines of all daemons found
+
+
+def read_units(probe: Probe) -> Units:
+    """`systemctl show` blocks and `process PID<TAB>ARG<TAB>ARG…` lines → Units."""
+    processes: dict[str, tuple[str, ...]] = {}
+    blocks: list[dict[str, str]] = [{}]
+    for line in probe.sections.get("units", ()):
+        if line.startswith("process "):
+            pid, *args = line.removeprefix("process ").rstrip("\t").split("\t")
+            processes[pid] = tuple(args)
+        elif not line.strip():
+            blocks.append({})
+        elif "=" in line:
+            key, _, value = line.partition("=")
+            blocks[-1].setdefault(key, value)
+        else:
+            probe.unreadable("units", line)
+    services: dict[str, Service] = {}
+    commands: dict[str, tuple[str, ...]] = {}
+    for block in blocks:
+        if "Id" not in block or block.get("LoadState") == "not-found":
+            continue
+        name = block["Id"].removesuffix(".service")
+        services[name] = Service(
+            name=name, active=block.get("ActiveState", ""), enabled=block.get("UnitFileState", "") or _masked(block)
+        )
+        start = _ARGV.search(block.get("ExecStart", ""))
+        commands[name] = processes.get(block.get("MainPID", ""), tuple(start[1].split()) if start else ())
+    return Units(services=services, commands=commands, processes=tuple(processes.values()))
+
+
+def _masked(block: Mapping[str, str]) -> str:
+    return "masked" if block.get("LoadState") == "masked" else ""
+
+
+def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> tuple[Runtime, ...]:
+    """The engines whose daemon binary is on the node."""
+    sockets = probe.values("runtimes", "socket")
+    found = []
+    for name, binary, version in _binaries(probe):
+        unit = _UNITS[name]
+        service = units.services.get(unit, Service(name=unit))
+        command = units.commands.get(unit) or _process(units, _DAEMONS[name])
+        flags = command[1:]
+        config = _root_config(probe, name, flags)
+        dump = probe.text("containerd_dump") if name == "containerd" else ""
+        in_force = _in_force(name, config, files, dump)
+        found.append(
+            Runtime(
+                name=name,
+                version=version,
+                binary=binary,
+                unit=f"{unit}.service" if service.active and "." not in unit else unit if service.active else "",
+                active=service.active in ("active", "reloading", "activating")
+                or (not service.active and bool(command)),
+                enabled=service.enabled in ("enabled", "enabled-runtime", "alias"),
+                flags=flags,
+                socket=next((s for s in _SOCKETS[name] if s in sockets), ""),
+                config=config,
+                files=in_force,
+                effective=dump,
+                effective_error=_error(probe) if name == "containerd" else "",
+                cgroup_driver=_cgroup_driver(probe, name, flags, dump, [_text(files, path) for path in in_force]),
+            )
+        )
+    return tuple(found)
+
+
+def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
+    """(engine, path, version) out of `binary NAME PATH` and the --version output after it."""
+    found: list[tuple[RuntimeName, str, str]] = []
+    for line in probe.lines("runtimes"):
+        words = line.split(" ", 2)
+        name = next((n for n in _DAEMONS if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
+        if name:
+            found.append((name, words[2].strip(), ""))
+        elif found and not found[-1][2] and "version" in line.lower() and (match := _DOTTED.search(line)):
+            found[-1] = (*found[-1][:2], match[1])
+    return found
+
+
+def _process(units: Units, daemon: str) -> tuple[str, ...]:
+    return next((args for args in units.processes if args and posixpath.basename(args[0]) == daemon), ())
+
+
+def _flag(flags: tuple[str, ...], *names: str) -> str:
+    """Value of --name=VALUE or --name VALUE, "" when it is not given."""
+    for i, flag in enumerate(flags):
+        key, equals, value = flag.partition("=")
+        if key in names:
+            return value if equals else next(iter(flags[i + 1 :]), "")
+    return ""
+
+
+def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str:
+    if name == "containerd":
+        return _flag(flags, "--config", "-c") or "/etc/containerd/config.toml"
+    if name == "docker":
+        return _flag(flags, "--config-file") or probe.value("files", "docker_config") or "/etc/docker/daemon.json"
+    if name == "crio":
+        return _flag(flags, "--config", "-c") or "/etc/crio/crio.conf"
+    return "/etc/containers/containers.conf"
+
+
+def _in_force(name: RuntimeName, config: str, files: Mapping[str, ConfigFile], dump: str) -> tuple[str, ...]:
+    """Config files in the order in which the engine reads them, root first."""
+    root = [config] if config in files else []
+    if name == "containerd":
+        # the dump lists what was loaded; where there is none, the globs are resolved here
+        listed = _imports(dump) if dump else _resolved(config, files, depth=3)
+        return tuple(dict.fromkeys([*root, *(path for path in listed if path in files)]))
+    folders = {"crio": "/etc/crio/crio.conf.d", "podman": "/etc/containers/containers.conf.d"}
+    folder = folders.get(name)
+    return (*root, *sorted(path for path in files if folder and posixpath.dirname(path) == folder))
+
+
+def _imports(toml: str) -> list[str]:
+    """The strings of a TOML text's `imports` array."""
+    match = _IMPORTS.search(toml)
+    return [a or b for a, b in _QUOTED.findall(match[1])] if match else []
+
+
+def _resolved(path: str, files: Mapping[str, ConfigFile], *, depth: int) -> list[str]:
+    found: list[str] = []
+    for glob in _imports(_text(files, path)) if depth else ():
+        pattern = glob if glob.startswith("/") else posixpath.join(posixpath.dirname(path), glob)
+        folder = posixpath.dirname(pattern)
+        for match in sorted(p for p in files if posixpath.dirname(p) == folder and fnmatch.fnmatchcase(p, pattern)):
+            found += [match, *_resolved(match, files, depth=depth - 1)]
+    return found
+
+
+def _text(files: Mapping[str, ConfigFile], path: str) -> str:
+    data = files[path].data if path in files else None
+    return data.decode("utf-8", "replace") if data else ""
+
+
+def _error(probe: Probe) -> str:
+    """What `containerd config dump` said when it failed."""
+    lines, _ = probe.answer("containerd_error")
+    return "\n".join(line.strip() for line in lines)
+
+
+def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump: str, texts: list[str]) -> str:
+    systemd = probe.value("system", "init") == "systemd"
+    if name == "containerd":
+        return _containerd_cgroup(dump or "\n".join(texts))
+    if name == "docker":
+        if match := _EXEC_OPT.search("\n".join([*flags, *texts])):
+            return match[1]
+        # dockerd's own default: systemd where systemd runs and cgroups are of version 2
+        unified = "/sys/fs/cgroup/cgroup.controllers" in probe.values("system", "exists")
+        return "systemd" if systemd and unified else "cgroupfs"
+    said = [m[1] for text in texts for m in _CGROUP_MANAGER.finditer(text)]
+    return said[-1] if said else "systemd" if systemd else "cgroupfs"
+
+
+def _containerd_cgroup(toml: str) -> str:
+    """SystemdCgroup of the runc runtime: the last one said counts."""
+    section = ""
+    found = ""
+    for line in toml.splitlines():
+        text = line.strip()
+        if text.startswith("["):
+            section = text
+        elif (match := _SYSTEMD_CGROUP.match(text)) and _RUNC_OPTIONS.match(section):
+            found = "systemd" if match[1] == "true" else "cgroupfs"
+    return found
+
+
+def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> Kubernetes:
+    """What of Kubernetes is on the node, by its folders, units and the kubelet's command line."""
+    marks = probe.values("kubernetes", "exists")
+    operator = any(m in marks for m in ("/run/nvidia/validations", "/run/nvidia/driver", "/usr/local/nvidia/toolkit"))
+    kind = _kind(marks)
+    kubelet = _DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
+    if not kind and not kubelet:
+        return Kubernetes(gpu_operator=operator)
+    flags = (*units.commands.get("kubelet", ())[1:], *_text(files, "/var/lib/kubelet/kubeadm-flags.env").split())
+    flags = tuple(flag.strip("\"'").removeprefix("KUBELET_KUBEADM_ARGS=").strip("\"'") for flag in flags)
+    config = _text(files, "/var/lib/kubelet/config.yaml")
+    said = _KUBELET_SOCKET.search(config)
+    socket = _flag(flags, "--container-runtime-endpoint") or (said[1] if said else "") or _CRI_SOCKETS.get(kind, "")
+    driver = _KUBELET_CGROUP.search(config)
+    return Kubernetes(
+        kind=kind,
+        role=_role(kind, marks, units),
+        kubelet=kubelet[1] if kubelet else "",
+        cri_socket=socket.removeprefix("unix://"),
+        cgroup_driver=_flag(flags, "--cgroup-driver") or (driver[1] if driver else ""),
+        gpu_operator=operator,
+    )
+
+
+def _kind(marks: list[str]) -> str:
+    for kind, prefix in (
+        ("rke2", "/var/lib/rancher/rke2/"),
+        ("k3s", "/var/lib/rancher/k3s/"),
+        ("k0s", "/var/lib/k0s"),
+        ("microk8s", "/var/snap/microk8s/"),
+    ):
+        if any(mark.startswith(prefix) for mark in marks):
+            return kind
+    return "kubeadm" if "/etc/kubernetes/kubelet.conf" in marks or "/var/lib/kubelet/kubeadm-flags.env" in marks else ""
+
+
+def _role(kind: str, marks: list[str], units: Units) -> str:
+    if not kind:
+        return ""
+    signs = {
+        "kubeadm": "/etc/kubernetes/manifests/kube-apiserver.yaml",
+        "k3s": "/var/lib/rancher/k3s/server",
+        "rke2": "/var/lib/rancher/rke2/server",
+        "k0s": "/var/lib/k0s/pki/ca.key",
+    }
+    if kind in signs:
+        return "control-plane" if signs[kind] in marks else "worker"
+    return "control-plane" if "snap.microk8s.daemon-kubelite" in units.services else ""

@@ -1,0 +1,179 @@
+"""Sections about the machine itself → values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import Distro, Kernel, PciDevice
+
+# systemd-detect-virt's words for containers
+CONTAINERS = ("docker", "podman", "lxc", "lxc-libvirt", "systemd-nspawn", "rkt", "openvz", "container-other", "oci")
+VERSION = re.compile(r"\d{3,4}\.\d{1,4}(?:\.\d{1,4})?")
+_OS_RELEASE = re.compile(r"([A-Z_0-9]+)=(?:\"(.*)\"|'(.*)'|(.*))\Z")
+_KERNEL = re.compile(r"(\S+) image=(yes|no) headers=(yes|no)\Z")
+# `dkms status`: "nvidia/535.104.05, 6.1.0-13-amd64, x86_64: installed", before dkms 3: "nvidia, 535.104.05, 6.1…"
+_DKMS = re.compile(r"(nvidia[\w.-]*)[/,] ?([^,:]+)(?:, ([^,:]+), [^,:]+)?: (\w+)")
+_PCI = re.compile(
+    r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([0-9a-f]{4}:[0-9a-f]{4}) ([0-9a-f]{4})"
+    r" subsystem=(\S+) driver=(\S+) vf=(yes|no)\Z"
+)
+_LSPCI = re.compile(r"(\S+) [^:]*: (.*?)(?: \(rev \w+\))?(?: \(prog-if .*)?\Z")
+
+
+def read_distro(probe: Probe) -> Distro:
+    """os-release(5) → Distro."""
+    found: dict[str, str] = {}
+    for line in probe.lines("os_release"):
+        if line.startswith("#"):
+            continue
+        if not (match := _OS_RELEASE.match(line.strip())):
+            probe.unreadable("os_release", line)
+            continue
+        found[match[1]] = re.sub(r"\\(.)", r"\1", match[2] or match[3] or match[4] or "")
+    return Distro(
+        id=found.get("ID", ""),
+        version_id=found.get("VERSION_ID", ""),
+        codename=found.get("VERSION_CODENAME", ""),
+        like=tuple(found.get("ID_LIKE", "").split()),
+        name=found.get("PRETTY_NAME", ""),
+    )
+
+
+def read_virtualization(probe: Probe, init: str) -> tuple[str, bool]:
+    """(systemd-detect-virt's word, is it a container without an init of its own)."""
+    virt = probe.value("system", "virtualization")
+    marks = probe.values("system", "exists")
+    if "microsoft" in probe.value("system", "osrelease").lower():
+        virt = "wsl"
+    if virt in ("", "none"):
+        virt = "docker" if "/.dockerenv" in marks else "podman" if "/run/.containerenv" in marks else virt
+    return virt, virt in CONTAINERS and init != "systemd"
+
+
+def read_tegra(probe: Probe) -> str:
+    """The board's model when its device tree says Tegra, else ""."""
+    if "nvidia,tegra" not in probe.value("system", "compatible"):
+        return ""
+    return probe.value("system", "model") or "Tegra"
+
+
+def read_secure_boot(probe: Probe) -> bool | None:
+    """True or False, None when there are no EFI variables or they could not be read."""
+    value = probe.value("secure_boot", "secure_boot")
+    if value in ("0", "1"):
+        return value == "1"
+    state = probe.value("secure_boot", "SecureBoot")
+    return state == "enabled" if state in ("enabled", "disabled") else None
+
+
+def read_kernels(probe: Probe) -> tuple[Kernel, ...]:
+    """All installed kernels and the running one, in the probe's order, with the nvidia module that each has."""
+    running = probe.value("system", "kernel")
+    modules = _modules(probe)
+    dkms = _dkms(probe)
+    kernels: dict[str, Kernel] = {}
+    for rest in probe.values("kernels", "kernel"):
+        if not (match := _KERNEL.match(rest)):
+            probe.unreadable("kernels", rest)
+            continue
+        release = match[1]
+        version, flavour = modules.get(release, ("", ""))
+        kernels[release] = Kernel(
+            release=release,
+            running=release == running,
+            image=match[2] == "yes",
+            headers=match[3] == "yes",
+            module=version,
+            flavour=flavour,
+            dkms=dkms.get(release, dkms.get("", "")),
+        )
+    if running and running not in kernels:
+        kernels[running] = Kernel(release=running, running=True, dkms=dkms.get(running, ""))
+    return tuple(kernels.values())
+
+
+def _modules(probe: Probe) -> Mapping[str, tuple[str, str]]:
+    """Release → (version, flavour) of the nvidia module on disk."""
+    found: dict[str, tuple[str, str]] = {}
+    release = ""
+    for rest in probe.values("kernels", "module"):
+        key, _, value = rest.partition(" ")
+        if key == "filename":
+            release = value.removeprefix("/usr").removeprefix("/lib/modules/").partition("/")[0]
+            found.setdefault(release, ("", ""))
+        elif key == "version" and release:
+            found[release] = (value.strip(), found[release][1])
+        elif key == "license" and release:
+            found[release] = (found[release][0], "open" if "GPL" in value else "proprietary")
+    return found
+
+
+def _dkms(probe: Probe) -> Mapping[str, str]:
+    """Release → state of the nvidia DKMS module; "" stands for one that is added and built for no kernel."""
+    found: dict[str, str] = {}
+    lines, trouble = probe.answer("dkms")
+    if trouble:
+        probe.notes.append(f"dkms: dkms status: {trouble}: {' '.join(lines)[:200]}")
+    for line in lines:
+        if match := _DKMS.match(line):
+            found[(match[3] or "").strip()] = match[4]
+    return found
+
+
+def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, ...], bool]:
+    """(GPUs, NVSwitches, is there an NVLink 5 fabric)."""
+    labels = {m[1]: m[2] for line in probe.lines("lspci") if (m := _LSPCI.match(line))}
+    devices = []
+    fabric = False
+    for line in probe.lines("pci"):
+        if line.endswith(" SW_MNG"):
+            fabric = True
+            continue
+        if not (match := _PCI.match(line)):
+            probe.unreadable("pci", line)
+            continue
+        slot, name, code, subsystem, driver, virtual = match.groups()
+        device = PciDevice(
+            slot=slot,
+            id=name,
+            class_code=code,
+            subsystem="" if subsystem == "-" else subsystem,
+            driver="" if driver == "-" else driver,
+            virtual_function=virtual == "yes",
+            label=labels.get(slot, ""),
+        )
+        devices.append(device)
+    gpus = tuple(d for d in devices if d.class_code.startswith("03"))
+    return gpus, tuple(d for d in devices if d.class_code == "0680"), fabric
+
+
+def read_disk(probe: Probe) -> Mapping[str, int]:
+    """Path → free MiB: `df -P -k` prints one line for each path, in order."""
+    lines, trouble = probe.answer("disk")
+    if not lines:
+        return {}
+    paths = lines[0].split()[1:]
+    rows = [line.split() for line in lines[2:]]
+    if trouble or len(rows) != len(paths):
+        probe.notes.append(f"disk: df: {trouble or 'another number of lines than paths'}")
+        return {}
+    return {
+        path: int(row[3]) // 1024 for path, row in zip(paths, rows, strict=True) if len(row) > 3 and _number(row[3])
+    }
+
+
+def _number(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) < 16
+
+
+def read_unfinished(probe: Probe) -> tuple[str, ...]:
+    """Ids in the journal with an intent and no outcome, oldest first."""
+    open_ids: dict[str, None] = {}
+    for phase, ident in probe.pairs("journal"):
+        if phase == "intent":
+            open_ids[ident] = None
+        else:
+            open_ids.pop(ident, None)
+    return tuple(open_ids)

@@ -1,0 +1,2 @@
+def redact(text: str) -> str:
+    return text
