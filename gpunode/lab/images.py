@@ -1,0 +1,214 @@
+"""Node images: Debian trees by mmdebstrap, made into lab nodes by node/finish.sh in a container, kept by podman.
+
+An image is named by its variant and tagged by a hash of all that goes into it, so that a change anywhere makes a new one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+
+from gpunode.core.errors import InputError
+from gpunode.lab import machine
+from gpunode.lab.machine import Log, podman
+
+ENGINES = ("containerd", "docker")
+PREFIX = "localhost/gpunode-lab"
+KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+COMMON = (
+    "ca-certificates,containerd,dbus,docker.io,iproute2,iptables,iputils-ping,kmod,openssh-server,pciutils,procps,"
+    "python3,sudo,systemd,systemd-sysv,busybox-static"
+).split(",")
+PURGE = {"docker": ("docker.io", "docker-cli"), "containerd": ("containerd", "runc"), "python": ("python3*", "libpython3*")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A Debian release: the name of its suite, and the packages only it has."""
+
+    codename: str
+    packages: tuple[str, ...] = ()
+
+
+RELEASES = {
+    "debian:12": Release(codename="bookworm"),
+    "debian:13": Release(codename="trixie", packages=("docker-cli",)),  # a package of its own from trixie on
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """What kind of node: distro `debian:12` or `debian:13`, the engines it has, whether it has a python3.
+
+    `real_driver`: Debian's non-free repositories and a real kernel package instead of the stand-ins.
+    """
+
+    distro: str = "debian:12"
+    engines: tuple[str, ...] = ENGINES
+    python: bool = True
+    real_driver: bool = False
+
+    def __post_init__(self) -> None:
+        if self.distro not in RELEASES:
+            raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}")
+        unknown = [name for name in self.engines if name not in ENGINES]
+        if unknown:
+            raise InputError(f"engine {unknown[0]!r}", expected=f"none, or some of {', '.join(ENGINES)}")
+
+    @property
+    def purge(self) -> tuple[str, ...]:
+        """What to take out of the full image.  Debian's docker.io needs containerd: with docker, both stay."""
+        docker = () if "docker" in self.engines else PURGE["docker"]
+        containerd = () if self.engines else PURGE["containerd"]
+        return (*docker, *containerd, *(() if self.python else PURGE["python"]))
+
+    @property
+    def name(self) -> str:
+        """Part of the image's name: debian-12, debian-13-no-docker-no-python …"""
+        parts = [self.distro.replace(":", "-")]
+        parts += ["no-docker"] if self.engines == ("containerd",) else ["no-engines"] if not self.engines else []
+        parts += [] if self.python else ["no-python"]
+        parts += ["real-driver"] if self.real_driver else []
+        return "-".join(parts)
+
+
+def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
+    """The name, with tag, of the node image of that variant; built when podman does not have it.
+
+    `debs` are packages that the image gets beyond Debian's own (its kernel).  The name without the tag's hash, `:latest`,
+    leads to it too.
+    """
+    with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
+        archive = machine.archive()
+        base = _base_tag(variant, archive)
+        inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
+        tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs))}"
+        if podman("image", "exists", tag, check=False).returncode:
+            _ensure_base(base, variant, archive, log)
+            log(f"making the node image {variant.name}")
+            _finish(base, tag, variant, archive, source, debs)
+            _drop_older(tag)
+        return tag
+
+
+# ---------------------------------------------------------------- the plain Debian tree
+
+
+def _suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, str]]:
+    """(URL, suites, components) of each source a node reads."""
+    components = "main contrib non-free non-free-firmware" if variant.real_driver else "main"
+    name = RELEASES[variant.distro].codename
+    return [(archive.main, f"{name} {name}-updates", components), (archive.security, f"{name}-security", components)]
+
+
+def _packages(variant: Variant) -> list[str]:
+    kernel = ["linux-image-amd64"] if variant.real_driver else []
+    return [*COMMON, *RELEASES[variant.distro].packages, *kernel]
+
+
+def _base_tag(variant: Variant, archive: machine.Archive) -> str:
+    name = f"{variant.distro.replace(':', '-')}-base" + ("-real-driver" if variant.real_driver else "")
+    return f"{PREFIX}/{name}:{_digest(_suites(variant, archive), _packages(variant), archive.settings)}"
+
+
+def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log) -> None:
+    if not podman("image", "exists", tag, check=False).returncode:
+        return
+    tar = machine.places().cache / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
+    if not tar.exists():
+        log(f"fetching {variant.distro} from the Debian archive (about a minute, once)")
+        _bootstrap(tar, variant, archive)
+    log(f"importing {variant.distro} into podman")
+    podman("import", "--quiet", str(tar), tag)
+    _drop_older(tag)
+
+
+def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
+    lines = [
+        f"deb {url} {suite} {components}"
+        for url, suites, components in _suites(variant, archive)
+        for suite in suites.split()
+    ]
+    options = [f"--aptopt={line}" for line in archive.settings.splitlines() if line.strip()]
+    # The kernel's own modules can never be loaded in a node: leave out their hundreds of megabytes.
+    options += ["--dpkgopt=path-exclude=/lib/modules/*/kernel/*"] if variant.real_driver else []
+    tar.parent.mkdir(parents=True, exist_ok=True)
+    for old in tar.parent.glob(f"{tar.name.rpartition('-')[0]}-*.tar*"):
+        old.unlink()
+    new = tar.with_suffix(".new.tar")
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=Apt::Install-Recommends \"false\"", *options]
+    command += [f"--include={','.join(_packages(variant))}", f"--keyring={KEYRING}"]
+    try:
+        machine.run(*command, RELEASES[variant.distro].codename, str(new), *lines)
+        new.replace(tar)
+    finally:
+        new.unlink(missing_ok=True)
+
+
+# ---------------------------------------------------------------- from tree to node
+
+
+def _finish(base: str, tag: str, variant: Variant, archive: machine.Archive, source: Path, debs: Sequence[Path]) -> None:
+    with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
+        build = Path(folder)
+        shutil.copytree(source / "node", build / "node")
+        _copy_standins(source / "standins/node", build / "standins", only_uname=variant.real_driver)
+        (build / "debs").mkdir()
+        for deb in debs:
+            shutil.copy(deb, build / "debs")
+        (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))
+        (build / "debian.sources").write_text(_sources_file(_suites(variant, archive)))
+        (build / "apt.conf").write_text(archive.settings)
+        container = f"gpunode-lab-image-{variant.name}"
+        podman("rm", "--force", "--ignore", container)
+        try:
+            mount = f"{build}:/build:ro"
+            podman("run", "--name", container, "--network=none", "-v", mount, base, "sh", "/build/node/finish.sh")
+            podman("commit", "--quiet", "--change", 'CMD ["/usr/local/lib/gpunode-lab/boot"]', container, tag)
+            podman("tag", tag, f"{tag.rpartition(':')[0]}:latest")
+        finally:
+            podman("rm", "--force", "--ignore", container)
+
+
+def _copy_standins(source: Path, target: Path, *, only_uname: bool) -> None:
+    if not only_uname:
+        shutil.copytree(source, target, symlinks=True)
+        return
+    (target / "usr/bin").mkdir(parents=True)
+    shutil.copy(source / "usr/bin/uname", target / "usr/bin/uname")
+
+
+def _sources_file(sources: Iterable[tuple[str, str, str]]) -> str:
+    return "\n".join(
+        f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: {components}\nSigned-By: {KEYRING}\n"
+        for url, suites, components in sources
+    )
+
+
+def _drop_older(tag: str) -> None:
+    """Remove earlier images of the same name; one that a node still uses stays."""
+    name = tag.rpartition(":")[0]
+    listed = podman("images", "--format", "{{.Repository}}:{{.Tag}}", "--filter", f"reference={name}").stdout.split()
+    for old in set(listed) - {tag, f"{name}:latest"}:
+        podman("rmi", old, check=False)
+
+
+# ---------------------------------------------------------------- hashes
+
+
+def _tree(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+
+
+def _contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
+    return [(p.name, p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
+
+
+def _digest(*inputs: object) -> str:
+    return hashlib.sha256(json.dumps(inputs).encode()).hexdigest()[:12]

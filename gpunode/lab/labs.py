@@ -1,0 +1,380 @@
+"""Labs: named groups of nodes.  up, down and reset are here; what a node is stands in nodes.py."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
+from gpunode.lab import files, hardware, images, machine, network, nodes, packages
+from gpunode.lab.images import Variant
+from gpunode.lab.machine import Log
+from gpunode.lab.nodes import Node
+from gpunode.lab.packages import RepositoryInfo, RepositorySource
+
+MOST_NODES = 20
+AT_ONCE = 4  # containers started side by side: more only queue behind podman's own locks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lab:
+    """A group of nodes that are up, and the files that describe them."""
+
+    name: str
+    nodes: tuple[Node, ...]
+    directory: Path
+
+    @property
+    def inventory(self) -> Path:
+        return self.directory / "hosts.yml"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.directory / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.directory / "ssh_config"
+
+    @property
+    def spec(self) -> Path:
+        return self.directory / "gpunode.yml"
+
+    def run(self, node: Node | str, command: str, *, stdin: str = "") -> subprocess.CompletedProcess[str]:
+        """Run a shell command on a node as root, over ssh."""
+        name = node if isinstance(node, str) else node.name
+        return machine.run("ssh", "-F", str(self.ssh_config), name, command, check=False, stdin=stdin)
+
+    def reset(self, *names: str, log: Log = print) -> None:
+        """Put nodes (all, when none is named) back to their fresh image, with the same name and address."""
+        reset(names or [node.name for node in self.nodes], log=log)
+
+    def down(self, *, log: Log = print) -> None:
+        """Take the nodes away."""
+        down([node.name for node in self.nodes], log=log)
+
+    def __enter__(self) -> Lab:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.down()
+
+
+# ---------------------------------------------------------------- up
+
+
+def up(
+    count: int = 1,
+    *,
+    distro: str = "debian:12",
+    gpus: Sequence[str] = ("h100",),
+    nouveau: bool = False,
+    engines: Sequence[str] = images.ENGINES,
+    python: bool = True,
+    real_driver: bool = False,
+    name: str = "gpunode",
+    log: Log = print,
+) -> Lab:
+    """See to it that the nodes NAME-1 to NAME-count are up, as described; those that are already stay as they are.
+
+    `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`.
+    Raises RefusedError where a lab cannot run, InputError for what it does not know, InterruptedByUser after Ctrl-C;
+    whatever it had begun is removed then.
+    """
+    wish = Node(
+        name=name,
+        lab=name,
+        address="",
+        distro=distro,
+        engines=tuple(engines),
+        python=python,
+        real_driver=real_driver,
+        gpus=tuple(gpu for gpu in gpus if gpu != "none"),
+        nouveau=nouveau,
+    )
+    _check(wish, count)
+    machine.refuse_unfit_machine(nodes=count)
+    with _handling_sigterm():
+        try:
+            image, info = _image(wish.variant, log)
+            return _up(replace(wish, image=image), count, info, log)
+        except KeyboardInterrupt as interrupt:
+            raise InterruptedByUser("interrupted: what was begun has been removed") from interrupt
+
+
+def _check(wish: Node, count: int) -> None:
+    if not 1 <= count <= MOST_NODES:
+        raise InputError(f"{count} nodes", expected=f"1 to {MOST_NODES}")
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", wish.name):
+        raise InputError(
+            f"lab name {wish.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
+        )
+    _ = wish.variant  # raises InputError for a distro or engine it does not know
+    with tempfile.TemporaryDirectory() as folder:  # raises InputError for a GPU it does not know
+        hardware.write_hardware(Path(folder), wish.gpus, nouveau=wish.nouveau)
+
+
+def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
+    """The image of such nodes and the package repository, both made when they are missing."""
+    with machine.lock("repository", log=log):
+        machine.install_missing_packages(log)
+        info = packages.build_repository(machine.places().repository, log=log)
+    return images.ensure_image(variant, info.base_packages(variant.distro), log=log), info
+
+
+def image_name(
+    distro: str = "debian:12",
+    *,
+    engines: Sequence[str] = images.ENGINES,
+    python: bool = True,
+    real_driver: bool = False,
+    log: Log = print,
+) -> str:
+    """The name of a node image, built when it is missing."""
+    machine.refuse_unfit_machine()
+    variant = Variant(distro=distro, engines=tuple(engines), python=python, real_driver=real_driver)
+    return _image(variant, log)[0]
+
+
+def _source_of(info: RepositoryInfo, name: str, distro: str) -> RepositorySource:
+    return next(source for source in info.sources if source.name == name and source.distro in ("", distro))
+
+
+def _sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
+    """gpunode.yml's `sources` for a node of that distro; `kernels` is the node's own affair."""
+    return {
+        source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
+        for source in info.sources
+        if source.name != "kernels" and source.distro in ("", distro)
+    }
+
+
+def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
+    with machine.lock("state", log=log):
+        _remove_abandoned(log)
+        subnet = network.ensure_network()
+        url = network.ensure_repository(wish.image, machine.places().repository, subnet, log=log)
+        _ensure_key()
+        sources = {} if wish.real_driver else _sources(info, wish.distro, url)
+        new = _reserve(replace(wish, sources=sources), count, subnet)
+    if new:
+        log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
+    _make_all(new, info, url)
+    with machine.lock("state", log=log):
+        _write_files()
+    return load_lab(wish.name)
+
+
+def _reserve(wish: Node, count: int, subnet: IPv4Network) -> list[Node]:
+    """Write down the nodes that are missing, each with an address, before any is made."""
+    have = {node.name: node for node in nodes.load_nodes()}
+    new = []
+    for number in range(1, count + 1):
+        name = f"{wish.lab}-{number}"
+        if name in have:
+            _check_same(have[name], wish)
+            continue
+        taken = [node.address for node in (*have.values(), *new)]
+        node = replace(wish, name=name, address=network.free_address(subnet, taken), maker=os.getpid())
+        nodes.save(node)
+        new.append(node)
+    return new
+
+
+def _check_same(node: Node, wish: Node) -> None:
+    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau")
+    other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(wish, key)]
+    if other:
+        raise InputError(
+            f"{node.name} is there already, with {', '.join(other)}",
+            fix=f"gpunode lab down {node.name}, or choose another --name",
+        )
+    if node.maker:
+        raise GpunodeError(f"{node.name} is being made by process {node.maker}", fix="choose another --name, or wait")
+
+
+def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
+    """Make nodes side by side; when one fails, or at Ctrl-C, none of them stays."""
+    stop = threading.Event()
+
+    def make(node: Node) -> None:
+        if stop.is_set():
+            return
+        nodes.prepare(node, _source_of(info, "kernels", node.distro), url, machine.places().repository)
+        nodes.start(node)
+        nodes.wait_until_up(node)
+        nodes.save(replace(node, maker=0, host_keys=nodes.read_host_keys(node.name)))
+
+    try:
+        _side_by_side(make, new, stop)
+    except BaseException:
+        with _ignoring_interrupts():
+            nodes.remove([node.name for node in new])
+        raise
+
+
+def _side_by_side(act: Callable[[Node], None], some: Sequence[Node], stop: threading.Event) -> None:
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        try:
+            for future in [pool.submit(act, node) for node in some]:
+                future.result()
+        except BaseException:
+            stop.set()  # leaving the pool waits for those that run: they must not begin anything new
+            raise
+
+
+def _ensure_key() -> None:
+    key = machine.places().key
+    if not key.exists():
+        machine.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "gpunode lab", "-f", str(key))
+
+
+# ---------------------------------------------------------------- what is there
+
+
+def load_lab(name: str) -> Lab:
+    """The lab of that name, as it is now."""
+    members = tuple(node for node in nodes.load_nodes() if node.lab == name and not node.maker)
+    return Lab(name=name, nodes=members, directory=machine.places().state / "labs" / name)
+
+
+def find(names: Iterable[str]) -> list[Node]:
+    """The nodes of these names; raises InputError for one that is not there."""
+    have = {node.name: node for node in nodes.load_nodes()}
+    for name in names:
+        if name not in have:
+            raise InputError(f"there is no node {name!r}", expected=f"one of {', '.join(have) or '(none is up)'}")
+    return [have[name] for name in names]
+
+
+def _write_files() -> None:
+    """Inventory and the like: for all nodes together in the lab's own folder, and for each lab in labs/NAME."""
+    state = machine.places().state
+    by_lab: dict[str, list[Node]] = {}
+    for node in nodes.load_nodes():
+        if node.host_keys:
+            by_lab.setdefault(node.lab, []).append(node)
+    shutil.rmtree(state / "labs", ignore_errors=True)
+    _write_set(state, by_lab)
+    for lab, members in by_lab.items():
+        _write_set(state / "labs" / lab, {lab: members})
+
+
+def _write_set(directory: Path, by_lab: dict[str, list[Node]]) -> None:
+    members = [node for some in by_lab.values() for node in some]
+    # A node has a gpunode_spec of its own only where the lab mixes releases whose repositories differ.
+    shared = {k: v for k, v in members[0].sources.items() if all(node.sources.get(k) == v for node in members)}
+    specs = {node.name: {"sources": node.sources} for node in members if node.sources != shared}
+    addresses = {lab: {node.name: node.address for node in some} for lab, some in by_lab.items()}
+    by_name = {node.name: node.address for node in members}
+    keys = [(node.name, node.address, node.host_keys) for node in members]
+    key, known_hosts = machine.places().key, directory / "known_hosts"
+    machine.write(directory / "hosts.yml", files.inventory(addresses, specs, key=key, known_hosts=known_hosts))
+    machine.write(directory / "known_hosts", files.known_hosts(keys))
+    machine.write(directory / "ssh_config", files.ssh_config(by_name, key=key, known_hosts=known_hosts))
+    machine.write(directory / "gpunode.yml", files.spec(shared))
+
+
+# ---------------------------------------------------------------- down, reset
+
+
+def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = print) -> list[str]:
+    """Take nodes away, and give back their names.
+
+    With the last one go the network, the repository's server, and every file but the cache.
+    """
+    if not machine.places().nodes.exists() and not everything:
+        find(names)
+    with machine.lock("state", log=log), _ignoring_interrupts():
+        doomed = [node.name for node in (nodes.load_nodes() if everything else find(names))]
+        nodes.remove(doomed)
+        _remove_abandoned(log)
+        if nodes.load_nodes():
+            _write_files()
+        else:
+            network.remove_network()
+            _forget()
+        return doomed
+
+
+def _forget() -> None:
+    """Remove what only describes nodes; the locks stay, somebody may be waiting for one."""
+    places = machine.places()
+    for path in (places.nodes, places.state / "labs"):
+        shutil.rmtree(path, ignore_errors=True)
+    for name in ("hosts.yml", "known_hosts", "ssh_config", "gpunode.yml", "id_ed25519", "id_ed25519.pub"):
+        (places.state / name).unlink(missing_ok=True)
+
+
+def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
+    """Put nodes back to their fresh image, with the same name and address; their host keys are new."""
+    with _handling_sigterm():
+        return [_reset(node, log) for node in find(names)]
+
+
+def _reset(node: Node, log: Log) -> Node:
+    log(f"resetting {node.name}")
+    image, info = _image(node.variant, log)
+    with machine.lock("state", log=log):
+        url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+        nodes.remove([node.name])
+        fresh = replace(node, image=image, host_keys=(), maker=os.getpid())
+        nodes.save(fresh)
+    _make_all([fresh], info, url)
+    with machine.lock("state", log=log):
+        _write_files()
+    return find([node.name])[0]
+
+
+def _remove_abandoned(log: Log) -> None:
+    """Half-made nodes of a process that was killed."""
+    left = [node.name for node in nodes.load_nodes() if node.abandoned]
+    if left:
+        log(f"removing what an interrupted `lab up` left: {' '.join(left)}")
+        nodes.remove(left)
+
+
+# ---------------------------------------------------------------- signals
+
+
+@contextlib.contextmanager
+def _handling_sigterm() -> Iterator[None]:
+    """Let SIGTERM clean up as Ctrl-C does.  Only a program's main thread may say so."""
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with _signals({signal.SIGTERM: interrupt}):
+        yield
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Do not let a second Ctrl-C break off the cleaning up."""
+    with _signals({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):
+        yield
+
+
+@contextlib.contextmanager
+def _signals(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,184 @@
+"""One lab node: its record on this machine, and its container."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpunode.core.errors import GpunodeError
+from gpunode.lab import hardware, machine
+from gpunode.lab.images import ENGINES, Variant
+from gpunode.lab.machine import podman
+from gpunode.lab.network import NETWORK
+from gpunode.lab.packages import RepositorySource
+
+BOOT = "/usr/local/lib/gpunode-lab/boot"
+LABEL = "gpunode.lab"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Node:
+    """A node as node.json has it.  `maker` is the process that is still making it, 0 when it is ready."""
+
+    name: str
+    lab: str
+    address: str
+    image: str = ""
+    distro: str = "debian:12"
+    engines: tuple[str, ...] = ENGINES
+    python: bool = True
+    real_driver: bool = False
+    gpus: tuple[str, ...] = ()
+    nouveau: bool = False
+    sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what its gpunode.yml says of repositories
+    host_keys: tuple[str, ...] = ()  # "ssh-ed25519 AAAA…"
+    maker: int = 0
+
+    @property
+    def directory(self) -> Path:
+        return machine.places().nodes / self.name
+
+    @property
+    def hardware(self) -> Path:
+        """The folder that is /lab in the node: remove sys/bus/pci/devices/SLOT, and that GPU is off the bus."""
+        return self.directory / "lab"
+
+    @property
+    def variant(self) -> Variant:
+        return Variant(distro=self.distro, engines=self.engines, python=self.python, real_driver=self.real_driver)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether the process that was making it is gone."""
+        return self.maker != 0 and not Path(f"/proc/{self.maker}").exists()
+
+
+def load_nodes() -> list[Node]:
+    """Every node this machine has, ready or not, in the order of their names' numbers."""
+    records = machine.places().nodes.glob("*/node.json")
+    nodes = [Node(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(r.read_text()).items()}) for r in records]
+    return sorted(nodes, key=lambda node: (node.lab, len(node.name), node.name))
+
+
+def save(node: Node) -> None:
+    machine.write(node.directory / "node.json", json.dumps(dataclasses.asdict(node), indent=2) + "\n")
+
+
+# ---------------------------------------------------------------- making
+
+
+def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -> None:
+    """Lay out the node's folder: its hardware, and what it gets at first boot."""
+    for folder in ("lab/seed", "lab/proc", "containerd", "docker"):
+        (node.directory / folder).mkdir(parents=True, exist_ok=True)
+    hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau)
+    modules = (["nouveau"] if node.nouveau else []) + (["nvidia"] if node.gpus else [])
+    (node.hardware / "autoload").write_text("".join(f"{name}\n" for name in modules))
+    seed = node.hardware / "seed"
+    public_key = machine.places().key.with_suffix(".pub").read_text()
+    machine.write(seed / "root/.ssh/authorized_keys", public_key)
+    machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
+    if not node.real_driver:
+        _seed_kernel_source(seed, kernels, url, repository)
+    for folder in (seed, *(path for path in seed.rglob("*") if path.is_dir())):
+        folder.chmod(0o700 if folder.name in (".ssh", "root") else 0o755)
+
+
+def _seed_kernel_source(seed: Path, kernels: RepositorySource, url: str, repository: Path) -> None:
+    """The node's «distribution» offers the lab's kernels; pinned above Debian's, which no lab node could run."""
+    key = "/usr/share/keyrings/kernels.asc"
+    machine.write(seed / key.lstrip("/"), (repository / kernels.key).read_text(), mode=0o644)
+    sources = f"Types: deb\nURIs: {url}/{kernels.path}\nSuites: {kernels.suite}\nSigned-By: {key}\n"
+    if kernels.components:
+        sources += f"Components: {' '.join(kernels.components)}\n"
+    machine.write(seed / "etc/apt/sources.list.d/kernels.sources", sources, mode=0o644)
+    pin = "Package: *\nPin: release o=gpunode-lab\nPin-Priority: 1001\n"
+    machine.write(seed / "etc/apt/preferences.d/kernels", pin, mode=0o644)
+
+
+def volumes(node: Node) -> list[str]:
+    """The node's bind mounts.  Overlay cannot lie on overlay, so the engines' folders are this machine's, too."""
+    folders = {"lab": "/lab"}
+    folders |= {"containerd": "/var/lib/containerd"} if node.engines else {}
+    folders |= {"docker": "/var/lib/docker"} if "docker" in node.engines else {}
+    return [f"{node.directory / name}:{path}" for name, path in folders.items()]
+
+
+ENVIRONMENT = {"container": "podman", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE": "1"}
+# Not --systemd=always: it misleads here (nodes share a cgroup, or nested containers fail).
+# --restart: `systemctl reboot` ends the container, and podman starts it again.
+OPTIONS = (
+    "--systemd=false",
+    "--cgroupns=private",
+    "--stop-signal=SIGRTMIN+3",
+    "--stop-timeout=1",
+    "--restart=always",
+    "--tmpfs=/run",
+    "--tmpfs=/run/lock",
+    "--tmpfs=/tmp:exec",
+)
+
+
+def start(node: Node) -> None:
+    """Start the node's container; it boots from there by itself."""
+    named = ("--name", node.name, "--hostname", node.name, "--label", f"{LABEL}={node.lab}")
+    network = (f"--network={NETWORK}", f"--ip={node.address}")
+    environment = (f"--env={name}={value}" for name, value in ENVIRONMENT.items())
+    mounts = (f"--volume={volume}" for volume in volumes(node))
+    podman("run", "-d", *named, *network, "--privileged", *OPTIONS, *environment, *mounts, node.image, BOOT)
+
+
+def wait_until_up(node: Node, *, seconds: float = 120) -> None:
+    """Wait for sshd, and then for systemd to have started everything."""
+    deadline = time.monotonic() + seconds
+    while not _ssh_answers(node.address):
+        if time.monotonic() > deadline:
+            said = podman("logs", "--tail=10", node.name, check=False)
+            raise GpunodeError(f"{node.name} does not answer by ssh after {seconds:.0f} s: {said.stdout}{said.stderr}")
+        time.sleep(0.1)
+    # `degraded` ends with status 1 and is as good: some unit that has no place in a container failed.
+    podman("exec", node.name, "timeout", "60", "systemctl", "is-system-running", "--wait", check=False)
+
+
+def _ssh_answers(address: str) -> bool:
+    try:
+        with socket.create_connection((address, 22), timeout=2) as connection:
+            return connection.recv(4) == b"SSH-"
+    except OSError:
+        return False
+
+
+def read_host_keys(name: str) -> tuple[str, ...]:
+    """The node's public host keys, read inside it: nobody on the network is asked."""
+    text = podman("exec", name, "sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub").stdout
+    return tuple(" ".join(line.split()[:2]) for line in text.splitlines())
+
+
+# ---------------------------------------------------------------- ending
+
+
+def remove(names: Sequence[str]) -> None:
+    """Take nodes away, whole or half made."""
+    if not names:
+        return
+    podman("rm", "--force", "--ignore", "--volumes", "--time=0", *names)
+    for name in names:
+        directory = machine.places().nodes / name
+        # Gone from the records at once; deleting what the engines left takes a while.
+        doomed = directory.with_name(f".{name}.{os.getpid()}")
+        if directory.exists():
+            directory.rename(doomed)
+            shutil.rmtree(doomed)
+
+
+def running() -> dict[str, str]:
+    """State by podman's word (running, exited …) of each container of the lab."""
+    listed = podman("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}} {{.State}}").stdout
+    return dict(line.split(" ", 1) for line in listed.splitlines())
