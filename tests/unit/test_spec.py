@@ -1,0 +1,75 @@
+"""gpunode.yml: what is accepted, what is refused, and in which words."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.core.errors import InputError
+from gpunode.core.spec import Spec, merge_spec, parse_spec
+
+ACCEPTED = [
+    ({}, Spec()),
+    (None, Spec()),
+    ({"driver": None}, Spec()),
+    ({"driver": {"branch": 580}}, "580"),
+    ({"cuda": {"versions": "12.8"}}, ("12.8",)),
+]
+REFUSED = [
+    ({"drver": {}}, "unknown key 'drver'", "did you mean 'driver'?"),
+    ({"driver": {"brnch": 580}}, "unknown key 'driver.brnch'", "did you mean 'driver.branch'?"),
+    ({"driver": {"flavour": "opne"}}, "driver.flavour is 'opne'", "did you mean 'open'?"),
+    ({"driver": {"branch": "latest"}}, "driver.branch is 'latest'", "gpunode solve"),
+    ({"driver": {"version": "new"}}, "driver.version is 'new'", ""),
+    ({"driver": []}, "driver is []", "docs/spec.md"),
+    ({"driver": {"hold": "yes"}}, "driver.hold is 'yes'", ""),
+    ({"cuda": {"versions": ["12"]}}, "CUDA version '12'", ""),
+    ({"cuda": {"versions": ["12.8"], "default": "13.0"}}, "cuda.default is '13.0'", ""),
+    ({"sources": {"nvidia-cuda": {"fingerprint": "abc"}}}, "sources.nvidia-cuda.fingerprint is 'abc'", ""),
+    ({"reboot": "ifneeded"}, "reboot is 'ifneeded'", "if-needed"),
+    ([], "the top level is []", ""),
+    ("text", "the top level is 'text'", ""),
+]
+
+
+@pytest.mark.parametrize(("data", "want"), ACCEPTED)
+def test_a_valid_spec_is_read(data: object, want: object) -> None:
+    spec = parse_spec(data)
+    assert want in (spec, spec.driver.branch, spec.cuda.versions)
+
+
+@pytest.mark.parametrize(("data", "what", "fix"), REFUSED)
+def test_a_mistake_is_named_with_its_place_and_what_to_do(data: object, what: str, fix: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_spec(data, where="gpunode.yml")
+    assert what in error.value.what
+    assert error.value.what.startswith("gpunode.yml: ")
+    assert fix in error.value.fix
+
+
+def test_a_host_overrides_key_by_key_and_keeps_the_rest() -> None:
+    base = {"driver": {"branch": "580", "hold": False}, "runtimes": {"docker": {"manage": "ignore"}}}
+    over = {"driver": {"branch": "595"}, "runtimes": {"containerd": {"cdi": True}}}
+    assert merge_spec(base, over) == {
+        "driver": {"branch": "595", "hold": False},
+        "runtimes": {"docker": {"manage": "ignore"}, "containerd": {"cdi": True}},
+    }
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.sampled_from(["driver", "cuda", "branch", "versions", "runtimes", "sources", "x"]), inner)
+    ),
+    max_leaves=8,
+)
+
+
+@given(PLAIN)
+def test_any_plain_data_is_read_or_refused_with_our_error(data: object) -> None:
+    try:
+        parse_spec(data)
+    except InputError as error:
+        assert error.what
