@@ -45,7 +45,7 @@ bench: install  ## measure what docs/performance.md promises
 	$(BIN)/python -m benchmarks
 
 docs: install  ## write the generated pages of docs/ anew
-	$(BIN)/gpunode docs docs
+	$(BIN)/python -m gpunode.cli.docs docs
 
 clean:  ## remove lab nodes, .venv and caches
 	@if [ -x $(BIN)/gpunode ]; then $(BIN)/gpunode lab down --all; fi

@@ -1,0 +1,103 @@
+"""The documentation says what is so: generated pages are fresh, links lead somewhere, shown commands exist."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from gpunode.cli.docs import pages
+from gpunode.cli.main import COMMANDS, cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
+
+
+def name_of(path: Path) -> str:
+    return str(path.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("name", ["spec.md", "exit-codes.md", "cli.md"])
+def test_a_generated_page_is_what_make_docs_would_write(name: str) -> None:
+    assert (ROOT / "docs" / name).read_text() == pages()[name]
+
+
+def test_every_command_is_documented() -> None:
+    text = (ROOT / "docs/cli.md").read_text()
+    assert [name for name in COMMANDS if f"## gpunode {name}\n" not in text] == []
+
+
+def anchors(text: str) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    headings = re.findall(r"^#+ (.+)$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    dead = []
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if re.match(r"[a-z]+:", target):
+            continue
+        path, _, anchor = target.partition("#")
+        file = page.parent / path if path else page
+        if not file.exists() or (anchor and anchor not in anchors(file.read_text())):
+            dead.append(target)
+    assert dead == []
+
+
+def test_every_page_is_in_the_index() -> None:
+    linked = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text()))
+    assert {p.name for p in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
+
+
+# A shown command is a line "$ gpunode …" of a ```console block; other blocks hold files and output.
+BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+
+
+def shown_commands(text: str) -> Iterator[str]:
+    for block in BLOCK.findall(text):
+        joined = block.replace("\\\n", " ")
+        yield from (
+            line[2:] for line in joined.splitlines() if re.match(r"\$ (?:gpunode|python -m gpunode|make) ", line)
+        )
+
+
+def complaint(words: list[str]) -> str:
+    """What is wrong with `gpunode WORDS`: an unknown command or option; "" when nothing is.  Runs nothing."""
+    command: click.Command = cli
+    ctx = click.Context(cli, info_name="gpunode")
+    while isinstance(command, click.Group) and words:
+        found = command.get_command(ctx, words[0])
+        if found is None:
+            return f"no command {words[0]!r}"
+        command, ctx, words = found, click.Context(found, info_name=words[0], parent=ctx), words[1:]
+    known = {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+    ours = words[: words.index("--")] if "--" in words else words
+    unknown = [w for w in ours if w.startswith("-") and len(w) > 1 and w.split("=")[0] not in known]
+    return f"no option {', '.join(unknown)}" if unknown else ""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_shown_commands_exist(page: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+    wrong = []
+    for line in shown_commands(page.read_text()):
+        words = shlex.split(line, comments=True)
+        if words[0] == "make":
+            bad = [w for w in words[1:] if "=" not in w and w not in targets]
+            reason = f"no target {bad}" if bad else ""
+        else:
+            reason = complaint(words[words.index("gpunode") + 1 :])
+        if reason:
+            wrong.append(f"{line}: {reason}")
+    assert wrong == []
+
+
+def test_the_checker_of_shown_commands_finds_mistakes() -> None:
+    assert complaint(["nonsense"]) == "no command 'nonsense'"
+    assert complaint(["completion", "--nonsense"]) == "no option --nonsense"

@@ -1,0 +1,110 @@
+"""The package brings the collection: wheel, sdist and editable install."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+COLLECTION = "ansible_collections/gpunode/node"
+ROLES = sorted(p.name for p in (ROOT / "roles").iterdir() if p.is_dir())
+
+
+def run(*command: str | Path, cwd: Path) -> str:
+    """Output of a command in a clean environment: nothing of Ansible's or Python's settings leaks in."""
+    keep = {k: v for k, v in os.environ.items() if not k.startswith(("ANSIBLE_", "PYTHON"))}
+    done = subprocess.run(command, cwd=cwd, env=keep, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def build(kind: str, source: Path, target: Path) -> Path:
+    run(sys.executable, "-m", "hatchling", "build", "-t", kind, "-d", target, cwd=source)
+    return next(target.glob("*.whl" if kind == "wheel" else "*.tar.gz"))
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build("wheel", ROOT, tmp_path_factory.mktemp("wheel"))
+
+
+@pytest.fixture(scope="module")
+def unpacked_sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sdist")
+    with tarfile.open(build("sdist", ROOT, folder)) as archive:
+        archive.extractall(folder / "unpacked", filter="data")
+    return next((folder / "unpacked").iterdir())
+
+
+def source_files(folder: str) -> set[str]:
+    listing = subprocess.run(["git", "ls-files", folder], cwd=ROOT, capture_output=True, text=True, check=False)
+    if listing.returncode == 0:
+        return set(listing.stdout.split())
+    return {str(p.relative_to(ROOT)) for p in (ROOT / folder).rglob("*") if p.is_file()}
+
+
+def test_the_wheel_holds_every_role_playbook_script_and_table(wheel: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    in_collection = {f"{COLLECTION}/{name}" for name in source_files("roles") | source_files("playbooks")}
+    in_package = {n for f in ("node", "knowledge", "templates", "lab") for n in source_files(f"gpunode/{f}")}
+    assert (in_collection | in_package | {f"{COLLECTION}/galaxy.yml", "gpunode/py.typed"}) - names == set()
+
+
+def test_the_wheel_holds_nothing_but_the_package_and_the_collection(wheel: Path) -> None:
+    tops = {name.split("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {t for t in tops if not t.endswith(".dist-info")} == {"gpunode", "ansible_collections"}
+
+
+def test_the_sdist_holds_the_sources_as_they_lie(unpacked_sdist: Path) -> None:
+    wanted = {n for f in ("roles", "playbooks", "docs", "tests/unit", "LICENSE", "Makefile") for n in source_files(f)}
+    assert {name for name in wanted if not (unpacked_sdist / name).is_file()} == set()
+
+
+def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, unpacked_sdist: Path, tmp_path: Path) -> None:
+    again = zipfile.ZipFile(build("wheel", unpacked_sdist, tmp_path))
+    first = zipfile.ZipFile(wheel)
+    assert sorted(again.namelist()) == sorted(first.namelist())
+    assert [n for n in first.namelist() if first.read(n) != again.read(n)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_fresh_environment_with_the_wheel_runs_the_playbook_by_name(wheel: Path, tmp_path: Path) -> None:
+    venv.create(tmp_path / "v", with_pip=True)
+    bin_ = tmp_path / "v/bin"
+    run(bin_ / "pip", "install", "--quiet", "--disable-pip-version-check", wheel, cwd=tmp_path)
+    run(bin_ / "gpunode", "--version", cwd=tmp_path)
+    path = f"{bin_}:{os.environ['PATH']}"
+    listed = run(
+        "env",
+        f"PATH={path}",
+        "ansible-playbook",
+        "-i",
+        "localhost,",
+        "gpunode.node.provision",
+        "--list-tasks",
+        cwd=tmp_path,
+    )
+    assert "gpunode" in listed
+    assert "TAGS" in listed
+
+
+def test_an_editable_install_shows_an_edit_in_roles_at_once(tmp_path: Path) -> None:
+    """`dev-mode-dirs` puts the collection's folder on sys.path, where its links lead to the top-level roles."""
+    where = "import sys; print(*[p for p in sys.path if p], sep='\\n')"
+    folders = [Path(p) / COLLECTION for p in run(sys.executable, "-c", where, cwd=tmp_path).split("\n")]
+    found = next((f for f in folders if (f / "roles").is_dir()), None)
+    if found is None or not found.is_relative_to(ROOT):
+        pytest.skip("gpunode is not installed as editable from this checkout")
+    assert (found / "roles").resolve() == ROOT / "roles"
+    assert shutil.which("ansible-doc", path=str(Path(sys.executable).parent)) is not None
+    roles = run(Path(sys.executable).parent / "ansible-doc", "-t", "role", "-l", "gpunode.node", cwd=tmp_path)
+    assert [role for role in ROLES if f"gpunode.node.{role}" not in roles] == []
