@@ -1,0 +1,56 @@
+"""The request of node/packages.sh, from the value of a role's `_packages` option.
+
+Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
+`wait` seconds to wait for the package manager's lock, `check` (1) in check mode.  Files without content are left out.
+Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it gave up waiting.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.core.errors import InputError
+
+_KEYS = ("install", "remove", "refresh", "proxy")
+_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
+_VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
+_PATH = re.compile(r"/[^\s]*\Z")
+_PROXY = re.compile(r"https?://[^\s\"]+\Z")
+
+
+def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:
+    """{install: [{name, version, hold}], remove: [name], refresh: [path], proxy} → request files.
+
+    `wait` is in seconds.  A version may end in `*`; empty or missing means any.  Raises InputError on names that a
+    shell or a package manager could read as something else.
+    """
+    for key in value:
+        if key not in _KEYS:
+            raise InputError(f"packages: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    install = [_install_line(item) for item in value.get("install") or ()]
+    remove = [_checked(_NAME, name, "package name") for name in value.get("remove") or ()]
+    refresh = [_checked(_PATH, path, "absolute path of a sources file") for path in value.get("refresh") or ()]
+    proxy = [_checked(_PROXY, value["proxy"], "proxy URL")] if value.get("proxy") else []
+    files = {"install": install, "remove": remove, "refresh": refresh, "proxy": proxy}
+    request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
+    return request | {"wait": f"{wait}\n".encode()} | ({"check": b"1\n"} if check else {})
+
+
+def nothing_to_do(value: Mapping[str, Any]) -> bool:
+    """Whether the value asks for no package at all: then the node need not be asked."""
+    return not value.get("install") and not value.get("remove")
+
+
+def _install_line(item: Any) -> str:
+    item = {"name": item} if isinstance(item, str) else item
+    name = _checked(_NAME, item.get("name", ""), "package name")
+    version = _checked(_VERSION, item["version"], f"version of {name}") if item.get("version") else "-"
+    return f"{name} {version} {'hold' if item.get('hold') else '-'}"
+
+
+def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
+    if not isinstance(text, str) or not pattern.match(text):
+        raise InputError(f"packages: {what} {text!r}", expected=f"text like {pattern.pattern}")
+    return text
