@@ -11,14 +11,22 @@ stage() {
     "$@" || failed="$failed $name"
 }
 
+nodes() {
+    gpunode lab list --format json | python -c 'import json, sys; print(*(n["name"] for n in json.load(sys.stdin)))'
+}
+
+# Nodes that were there before are somebody's own.
 clean_up() {
-    gpunode lab down --all >/dev/null 2>&1
+    for node in $(nodes); do
+        case " $before " in *" $node "*) ;; *) gpunode lab down "$node" >/dev/null ;; esac
+    done
 }
 
 if [ "$(id -u)" != 0 ]; then
     echo "this needs root, because it starts systemd nodes with podman; without root there is: make check" >&2
     exit 2
 fi
+before=$(nodes 2>/dev/null)
 trap clean_up EXIT
 trap 'exit 130' HUP INT TERM
 
