@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import os
 import sys
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import Exit, GpunodeError, InputError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
+
+DEFAULT_SPEC = Path("gpunode.yml")
 
 WORST_FIRST = (Exit.FAILED, Exit.UNREACHABLE, Exit.REFUSED, Exit.PENDING)
 
@@ -95,6 +97,19 @@ _TARGET_OPTIONS = (
     ),
 )
 
+_WHERE = (
+    "hosts",
+    "inventory",
+    "local",
+    "limit",
+    "forks",
+    "connect_timeout",
+    "timeout",
+    "accept_new_host_keys",
+    "become",
+    "vault_password_files",
+)
+
 
 def target_options(command: Command) -> Command:
     """HOST… and the options that say which hosts, and how to reach them; the command gets them as `where: Where`."""
@@ -103,7 +118,7 @@ def target_options(command: Command) -> Command:
     def with_where(*args: Any, **options: Any) -> Any:
         from gpunode.edge.detect import Where
 
-        found = {field.name: options.pop(field.name) for field in dataclasses.fields(Where) if field.name in options}
+        found = {name: options.pop(name) for name in _WHERE}
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         found["become"] = found["become"] or asked
@@ -112,6 +127,37 @@ def target_options(command: Command) -> Command:
     for option in reversed(_TARGET_OPTIONS):
         with_where = option(with_where)
     return click.argument("hosts", nargs=-1, metavar="[HOST]...")(with_where)  # type: ignore[return-value]
+
+
+def spec_option(command: Command) -> Command:
+    """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
+
+    def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:
+        return read_spec(Path(value)) if value else read_spec(DEFAULT_SPEC) if DEFAULT_SPEC.exists() else {}
+
+    return click.option(
+        "-c",
+        "--config",
+        "spec_data",
+        metavar="FILE",
+        callback=read,
+        help="What you want (docs/spec.md); gpunode.yml of the current folder where there is one.",
+    )(command)
+
+
+def read_spec(path: Path) -> dict[str, Any]:
+    """The plain data of a gpunode.yml; raises InputError.  Keys are checked later, by core.spec.parse_spec."""
+    import yaml
+
+    try:
+        data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", expected="a readable file", fix="check the path") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} is not YAML: {error}", fix="correct it at the place named") from error
+    if data is not None and not isinstance(data, dict):
+        raise InputError(f"{path} holds {type(data).__name__}", expected="a mapping of keys", fix="see docs/spec.md")
+    return data or {}
 
 
 # ---------------------------------------------------------------- output

@@ -1,0 +1,241 @@
+"""gpunode detect."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import (
+    console,
+    error_data,
+    format_option,
+    print_json,
+    print_yaml,
+    show_error,
+    target_options,
+    worst_exit,
+)
+
+if TYPE_CHECKING:
+    from gpunode.core.model import Kernel, NodeFacts
+    from gpunode.edge.detect import Detected, Where
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode detect --local\n"
+    "  gpunode detect root@gpu1 gpu2:2222 --format json\n"
+    "  gpunode detect -i inventory/hosts.yml --limit 'pool_a:!gpu7' --save probes/\n"
+    "  gpunode detect --probe probes/*.probe\n"
+    "  gpunode detect gpu1 --save report/ --redact     (to attach to a bug report)\n\n"
+    "Exit codes: 0 all read, 1 a host's answer was no use, 2 usage, 4 a host is unreachable."
+)
+@target_options
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    metavar="FILE...",
+    type=click.Path(path_type=Path),
+    help="Saved probes (files, or a folder of *.probe): no host is asked.",
+)
+@click.option(
+    "--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the probe texts there."
+)
+@click.option(
+    "--redact", is_flag=True, help="Take names, addresses, serial numbers and secrets out of what is shown and saved."
+)
+@format_option("text", "json", "yaml")
+def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
+    """Say what nodes are: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
+
+    HOST is [user@]host[:port]; ssh_config is honoured.  The node needs a POSIX shell and nothing else.
+    """
+    from dataclasses import replace
+
+    from gpunode.edge.detect import detect as ask
+    from gpunode.edge.detect import save_probes
+    from gpunode.edge.progress import probing
+
+    if probes:  # --probe a b c: the shell's * leaves the others among the hosts
+        where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
+    with probing(output_format) as on_done:
+        found = ask(where, on_done=on_done)
+    if save:
+        paths = save_probes(save, found, redacted=redact)
+        click.echo(f"saved: {len(paths)} in {save}", err=True)
+    if redact:
+        found = [_redacted(one, number) for number, one in enumerate(found, 1)]
+    _show(found, output_format)
+    return worst_exit(one.error.exit if one.error else 0 for one in found)
+
+
+def _redacted(found: Detected, number: int) -> Detected:
+    from dataclasses import replace
+
+    from gpunode.core.facts import parse_probe
+    from gpunode.core.facts import redact as without_names
+
+    if found.facts is None:
+        return found
+    text = without_names(found.probe)
+    return replace(found, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
+
+
+def _show(found: Sequence[Detected], output_format: str) -> None:
+    if output_format in ("json", "yaml"):
+        data = {"hosts": [_data(one) for one in found]}
+        (print_json if output_format == "json" else print_yaml)(data)
+        return
+    good = [one for one in found if one.facts]
+    if len(good) == 1 and len(found) == 1:
+        assert good[0].facts
+        _card(good[0].host, good[0].facts)
+    elif good:
+        _table(good)
+    for one in found:
+        if one.error:
+            show_error(one.error)
+
+
+def _data(found: Detected) -> dict[str, Any]:
+    """One host as plain data; of configuration files the hash and size, never the content (it may hold secrets)."""
+    from gpunode.core.facts import facts_to_data
+
+    if found.facts is None:
+        return {"host": found.host, "error": error_data(found.error) if found.error else None}
+    facts = facts_to_data(found.facts)
+    for file in facts["files"].values():
+        file["data"] = None
+    return {"host": found.host, "groups": list(found.groups), "facts": facts}
+
+
+# ---------------------------------------------------------------- text
+
+
+def _table(found: Sequence[Detected]) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for title in ("HOST", "DISTRIBUTION", "KERNEL", "GPUS", "DRIVER", "ENGINES", "KUBERNETES", "PROBLEMS"):
+        table.add_column(title)
+    for one in found:
+        assert one.facts
+        facts = one.facts
+        table.add_row(
+            *map(
+                escape,
+                (
+                    one.host,
+                    facts.distro.key or "?",
+                    facts.kernel,
+                    _gpu_summary(facts),
+                    facts.driver.loaded or ("nouveau" if facts.driver.nouveau else "none"),
+                    ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "none",
+                    facts.kubernetes.kind or "none",
+                    str(len(list(_problems(facts))) or ""),
+                ),
+            )
+        )
+    console().print(table)
+
+
+def _card(host: str, facts: NodeFacts) -> None:
+    from rich.markup import escape
+    from rich.table import Table
+
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for title, lines in _sections(host, facts):
+        grid.add_row(title, escape("\n".join(lines)))
+    console().print(grid)
+    for problem in _problems(facts):
+        console().print(f"[yellow]![/] {escape(problem)}")
+
+
+def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
+    """Title and lines of the card."""
+    driver, kubernetes = facts.driver, facts.kubernetes
+    yield "host", [host if host == facts.hostname else f"{host} ({facts.hostname})"]
+    yield "distribution", [f"{facts.distro.name or facts.distro.key or 'unknown'}, {facts.arch}"]
+    kind = ["a container"] if facts.container else []
+    kind += [facts.virtualization] if facts.virtualization not in ("", "none") else []
+    kind += [facts.tegra] if facts.tegra else []
+    if kind:
+        yield "kind", [", ".join(kind)]
+    secure = {True: "on", False: "off", None: "none (no EFI)"}[facts.secure_boot]
+    yield "Secure Boot", [secure]
+    yield "kernels", [_kernel(kernel) for kernel in facts.kernels] or ["none found"]
+    names = {gpu.slot: gpu.name for gpu in facts.nvml}
+    yield (
+        "GPUs",
+        [
+            f"{gpu.slot}  {names.get(gpu.slot) or gpu_name(gpu.id) or gpu.label or 'unknown model'}  [{gpu.id}]"
+            f"  {gpu.driver or 'no driver bound'}{'  (virtual)' if gpu.virtual_function else ''}"
+            for gpu in facts.gpus
+        ]
+        or ["none"],
+    )
+    if facts.nvswitches:
+        yield "NVSwitch", [f"{len(facts.nvswitches)} bridges"]
+    loaded = f"{driver.loaded} {driver.loaded_flavour}".strip() or ("nouveau" if driver.nouveau else "none")
+    yield "driver", [f"loaded {loaded}, user space {driver.userspace or 'none'}"]
+    yield "CUDA", [", ".join(facts.cuda) + (f" (default {facts.cuda_default})" if facts.cuda_default else "") or "none"]
+    yield "toolkit", [facts.toolkit or "none"]
+    yield (
+        "engines",
+        [
+            f"{r.name} {r.version}  {'running' if r.active else 'not running'}  {r.config}".rstrip()
+            for r in facts.runtimes
+        ]
+        or ["none"],
+    )
+    kube = " ".join(filter(None, (kubernetes.kind, kubernetes.role, kubernetes.kubelet)))
+    yield "Kubernetes", [(kube or "none") + (", GPU Operator" if kubernetes.gpu_operator else "")]
+    held = sorted(p.name for p in facts.packages.values() if p.held)
+    if held:
+        yield "held packages", [", ".join(held)]
+    yield "seen as", [f"{facts.user or '?'}{'' if facts.root else ' (not root: some things stay unseen)'}"]
+
+
+def _kernel(kernel: Kernel) -> str:
+    has = ["running"] if kernel.running else []
+    has += ["headers" if kernel.headers else "no headers"]
+    has += [f"nvidia {kernel.module} {kernel.flavour}".strip()] if kernel.module else []
+    has += [f"DKMS {kernel.dkms}"] if kernel.dkms else []
+    return f"{kernel.release}: {', '.join(has)}"
+
+
+def _gpu_summary(facts: NodeFacts) -> str:
+    from collections import Counter
+
+    names = {gpu.slot: gpu.name for gpu in facts.nvml}
+    counts = Counter(names.get(gpu.slot) or gpu_name(gpu.id) or gpu.label or gpu.id for gpu in facts.gpus)
+    return ", ".join(f"{times}× {name}" for name, times in counts.items()) or "none"
+
+
+def gpu_name(pci_id: str) -> str:
+    """What the knowledge calls a PCI id such as 10de:2330, "" when it does not know it."""
+    from gpunode.edge.load import load_knowledge
+
+    gpu = load_knowledge().gpu(pci_id)
+    return gpu.name if gpu else ""
+
+
+def _problems(facts: NodeFacts) -> Iterator[str]:
+    """What looks wrong: failed health checks, and what the probe could not see."""
+    from gpunode.core.health import health_checks
+
+    for check in health_checks(facts):
+        if check.status in ("failed", "warning"):
+            yield check.message + (f" ({check.fix})" if check.fix else "")
+    if facts.broken_packages:
+        yield f"broken packages: {', '.join(facts.broken_packages)}"
+    if facts.package_lock:
+        yield f"the package manager is locked by {facts.package_lock}"
+    yield from facts.notes

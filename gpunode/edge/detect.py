@@ -1,0 +1,261 @@
+"""detect: hosts → probe texts → facts.  Each host is asked once, by the quickest way that reaches it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.core.model import NodeFacts
+from gpunode.edge.connect import NotServed, Ran, Target, parse_host, run_many
+
+
+@dataclass(frozen=True, kw_only=True)
+class Where:
+    """Which hosts, and how to reach them: one of `hosts`, `inventory`, `local` and `probes`."""
+
+    hosts: tuple[str, ...] = ()  # [user@]host[:port]
+    inventory: tuple[str, ...] = ()  # as for ansible -i
+    local: bool = False
+    probes: tuple[Path, ...] = ()  # saved probe texts: no host is asked
+    limit: str = ""  # an Ansible pattern, for inventories
+    forks: int = 50
+    connect_timeout: float = 10.0  # seconds
+    timeout: float = 120.0  # seconds for the probe of one host
+    accept_new_host_keys: bool = False
+    become: bool = False
+    become_password: str = field(default="", repr=False)
+    vault_password_files: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Detected:
+    """What was found out about one host: facts, or the error that stood in the way."""
+
+    host: str
+    target: Target | None = None  # None: from a saved probe
+    groups: tuple[str, ...] = ()
+    spec: Mapping[str, Any] = field(default_factory=dict)  # gpunode_spec of the inventory
+    probe: str = field(default="", repr=False)
+    facts: NodeFacts | None = None
+    error: GpunodeError | None = None
+
+
+def detect(
+    where: Where, *, only: Collection[str] | None = None, on_done: Callable[[Detected], None] = lambda found: None
+) -> list[Detected]:
+    """Probe the hosts; with `only`, just those of these names.
+
+    A host that cannot be reached or read has an `error` instead of facts; the others go on.  `on_done` sees each host
+    as soon as it is done.  Raises InputError when it is not clear which hosts are meant.
+    """
+    if where.probes:
+        return [_from_file(path, on_done) for path in _probe_files(where)]
+    hosts = [host for host in find_hosts(where) if only is None or host.host in only]
+    found = {host.host: host for host in hosts}
+
+    def done(ran: Ran) -> None:
+        if isinstance(ran.error, NotServed):
+            return
+        found[ran.target.name] = _read(found[ran.target.name], ran)
+        on_done(found[ran.target.name])
+
+    direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
+    ran = run_many(
+        direct,
+        _probe_program(),
+        forks=where.forks,
+        connect_timeout=where.connect_timeout,
+        timeout=where.timeout,
+        accept_new=where.accept_new_host_keys,
+        on_done=done,
+    )
+    left = [r.target for r in ran if isinstance(r.error, NotServed)]
+    left += [host.target for host in hosts if host.target and host.target.connection not in ("ssh", "local")]
+    for one in probe_by_ansible(left, where) if left else ():
+        done(one)
+    return [found[host.host] for host in hosts]
+
+
+def find_hosts(where: Where) -> list[Detected]:
+    """The hosts that are meant, nothing found out about them yet."""
+    ways = [name for name in ("hosts", "inventory", "local") if getattr(where, name)]
+    if len(ways) != 1:
+        raise InputError(
+            f"{' and '.join(ways)} given together" if ways else "no host given",
+            expected="one of: HOST…, -i INVENTORY, --local",
+            fix="choose hosts of an inventory by --limit" if ways else "for this machine itself: --local",
+        )
+    if where.limit and not where.inventory:
+        raise InputError("--limit without an inventory", fix="name just the hosts you want")
+    if where.inventory:
+        from gpunode.edge.inventory import load_inventory
+
+        listed = load_inventory(where.inventory, limit=where.limit, vault_password_files=where.vault_password_files)
+        return [Detected(host=h.name, target=_become(h.target, where), groups=h.groups, spec=h.spec) for h in listed]
+    if where.local:
+        return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), where))]
+    targets = [_become(parse_host(text), where) for text in where.hosts]
+    twice = [name for name, times in Counter((t.address, t.port) for t in targets).items() if times > 1]
+    if twice:
+        raise InputError(f"host {twice[0][0]} is named twice", fix="name each host once")
+    names = Counter(target.name for target in targets)
+    # two nodes behind one address: the port tells them apart (not by a colon, which Ansible reads as a range)
+    named = [replace(t, name=f"{t.name}-{t.port or 22}") if names[t.name] > 1 else t for t in targets]
+    return [Detected(host=target.name, target=target) for target in named]
+
+
+def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
+    """Write each probe text to FOLDER/HOST.probe (0600, the folder 0700): for `--probe`, or for a bug report."""
+    from gpunode.core.facts import redact
+    from gpunode.edge.state import write_private
+
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder.chmod(0o700)
+        paths = []
+        for number, one in enumerate((o for o in found if o.probe), 1):
+            name = f"node{number}" if redacted else one.host.replace("/", "_")
+            paths.append(folder / f"{name}.probe")
+            write_private(paths[-1], redact(one.probe) if redacted else one.probe)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror}", fix="choose another folder") from error
+    return paths
+
+
+# ---------------------------------------------------------------- one host
+
+
+def _probe_program() -> str:
+    from gpunode.core.remote import program
+    from gpunode.node import script
+
+    return program(script("probe.sh"))
+
+
+def _become(target: Target, where: Where) -> Target:
+    if not where.become:
+        return target
+    return replace(target, become=True, become_password=where.become_password or target.become_password)
+
+
+def _read(host: Detected, ran: Ran) -> Detected:
+    """The host with its facts, or with what went wrong."""
+    from gpunode.core.facts import parse_probe
+
+    if ran.error:
+        return replace(host, error=ran.error)
+    try:
+        facts = parse_probe(ran.stdout)
+    except InputError as error:  # the user's input is fine: it is the node that did not answer as it should
+        said = " ".join(ran.stderr.split())[-300:]
+        return replace(
+            host,
+            probe=ran.stdout,
+            error=GpunodeError(
+                f"{host.host}: the probe's answer cannot be used: {error.what}" + (f" ({said})" if said else ""),
+                expected="a complete answer of probe.sh, which needs sh, mktemp and some space in /tmp",
+                fix="log in and see whether `mktemp -d` works, and what a login script prints",
+            ),
+        )
+    if host.target and host.target.connection == "local":
+        from gpunode.edge.nvml import local_gpus, merge_gpus
+
+        facts = replace(facts, nvml=merge_gpus(facts.nvml, local_gpus()))
+    return replace(host, probe=ran.stdout, facts=facts)
+
+
+def _probe_files(where: Where) -> list[Path]:
+    if where.hosts or where.inventory or where.local:
+        raise InputError("saved probes and hosts given together", fix="leave out the hosts, or --probe")
+    files: list[Path] = []
+    for path in where.probes:
+        files += sorted(path.glob("*.probe")) if path.is_dir() else [path]
+    if not files:
+        raise InputError(f"no *.probe in {where.probes[0]}", fix="gpunode detect HOST… --save DIR writes them")
+    return files
+
+
+def _from_file(path: Path, on_done: Callable[[Detected], None]) -> Detected:
+    from gpunode.core.facts import parse_probe
+
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+        found = Detected(host=path.stem, probe=text, facts=parse_probe(text))
+    except OSError as error:
+        raise InputError(f"probe {path}: {error.strerror}", fix="check the path") from error
+    except InputError as error:
+        raise InputError(f"probe {path}: {error.what}", expected=error.expected, fix=error.fix) from error
+    on_done(found)
+    return found
+
+
+# ---------------------------------------------------------------- by Ansible's own connection
+
+
+def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
+    """The probe by the action gpunode.node.facts, over whatever connection Ansible has for the host.
+
+    For hosts that paramiko cannot serve.  It runs the `ansible` of this Python, on the user's own inventory where
+    there is one, and reads one JSON file per host.
+    """
+    from gpunode.edge.inventory import inventory_vars
+
+    with tempfile.TemporaryDirectory(prefix="gpunode-") as name:  # 0700: answers and passwords lie here for a moment
+        folder = Path(name)
+        hosts = {t.name: inventory_vars(t) for t in targets}
+        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts}}), encoding="utf-8")
+        (folder / "limit").write_text("".join(f"{t.name}\n" for t in targets), encoding="utf-8")
+        password = {"ansible_become_password": where.become_password} if where.become_password else {}
+        (folder / "extra.json").write_text(json.dumps(password), encoding="utf-8")
+        command = [sys.executable, "-m", "ansible", "adhoc", "all", "--limit", f"@{folder}/limit"]
+        for source in where.inventory or (f"{folder}/inventory.json",):
+            command += ["-i", source]
+        command += ["-e", f"@{folder}/extra.json", "-m", "gpunode.node.facts", "-t", f"{folder}/found"]
+        command += ["-f", str(where.forks), "-T", str(math.ceil(where.connect_timeout))]
+        command += ["--task-timeout", str(math.ceil(where.timeout))]
+        command += ["-b"] if where.become else []
+        for path in where.vault_password_files:
+            command += ["--vault-password-file", str(path)]
+        if where.accept_new_host_keys:
+            command += ["--ssh-extra-args", "-o StrictHostKeyChecking=accept-new"]
+        rounds = math.ceil(len(targets) / where.forks)
+        try:
+            ran = subprocess.run(
+                command,
+                capture_output=True,
+                text=True,
+                stdin=subprocess.DEVNULL,
+                timeout=60 + rounds * (where.timeout + where.connect_timeout),
+                env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
+                check=False,
+            )
+            said = f"{ran.stdout}\n{ran.stderr}"
+        except subprocess.TimeoutExpired:
+            said = "Ansible did not end in time"
+        return [_ansible_answer(target, folder / "found" / target.name, said) for target in targets]
+
+
+def _ansible_answer(target: Target, file: Path, said: str) -> Ran:
+    try:
+        result = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        result = {"msg": " ".join(said.split())[-600:]}
+    if "probe" in result and not result.get("failed"):
+        return Ran(target=target, stdout=result["probe"])
+    return Ran(
+        target=target,
+        error=UnreachableError(
+            f"{target.name}: Ansible (connection {target.connection}) could not probe it: {result.get('msg')}",
+            fix=f"try: ansible {target.name} -i INVENTORY -m gpunode.node.facts -vvv",
+        ),
+    )

@@ -1,0 +1,84 @@
+"""What a person sees while hosts are at work: live lines on a terminal, plain lines elsewhere, always on stderr."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpunode.edge.detect import Detected
+    from gpunode.edge.runner import Event
+
+_SILENT = ("started", "skipped")
+
+
+@contextlib.contextmanager
+def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]:
+    """While hosts are probed: call the function with each host that is done.  Formats for machines get no lines."""
+    count = 0
+
+    if not sys.stderr.isatty():
+
+        def line(found: Detected) -> None:
+            if output_format == "text":
+                print(f"{found.host}: {'failed' if found.error else 'probed'}", file=sys.stderr, flush=True)
+
+        yield line
+        return
+
+    from rich.console import Console
+
+    with Console(stderr=True).status("probing …") as status:
+
+        def tick(found: Detected) -> None:
+            nonlocal count
+            count += 1
+            status.update(f"probing … {count} done, last: {found.host}")
+
+        yield tick
+
+
+@contextlib.contextmanager
+def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Callable[[Event], None]]:
+    """While a playbook runs on `hosts`: call the function with each event."""
+    if not hosts or not sys.stderr.isatty():
+
+        def line(event: Event) -> None:
+            if event.kind in _SILENT or (output_format != "text" and event.kind in ("ok", "changed")):
+                return
+            message = f": {event.message}" if event.message else ""
+            print(
+                f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s){message}",
+                file=sys.stderr,
+                flush=True,
+            )
+
+        yield line
+        return
+
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.fields[host]}"),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+    )
+    colours = {"changed": "yellow", "failed": "red", "unreachable": "red"}
+    with Progress(
+        SpinnerColumn(), *texts, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+    ) as progress:
+        rows = {host: progress.add_task("waiting", host=host, visible=len(hosts) <= 20) for host in hosts}
+
+        def show(event: Event) -> None:
+            if event.host in rows:
+                progress.update(rows[event.host], description=escape(event.task), visible=True)
+            if event.kind not in _SILENT and event.kind != "ok":
+                text = escape(f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s) {event.message}")
+                progress.console.print(text.strip(), style=colours.get(event.kind, ""))
+
+        yield show
