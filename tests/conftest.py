@@ -6,20 +6,19 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from gpunode import lab
-from gpunode.core.errors import RefusedError
-from gpunode.lab import machine
+if TYPE_CHECKING:
+    from gpunode.lab import Lab
 
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-LabUp = Callable[..., lab.Lab]
+LabUp = Callable[..., "Lab"]
 RunGpunode = Callable[..., "subprocess.CompletedProcess[str]"]
 
 
@@ -29,16 +28,20 @@ def lab_up(request: pytest.FixtureRequest) -> Iterator[LabUp]:
 
     Where no lab can run the test is skipped, unless GPUNODE_REQUIRE_LAB is set, as `make test` does.
     """
+    from gpunode import lab
+    from gpunode.core.errors import RefusedError
+    from gpunode.lab import machine
+
     try:
         machine.refuse_unfit_machine(nodes=1)
     except RefusedError as refusal:
         if os.environ.get("GPUNODE_REQUIRE_LAB"):
             raise
         pytest.skip(f"no lab: {refusal.what} ({refusal.expected})")
-    made: list[lab.Lab] = []
+    made: list[Lab] = []
     stem = "test-" + request.module.__name__.rpartition(".")[2].removeprefix("test_").replace("_", "-")
 
-    def up(count: int = 1, **options: Any) -> lab.Lab:
+    def up(count: int = 1, **options: Any) -> Lab:
         name = options.pop("name", f"{stem}-{len(made)}" if made else stem)
         made.append(lab.up(count, name=name, **options))
         return made[-1]
