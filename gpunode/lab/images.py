@@ -1,6 +1,6 @@
 """Node images: Debian trees by mmdebstrap, made into lab nodes by node/finish.sh in a container, kept by podman.
 
-An image is named by its variant and tagged by a hash of all that goes into it, so that a change anywhere makes a new one.
+An image is named by its variant and tagged by a hash of all that goes into it: a change anywhere makes a new one.
 """
 
 from __future__ import annotations
@@ -22,10 +22,28 @@ ENGINES = ("containerd", "docker")
 PREFIX = "localhost/gpunode-lab"
 KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 COMMON = (
-    "ca-certificates,containerd,dbus,docker.io,iproute2,iptables,iputils-ping,kmod,openssh-server,pciutils,procps,"
-    "python3,sudo,systemd,systemd-sysv,busybox-static"
-).split(",")
-PURGE = {"docker": ("docker.io", "docker-cli"), "containerd": ("containerd", "runc"), "python": ("python3*", "libpython3*")}
+    "busybox-static",
+    "ca-certificates",
+    "containerd",
+    "dbus",
+    "docker.io",
+    "iproute2",
+    "iptables",
+    "iputils-ping",
+    "kmod",
+    "openssh-server",
+    "pciutils",
+    "procps",
+    "python3",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+)
+PURGE = {
+    "docker": ("docker.io", "docker-cli"),
+    "containerd": ("containerd", "runc"),
+    "python": ("python3*", "libpython3*"),
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +99,7 @@ class Variant:
 def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
     """The name, with tag, of the node image of that variant; built when podman does not have it.
 
-    `debs` are packages that the image gets beyond Debian's own (its kernel).  The name without the tag's hash, `:latest`,
-    leads to it too.
+    `debs` are packages that the image gets beyond Debian's own (its kernel).  The tag `latest` leads to it, too.
     """
     with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()
@@ -92,7 +109,7 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
             log(f"making the node image {variant.name}")
-            _finish(base, tag, variant, archive, source, debs)
+            _finish(base, tag, variant, archive=archive, source=source, debs=debs)
             _drop_older(tag)
         return tag
 
@@ -142,7 +159,7 @@ def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
     for old in tar.parent.glob(f"{tar.name.rpartition('-')[0]}-*.tar*"):
         old.unlink()
     new = tar.with_suffix(".new.tar")
-    command = ["mmdebstrap", "--quiet", "--variant=minbase", "--aptopt=Apt::Install-Recommends \"false\"", *options]
+    command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', *options]
     command += [f"--include={','.join(_packages(variant))}", f"--keyring={KEYRING}"]
     try:
         machine.run(*command, RELEASES[variant.distro].codename, str(new), *lines)
@@ -154,7 +171,9 @@ def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
 # ---------------------------------------------------------------- from tree to node
 
 
-def _finish(base: str, tag: str, variant: Variant, archive: machine.Archive, source: Path, debs: Sequence[Path]) -> None:
+def _finish(
+    base: str, tag: str, variant: Variant, *, archive: machine.Archive, source: Path, debs: Sequence[Path]
+) -> None:
     with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
         build = Path(folder)
         shutil.copytree(source / "node", build / "node")
@@ -207,7 +226,7 @@ def _tree(folder: Path) -> list[Path]:
 
 
 def _contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
-    return [(p.name, p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
+    return [("/".join(p.parts[-4:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
 
 
 def _digest(*inputs: object) -> str:

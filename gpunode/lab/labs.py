@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
@@ -23,6 +21,7 @@ from gpunode.lab.images import Variant
 from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
 from gpunode.lab.packages import RepositoryInfo, RepositorySource
+from gpunode.lab.signals import handling_sigterm, ignoring_interrupts
 
 MOST_NODES = 20
 AT_ONCE = 4  # containers started side by side: more only queue behind podman's own locks
@@ -93,25 +92,21 @@ def up(
     Raises RefusedError where a lab cannot run, InputError for what it does not know, InterruptedByUser after Ctrl-C;
     whatever it had begun is removed then.
     """
-    wish = Node(
-        name=name,
-        lab=name,
-        address="",
-        distro=distro,
-        engines=tuple(engines),
-        python=python,
-        real_driver=real_driver,
-        gpus=tuple(gpu for gpu in gpus if gpu != "none"),
-        nouveau=nouveau,
-    )
+    wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
     _check(wish, count)
     machine.refuse_unfit_machine(nodes=count)
-    with _handling_sigterm():
+    with handling_sigterm():
         try:
             image, info = _image(wish.variant, log)
             return _up(replace(wish, image=image), count, info, log)
         except KeyboardInterrupt as interrupt:
             raise InterruptedByUser("interrupted: what was begun has been removed") from interrupt
+
+
+def _wish(name: str, gpus: Sequence[str], *, engines: Sequence[str], **options: Any) -> Node:
+    """The node as asked for: without address, image and number."""
+    real = tuple(gpu for gpu in gpus if gpu != "none")
+    return Node(name=name, lab=name, address="", engines=tuple(engines), gpus=real, **options)
 
 
 def _check(wish: Node, count: int) -> None:
@@ -148,6 +143,36 @@ def image_name(
     return _image(variant, log)[0]
 
 
+def platform(
+    name: str,
+    *,
+    distro: str = "debian:12",
+    gpus: Sequence[str] = ("h100",),
+    nouveau: bool = False,
+    engines: Sequence[str] = images.ENGINES,
+    python: bool = True,
+    real_driver: bool = False,
+    log: Log = print,
+) -> dict[str, Any]:
+    """Prepare a node that another program (Molecule's podman driver) starts, and say how: an entry of its `platforms`.
+
+    The program needs the environment variable CONTAINERS_CONF to be what the entry says under `environment`.
+    `down([name])` removes the node with all that belongs to it.
+    """
+    wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
+    _check(wish, 1)
+    machine.refuse_unfit_machine(nodes=1)
+    image, info = _image(wish.variant, log)
+    node = replace(wish, image=image)
+    with machine.lock("state", log=log):
+        url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+        _ensure_key()
+        nodes.remove([name])
+        nodes.save(replace(node, sources=_sources(info, distro, url)))
+        nodes.prepare(node, _source_of(info, "kernels", distro), url, machine.places().repository)
+    return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
+
+
 def _source_of(info: RepositoryInfo, name: str, distro: str) -> RepositorySource:
     return next(source for source in info.sources if source.name == name and source.distro in ("", distro))
 
@@ -180,7 +205,7 @@ def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
 def _reserve(wish: Node, count: int, subnet: IPv4Network) -> list[Node]:
     """Write down the nodes that are missing, each with an address, before any is made."""
     have = {node.name: node for node in nodes.load_nodes()}
-    new = []
+    new: list[Node] = []
     for number in range(1, count + 1):
         name = f"{wish.lab}-{number}"
         if name in have:
@@ -220,7 +245,7 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
     try:
         _side_by_side(make, new, stop)
     except BaseException:
-        with _ignoring_interrupts():
+        with ignoring_interrupts():
             nodes.remove([node.name for node in new])
         raise
 
@@ -251,12 +276,21 @@ def load_lab(name: str) -> Lab:
 
 
 def find(names: Iterable[str]) -> list[Node]:
-    """The nodes of these names; raises InputError for one that is not there."""
-    have = {node.name: node for node in nodes.load_nodes()}
+    """The nodes of these names; a lab's name stands for all its nodes.  Raises InputError for one that is not there."""
+    have = nodes.load_nodes()
+    found: dict[str, Node] = {}
     for name in names:
-        if name not in have:
-            raise InputError(f"there is no node {name!r}", expected=f"one of {', '.join(have) or '(none is up)'}")
-    return [have[name] for name in names]
+        meant = [node for node in have if name in (node.name, node.lab)]
+        if not meant:
+            known = ", ".join(node.name for node in have)
+            raise InputError(f"there is no node {name!r}", expected=f"one of {known}" if known else "a node that is up")
+        found |= {node.name: node for node in meant}
+    return list(found.values())
+
+
+def ssh_config() -> Path:
+    """The ssh_config of all nodes of all labs."""
+    return machine.places().state / "ssh_config"
 
 
 def _write_files() -> None:
@@ -297,7 +331,7 @@ def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = prin
     """
     if not machine.places().nodes.exists() and not everything:
         find(names)
-    with machine.lock("state", log=log), _ignoring_interrupts():
+    with machine.lock("state", log=log), ignoring_interrupts():
         doomed = [node.name for node in (nodes.load_nodes() if everything else find(names))]
         nodes.remove(doomed)
         _remove_abandoned(log)
@@ -320,7 +354,7 @@ def _forget() -> None:
 
 def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
     """Put nodes back to their fresh image, with the same name and address; their host keys are new."""
-    with _handling_sigterm():
+    with handling_sigterm():
         return [_reset(node, log) for node in find(names)]
 
 
@@ -344,37 +378,3 @@ def _remove_abandoned(log: Log) -> None:
     if left:
         log(f"removing what an interrupted `lab up` left: {' '.join(left)}")
         nodes.remove(left)
-
-
-# ---------------------------------------------------------------- signals
-
-
-@contextlib.contextmanager
-def _handling_sigterm() -> Iterator[None]:
-    """Let SIGTERM clean up as Ctrl-C does.  Only a program's main thread may say so."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    with _signals({signal.SIGTERM: interrupt}):
-        yield
-
-
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Do not let a second Ctrl-C break off the cleaning up."""
-    with _signals({signal.SIGINT: signal.SIG_IGN, signal.SIGTERM: signal.SIG_IGN}):
-        yield
-
-
-@contextlib.contextmanager
-def _signals(handlers: dict[signal.Signals, Any]) -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

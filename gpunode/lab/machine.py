@@ -130,7 +130,9 @@ def archive() -> Archive:
     """The archive that this machine's own apt sources name; GPUNODE_LAB_ARCHIVE («MAIN SECURITY») overrides it."""
     own = os.environ.get(ARCHIVE_VARIABLE, "").split()
     if not own:
-        listed = run("apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI) $(COMPONENT)", "Created-By: Packages")
+        listed = run(
+            "apt-get", "indextargets", "--format", "$(RELEASE) $(REPO_URI) $(COMPONENT)", "Created-By: Packages"
+        )
         own = _debian_urls(listed.stdout)
     if len(own) != 2:
         raise RefusedError(
@@ -155,14 +157,13 @@ def _debian_urls(listed: str) -> list[str]:
 # ---------------------------------------------------------------- commands
 
 
-def run(*command: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def run(*command: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end and give back what it printed; a failure is a GpunodeError with its last words."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    feed = {"input": stdin} if stdin is not None else {"stdin": subprocess.DEVNULL}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, **feed)  # type: ignore[call-overload]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, input=stdin)
     if check and done.returncode:
         raise command_failed(command, done.returncode, done.stderr or done.stdout)
-    return done  # type: ignore[no-any-return]
+    return done
 
 
 def command_failed(command: Sequence[str], status: int, said: str) -> GpunodeError:
@@ -172,7 +173,7 @@ def command_failed(command: Sequence[str], status: int, said: str) -> GpunodeErr
     return GpunodeError(f"`{words} …` failed with status {status}: {last or 'it said nothing'}")
 
 
-def podman(*arguments: str, check: bool = True, stdin: str | None = None) -> subprocess.CompletedProcess[str]:
+def podman(*arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run podman with the lab's own settings."""
     return run("env", f"CONTAINERS_CONF={containers_conf()}", "podman", *arguments, check=check, stdin=stdin)
 

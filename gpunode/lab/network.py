@@ -54,7 +54,19 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
         address = str(network[REPOSITORY_HOST])
         serve = ("python3", "-m", "http.server", "--directory", f"/srv/{directory.name}", "80")
         keep = ("--restart=always", "--stop-timeout=0", "--log-driver=none")
-        podman("run", "-d", "--name", REPOSITORY, f"--network={NETWORK}", f"--ip={address}", "-v", mount, *keep, image, *serve)
+        podman(
+            "run",
+            "-d",
+            "--name",
+            REPOSITORY,
+            f"--network={NETWORK}",
+            f"--ip={address}",
+            "-v",
+            mount,
+            *keep,
+            image,
+            *serve,
+        )
     _wait_until_it_answers(url)
     return url
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import ipaddress
 import json
 import os
 import shutil
@@ -11,6 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import cattrs
 
 from gpunode.core.errors import GpunodeError
 from gpunode.lab import hardware, machine
@@ -62,8 +66,9 @@ class Node:
 
 def load_nodes() -> list[Node]:
     """Every node this machine has, ready or not, in the order of their names' numbers."""
-    records = machine.places().nodes.glob("*/node.json")
-    nodes = [Node(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(r.read_text()).items()}) for r in records]
+    nodes = [
+        cattrs.structure(json.loads(path.read_text()), Node) for path in machine.places().nodes.glob("[!.]*/node.json")
+    ]
     return sorted(nodes, key=lambda node: (node.lab, len(node.name), node.name))
 
 
@@ -87,8 +92,9 @@ def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -
     machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
     if not node.real_driver:
         _seed_kernel_source(seed, kernels, url, repository)
-    for folder in (seed, *(path for path in seed.rglob("*") if path.is_dir())):
-        folder.chmod(0o700 if folder.name in (".ssh", "root") else 0o755)
+    for path in (seed, *seed.rglob("*")):
+        if path.is_dir():
+            path.chmod(0o700 if path.name in (".ssh", "root") else 0o755)
 
 
 def _seed_kernel_source(seed: Path, kernels: RepositorySource, url: str, repository: Path) -> None:
@@ -129,10 +135,32 @@ OPTIONS = (
 def start(node: Node) -> None:
     """Start the node's container; it boots from there by itself."""
     named = ("--name", node.name, "--hostname", node.name, "--label", f"{LABEL}={node.lab}")
-    network = (f"--network={NETWORK}", f"--ip={node.address}")
+    network = (f"--network={NETWORK}", f"--ip={node.address}", f"--mac-address={_mac(node.address)}")
     environment = (f"--env={name}={value}" for name, value in ENVIRONMENT.items())
     mounts = (f"--volume={volume}" for volume in volumes(node))
     podman("run", "-d", *named, *network, "--privileged", *OPTIONS, *environment, *mounts, node.image, BOOT)
+
+
+def _mac(address: str) -> str:
+    """A hardware address that goes with the address: after a reset this machine would ask the old one for 30 s."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x67, *ipaddress.IPv4Address(address).packed))
+
+
+def platform(node: Node) -> dict[str, Any]:
+    """How Molecule's podman driver starts this node: an entry of molecule.yml's `platforms`."""
+    return {
+        "name": node.name,
+        "image": node.image,
+        "pre_build_image": True,
+        "pull": False,
+        "command": BOOT,
+        "systemd": "false",
+        "privileged": True,
+        "env": ENVIRONMENT,
+        "network": NETWORK,
+        "volumes": volumes(node),
+        "extra_opts": [*(o for o in OPTIONS if not o.startswith("--systemd")), f"--label={LABEL}={node.lab}"],
+    }
 
 
 def wait_until_up(node: Node, *, seconds: float = 120) -> None:
@@ -180,5 +208,5 @@ def remove(names: Sequence[str]) -> None:
 
 def running() -> dict[str, str]:
     """State by podman's word (running, exited …) of each container of the lab."""
-    listed = podman("ps", "--all", "--filter", f"label={LABEL}", "--format", "{{.Names}} {{.State}}").stdout
-    return dict(line.split(" ", 1) for line in listed.splitlines())
+    listed = podman("ps", "--all", "--filter", f"label={LABEL}", "--format", "json").stdout
+    return {container["Names"][0]: container["State"] for container in json.loads(listed)}

@@ -1,0 +1,189 @@
+"""`gpunode lab`: throw-away nodes on this machine with faked GPUs (docs/lab.md)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import Command, format_option, print_json
+
+if TYPE_CHECKING:
+    from gpunode.edge.detect import Where
+    from gpunode.lab import Lab, Node
+
+_SHAPE = (
+    click.option("--distro", default="debian:12", show_default=True, metavar="DISTRO", help="debian:12 or debian:13."),
+    click.option(
+        "--engines", default="containerd,docker", show_default=True, metavar="LIST", help="Container engines, or none."
+    ),
+    click.option("--no-python", is_flag=True, help="Nodes without python3."),
+    click.option("--real-driver", is_flag=True, help="Debian's real NVIDIA packages instead of the stand-ins (slow)."),
+)
+_HARDWARE = (
+    click.option(
+        "--gpu",
+        "gpus",
+        multiple=True,
+        default=("h100",),
+        show_default=True,
+        metavar="GPU",
+        help="A GPU of each node: h100, 10de:2204, or none. Repeatable.",
+    ),
+    click.option("--nouveau/--no-nouveau", default=False, show_default=True, help="Nouveau drives the GPUs at first."),
+)
+
+
+def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed([option for group in groups for option in group]):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+@click.group()
+def lab() -> None:
+    """Throw-away nodes on this machine: real systemd, sshd, containerd and Docker; faked GPUs, kernel and driver."""
+
+
+@lab.command()
+@click.argument("count", default=1, type=click.IntRange(1, 20), metavar="[N]")
+@_options(_SHAPE, _HARDWARE)
+@click.option("--name", default="gpunode", show_default=True, metavar="PREFIX", help="Nodes are called PREFIX-1 …")
+@format_option("text", "json")
+def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_format: str, **shape: Any) -> None:
+    """See to it that N nodes are up; those that are already stay as they are."""
+    from gpunode.lab import up as lab_up
+
+    made = lab_up(count, name=name, gpus=gpus, nouveau=nouveau, log=_log, **_shape(**shape))
+    if output_format == "json":
+        print_json(_lab_data(made))
+        return
+    _print_nodes(made.nodes)
+    click.echo(f"\ninventory: {made.inventory}\nspec:      {made.spec}")
+    click.echo(f"try next:  gpunode plan -i {made.inventory} -c {made.spec}")
+
+
+@lab.command()
+@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.option("--all", "everything", is_flag=True, help="All nodes of all labs, the network and the package server.")
+def down(names: tuple[str, ...], everything: bool) -> None:
+    """Take nodes away: by name, or by the prefix they were made with."""
+    from gpunode.lab import down as lab_down
+
+    if not names and not everything:
+        raise click.UsageError("name the nodes to take away, or say --all")
+    gone = lab_down(names, everything=everything, log=_log)
+    click.echo(f"removed {' '.join(gone)}" if gone else "there was no node")
+
+
+@lab.command(name="list")
+@format_option("text", "json")
+def list_(output_format: str) -> None:
+    """Show the nodes that are there."""
+    from gpunode.lab.nodes import load_nodes, running
+
+    nodes, states = load_nodes(), running()
+    if output_format == "json":
+        print_json([_node_data(node) | {"state": states.get(node.name, "missing")} for node in nodes])
+    elif nodes:
+        _print_nodes(nodes, states)
+    else:
+        click.echo("no node is up; `gpunode lab up` starts one")
+
+
+@lab.command(context_settings={"ignore_unknown_options": True})
+@click.argument("name")
+@click.argument("command", nargs=-1, type=click.UNPROCESSED)
+def ssh(name: str, command: tuple[str, ...]) -> None:
+    """Log in to a node as root, or run COMMAND there."""
+    from gpunode.lab.labs import find, ssh_config
+
+    find([name])
+    os.execvp("ssh", ["ssh", "-F", str(ssh_config()), name, *command])  # noqa: S606 - no shell is wanted
+
+
+@lab.command()
+@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+def reset(names: tuple[str, ...]) -> None:
+    """Put nodes back to their fresh image, with the same name and address."""
+    from gpunode.lab import reset as lab_reset
+
+    _print_nodes(lab_reset(names, log=_log))
+
+
+@lab.command()
+@_options(_SHAPE)
+def image(**shape: Any) -> None:
+    """Print the name of the node image of that kind, building it when it is missing."""
+    from gpunode.lab import image_name
+
+    click.echo(image_name(log=_log, **_shape(**shape)))
+
+
+@lab.command()
+@click.argument("name")
+@_options(_SHAPE, _HARDWARE)
+def platform(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
+    """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
+    from gpunode.lab import platform as lab_platform
+
+    print_json(lab_platform(name, gpus=gpus, nouveau=nouveau, log=_log, **_shape(**shape)))
+
+
+# ---------------------------------------------------------------- words in, words out
+
+
+def _shape(distro: str, engines: str, no_python: bool, real_driver: bool) -> dict[str, Any]:
+    chosen = tuple(word for word in engines.replace(" ", "").split(",") if word not in ("", "none"))
+    return {"distro": distro, "engines": chosen, "python": not no_python, "real_driver": real_driver}
+
+
+def _log(message: str) -> None:
+    click.echo(message, err=True)
+
+
+def _node_data(node: Node) -> dict[str, Any]:
+    return {
+        "name": node.name,
+        "lab": node.lab,
+        "address": node.address,
+        "distro": node.distro,
+        "engines": list(node.engines),
+        "python": node.python,
+        "gpus": list(node.gpus),
+    }
+
+
+def _lab_data(made: Lab) -> dict[str, Any]:
+    files = {name: str(getattr(made, name)) for name in ("inventory", "spec", "ssh_config", "known_hosts")}
+    return {"lab": made.name, "nodes": [_node_data(node) for node in made.nodes], **files}
+
+
+def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
+    for node in nodes:
+        engines = ",".join(node.engines) or "no engines"
+        gpus = ",".join(node.gpus) or "no GPU"
+        state = f"  {states.get(node.name, 'missing')}" if states is not None else ""
+        click.echo(f"{node.name:<16}{node.address:<16}{node.distro:<11}{engines:<19}{gpus}{state}")
+
+
+def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:
+    """`--lab`: the lab's nodes as hosts (one is started when none is up), and the spec over the lab's own sources."""
+    import dataclasses
+
+    import yaml
+
+    from gpunode.core.spec import merge_spec
+    from gpunode.lab import load_lab
+    from gpunode.lab import up as lab_up
+
+    made = load_lab("gpunode")
+    if not made.nodes:
+        made = lab_up(log=_log)
+    lab_spec = yaml.safe_load(made.spec.read_text())
+    return dataclasses.replace(where, inventory=(str(made.inventory),)), merge_spec(lab_spec, spec_data)
