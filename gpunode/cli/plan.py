@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import error_data, format_option, print_json, show_error, spec_option, target_options, worst_exit
+from gpunode.cli.common import (
+    error_data,
+    format_option,
+    print_json,
+    show_error,
+    spec_option,
+    target_options,
+    worst_exit,
+)
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Where
@@ -33,7 +41,12 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def plan(
-    where: Where, spec_data: dict[str, Any], probes: tuple[Path, ...], diff: bool, output: Path | None, output_format: str
+    where: Where,
+    spec_data: dict[str, Any],
+    probes: tuple[Path, ...],
+    diff: bool,
+    output: Path | None,
+    output_format: str,
 ) -> int:
     """Say what provision would do on each host, step by step, with reasons."""
     from dataclasses import replace
@@ -58,7 +71,9 @@ def show_plans(hosts: list[HostPlan], *, output_format: str, diff: bool) -> None
     from gpunode.core.report import plan_data, plan_text
 
     if output_format == "json":
-        found = [plan_data(h.plan) if h.plan else {"host": h.host, "error": h.error and error_data(h.error)} for h in hosts]
+        found = [
+            plan_data(h.plan) if h.plan else {"host": h.host, "error": h.error and error_data(h.error)} for h in hosts
+        ]
         print_json({"hosts": found})
         return
     for host in hosts:

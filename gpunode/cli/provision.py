@@ -29,7 +29,9 @@ if TYPE_CHECKING:
 )
 @target_options
 @spec_option
-@click.option("--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up.")
+@click.option(
+    "--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up."
+)
 @click.option("--check", is_flag=True, help="Run Ansible in check mode: say what would change, change nothing.")
 @click.option("--diff", is_flag=True, help="Show diffs of configuration files (secrets masked).")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")

@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 )
 @target_options
 @spec_option
-@click.option("--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads.")
+@click.option(
+    "--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads."
+)
 @format_option("text", "json")
 def verify(where: Where, spec_data: dict[str, Any], smoke: bool, output_format: str) -> int:
     """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""

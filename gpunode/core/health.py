@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.core.model import Check, NodeFacts
 
-# Xids that NVIDIA's catalog calls application errors: the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
+# Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
 
 
@@ -21,7 +21,9 @@ def health_checks(facts: NodeFacts) -> list[Check]:
 def _driver(facts: NodeFacts) -> Iterator[Check]:
     loaded, userspace = facts.driver.loaded, facts.driver.userspace
     if not loaded:
-        yield Check(id="driver.loaded", status="failed", message="no NVIDIA kernel module is loaded", fix="gpunode plan")
+        yield Check(
+            id="driver.loaded", status="failed", message="no NVIDIA kernel module is loaded", fix="gpunode plan"
+        )
         return
     yield Check(id="driver.loaded", status="passed", message=f"NVIDIA kernel module {loaded} is loaded")
     if userspace and userspace != loaded:
@@ -50,7 +52,12 @@ def _driver(facts: NodeFacts) -> Iterator[Check]:
 
 def _memory(facts: NodeFacts) -> Iterator[Check]:
     rules = (
-        ("gpu.remap-pending", "remap_pending", "a row remap is pending", "drain the node, then reset the GPU or reboot"),
+        (
+            "gpu.remap-pending",
+            "remap_pending",
+            "a row remap is pending",
+            "drain the node, then reset the GPU or reboot",
+        ),
         ("gpu.remap-failure", "remap_failure", "a row remap failed", "have the GPU replaced (NVIDIA RMA)"),
         ("gpu.retirement-pending", "retired_pending", "a page retirement is pending", "reboot, or reset the GPU"),
     )
@@ -82,7 +89,10 @@ def _links(facts: NodeFacts) -> Iterator[Check]:
     if facts.nvswitches and fabric:
         text = ", ".join(f"GPU {i}: {s}" for i, s in fabric.items())
         yield Check(
-            id="fabric.state", status="failed", message=text, fix="systemctl status nvidia-fabricmanager; versions must be equal"
+            id="fabric.state",
+            status="failed",
+            message=text,
+            fix="systemctl status nvidia-fabricmanager; versions must be equal",
         )
     elif facts.nvswitches and facts.nvml:
         yield Check(id="fabric.state", status="passed", message="all GPUs have joined the NVLink fabric")
@@ -92,7 +102,9 @@ def _xids(facts: NodeFacts) -> Iterator[Check]:
     serious = Counter(x.code for x in facts.xids if x.code not in APPLICATION_XIDS)
     other = Counter(x.code for x in facts.xids if x.code in APPLICATION_XIDS)
     if serious:
-        yield Check(id="gpu.xid", status="failed", message=f"Xids since boot: {_counted(serious)}", fix="dmesg | grep Xid")
+        yield Check(
+            id="gpu.xid", status="failed", message=f"Xids since boot: {_counted(serious)}", fix="dmesg | grep Xid"
+        )
     elif other:
         yield Check(
             id="gpu.xid",

@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.diff import unified
@@ -53,6 +53,18 @@ TITLES: Mapping[tuple[str, str], str] = {
 KeyOf = Callable[[Repository], bytes]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Case:
+    """One host's case: what the steps are made from.  `have` is the actual value of every wanted key."""
+
+    facts: NodeFacts
+    spec: Spec
+    solution: Solution
+    want: Wanted
+    have: Mapping[Key, str]
+    key_of: KeyOf
+
+
 def make_plan(
     host: str,
     facts: NodeFacts,
@@ -75,11 +87,10 @@ def make_plan(
     problems = (*_target_problems(facts), *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
-    have = actual(facts, want)
-    pending = {key: item for key, item in want.items.items() if differs(item, have[key])}
-    steps = _steps(facts, spec, solution, want, pending, have, key_of)
+    case = _Case(facts=facts, spec=spec, solution=solution, want=want, have=actual(facts, want), key_of=key_of)
+    steps = _steps(case)
     if steps:
-        steps = [*_preflight(facts), *steps, _verify(facts, spec, solution)]
+        steps = [*_preflight(facts), *steps, _verify(case)]
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
 
 
@@ -100,38 +111,32 @@ def class_key(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
-def _steps(
-    facts: NodeFacts,
-    spec: Spec,
-    solution: Solution,
-    want: Wanted,
-    pending: Mapping[Key, Want],
-    have: Mapping[Key, str],
-    key_of: KeyOf,
-) -> list[Step]:
-    pending = dict(pending) | _consequences(facts, spec, want, pending)
+def _steps(case: _Case) -> list[Step]:
+    pending = {key: item for key, item in case.want.items.items() if differs(item, case.have[key])}
+    pending |= _consequences(case.want, pending)
     steps = []
     for role in ROLES:
         for option in OPTIONS:
             mine = {k: w for k, w in pending.items() if (k.role, k.option) == (role, option)}
-            if not mine:
-                continue
-            steps.append(
-                Step(
-                    role=role,
-                    option=option,
-                    title=TITLES[role, option],
-                    value=_value(facts, spec, solution, want, option, role, mine, key_of),
-                    reasons=_reasons(mine, have),
-                    diff=_diff(facts, want, option, mine, key_of),
-                    disruptive=_disruption(facts, want, option, mine),
-                )
-            )
+            if mine:
+                steps.append(_step(case, role, option, mine))
     return steps
 
 
-def _consequences(facts: NodeFacts, spec: Spec, want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
-    """What has to be done again because of another step: new driver packages → load; engines → restart.
+def _step(case: _Case, role: str, option: str, mine: Mapping[Key, Want]) -> Step:
+    return Step(
+        role=role,
+        option=option,
+        title=TITLES[role, option],
+        value=_value(case, role, option, mine),
+        reasons=_reasons(case, mine),
+        diff=_diff(case, option, mine),
+        disruptive=_disruption(case, option, mine),
+    )
+
+
+def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
+    """What has to be done again because of another step: new driver packages → load; a new toolkit → engines.
 
     Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go), so a toolkit
     that is new to it needs a restart even when daemon.json is right.
@@ -145,36 +150,27 @@ def _consequences(facts: NodeFacts, spec: Spec, want: Wanted, pending: Mapping[K
     return again
 
 
-def _value(
-    facts: NodeFacts,
-    spec: Spec,
-    solution: Solution,
-    want: Wanted,
-    option: str,
-    role: str,
-    mine: Mapping[Key, Want],
-    key_of: KeyOf,
-) -> Any:
+def _value(case: _Case, role: str, option: str, mine: Mapping[Key, Want]) -> Any:
     """The literal value of a role's option: what docs/design.md's table says, plain data only."""
     if option in ("sources", "files"):
-        return [_file_data(w.data, key_of) for w in mine.values()]
+        return [_file_data(w.data, case.key_of) for w in mine.values()]
     if option == "packages":
-        return _packages_data(spec, want, role, mine)
+        return _packages_data(case, role, mine)
     if option == "activate":
-        return _activate_data(spec, solution, role, mine)
-    return [_edit_data(facts, w.data, want) for w in mine.values()]
+        return _activate_data(case, role, mine)
+    return [_edit_data(case, w.data) for w in mine.values()]
 
 
 def _file_data(file: SourceFile, key_of: KeyOf) -> dict[str, Any]:
-    text = key_of(file.repository).decode() if file.repository else file.text
-    return {"path": file.path, "content": text, "mode": file.mode}
+    content = _content(file, key_of)
+    return {"path": file.path, "content": None if content is None else content.decode(), "mode": file.mode}
 
 
-def _packages_data(spec: Spec, want: Wanted, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+def _packages_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
-    all_of_role = {k: w for k, w in want.items.items() if (k.role, k.option) == (role, "packages")}
+    all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
     refresh = [
-        k.name for k, w in want.items.items() if k.option == "sources" and k.role == role and k.name.endswith(".sources")
+        k.name for k in case.want.items if (k.role, k.option) == (role, "sources") and k.name.endswith(".sources")
     ]
     return {
         "install": [
@@ -184,26 +180,27 @@ def _packages_data(spec: Spec, want: Wanted, role: str, mine: Mapping[Key, Want]
         ],
         "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
         "refresh": refresh,
-        "proxy": spec.proxy,
+        "proxy": case.spec.proxy,
     }
 
 
-def _activate_data(spec: Spec, solution: Solution, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+def _activate_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     driver = role == "driver"
     if role == "cuda":
         return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
     return {
-        "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else [m for m in modules],
+        "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else modules,
         "unload": ["nouveau"] if driver else [],
         "initramfs": driver,
-        "version": (solution.driver.version if solution.driver else "") if driver else "",
-        "reboot": spec.reboot if driver else "never",
+        "version": case.solution.driver.version if driver and case.solution.driver else "",
+        "reboot": case.spec.reboot if driver else "never",
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
     }
 
 
-def _edit_data(facts: NodeFacts, wish: RuntimeWish, want: Wanted) -> dict[str, Any]:
+def _edit_data(case: _Case, wish: RuntimeWish) -> dict[str, Any]:
+    facts = case.facts
     runtime = facts.runtime(wish.runtime)
     expect = {p: facts.files[p].sha256 for p in (runtime.files if runtime else ()) if p in facts.files}
     return {
@@ -212,7 +209,7 @@ def _edit_data(facts: NodeFacts, wish: RuntimeWish, want: Wanted) -> dict[str, A
         "cdi": wish.cdi,
         "cgroup_driver": wish.cgroup_driver,
         "nvidia_runtime_path": wish.nvidia_runtime_path,
-        "restart": not want.edits[wish.runtime].changes,
+        "restart": not case.want.edits[wish.runtime].changes,
         "expect": expect,
     }
 
@@ -234,10 +231,9 @@ def _preflight(facts: NodeFacts) -> list[Step]:
     return steps
 
 
-def _verify(facts: NodeFacts, spec: Spec, solution: Solution) -> Step:
-    return Step(
-        role="verify", option="smoke", title=TITLES["verify", "smoke"], value=smoke_request(facts, spec, solution)
-    )
+def _verify(case: _Case) -> Step:
+    value = smoke_request(case.facts, case.spec, case.solution)
+    return Step(role="verify", option="smoke", title=TITLES["verify", "smoke"], value=value)
 
 
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
@@ -280,8 +276,8 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
     return problems
 
 
-def _reasons(mine: Mapping[Key, Want], have: Mapping[Key, str]) -> tuple[Reason, ...]:
-    found = [Reason(what=k.name, why=f"wanted {_words(w)}, found {have[k] or 'nothing'}") for k, w in mine.items()]
+def _reasons(case: _Case, mine: Mapping[Key, Want]) -> tuple[Reason, ...]:
+    found = [Reason(what=k.name, why=f"wanted {_words(w)}, found {case.have[k] or 'nothing'}") for k, w in mine.items()]
     return (*found, *(r for w in mine.values() for r in w.reasons))
 
 
@@ -291,20 +287,28 @@ def _words(item: Want) -> str:
     return item.value
 
 
-def _diff(facts: NodeFacts, want: Wanted, option: str, mine: Mapping[Key, Want], key_of: KeyOf) -> str:
+def _diff(case: _Case, option: str, mine: Mapping[Key, Want]) -> str:
     if option == "edits":
-        changes = [(p, b) for k in mine for p, b in want.edits[k.name].changes.items()]
+        changes = [(p, b) for k in mine for p, b in case.want.edits[k.name].changes.items()]
     elif option in ("sources", "files"):
-        changes = [(w.data.path, w.data.text.encode() if w.data.text is not None else None) for w in mine.values()]
+        changes = [(w.data.path, _content(w.data, case.key_of)) for w in mine.values()]
     else:
         return ""
-    return "".join(unified(facts.files[p].data if p in facts.files else None, after, p) for p, after in changes)
+    files = case.facts.files
+    return "".join(unified(files[p].data if p in files else None, after, p) for p, after in changes)
 
 
-def _disruption(facts: NodeFacts, want: Wanted, option: str, mine: Mapping[Key, Want]) -> str:
+def _content(file: SourceFile, key_of: KeyOf) -> bytes | None:
+    if file.repository:
+        return key_of(file.repository)
+    return None if file.text is None else file.text.encode()
+
+
+def _disruption(case: _Case, option: str, mine: Mapping[Key, Want]) -> str:
     if option != "edits":
         return ""
-    said = [activation(facts, w.data, want.edits[w.data.runtime]).disrupts for w in mine.values()]
+    edits = case.want.edits
+    said = [activation(case.facts, w.data, edits[w.data.runtime]).disrupts for w in mine.values()]
     return "; ".join(filter(None, said))
 
 

@@ -52,9 +52,7 @@ def make_playbook(plans: Iterable[Plan]) -> list[dict[str, Any]]:
     return [_play(key, members) for key, members in classes(plans).items()]
 
 
-def make_inventory(
-    plans: Iterable[Plan], connection: Mapping[str, Mapping[str, Any]] | None = None
-) -> dict[str, Any]:
+def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Groups of the classes, with what preflight expects of each host; `connection` adds variables by host.
 
     Given beside the user's own inventory it adds to it; with `connection` it stands alone.
@@ -65,7 +63,9 @@ def make_inventory(
         for p in plans
         if p.steps or connection
     }
-    groups = {group_name(k): {"hosts": {p.host: {} for p in members}} for k, members in classes(plans).items()}
+    groups: dict[str, Any] = {
+        group_name(k): {"hosts": {p.host: {} for p in members}} for k, members in classes(plans).items()
+    }
     return {"all": {"hosts": hosts, "children": groups}}
 
 

@@ -39,7 +39,9 @@ def plan_text(plan: Plan, *, diff: bool = False) -> str:
     for problem in plan.problems:
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
     if plan.steps:
-        lines += ["  because:"] + [f"    {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in plan.reasons]
+        lines += ["  because:"] + [
+            f"    {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in plan.reasons
+        ]
     for number, step in enumerate(plan.steps, 1):
         lines += _step_lines(number, step, diff)
     return "\n".join(lines)

@@ -1,4 +1,6 @@
-"""What a node should have and what it has, in one shape: {Key: value}.  Plan, check mode and verify are their difference.
+"""What a node should have and what it has, in one shape: {Key: value}.
+
+Plan, check mode and verify are their difference.
 
 A key is (role, option, name): `("driver", "packages", "nvidia-open-580")`.  The role and option say which step mends
 a difference; the name says which thing differs.  A value is a short text that a person can compare.
@@ -34,7 +36,7 @@ ABSENT = "absent"
 PRESENT = "present"
 NOT_HELD = ", not held"
 ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker")
-# The NVIDIA runtime needs no kernel module of these, Kubernetes and overlay snapshots do (kubernetes.io, container-runtimes).
+# Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
 MODULES_CONF = "/etc/modules-load.d/gpunode.conf"

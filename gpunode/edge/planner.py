@@ -1,4 +1,4 @@
-"""Facts → plans with all that a plan needs: spec, knowledge, templates, keys.  Loads each once, solves each case once."""
+"""Facts → plans, with all that a plan needs: spec, knowledge, templates, keys; each is loaded once."""
 
 from __future__ import annotations
 

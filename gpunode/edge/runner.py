@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -15,11 +16,11 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
-ENVIRONMENT = (
-    "HOME", "USER", "LOGNAME", "PATH", "LANG", "LC_ALL", "TERM", "TZ", "TMPDIR", "SSH_AUTH_SOCK", "SSH_ASKPASS", "XDG_STATE_HOME",
-    "XDG_RUNTIME_DIR", "KRB5CCNAME", "VIRTUAL_ENV", "http_proxy", "https_proxy", "no_proxy", "HTTP_PROXY", "HTTPS_PROXY",
-    "NO_PROXY", "CONTAINERS_CONF", "CONTAINER_HOST",
-)  # fmt: skip
+ENVIRONMENT = frozenset(
+    "HOME USER LOGNAME PATH LANG LC_ALL TERM TZ TMPDIR SSH_AUTH_SOCK SSH_ASKPASS XDG_STATE_HOME XDG_RUNTIME_DIR "
+    "KRB5CCNAME VIRTUAL_ENV http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CONTAINERS_CONF "
+    "CONTAINER_HOST".split()
+)
 ANSIBLE_PREFIX = "ANSIBLE_"
 
 
@@ -56,8 +57,8 @@ def run_playbook(
     forks: int = 50,
     check: bool = False,
     diff: bool = False,
-    limit: str = "",
     arguments: Sequence[str] = (),
+    become_password: str = "",
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> dict[str, HostRun]:
     """Run `playbook` of `folder` on `inventory`; artifacts go to folder/artifacts.  Hosts without an event are absent.
@@ -75,16 +76,18 @@ def run_playbook(
             on_event(event)
         return True
 
-    words = [f"--forks={forks}", *(["--check"] if check else []), *(["--diff"] if diff else []), *arguments]
-    if limit:
-        words += ["--limit", limit]
+    passwords = {"^BECOME password.*:\\s*$": become_password} if become_password else {}
+    words = [f"--forks={forks}"]
+    words += [f"--{name}" for name, on in (("ask-become-pass", passwords), ("check", check), ("diff", diff)) if on]
+    words += arguments
     with _allowed_environment(folder):
         run = ansible_runner.run(
             private_data_dir=str(folder),
             project_dir=str(folder),
             playbook=playbook,
             inventory=list(inventory),
-            cmdline=" ".join(words) or None,
+            cmdline=shlex.join(words),
+            passwords=passwords,
             event_handler=handle,
             quiet=True,
             suppress_env_files=True,
@@ -93,7 +96,9 @@ def run_playbook(
     if run.status == "canceled" or run.rc in (130, 254):
         raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
     if run.rc not in (0, 2, 4) and not any(h.exit for h in hosts.values()):
-        raise GpunodeError(f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}")
+        raise GpunodeError(
+            f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"
+        )
     return hosts
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -64,6 +63,8 @@ def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] 
 
 def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where) -> None:
     """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook."""
+    import json
+
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
     sources = inventory_sources(where)
@@ -74,8 +75,6 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where) -> None:
         "hosts": [plan_data(p) for p in plans],
         "connection": "inventory" if sources else "hosts",
     }
-    import json
-
     write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
     write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
     write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
@@ -89,16 +88,11 @@ def inventory_sources(where: Where) -> list[str]:
 
 def connection_vars(found: Detected) -> dict[str, Any]:
     """Ansible's variables for a host that was named on the command line; never a password."""
-    target = found.target
-    if target is None or target.connection == "local":
-        return {"ansible_connection": "local"}
-    values: dict[str, Any] = {"ansible_host": target.address or target.name}
-    values |= {"ansible_port": target.port} if target.port else {}
-    values |= {"ansible_user": target.user} if target.user else {}
-    values |= {"ansible_become": True} if target.become else {}
-    values |= {"ansible_ssh_private_key_file": target.keys[0]} if target.keys else {}
-    values |= {"ansible_ssh_common_args": " ".join(target.ssh_args)} if target.ssh_args else {}
-    return values
+    from gpunode.edge.inventory import inventory_vars
+
+    if found.target is None:
+        return {}
+    return {k: v for k, v in inventory_vars(found.target).items() if not k.endswith("password")}
 
 
 def provision(
@@ -131,6 +125,7 @@ def provision(
             check=check,
             diff=diff,
             arguments=_ansible_arguments(where, arguments),
+            become_password=where.become_password,
             on_event=on_event,
         )
     after = {} if check or not todo else _probe_again(todo, runs, where, planner)
@@ -243,6 +238,7 @@ def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[st
 
     def one(host: HostPlan) -> tuple[str, tuple[Check, ...]]:
         assert host.planned
+        assert host.detected.target
         request = smoke_files(planner.smoke(host.planned))
         [ran] = run_many([host.detected.target], program(script("smoke.sh"), request), timeout=600)
         if ran.error:
@@ -295,7 +291,8 @@ def load_plan(folder: Path) -> dict[str, Any]:
             raise InputError(f"{folder / PLAN}: format {data['format']!r}", expected="1", fix="make the plan again")
         return dict(data)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"{folder}: no plan can be read: {os.strerror(error.errno) if isinstance(error, OSError) and error.errno else error}",
+            f"{folder}: no plan can be read: {said}",
             expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
         ) from error
