@@ -62,12 +62,7 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
     from rich.markup import escape
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.fields[host]}"),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-    )
+    texts = (TextColumn("{task.fields[host]}"), TextColumn("{task.description}"))
     colours = {"changed": "yellow", "failed": "red", "unreachable": "red"}
     with Progress(
         SpinnerColumn(), *texts, TimeElapsedColumn(), console=Console(stderr=True), transient=True

@@ -1,0 +1,450 @@
+"""paramiko against a real sshd on loopback."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from sshd import Sshd, free_port, keygen
+
+from gpunode.core.errors import Exit, GpunodeError, UnreachableError
+from gpunode.core.remote import program
+from gpunode.edge import shell
+from gpunode.edge.connect import NotServed, Ran, Target, connect, local_run, parse_host, run_many
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
+    sshd = Sshd(tmp_path_factory.mktemp("sshd"))
+    yield sshd
+    sshd.stop()
+
+
+@pytest.fixture
+def known_hosts(server: Sshd) -> Iterator[Path]:
+    """The client's known_hosts, put back as it was."""
+    before = server.known_hosts.read_bytes()
+    yield server.known_hosts
+    server.known_hosts.write_bytes(before)
+
+
+def failure(target: Target, **options: object) -> UnreachableError:
+    with pytest.raises(UnreachableError) as caught, connect(target, **options) as connection:  # type: ignore[arg-type]
+        connection.run("true")
+    assert caught.value.exit == Exit.UNREACHABLE
+    return caught.value
+
+
+def test_a_program_runs_and_its_status_and_both_outputs_come_back(server: Sshd) -> None:
+    with connect(server.target()) as connection:
+        assert connection.run("echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
+
+
+def test_a_request_travels_with_the_script(server: Sshd) -> None:
+    data = bytes(range(256)) * 400
+    text = program('wc -c <"$GPUNODE_IN/data"; ls "$GPUNODE_IN"; stat -c %a "$GPUNODE_IN"', {"data": data})
+    with connect(server.target()) as connection:
+        rc, out, _ = connection.run(text)
+    assert (rc, out.split()) == (0, ["102400", "data", "700"])
+
+
+def test_a_large_output_comes_back_whole(server: Sshd) -> None:
+    with connect(server.target()) as connection:
+        rc, out, err = connection.run(
+            "head -c 5000000 /dev/zero | tr '\\0' x; head -c 300000 /dev/zero | tr '\\0' y >&2"
+        )
+    assert (rc, out, err) == (0, "x" * 5000000, "y" * 300000)
+
+
+def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Sshd) -> None:
+    targets = [server.target(name=f"node{i}") for i in range(20)]
+    done: list[str] = []
+    start = time.monotonic()
+    ran = run_many(
+        targets, "sleep 1; echo $SSH_CONNECTION", on_done=lambda r: done.append(r.target.name), connect_timeout=60
+    )
+    assert [(r.target, r.rc, r.error) for r in ran] == [(t, 0, None) for t in targets]
+    assert len({r.stdout for r in ran}) == 20
+    assert sorted(done) == sorted(t.name for t in targets)
+    assert time.monotonic() - start < 20
+
+
+def test_one_broken_host_does_not_keep_the_others_from_answering(server: Sshd) -> None:
+    dead = server.target(name="dead", port=free_port())
+    ran = run_many([dead, server.target()], "echo alive")
+    assert [r.stdout for r in ran] == ["", "alive\n"]
+    assert isinstance(ran[0].error, UnreachableError)
+
+
+# ---------------------------------------------------------------- host keys
+
+
+def test_an_unknown_host_key_is_refused_with_its_fingerprint(server: Sshd, known_hosts: Path) -> None:
+    known_hosts.write_text("")
+    error = failure(server.target())
+    fingerprint = subprocess.check_output(["ssh-keygen", "-lf", f"{server.host_key}.pub"], text=True).split()[1]
+    assert error.what == f"node: the host key ssh-ed25519 {fingerprint} is unknown"
+    assert f"[127.0.0.1]:{server.port}" in error.expected
+    assert str(known_hosts) in error.expected
+    assert "--accept-new-host-keys" in error.fix
+    assert known_hosts.read_text() == ""
+
+
+@pytest.mark.parametrize("hashed", ["yes", "no"])
+def test_an_unknown_host_key_is_added_when_asked_for_and_ssh_itself_then_knows_it(
+    server: Sshd, known_hosts: Path, hashed: str
+) -> None:
+    known_hosts.write_text("# no newline at the end")
+    target = server.target(f"HashKnownHosts {hashed}")
+    with connect(target, accept_new=True) as connection:
+        assert connection.run("echo in")[1] == "in\n"
+    lines = known_hosts.read_text().splitlines()
+    assert len(lines) == 2
+    assert lines[1].startswith("|1|" if hashed == "yes" else f"[127.0.0.1]:{server.port} ")
+    found = subprocess.run(
+        ["ssh-keygen", "-F", f"[127.0.0.1]:{server.port}", "-f", known_hosts], capture_output=True, text=True
+    )
+    assert server.host_public in found.stdout
+    with connect(target) as connection:  # a second time without asking
+        assert connection.run("echo in")[1] == "in\n"
+    assert known_hosts.read_text().splitlines() == lines
+
+
+def test_a_hashed_known_host_is_recognised(server: Sshd, known_hosts: Path) -> None:
+    subprocess.run(["ssh-keygen", "-H", "-f", known_hosts], check=True, capture_output=True)
+    assert known_hosts.read_text().startswith("|1|")
+    with connect(server.target()) as connection:
+        assert connection.run("true") == (0, "", "")
+
+
+@pytest.mark.parametrize("accept_new", [False, True])
+def test_a_changed_host_key_is_always_refused_and_the_message_says_where_the_old_one_is(
+    server: Sshd, known_hosts: Path, tmp_path: Path, accept_new: bool
+) -> None:
+    other = Path(f"{keygen(tmp_path / 'other')}.pub").read_text().split()
+    known_hosts.write_text(f"# comment\n[127.0.0.1]:{server.port} {other[0]} {other[1]}\n")
+    before = known_hosts.read_text()
+    error = failure(server.target("StrictHostKeyChecking accept-new"), accept_new=accept_new)
+    assert "the host key has changed" in error.what
+    assert f"from {known_hosts} line 2" in error.expected
+    assert f"ssh-keygen -f {known_hosts} -R '[127.0.0.1]:{server.port}'" in error.fix
+    assert known_hosts.read_text() == before
+
+
+def test_a_revoked_host_key_is_refused(server: Sshd, known_hosts: Path) -> None:
+    known_hosts.write_text(f"@revoked * {server.host_public}\n" + known_hosts.read_text())
+    error = failure(server.target())
+    assert f"revoked in {known_hosts} line 1" in error.what
+
+
+def test_a_host_known_by_a_certificate_authority_is_left_to_ssh(server: Sshd, known_hosts: Path) -> None:
+    known_hosts.write_text(f"@cert-authority * {server.host_public}\n")
+    error = failure(server.target())
+    assert isinstance(error, NotServed)
+    assert "certificate authority" in error.what
+
+
+def test_a_key_alias_of_ssh_config_names_the_known_host(server: Sshd, known_hosts: Path) -> None:
+    known_hosts.write_text(f"alias {server.host_public}\n")
+    with connect(server.target("HostKeyAlias alias")) as connection:
+        assert connection.run("true") == (0, "", "")
+
+
+# ---------------------------------------------------------------- getting in
+
+
+def test_a_key_that_is_not_allowed_is_named_in_the_message(server: Sshd, tmp_path: Path) -> None:
+    wrong = keygen(tmp_path / "wrong")
+    args = ("-F", "none", "-o", f"UserKnownHostsFile={server.known_hosts}")
+    error = failure(server.target(keys=(str(wrong),), ssh_args=args))
+    assert f"does not let {getpass.getuser()} in" in error.what
+    assert str(wrong) in error.what
+    assert "ssh-copy-id" in error.fix
+
+
+def test_an_encrypted_key_is_said_to_be_so_and_opens_with_its_passphrase(server: Sshd, tmp_path: Path) -> None:
+    allowed = server.folder / "authorized_keys"
+    before = allowed.read_text()
+    locked = keygen(tmp_path / "locked", passphrase="open sesame")
+    allowed.write_text(Path(f"{locked}.pub").read_text())
+    try:
+        args = ("-F", "none", "-o", f"UserKnownHostsFile={server.known_hosts}")
+        target = server.target(keys=(str(locked),), ssh_args=args)
+        assert f"{locked} (encrypted: ssh-add it)" in failure(target).what
+        with connect(replace(target, password="open sesame")) as connection:
+            assert connection.run("true") == (0, "", "")
+    finally:
+        allowed.write_text(before)
+
+
+def test_a_key_of_the_agent_gets_in(server: Sshd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sock = tmp_path / "agent"
+    agent = subprocess.Popen(["ssh-agent", "-D", "-a", sock], stdout=subprocess.DEVNULL)
+    try:
+        while not sock.exists():
+            time.sleep(0.05)
+        monkeypatch.setenv("SSH_AUTH_SOCK", str(sock))
+        subprocess.run(["ssh-add", "-q", server.key], check=True)
+        public_only = tmp_path / "user"
+        shutil.copy(f"{server.key}.pub", f"{public_only}.pub")
+        public_only.write_text("not a private key")
+        args = ("-F", "none", "-o", f"UserKnownHostsFile={server.known_hosts}", "-o", "IdentitiesOnly=yes")
+        with connect(server.target(ssh_args=args, keys=(str(public_only),))) as connection:
+            assert connection.run("true") == (0, "", "")
+    finally:
+        agent.terminate()
+        agent.wait()
+
+
+# ---------------------------------------------------------------- not getting there
+
+
+def test_a_closed_port_is_said_to_refuse() -> None:
+    port = free_port()
+    error = failure(Target(name="gone", address="127.0.0.1", port=port, ssh_args=("-F", "none")))
+    assert error.what == f"gone: 127.0.0.1 port {port} refuses connections"
+    assert "ansible_port" in error.fix
+
+
+def test_a_name_that_does_not_resolve_is_said_to_be_so() -> None:
+    error = failure(Target(name="no-such-host.invalid", ssh_args=("-F", "none")))
+    assert "'no-such-host.invalid' does not resolve" in error.what
+
+
+def test_a_listener_that_never_answers_ends_by_the_timeout() -> None:
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        start = time.monotonic()
+        target = Target(name="silent", address="127.0.0.1", port=silent.getsockname()[1], ssh_args=("-F", "none"))
+        error = failure(target, timeout=1)
+    assert "no SSH server talks" in error.what
+    assert time.monotonic() - start < 10
+
+
+def test_something_that_is_no_ssh_server_is_said_to_be_so() -> None:
+    with socket.socket() as web:
+        web.bind(("127.0.0.1", 0))
+        web.listen()
+        target = Target(name="web", address="127.0.0.1", port=web.getsockname()[1], ssh_args=("-F", "none"))
+        import threading
+
+        def answer() -> None:
+            peer, _ = web.accept()
+            peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            peer.close()
+
+        threading.Thread(target=answer, daemon=True).start()
+        assert "no SSH server talks" in failure(target, timeout=2).what
+
+
+def test_a_mistake_in_ssh_config_is_shown(server: Sshd) -> None:
+    error = failure(server.target("NoSuchKeyword yes"))
+    assert "nosuchkeyword" in error.what.lower()
+
+
+# ---------------------------------------------------------------- jump hosts
+
+
+def test_a_jump_host_leads_to_many_nodes_and_is_logged_into_once(tmp_path: Path) -> None:
+    sshd = Sshd(tmp_path, "LogLevel VERBOSE")
+    try:
+        target = sshd.target(
+            "Host bastion", "HostName 127.0.0.1", f"Port {sshd.port}", f"User {getpass.getuser()}", "Host *"
+        )
+        target = replace(target, ssh_args=(*target.ssh_args, "-J", "bastion"))
+        nodes = [replace(target, name=f"node{i}") for i in range(6)]
+        ran = run_many(nodes, "echo in", connect_timeout=30)
+        assert [(r.stdout, r.error) for r in ran] == [("in\n", None)] * 6
+        assert (tmp_path / "log").read_text().count("Accepted publickey") == 6 + 1
+    finally:
+        sshd.stop()
+
+
+def test_a_jump_host_that_cannot_be_reached_is_named(server: Sshd) -> None:
+    target = server.target()
+    error = failure(replace(target, ssh_args=(*target.ssh_args, "-J", f"127.0.0.1:{free_port()}")))
+    assert error.what.startswith("node: jump host 127.0.0.1: ")
+    assert "refuses connections" in error.what
+
+
+def test_jump_hosts_that_lead_in_a_circle_end(server: Sshd) -> None:
+    circle = ("Host a", "ProxyJump b", "Host b", "ProxyJump a", "Host *", "ProxyJump a")
+    error = failure(server.target(*circle), timeout=2)
+    assert "jump hosts lead in a circle" in error.what
+
+
+def test_a_proxy_command_runs_in_a_shell_with_its_tokens_filled_in(server: Sshd) -> None:
+    relay = "python3 -c 'import socket,sys,threading,os;s=socket.create_connection((sys.argv[1],int(sys.argv[2])));"
+    relay += (
+        'threading.Thread(target=lambda:[s.sendall(d) for d in iter(lambda:os.read(0,65536),b"")],daemon=True).start();'
+    )
+    relay += '[os.write(1,d) for d in iter(lambda:s.recv(65536),b"")]\' %%h %%p'
+    with connect(server.target(f"ProxyCommand {relay.replace('%%', '%')}")) as connection:
+        assert connection.run("echo through") == (0, "through\n", "")
+
+
+def test_a_proxy_command_that_fails_shows_its_words(server: Sshd) -> None:
+    error = failure(server.target("ProxyCommand echo no way >&2; false"), timeout=5)
+    assert "no way" in error.what
+
+
+# ---------------------------------------------------------------- bounds
+
+
+def test_a_program_that_hangs_ends_by_the_timeout(server: Sshd) -> None:
+    start = time.monotonic()
+    with connect(server.target()) as connection, pytest.raises(UnreachableError, match="did not end within 1 s"):
+        connection.run("sleep 30", timeout=1)
+    assert time.monotonic() - start < 10
+
+
+def test_a_process_left_behind_is_not_waited_for(server: Sshd) -> None:
+    start = time.monotonic()
+    with connect(server.target()) as connection:
+        assert connection.run("sleep 20 & echo done", timeout=15) == (0, "done\n", "")
+    assert time.monotonic() - start < 10
+
+
+@pytest.mark.parametrize("way", ["ssh", "local"])
+def test_endless_output_is_cut_off_with_an_error(server: Sshd, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    monkeypatch.setattr(shell, "OUTPUT_LIMIT", 1 << 20)
+    monkeypatch.setattr("gpunode.edge.ssh.OUTPUT_LIMIT", 1 << 20)
+    target = server.target() if way == "ssh" else Target(name="here", connection="local")
+    [ran] = run_many([target], "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", timeout=30)
+    assert isinstance(ran.error, GpunodeError)
+    assert "more than 1 MiB" in ran.error.what
+
+
+# ---------------------------------------------------------------- this machine
+
+
+def test_a_program_runs_on_this_machine() -> None:
+    assert local_run("echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
+
+
+def test_a_local_program_that_hangs_ends_with_all_its_children(tmp_path: Path) -> None:
+    marker = tmp_path / "late"
+    with pytest.raises(UnreachableError, match="did not end within 1 s"):
+        local_run(f"(sleep 3; touch {marker}) & wait", timeout=1)
+    time.sleep(3.5)
+    assert not marker.exists()
+
+
+# ---------------------------------------------------------------- sudo
+
+SUDO_USER = "gpunode-test"
+
+
+@pytest.fixture(scope="module")
+def sudo_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An unprivileged account that sudo asks for the password «pass word»; gone at the end."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("sudo", "useradd", "visudo"))):
+        pytest.skip("needs root, sudo and useradd: makes an account of its own for the test")
+    rule = Path("/etc/sudoers.d/gpunode-test")
+    subprocess.run(["useradd", "-M", "-N", "-s", "/bin/sh", SUDO_USER], check=True)
+    try:
+        subprocess.run(["chpasswd"], input=f"{SUDO_USER}:pass word\n", text=True, check=True)
+        yield rule
+    finally:
+        rule.unlink(missing_ok=True)
+        subprocess.run(["userdel", SUDO_USER], check=True, capture_output=True)
+
+
+def sudo_run(rule: Path, text: str, password: str, program_text: str = "id -un") -> tuple[int, str, str]:
+    """The program as the test account, becoming root under the sudoers rule."""
+    rule.write_text(text)
+    rule.chmod(0o440)
+    target = Target(name="node", become=True, become_password=password)
+    account = pwd.getpwnam(SUDO_USER)
+    ran = subprocess.run(
+        ["sh", "-c", shell.shell_command(target)],
+        input=shell.shell_input(target, program_text),
+        capture_output=True,
+        user=account.pw_uid,
+        group=account.pw_gid,
+        extra_groups=[],
+        cwd="/",
+        start_new_session=True,
+        timeout=60,
+    )
+    out, err = ran.stdout.decode(), ran.stderr.decode()
+    return ran.returncode, out, shell.shell_started(target, ran.returncode, out, err)
+
+
+def test_sudo_without_password_gives_a_root_shell(sudo_user: Path) -> None:
+    assert sudo_run(sudo_user, f"{SUDO_USER} ALL=(ALL) NOPASSWD: ALL\n", "") == (0, "root\n", "")
+
+
+def test_sudo_with_password_gives_a_root_shell(sudo_user: Path) -> None:
+    assert sudo_run(sudo_user, f"{SUDO_USER} ALL=(ALL) ALL\n", "pass word") == (0, "root\n", "")
+
+
+def test_a_password_that_sudo_does_not_want_never_reaches_the_shell(sudo_user: Path) -> None:
+    rule = f"{SUDO_USER} ALL=(ALL) NOPASSWD: ALL\n"
+    assert sudo_run(sudo_user, rule, "pass word", "id -un; cat") == (0, "root\n", "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "password", "says", "fix"),
+    [
+        ("{} ALL=(ALL) ALL\n", "", "asks for a password", "--ask-become-pass"),
+        ("{} ALL=(ALL) ALL\n", "wrong", "wrong password", "ansible_become_password"),
+        ("# nothing for {}\n", "pass word", "was refused", "/etc/sudoers.d"),
+    ],
+)
+def test_each_way_sudo_refuses_has_its_own_message(
+    sudo_user: Path, rule: str, password: str, says: str, fix: str
+) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        sudo_run(sudo_user, rule.format(SUDO_USER), password)
+    assert says in caught.value.what
+    assert fix in caught.value.fix
+    assert "pass word" not in str(caught.value)
+
+
+def test_root_needs_no_sudo_to_be_root(server: Sshd) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("logs in as the current user, who must be root")
+    with connect(server.target(become=True, become_password="x")) as connection:
+        assert connection.run("id -un; cat") == (0, "root\n", "")
+
+
+def test_secrets_do_not_show_in_a_target() -> None:
+    target = Target(name="node", password="hunter2", become_password="hunter3")
+    assert "hunter" not in repr(Ran(target=target))
+    assert "hunter" not in shell.shell_command(replace(target, become=True))
+
+
+# ---------------------------------------------------------------- names
+
+
+@pytest.mark.parametrize(
+    ("text", "user", "address", "port"),
+    [
+        ("gpu1", "", "gpu1", None),
+        ("ops@gpu1:2222", "ops", "gpu1", 2222),
+        ("ssh://ops@gpu1", "ops", "gpu1", None),
+        ("ops@[fe80::1]:22", "ops", "fe80::1", 22),
+        ("fe80::1", "", "fe80::1", None),
+    ],
+)
+def test_a_host_is_read_as_ssh_reads_it(text: str, user: str, address: str, port: int | None) -> None:
+    target = parse_host(text)
+    assert (target.user, target.address, target.port) == (user, address, port)
+
+
+@pytest.mark.parametrize("text", ["", "gpu1:ssh", "-oProxyCommand=x", "a b", "ops@"])
+def test_what_is_no_host_is_refused(text: str) -> None:
+    with pytest.raises(GpunodeError) as caught:
+        parse_host(text)
+    assert caught.value.exit == Exit.INPUT
