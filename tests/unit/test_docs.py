@@ -55,16 +55,15 @@ def test_every_page_is_in_the_index() -> None:
     assert {p.name for p in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
 
 
-# A shown command is a line "$ gpunode …" of a ```console block; other blocks hold files and output.
+# A shown command is a line "gpunode …" or "$ gpunode …" of a ```console block; other blocks hold files and output.
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def shown_commands(text: str) -> Iterator[str]:
     for block in BLOCK.findall(text):
         joined = block.replace("\\\n", " ")
-        yield from (
-            line[2:] for line in joined.splitlines() if re.match(r"\$ (?:gpunode|python -m gpunode|make) ", line)
-        )
+        lines = (line.removeprefix("$ ") for line in joined.splitlines())
+        yield from (line for line in lines if re.match(r"(?:gpunode|python -m gpunode|make) ", line))
 
 
 def complaint(words: list[str]) -> str:

@@ -75,22 +75,27 @@ def test_no_url_names_a_private_host_or_a_password() -> None:
 
 
 def test_shell_scripts_are_posix_and_say_what_they_do() -> None:
+    """A script starts with #!/bin/sh and a comment; a part that is sent within another program with the comment."""
     wrong = []
     for path in project_files():
-        lines = (text_of(path) or "").splitlines()
-        is_shell = path.suffix == ".sh" or (lines and re.match(r"#! ?/bin/(?:ba|da)?sh", lines[0]))
-        if is_shell and (lines[0] != "#!/bin/sh" or not lines[1].startswith("# ")):
+        lines = [*(text_of(path) or "").splitlines(), "", ""]
+        has_interpreter = bool(re.match(r"#! ?/\S*/(?:env )?(?:ba|da)?sh\b", lines[0]))
+        comment = lines[1] if lines[0] == "#!/bin/sh" else lines[0]
+        if (has_interpreter or path.suffix == ".sh") and not comment.startswith("# "):
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
+
+
+# One program, sent whole in one round trip: cutting it would only hide how long it is.
+LONG_FOR_A_REASON = {"gpunode/node/probe.sh"}
 
 
 @pytest.mark.parametrize("folder", ["gpunode", "roles", "playbooks", "molecule", ".ci"])
 def test_product_files_are_short_enough_to_read(folder: str) -> None:
     data = {".toml", ".txt", ".asc", ".json"}
-    long = {
-        str(path.relative_to(ROOT)): count
+    lengths = {
+        str(path.relative_to(ROOT)): len((text_of(path) or "").splitlines())
         for path in project_files()
         if path.is_relative_to(ROOT / folder) and path.suffix not in data
-        if (count := len((text_of(path) or "").splitlines())) > 600
     }
-    assert long == {}
+    assert {name for name, lines in lengths.items() if lines > 500} - LONG_FOR_A_REASON == set()
