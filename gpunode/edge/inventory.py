@@ -91,7 +91,6 @@ def _import_ansible() -> None:
 
 
 def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str]) -> tuple[InventoryHost, ...]:
-    from ansible.cli import CLI
     from ansible.errors import AnsibleError
     from ansible.inventory.manager import InventoryManager
     from ansible.parsing.dataloader import DataLoader
@@ -104,8 +103,7 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
     if AnsibleCollectionConfig.collection_finder is None:
         init_plugin_loader()
     loader = DataLoader()
-    files = [str(path) for path in vault_password_files]
-    loader.set_vault_secrets(CLI.setup_vault_secrets(loader, [], vault_password_files=files, auto_prompt=False))
+    _open_vaults(loader, vault_password_files)
     with _constant("INVENTORY_ANY_UNPARSED_IS_FAILED", True):  # a broken file is an error, not a warning
         inventory = InventoryManager(loader=loader, sources=list(sources))
     variable_manager = VariableManager(loader=loader, inventory=inventory)
@@ -133,6 +131,24 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
             fix="ansible-inventory --graph shows hosts and groups",
         )
     return tuple(found)
+
+
+def _open_vaults(loader: Any, vault_password_files: Sequence[str]) -> None:
+    """Give the loader the vault passwords: of these files, and of ansible.cfg and the environment."""
+    from ansible.cli import CLI
+    from ansible.parsing.vault import VaultSecretsContext
+
+    files = [str(path) for path in vault_password_files]
+    secrets = CLI.setup_vault_secrets(
+        loader, [], vault_password_files=files, auto_prompt=False, initialize_context=False
+    )
+    loader.set_vault_secrets(secrets)
+    # values that are encrypted one by one are opened with what this holds; a process has one, set once
+    context = VaultSecretsContext.current(optional=True)
+    if context is None:
+        VaultSecretsContext.initialize(VaultSecretsContext(secrets))
+    else:
+        context.secrets = secrets
 
 
 def _target(name: str, variables: Mapping[str, Any], templar: Any) -> Target:
