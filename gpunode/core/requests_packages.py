@@ -54,3 +54,9 @@ def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
     if not isinstance(text, str) or not pattern.match(text):
         raise InputError(f"packages: {what} {text!r}", expected=f"text like {pattern.pattern}")
     return text
+
+
+def locked_by(stdout: str) -> str:
+    """Who held the package manager's lock when the script gave up waiting, "" when it did not."""
+    lines = [line.split("\t", 2) for line in stdout.splitlines() if line.startswith("gpunode\tlocked\t")]
+    return lines[-1][2] if lines else ""

@@ -2,7 +2,10 @@
 
 from importlib import resources
 
+_BEHIND_COMMON = ("packages.sh", "activate.sh", "smoke.sh")
+
 
 def script(name: str) -> str:
-    """The text of node script `name`, such as "probe.sh"."""
-    return resources.files(__name__).joinpath(name).read_text(encoding="utf-8")
+    """The whole text of node script `name`, such as "probe.sh"; some stand behind what they share, common.sh."""
+    parts = ("common.sh", name) if name in _BEHIND_COMMON else (name,)
+    return "".join(resources.files(__name__).joinpath(part).read_text(encoding="utf-8") for part in parts)

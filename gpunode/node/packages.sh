@@ -370,6 +370,8 @@ main() {
   differences >"$GPUNODE_IN/.differences"
   if grep -qv '^hold ' "$GPUNODE_IN/.differences"; then
     transaction
+    # all of them: a change of version may have lifted a hold
+    requested install | awk '$3 == "hold" { print $1 }' >"$GPUNODE_IN/.to_hold"
   elif [ -s "$GPUNODE_IN/.differences" ]; then
     journal packages intent ",\"hold\":$(json_list <"$GPUNODE_IN/.to_hold")"
     begun=1

@@ -1,0 +1,21 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+
+try:
+    from gpunode.core.facts import facts_to_data
+except ImportError:
+    facts_to_data = None  # NodeAction says it
+
+
+class ActionModule(NodeAction):
+    """Send probe.sh, give back its text and the facts in it."""
+
+    ARGUMENTS = {"sections": {"type": "list", "elements": "str", "default": []}}
+
+    def act(self, args):
+        text, facts = self.probe(*args["sections"])
+        return {"probe": text, "facts": facts_to_data(facts)}

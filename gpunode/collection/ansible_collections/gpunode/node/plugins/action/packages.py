@@ -1,0 +1,36 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+import time
+
+from ansible.utils.display import Display
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+
+try:
+    from gpunode.core.requests_packages import locked_by, nothing_to_do, packages_request
+except ImportError:
+    locked_by = nothing_to_do = packages_request = None  # NodeAction says it
+
+ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who holds it
+
+
+class ActionModule(NodeAction):
+    """Run packages.sh: one package transaction."""
+
+    ARGUMENTS = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
+
+    def act(self, args):
+        value = args["packages"]
+        if nothing_to_do(value):
+            return {}
+        deadline = time.monotonic() + args["wait"]
+        while True:
+            left = deadline - time.monotonic()
+            request = packages_request(value, wait=max(0, min(ONE_WAIT, int(left))), check=self.check)
+            outcome, text = self.node("packages.sh", request)
+            holder = locked_by(text)
+            if not holder or left <= ONE_WAIT:
+                return result_of(outcome)
+            Display().display(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")

@@ -1,0 +1,32 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+
+try:
+    from gpunode.core.errors import Exit
+    from gpunode.core.requests_preflight import mismatches
+except ImportError:
+    Exit = mismatches = None  # NodeAction says it
+
+
+class ActionModule(NodeAction):
+    """Refuse when the node is not the one that the plan was made for."""
+
+    ARGUMENTS = {"expect": {"type": "dict", "default": {}}}
+
+    def act(self, args):
+        if not args["expect"]:
+            return {}
+        _text, facts = self.probe("system", "os_release", "kernels", "pci")
+        wrong = mismatches(args["expect"], facts)
+        if not wrong:
+            return {"msg": "the node is the one the plan was made for"}
+        return {
+            "failed": True,
+            "msg": "this is not the node the plan was made for: " + "; ".join(wrong),
+            "fix": "make the plan again",
+            "gpunode_exit": int(Exit.PENDING),
+        }

@@ -1,0 +1,35 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
+
+try:
+    from gpunode.core.requests_smoke import parse_checks, smoke_files
+except ImportError:
+    parse_checks = smoke_files = None  # NodeAction says it
+
+
+class ActionModule(NodeAction):
+    """Run smoke.sh: use the GPU for real, and give back the checks."""
+
+    ARGUMENTS = {"smoke": {"type": "dict", "default": {}}}
+
+    def act(self, args):
+        if not args["smoke"]:
+            return {}
+        if self.check:
+            return {"msg": "not run in check mode: the checks start containers", "checks": []}
+        stdout, rc = self.send("smoke.sh", smoke_files(args["smoke"]))
+        checks = [vars(check) for check in parse_checks(stdout, rc)]
+        failed = [check for check in checks if check["status"] == "failed"]
+        if not failed:
+            return {"checks": checks, "msg": f"{sum(c['status'] == 'passed' for c in checks)} checks passed"}
+        return {
+            "failed": True,
+            "checks": checks,
+            "msg": "; ".join(f"{check['id']}: {check['message']}" for check in failed),
+            "fix": "; ".join(check["fix"] for check in failed if check["fix"]),
+            "gpunode_exit": 1,
+        }

@@ -1,0 +1,128 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What the action plugins share: run a node script through Ansible's connection, and turn its outcome into a result."""
+
+from __future__ import annotations
+
+import shlex
+import traceback
+
+from ansible.plugins.action import ActionBase
+
+VERSION = "0.1.0"
+
+try:
+    from gpunode.core.errors import Exit, GpunodeError
+    from gpunode.core.facts import parse_probe
+    from gpunode.core.mask import mask
+    from gpunode.core.remote import parse_outcome, program
+    from gpunode.node import script
+except ImportError:
+    GPUNODE_MISSING = traceback.format_exc()
+else:
+    GPUNODE_MISSING = ""
+
+LOG_TAIL = 40
+NO_TTY = ("must have a tty", "no tty present")
+
+
+class NodeAction(ActionBase):
+    """An action whose work is `act(args) -> result`; no module and no Python is used on the node."""
+
+    TRANSFERS_FILES = False
+    _supports_check_mode = True
+    _supports_diff = True
+    _supports_async = False
+    ARGUMENTS = {}
+
+    def run(self, tmp=None, task_vars=None):
+        result = super().run(tmp, task_vars)
+        if GPUNODE_MISSING:
+            needs = (
+                f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
+            )
+            return result | {"failed": True, "msg": needs, "exception": GPUNODE_MISSING}
+        args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
+        self._vars = task_vars or {}
+        try:
+            return result | {"changed": False} | self.act(args)
+        except GpunodeError as error:
+            return result | {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
+
+    def act(self, args):
+        raise NotImplementedError
+
+    @property
+    def check(self):
+        return bool(self._task.check_mode)
+
+    def probe(self, *sections):
+        """(probe text, facts); all sections when none is named."""
+        request = {"sections": " ".join(sections).encode() + b"\n"} if sections else {}
+        text, _rc = self.send("probe.sh", request)
+        return text, parse_probe(text)
+
+    def node(self, name, request):
+        """Outcome of node script `name`, with what the script itself printed."""
+        stdout, rc = self.send(name, request)
+        return parse_outcome(stdout, rc), stdout
+
+    def send(self, name, request):
+        """(standard output, exit status) of node script `name`."""
+        text = program(script(name), request)
+        done = self._on_stdin(text) if self._pipes() else None
+        if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
+            done = self._from_file(text)
+        if not done["stdout"] and done["rc"]:
+            raise GpunodeError(
+                f"{name} could not be run: {(done['stderr'] or done.get('msg', '')).strip()[-500:]} (status {done['rc']})",
+                fix="check the connection and become settings of this host",
+            )
+        return done["stdout"] + _as_log(done["stderr"]), done["rc"]
+
+    def _pipes(self):
+        """Whether connection and become both take data on standard input (su and paramiko do not)."""
+        become = self._connection.become
+        if not self._connection.has_pipelining or (become and not become.pipelining):
+            return False
+        # the local connection gives a pty to a become plugin that asks for a password
+        return not (self._connection.transport == "local" and become and become.expect_prompt())
+
+    def _on_stdin(self, text):
+        return self._low_level_execute_command("/bin/sh -s", in_data=text.encode())
+
+    def _from_file(self, text):
+        """By a 0600 file in the remote temporary folder, which is removed again."""
+        folder = self._make_tmp_path()
+        try:
+            path = self._connection._shell.join_path(folder, "gpunode")
+            self._transfer_data(path, text)
+            self._remote_chmod([path], "u=rw,go=")
+            self._fixup_perms2([folder, path], execute=False)
+            return self._low_level_execute_command(f"/bin/sh {shlex.quote(path)}")
+        finally:
+            self._remove_tmp_path(folder)
+
+
+def result_of(outcome):
+    """An outcome as Ansible's result: `changes` are sentences, a failure has `msg`, `fix` and the end of the log."""
+    result = {
+        "changed": outcome.status == "changed",
+        "msg": mask(outcome.message),
+        "changes": [mask(line) for line in outcome.changed],
+        "notes": [mask(line) for line in outcome.notes],
+    }
+    if outcome.status in ("unchanged", "changed"):
+        return result
+    return result | {
+        "failed": True,
+        "changed": False,
+        "fix": outcome.fix,
+        "status": outcome.status,
+        "gpunode_exit": int(Exit.REFUSED if outcome.status == "refused" else Exit.FAILED),
+        "log": mask(outcome.log).splitlines()[-LOG_TAIL:],
+    }
+
+
+def _as_log(stderr):
+    return f"\n{stderr}" if stderr.strip() else ""

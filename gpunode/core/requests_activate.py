@@ -1,0 +1,75 @@
+"""The request of node/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
+
+Request files: `load`, `unload`, `services` one name a line, `initramfs` (1), `version`, `alternatives` lines
+`NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.  Besides the usual lines the script prints
+`gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.errors import InputError
+
+REBOOT = ("never", "if-needed", "always")
+_LISTS = ("load", "unload", "services")
+_KEYS = (*_LISTS, "initramfs", "version", "reboot", "alternatives")
+_WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
+_PATH = re.compile(r"/[^\s]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """What activate.sh said besides its outcome: why a reboot is needed ("" when it is not), and this boot's id."""
+
+    reboot: str = ""
+    boot_id: str = ""
+
+
+def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
+    """{load, unload, initramfs, version, services, alternatives, reboot} → request files.  Raises InputError."""
+    for key in value:
+        if key not in _KEYS:
+            raise InputError(f"activate: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    if value.get("reboot", "never") not in REBOOT:
+        raise InputError(f"activate: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
+    lines = {key: [_checked(_WORD, name, key) for name in value.get(key) or ()] for key in _LISTS}
+    lines["version"] = [_checked(_WORD, value["version"], "version")] if value.get("version") else []
+    lines["initramfs"] = ["1"] if value.get("initramfs") else []
+    lines["alternatives"] = [
+        f"{_checked(_WORD, name, 'alternative')} {_checked(_PATH, path, 'path')}"
+        for name, path in (value.get("alternatives") or {}).items()
+    ]
+    request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
+    return request | ({"check": b"1\n"} if check else {})
+
+
+def activate_nothing(value: Mapping[str, Any]) -> bool:
+    """Whether the value asks for nothing: then the node need not be asked."""
+    return not any(value.get(key) for key in (*_LISTS, "initramfs", "alternatives"))
+
+
+def parse_activation(stdout: str) -> Activation:
+    """What the script printed → Activation."""
+    found = dict(
+        line.split("\t", 2)[1:]
+        for line in stdout.splitlines()
+        if line.count("\t") >= 2 and line.startswith("gpunode\t")
+    )
+    return Activation(reboot=found.get("reboot", ""), boot_id=found.get("boot_id", ""))
+
+
+def may_reboot(policy: str, said: Activation, *, changed: bool) -> str:
+    """Why the node is to be rebooted now, "" when it is not; `policy` is never, if-needed or always (after a change)."""
+    if policy == "never":
+        return ""
+    return said.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")
+
+
+def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
+    if not isinstance(text, str) or not pattern.match(text):
+        raise InputError(f"activate: {what} {text!r}", expected=f"text like {pattern.pattern}")
+    return text

@@ -1,0 +1,70 @@
+"""The request of node/smoke.sh, and the checks in what it prints.
+
+Request files: `gpus` (how many there are on PCI; 0 leaves the driver out), `cuda` versions and `runtimes` one a line,
+`default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1), `image` (empty: one made on the node from
+its own shell).  Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, cast, get_args, get_type_hints
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import Check
+from gpunode.core.remote import parse_outcome
+
+ENGINES = ("containerd", "docker")
+_KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit")
+_IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*\Z")
+_VERSION = re.compile(r"\d+\.\d+\Z")
+_STATUSES = get_args(get_type_hints(Check)["status"])
+
+
+def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
+    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit} → request files.  Raises InputError."""
+    for key in value:
+        if key not in _KEYS:
+            raise InputError(f"smoke: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    engines = [_one_of(ENGINES, name, "runtime") for name in value.get("runtimes") or ()]
+    lines = {
+        "runtimes": engines,
+        "cuda": [_matching(_VERSION, version, "CUDA version") for version in value.get("cuda") or ()],
+        "image": [_matching(_IMAGE, value["image"], "image")] if value.get("image") else [],
+        "gpus": [str(int(value.get("gpus") or 0))],
+        "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
+    }
+    for engine, runtime in (value.get("default_runtime") or {}).items():
+        lines[f"default_{_one_of(ENGINES, engine, 'runtime')}"] = [
+            _one_of(("nvidia", "runc"), runtime, "default runtime")
+        ]
+    return {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
+
+
+def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:
+    """The checks that smoke.sh printed; a script that did not end by itself adds the failed check `smoke.ran`."""
+    checks = [_check(line.split("\t", 2)[2]) for line in stdout.splitlines() if line.startswith("gpunode\tcheck\t")]
+    outcome = parse_outcome(stdout, rc)
+    if outcome.status != "unchanged":
+        checks.append(Check(id="smoke.ran", status="failed", message=outcome.message, fix=outcome.fix))
+    return tuple(checks)
+
+
+def _check(text: str) -> Check:
+    name, status, message, fix = (text.split("|") + [""] * 3)[:4]
+    if status not in _STATUSES:
+        status, message = "failed", f"smoke.sh gave the status {status!r}: {message}"
+    return Check(id=name, status=cast(Any, status), message=message, fix=fix)
+
+
+def _one_of(choices: tuple[str, ...], text: Any, what: str) -> str:
+    if text not in choices:
+        raise InputError(f"smoke: {what} {text!r}", expected=f"one of {', '.join(choices)}")
+    return str(text)
+
+
+def _matching(pattern: re.Pattern[str], text: Any, what: str) -> str:
+    if not isinstance(text, str) or not pattern.match(text):
+        raise InputError(f"smoke: {what} {text!r}", expected=f"text like {pattern.pattern}")
+    return text

@@ -1,0 +1,242 @@
+#!/bin/sh
+# Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
+# way, load modules, set alternatives, start services; or say why only a reboot can do it.
+# Request and output: core/requests_activate.py.  Runs behind common.sh.
+
+log=$GPUNODE_IN/.log
+: >"$log"
+reboot_reason=
+steps=0 # things changed
+
+# What holds /dev/nvidia* by right, and is started again after the modules were exchanged.
+GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm-exporter"
+KERNEL=$(uname -r)
+
+changed() {
+  steps=$((steps + 1))
+  say changed "$1"
+}
+
+needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
+
+fail() {
+  tail -n 40 "$log"
+  [ "$steps" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
+  finish failed "$1" "${2:-}"
+}
+
+loaded() {
+  [ -d "/sys/module/$1" ] && return
+  case $1 in # may be built into the kernel, and then has no folder
+    overlay) grep -qw overlay /proc/filesystems ;;
+    br_netfilter) [ -d /proc/sys/net/bridge ] ;;
+    *) return 1 ;;
+  esac
+}
+
+module_version() { cat "/sys/module/nvidia/version" 2>/dev/null; }
+
+# the version that user space was built for: the suffix of libnvidia-ml.so
+userspace_version() {
+  for library in /usr/lib/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib/libnvidia-ml.so.*.* /usr/lib/*/nvidia/*/libnvidia-ml.so.*.*; do
+    [ -e "$library" ] && printf '%s\n' "${library##*libnvidia-ml.so.}" && return
+  done
+}
+
+# ---------------------------------------------------------------- initramfs
+
+# kernels whose initramfs is missing or older than the files that go into it; only kernels that have an image
+stale_initramfs() {
+  for image in /boot/vmlinuz-* /boot/vmlinuz; do
+    [ -e "$image" ] || continue
+    release=${image#/boot/vmlinuz-}
+    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release"; do
+      [ -e "$initrd" ] && break
+    done
+    if [ ! -e "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
+      -type f -newer "$initrd" 2>/dev/null | head -n 1)" ]; then
+      echo "$release"
+    fi
+  done
+}
+
+initramfs() {
+  [ -n "$(requested initramfs)" ] || return 0
+  stale=$(stale_initramfs | tr '\n' ' ')
+  [ -n "$stale" ] || return 0
+  checking && changed "initramfs of ${stale% }" && return
+  if have update-initramfs; then
+    set -- update-initramfs -u -k all
+  elif have dracut; then
+    set -- dracut -f --regenerate-all
+  elif have mkinitcpio; then
+    set -- mkinitcpio -P
+  else
+    say note "no initramfs tool was found, so there is none to rebuild"
+    return
+  fi
+  "$@" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 failed" "see the log; often /boot is full"
+  # update-initramfs -u passes kernels by that never had an initramfs
+  stale=$(stale_initramfs)
+  for release in $stale; do
+    ! have update-initramfs || update-initramfs -c -k "$release" >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
+  done
+  changed "initramfs rebuilt ($1)"
+}
+
+# ---------------------------------------------------------------- modules
+
+clients() {
+  for fd in /proc/[0-9]*/fd/*; do
+    case $(readlink "$fd" 2>/dev/null) in
+      /dev/nvidia*) pid=${fd#/proc/} && pid=${pid%%/*} && printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid" ;;
+    esac
+  done | sort -u
+}
+
+# unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
+unload() {
+  loaded "$1" || return 0
+  checking && changed "unload $1" && return
+  for holder in "/sys/module/$1/holders/"*; do
+    [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
+  done
+  modprobe -r "$1" >>"$log" 2>&1 </dev/null
+  if loaded "$1"; then
+    needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
+    return 1
+  fi
+  changed "unloaded $1"
+}
+
+# The nvidia modules of another version, if nothing but our own services uses them.
+unload_old_driver() {
+  was=$(module_version)
+  checking && changed "exchange nvidia $was for $version" && return
+  for unit in $GPU_UNITS; do
+    systemctl is-active -q "$unit" 2>/dev/null || continue
+    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
+    echo "$unit" >>"$GPUNODE_IN/.stopped"
+  done
+  users=$(clients | tr '\n' ' ')
+  if [ -n "$users" ]; then
+    needs_reboot "nvidia $was is loaded, $version is wanted, and ${users% } uses the GPU"
+    return 1
+  fi
+  for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do unload "$module" || return 1; done
+}
+
+restart_stopped() {
+  [ -e "$GPUNODE_IN/.stopped" ] || return 0
+  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+}
+
+load() {
+  loaded "$1" && return
+  checking && changed "load $1" && return
+  have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
+  : >"$GPUNODE_IN/.modprobe"
+  if modprobe "$1" >"$GPUNODE_IN/.modprobe" 2>&1 </dev/null && loaded "$1"; then
+    changed "loaded $1"
+    return
+  fi
+  cat "$GPUNODE_IN/.modprobe" >>"$log"
+  why=$(tail -n 1 "$GPUNODE_IN/.modprobe")
+  case $why in
+    *"Key was rejected"* | *"Required key not available"*)
+      fail "Secure Boot rejects the module $1: $why" "enrol the key that signed it (mokutil --import) and reboot, or use signed modules" ;;
+    *"not found"*)
+      other=$(find /lib/modules -name "$1.ko*" -o -name "$(printf '%s' "$1" | tr _ -).ko*" 2>/dev/null | sed 's|^/lib/modules/||; s|/.*||' | sort -u | tr '\n' ' ')
+      [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
+      needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
+    *"No such device"*)
+      loaded nouveau || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      needs_reboot "nouveau holds the GPU" ;;
+    *)
+      loaded nouveau || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      needs_reboot "nouveau holds the GPU" ;;
+  esac
+}
+
+wants() { requested load | grep -qx "$1"; }
+
+modules() {
+  blocked=
+  for module in $(requested unload); do unload "$module" || blocked=1; done
+  if wants nvidia && loaded nvidia && [ -n "$version" ] && [ "$(module_version)" != "$version" ]; then
+    unload_old_driver || blocked=1
+  fi
+  [ -z "$blocked" ] || return 0
+  for module in $(requested load); do
+    load "$module"
+    [ -z "$reboot_reason" ] || return 0
+  done
+  checking || ! wants nvidia || [ -z "$version" ] || [ "$(module_version)" = "$version" ] ||
+    fail "nvidia $(module_version) is loaded, $version is wanted, and it is $version that was installed" \
+      "modinfo nvidia shows which file was taken: remove the older module (runfile, another DKMS version)"
+}
+
+# ---------------------------------------------------------------- alternatives and services
+
+# NAME PATH: the link /usr/local/NAME, by update-alternatives where that knows it (NVIDIA's packages), else plainly
+alternatives() {
+  requested alternatives | while read -r name path; do
+    link=/usr/local/$name
+    [ "$(readlink -f "$link" 2>/dev/null)" != "$(readlink -f "$path")" ] || continue
+    [ -e "$path" ] || checking || { echo "$path does not exist" && exit 1; }
+    echo "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
+    checking && continue
+    if have update-alternatives && update-alternatives --query "$name" 2>/dev/null | grep -qx "Alternative: $path"; then
+      update-alternatives --set "$name" "$path" >>"$log" 2>&1
+    elif [ -e "$link" ] && [ ! -L "$link" ]; then
+      echo "$link is a folder, not a link" && exit 1
+    else
+      ln -sfn "$path" "$link"
+    fi || { echo "$link could not be set" && exit 1; }
+  done >"$GPUNODE_IN/.why" || fail "$(cat "$GPUNODE_IN/.why")" "install that version first, or choose another default"
+  [ ! -e "$GPUNODE_IN/.alternatives" ] || while read -r line; do changed "$line"; done <"$GPUNODE_IN/.alternatives"
+}
+
+services() {
+  [ -n "$(requested services)" ] || return 0
+  checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
+  for unit in $(requested services); do
+    state=$(systemctl is-active "$unit" 2>/dev/null)
+    enabled=$(systemctl is-enabled "$unit" 2>/dev/null)
+    case $enabled in enabled | static | alias | indirect | generated | enabled-runtime) is_enabled=1 ;; *) is_enabled= ;; esac
+    [ "$state" != active ] || [ -z "$is_enabled" ] || continue
+    checking && changed "enable and start $unit" && continue
+    case $enabled in masked*) fail "$unit is masked" "systemctl unmask $unit, if it may run" ;; esac
+    [ -n "$is_enabled" ] || systemctl enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
+    # after the reboot it starts by itself, and before it cannot
+    [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
+      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
+      fail "$unit does not start" "journalctl -u $unit on the node; the end of it is in the log"
+    }
+    changed "enabled and started $unit"
+  done
+}
+
+# ---------------------------------------------------------------- main
+
+version=$(word version)
+[ -n "$version" ] || ! wants nvidia || version=$(userspace_version)
+checking || {
+  need_root
+  lock
+}
+initramfs
+modules
+restart_stopped
+alternatives
+services
+say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+[ -z "$reboot_reason" ] || say reboot "$reboot_reason"
+[ "$steps" = 0 ] || checking || journal activate 'done' ",\"changed\":$steps,\"reboot\":$(json_text "$reboot_reason")"
+tail -n 20 "$log"
+if [ -n "$reboot_reason" ]; then
+  [ "$steps" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
+  finish changed "reboot needed: $reboot_reason"
+fi
+[ "$steps" = 0 ] && finish unchanged "everything is active as wanted"
+finish changed "everything is active as wanted"
