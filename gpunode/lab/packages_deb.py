@@ -1,0 +1,174 @@
+"""Debian packages and apt repositories from plain values: .deb files, Packages, Release, and its signature."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import io
+import os
+import subprocess
+import tarfile
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import format_datetime
+from datetime import datetime, timezone
+from pathlib import Path
+
+from gpunode.core.errors import GpunodeError
+
+EPOCH = 1_700_000_000  # of every file: two builds of the same input are the same bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class File:
+    """One file of a package: its bytes and mode, or where its symbolic link leads."""
+
+    data: bytes = b""
+    mode: int = 0o644
+    target: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Deb:
+    """A package to be: control fields in order (Package, Version, …), files by path without leading slash, scripts."""
+
+    fields: Mapping[str, str]
+    files: Mapping[str, File] = field(default_factory=dict)
+    scripts: Mapping[str, str] = field(default_factory=dict)  # postinst, prerm …
+
+    @property
+    def file_name(self) -> str:
+        version = self.fields["Version"].partition(":")[2] or self.fields["Version"]
+        return f"{self.fields['Package']}_{version}_{self.fields['Architecture']}.deb"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SigningKey:
+    """A throw-away OpenPGP key in a gpg home of its own: fingerprint, and the armored public half."""
+
+    home: Path
+    fingerprint: str
+    public: bytes
+
+
+def deb_bytes(deb: Deb) -> bytes:
+    """The .deb: an ar archive of debian-binary, control.tar.gz and data.tar.gz (deb(5))."""
+    conffiles = [
+        f"/{path}\n" for path, file in sorted(deb.files.items()) if path.startswith("etc/") and not file.target
+    ]
+    sums = [
+        f"{hashlib.md5(file.data, usedforsecurity=False).hexdigest()}  {path}\n"
+        for path, file in sorted(deb.files.items())
+        if not file.target
+    ]
+    size = sum(len(file.data) for file in deb.files.values()) // 1024 + 1
+    control = {"control": File(data=stanza({**deb.fields, "Installed-Size": str(size)}).encode())}
+    control |= {"md5sums": File(data="".join(sums).encode())} if sums else {}
+    control |= {"conffiles": File(data="".join(conffiles).encode())} if conffiles else {}
+    control |= {name: File(data=text.encode(), mode=0o755) for name, text in deb.scripts.items()}
+    members = {
+        "debian-binary": b"2.0\n",
+        "control.tar.gz": _tar_gz(control),
+        "data.tar.gz": _tar_gz(deb.files),
+    }
+    return b"!<arch>\n" + b"".join(_ar_member(name, data) for name, data in members.items())
+
+
+def _ar_member(name: str, data: bytes) -> bytes:
+    header = f"{name:<16}{EPOCH:<12}{0:<6}{0:<6}{'100644':<8}{len(data):<10}`\n"
+    return header.encode() + data + b"\n" * (len(data) % 2)
+
+
+def _tar_gz(files: Mapping[str, File]) -> bytes:
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.GNU_FORMAT) as tar:
+        folders = {str(parent) for path in files for parent in Path(path).parents}
+        for folder in sorted(folders | {"."}):
+            member = tarfile.TarInfo("./" if folder == "." else f"./{folder}/")
+            member.type, member.mode, member.mtime = tarfile.DIRTYPE, 0o755, EPOCH
+            tar.addfile(member)
+        for path, file in sorted(files.items()):
+            member = tarfile.TarInfo(f"./{path}")
+            member.mtime, member.mode, member.size = EPOCH, file.mode, len(file.data)
+            if file.target:
+                member.type, member.linkname, member.mode, member.size = tarfile.SYMTYPE, file.target, 0o777, 0
+            tar.addfile(member, None if file.target else io.BytesIO(file.data))
+    return gzip.compress(raw.getvalue(), compresslevel=1, mtime=EPOCH)
+
+
+def stanza(fields: Mapping[str, str]) -> str:
+    """Control fields as text; empty ones are left out."""
+    return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
+
+
+def write_flat_repository(folder: Path, debs: Sequence[Deb], *, origin: str, key: SigningKey, arch: str) -> None:
+    """Write the packages into `folder` with Packages(.gz), Release, Release.gpg and InRelease: a flat repository."""
+    folder.mkdir(parents=True, exist_ok=True)
+    stanzas = []
+    for deb in debs:
+        data = deb_bytes(deb)
+        (folder / deb.file_name).write_bytes(data)
+        place = {"Filename": f"./{deb.file_name}", "Size": str(len(data))}
+        stanzas.append(stanza({**deb.fields, **place, "SHA256": hashlib.sha256(data).hexdigest()}))
+    packages = "\n".join(stanzas).encode()
+    indexes = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=EPOCH)}
+    for name, data in indexes.items():
+        (folder / name).write_bytes(data)
+    (folder / "Release").write_text(_release(indexes, origin, arch))
+    _sign(folder, key)
+
+
+def _release(indexes: Mapping[str, bytes], origin: str, arch: str) -> str:
+    now = format_datetime(datetime.now(timezone.utc), usegmt=True).replace("GMT", "UTC")
+    sums = "".join(f"\n {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items())
+    return stanza({"Origin": origin, "Label": origin, "Architectures": arch, "Date": now, "SHA256": sums})
+
+
+def _sign(folder: Path, key: SigningKey) -> None:
+    release = str(folder / "Release")
+    signer = ("--local-user", key.fingerprint, "--digest-algo", "SHA512", "--yes")
+    _gpg(key.home, *signer, "--armor", "--detach-sign", "--output", f"{release}.gpg", release)
+    _gpg(key.home, *signer, "--clearsign", "--output", str(folder / "InRelease"), release)
+
+
+def make_key(home: Path, owner: str) -> SigningKey:
+    """A new RSA key without passphrase in the gpg home `home`, good for signing only."""
+    home.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _gpg(home, "--passphrase", "", "--quick-generate-key", owner, "rsa2048", "sign", "never")
+    listed = _gpg(home, "--with-colons", "--list-keys", f"={owner}").decode()
+    fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
+    return SigningKey(home=home, fingerprint=fingerprint, public=_gpg(home, "--armor", "--export", fingerprint))
+
+
+def public_keys(folder: Path, keys: Mapping[str, SigningKey]) -> None:
+    """Write the public halves as `folder`/NAME.asc."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, key in keys.items():
+        (folder / f"{name}.asc").write_bytes(key.public)
+
+
+def _gpg(home: Path, *arguments: str) -> bytes:
+    """Run gpg; its agent's socket lives in a short path of its own, because a socket's path has 108 bytes at most."""
+    environment = {**os.environ, "GNUPGHOME": str(home), "LC_ALL": "C"}
+    done = subprocess.run(
+        ["gpg", "--batch", "--no-tty", "--quiet", "--pinentry-mode", "loopback", *arguments],
+        capture_output=True,
+        check=False,
+        env=environment,
+    )
+    if done.returncode:
+        said = done.stderr.decode(errors="replace").strip()
+        raise GpunodeError(f"gpg {arguments[-1]} failed: {said}", fix="see that gpg and gpg-agent are installed")
+    return done.stdout
+
+
+def gpg_home() -> tempfile.TemporaryDirectory[str]:
+    """A folder for a gpg home, near the root: see `_gpg`."""
+    return tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp")  # noqa: S108 # random name, mode 0700
+
+
+def stop_agent(home: Path) -> None:
+    """End the agent that gpg started for this home."""
+    environment = {**os.environ, "GNUPGHOME": str(home)}
+    subprocess.run(["gpgconf", "--kill", "gpg-agent"], check=False, capture_output=True, env=environment)

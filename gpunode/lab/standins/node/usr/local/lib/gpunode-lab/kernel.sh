@@ -1,0 +1,186 @@
+# Lab stand-in for the kernel's module loader: read by the modprobe, rmmod and insmod stand-ins.
+# State lies in /lab (docs/lab.md): sys/module/NAME, proc/modules, proc/driver/nvidia, sys/bus/pci, dmesg.
+# shellcheck shell=sh disable=SC2034 # `refusal` is read by those scripts
+# A module that does not load makes `refusal` say why, in the kernel's words.
+lab=${GPUNODE_LAB_ROOT:-/lab}
+table=$lab/standin-gpus
+refusal=
+
+log() { echo "[ $(cut -d ' ' -f 1 /proc/uptime | sed 's/$/0000/')] $*" >>"$lab/dmesg"; }
+
+# field FILE NAME: a value out of a module's own information
+field() { modinfo -F "$2" "$1" 2>/dev/null | head -n 1; }
+
+loaded() { [ -d "$lab/sys/module/$1" ]; }
+
+# functions CLASSES: addresses of NVIDIA's functions of these classes (0x03 display, 0x0680 NVSwitch)
+functions() {
+    for device in "$lab"/sys/bus/pci/devices/*; do
+        [ -e "$device/vendor" ] || continue
+        [ "$(cat "$device/vendor")" = 0x10de ] || continue
+        case $(cat "$device/class") in "$1"*) echo "${device##*/}" ;; esac
+    done
+}
+
+unbound() {
+    for slot in $(functions "$1"); do
+        [ -L "$lab/sys/bus/pci/devices/$slot/driver" ] || echo "$slot"
+    done
+}
+
+bind() {
+    mkdir -p "$lab/sys/bus/pci/drivers/$1"
+    ln -sfn "../../../../bus/pci/drivers/$1" "$lab/sys/bus/pci/devices/$2/driver"
+    ln -sfn "../../../../bus/pci/devices/$2" "$lab/sys/bus/pci/drivers/$1/$2"
+}
+
+unbind_all() {
+    for link in "$lab/sys/bus/pci/drivers/$1"/*; do
+        [ -L "$link" ] || continue
+        rm -f "$lab/sys/bus/pci/devices/${link##*/}/driver"
+    done
+    rm -rf "$lab/sys/bus/pci/drivers/$1"
+}
+
+# load FILE: what insmod does
+load() {
+    name=$(basename "$1" | sed 's/\.ko.*$//; s/-/_/g')
+    loaded "$name" && return 0
+    case $name in
+    nvidia) start_nvidia "$1" || return ;;
+    nvidia_uvm) node nvidia-uvm && node nvidia-uvm-tools ;;
+    nvidia_modeset) node nvidia-modeset ;;
+    nouveau) for slot in $(unbound 0x03); do bind nouveau "$slot"; done ;;
+    esac
+    enter "$name" "$1"
+}
+
+# enter NAME FILE: the module's folder in /sys/module, its line in /proc/modules, and its holds on those it needs
+enter() {
+    mkdir -p "$lab/sys/module/$1/holders"
+    echo live >"$lab/sys/module/$1/initstate"
+    echo 0 >"$lab/sys/module/$1/refcnt"
+    version=$(field "$2" version)
+    [ -z "$version" ] || echo "$version" >"$lab/sys/module/$1/version"
+    for needed in $(field "$2" depends | tr ',-' ' _'); do
+        loaded "$needed" && hold "$needed" "$1"
+    done
+    write_modules
+}
+
+hold() {
+    ln -sfn "../../$2" "$lab/sys/module/$1/holders/$2"
+    count_holders "$1"
+}
+
+count_holders() { find "$lab/sys/module/$1/holders" -mindepth 1 | wc -l >"$lab/sys/module/$1/refcnt"; }
+
+holders() { (cd "$lab/sys/module/$1/holders" 2>/dev/null && ls) | tr '\n' ' ' | sed 's/ $//'; }
+
+# write_modules: /proc/modules anew, in place, because it may be mounted as a file
+write_modules() {
+    for folder in "$lab"/sys/module/*/; do
+        [ -e "$folder/refcnt" ] || continue
+        name=$(basename "$folder")
+        users=$(holders "$name" | tr ' ' ,)
+        echo "$name 65536 $(cat "$folder/refcnt") ${users:--}${users:+,} Live 0x0000000000000000"
+    done >"$lab/standin-modules.new"
+    cat "$lab/standin-modules.new" >"$lab/proc/modules"
+    rm -f "$lab/standin-modules.new"
+}
+
+# unload NAME: what rmmod does; 1 with `refusal` when it is in use
+unload() {
+    loaded "$1" || {
+        refusal="is not currently loaded"
+        return 1
+    }
+    users=$(holders "$1")
+    if [ -n "$users" ]; then
+        refusal="is in use by: $users"
+        return 1
+    fi
+    if [ "$1" = nvidia ] && clients; then
+        refusal="is in use"
+        return 1
+    fi
+    case $1 in
+    nvidia) stop_nvidia ;;
+    nvidia_uvm) rm -f /dev/nvidia-uvm /dev/nvidia-uvm-tools ;;
+    nvidia_modeset) rm -f /dev/nvidia-modeset ;;
+    nouveau) unbind_all nouveau ;;
+    esac
+    rm -rf "${lab:?}/sys/module/$1"
+    for folder in "$lab"/sys/module/*/holders; do
+        [ -L "$folder/$1" ] || continue
+        rm -f "$folder/$1"
+        count_holders "$(basename "${folder%/holders}")"
+    done
+    write_modules
+}
+
+# clients: does any process hold /dev/nvidia*?  (nvidia-persistenced does.)
+clients() {
+    for open in /proc/[0-9]*/fd/*; do
+        case $(readlink "$open" 2>/dev/null) in /dev/nvidia*) return 0 ;; esac
+    done
+    return 1
+}
+
+# node NAME: a device node that can be opened and read without harm
+node() { [ -e "/dev/$1" ] || { mknod -m 666 "/dev/$1" c 1 3 2>/dev/null || : >"/dev/$1"; }; }
+
+# start_nvidia FILE: bind the GPUs that no driver has and that this flavour drives; none: No such device
+start_nvidia() {
+    flavour=open
+    [ "$(field "$1" license)" = NVIDIA ] && flavour=proprietary
+    version=$(field "$1" version)
+    for slot in $(unbound 0x03); do
+        case ,$(awk -F '\t' -v slot="$slot" '$1 == slot { print $8 }' "$table"), in
+        *,"$flavour",*) bind nvidia "$slot" ;;
+        *) log "NVRM: The NVIDIA GPU $slot (PCI ID: $(awk -F '\t' -v slot="$slot" '$1 == slot { print $2 }' "$table")) installed in this system is not supported by the $flavour nvidia.ko of the $version driver" ;;
+        esac
+    done
+    if [ ! -d "$lab/sys/bus/pci/drivers/nvidia" ]; then
+        [ -z "$(functions 0x03)" ] || log "NVRM: The NVIDIA probe routine was not called for $(functions 0x03 | wc -l) device(s)."
+        log "NVRM: No NVIDIA GPU found."
+        refusal="No such device"
+        return 1
+    fi
+    for slot in $(unbound 0x0680); do bind nvidia-nvswitch "$slot"; done
+    fill_proc "$version" "$flavour"
+    node nvidiactl
+    log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
+}
+
+banner() { [ "$1" = open ] && echo "Open Kernel Module for x86_64" || echo "x86_64 Kernel Module"; }
+
+# fill_proc VERSION FLAVOUR: /proc/driver/nvidia
+fill_proc() {
+    proc=$lab/proc/driver/nvidia
+    mkdir -p "$proc/gpus"
+    {
+        echo "NVRM version: NVIDIA UNIX $(banner "$2")  $1  Release Build  (gpunode lab stand-in)"
+        echo "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)"
+    } >"$proc/version"
+    printf 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileMode: 438\n' >"$proc/params"
+    minor=0
+    for link in "$lab/sys/bus/pci/drivers/nvidia"/*; do
+        slot=${link##*/}
+        mkdir -p "$proc/gpus/$slot"
+        awk -F '\t' -v slot="$slot" -v minor="$minor" -v firmware="$1" '$1 == slot {
+            print "Model: \t\t " $9; print "IRQ:   \t\t 11"; print "GPU UUID: \t " $3
+            print "Bus Type: \t PCIe"; print "Bus Location: \t " slot; print "Device Minor: \t " minor
+            print "GPU Firmware: \t " firmware; print "GPU Excluded:\t No" }' "$table" >"$proc/gpus/$slot/information"
+        node "nvidia$minor"
+        minor=$((minor + 1))
+    done
+}
+
+stop_nvidia() {
+    unbind_all nvidia
+    unbind_all nvidia-nvswitch
+    rm -rf "$lab/proc/driver/nvidia"
+    rm -f /dev/nvidia[0-9]* /dev/nvidiactl
+    log "NVRM: unloaded"
+}

@@ -1,0 +1,1 @@
+LICENSE = Dual MIT/GPL

@@ -1,0 +1,1 @@
+LICENSE = NVIDIA
