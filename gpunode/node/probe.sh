@@ -42,17 +42,17 @@ first() {
 	[ -n "$REPLY" ]
 }
 
-# quote: standard input as content lines; says when it cuts
+# quote: standard input as content lines; says when it cuts.  One process without children: see ask.
 quote() {
-	if have sed; then
-		head -c "$TEXT_MAX" | sed 's/^/| /'
-	else
-		head -c "$TEXT_MAX" | while IFS= read -r text || [ -n "$text" ]; do line "$text"; done
-	fi
-	echo
-	if read -r text || [ -n "$text" ]; then
-		remark "cut off at $TEXT_MAX bytes"
-	fi
+	left=$TEXT_MAX
+	while IFS= read -r text || [ -n "$text" ]; do
+		left=$((left - ${#text} - 1))
+		if [ "$left" -lt 0 ]; then
+			remark "cut off at $TEXT_MAX bytes"
+			break
+		fi
+		line "$text"
+	done
 }
 
 # guard SECONDS PID: in the background, kill PID unless the guard is ended before
@@ -88,7 +88,8 @@ coreutils_timeout=
 timeout -k 1 1 true >/dev/null 2>&1 && coreutils_timeout=yes
 
 # ask SECONDS COMMAND…: what it prints, quoted, and a remark unless it ends well.  A process in uninterruptible sleep (a
-# GPU fell off the bus) outlives even SIGKILL: then the reader of its pipe is ended, and the probe goes on.
+# GPU fell off the bus) outlives even SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output
+# open, and the probe goes on.
 ask() {
 	name="$2 ${3:-}"
 	patience=$(($1 + 2))
@@ -97,8 +98,8 @@ ask() {
 		status=$?
 		case $status in
 		0) ;;
-		124 | 137) printf '\nexit: no answer within %s s' "$1" ;;
-		*) printf '\nexit: %s' "$status" ;;
+		124 | 137) printf '\nexit: no answer within %s s\n' "$1" ;;
+		*) printf '\nexit: %s\n' "$status" ;;
 		esac
 	} 2>&1 | quote &
 	reader=$!
@@ -413,11 +414,14 @@ probe_runtimes() {
 	have containerd || return 0
 	containerd_root
 	echo "#: containerd_dump"
-	if dump=$(within 5 containerd --config "$containerd_config" config dump 2>/dev/null </dev/null); then
+	# without a file the daemon goes by its defaults, while `config dump` fails
+	show=dump
+	[ -e "$containerd_config" ] || show=default
+	if dump=$(within 5 containerd --config "$containerd_config" config "$show" 2>/dev/null </dev/null); then
 		printf '%s\n' "$dump" | quote
 	else
 		echo "#: containerd_error"
-		ask 5 containerd --config "$containerd_config" config dump | grep -v '^| *$' | tail -n 5
+		ask 5 containerd --config "$containerd_config" config "$show" | grep -v '^| *$' | tail -n 5
 	fi
 }
 
@@ -552,7 +556,8 @@ probe_files() {
 		/etc/kubernetes/manifests/kube-scheduler.yaml /etc/systemd/system/containerd.service.d/*.conf \
 		/etc/systemd/system/docker.service.d/*.conf /etc/systemd/system/kubelet.service.d/*.conf \
 		/etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/preferences /etc/apt/preferences.d/* /etc/apt/trusted.gpg \
-		/etc/apt/trusted.gpg.d/* /etc/apt/keyrings/* /usr/share/keyrings/*nvidia* /usr/share/keyrings/*cuda* \
+		/etc/apt/trusted.gpg.d/* /etc/apt/keyrings/* /usr/share/keyrings/gpunode-* \
+		/usr/share/keyrings/*nvidia* /usr/share/keyrings/*cuda* \
 		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
 		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pacman.conf \
@@ -560,9 +565,9 @@ probe_files() {
 		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf
 	# shellcheck disable=SC2046 # paths of configuration files, one word each
 	set -- "$@" $(containerd_imports "$containerd_config" 3) \
-		$(grep -l -E 'nvidia|nouveau|nova_core' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
-		$(grep -l -E 'nvidia|overlay|br_netfilter' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
-		$(grep -l -E 'bridge-nf-call|ip_forward' /etc/sysctl.conf /etc/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
+		$(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
+		$(grep -l -E '^[^#]*(nvidia|overlay|br_netfilter)' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
+		$(grep -l -E '^[^#]*(bridge-nf-call|ip_forward)' /etc/sysctl.conf /etc/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
 	sent=$newline
 	for file in "$@"; do
 		exists "$file" || continue

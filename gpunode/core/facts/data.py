@@ -14,19 +14,19 @@ if TYPE_CHECKING:
 
 
 @functools.cache
-def _converter() -> Converter:
+def _converter(*, brief: bool = False) -> Converter:
     # cattrs costs a third of a second to import: only where facts really become data
     from cattrs.preconf.json import make_converter
 
-    converter = make_converter()
+    converter = make_converter(omit_if_default=brief)
     converter.register_unstructure_hook(bytes, lambda data: base64.b64encode(data).decode())
     converter.register_structure_hook(bytes, lambda text, _: base64.b64decode(text, validate=True))
     return converter
 
 
-def facts_to_data(facts: NodeFacts) -> dict[str, Any]:
-    """Facts as dict, list, str, int, bool and None only."""
-    return cast(dict[str, Any], _converter().unstructure(facts, NodeFacts))
+def facts_to_data(facts: NodeFacts, *, brief: bool = False) -> dict[str, Any]:
+    """Facts as dict, list, str, int, bool and None only; `brief` leaves out what has its default value."""
+    return cast(dict[str, Any], _converter(brief=brief).unstructure(facts, NodeFacts))
 
 
 def facts_from_data(data: Any) -> NodeFacts:

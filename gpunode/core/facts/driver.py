@@ -67,9 +67,9 @@ def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
             gpus.append(gpu)
         else:
             trouble = trouble or line.strip()
-    if failed and not trouble:
-        trouble = f"nvidia-smi: exit {failed}" if failed.isdigit() else f"nvidia-smi: {failed}"
-    return tuple(gpus), trouble
+    if failed and not failed.isdigit():
+        return tuple(gpus), f"nvidia-smi: {failed}"
+    return tuple(gpus), trouble or (f"nvidia-smi: exit {failed}" if failed else "")
 
 
 def _gpu(row: dict[str, str]) -> NvmlGpu | None:

@@ -126,7 +126,7 @@ def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
         name = next((n for n in _DAEMONS if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
         if name:
             found.append((name, words[2].strip(), ""))
-        elif found and not found[-1][2] and "version" in line.lower() and (match := _DOTTED.search(line)):
+        elif found and not found[-1][2] and "level=" not in line and (match := _DOTTED.search(line)):
             found[-1] = (*found[-1][:2], match[1])
     return found
 

