@@ -243,7 +243,7 @@ def _load_key(path: str, password: str) -> paramiko.PKey:
 
 
 def _by_key(user: str, key: Any) -> Callable[[Any], list[str]]:
-    return lambda transport: transport.auth_publickey(user, key)  # type: ignore[no-any-return]
+    return lambda transport: transport.auth_publickey(user, key)
 
 
 def _public_blob(path: str) -> str:

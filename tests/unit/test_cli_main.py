@@ -1,0 +1,199 @@
+"""The command line's own habits: start-up, help, usage errors, exit codes, how errors look."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+
+import click
+import pytest
+
+from gpunode import __version__
+from gpunode.cli.common import report_exception, report_usage, worst_exit
+from gpunode.cli.main import COMMANDS, cli, main
+from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedError, StaleError, UnreachableError
+
+Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+
+def test_help_imports_nothing_but_click() -> None:
+    code = (
+        "import sys, click; before = set(sys.modules)\n"
+        "from gpunode.cli.main import main\n"
+        "try: main(['--help'])\n"
+        "except SystemExit: pass\n"
+        "print(*sorted(m for m in set(sys.modules) - before), file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    extra = {name.partition(".")[0] for name in ran.stderr.split()}
+    assert extra & {"yaml", "rich", "paramiko", "ansible", "jinja2", "pynvml", "cattrs", "tomlkit", "asyncio"} == set()
+    assert {name for name in ran.stderr.split() if name.startswith("gpunode")} <= {
+        "gpunode",
+        "gpunode.cli",
+        "gpunode.cli.main",
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_exists_says_the_same_in_both_helps_and_has_examples(name: str) -> None:
+    module, attribute = COMMANDS[name][0].split(":")
+    command = getattr(import_module(module), attribute)
+    assert isinstance(command, click.Command)
+    assert command.help
+    subcommands = command.commands.values() if isinstance(command, click.Group) else ()
+    assert "Examples:" in (command.epilog or "") or any("Example" in (c.epilog or "") for c in subcommands)
+
+
+def test_the_version_is_the_packages(run_gpunode: Run) -> None:
+    assert run_gpunode("--version").stdout == f"gpunode {__version__}\n"
+
+
+def test_an_unknown_command_is_answered_with_the_nearest(run_gpunode: Run) -> None:
+    ran = run_gpunode("detct", exit=2)
+    assert "Did you mean 'detect'?" in ran.stderr
+    assert ran.stdout == ""
+
+
+def test_an_unknown_option_is_answered_with_the_nearest(run_gpunode: Run) -> None:
+    ran = run_gpunode("detect", "--lokal", exit=2)
+    assert "--local" in ran.stderr
+
+
+def test_a_usage_error_is_json_when_json_was_asked_for(run_gpunode: Run) -> None:
+    ran = run_gpunode("detect", "--format", "json", "--forks", "none", exit=2)
+    error = json.loads(ran.stdout)["error"]
+    assert "--forks" in error["what"]
+    assert error["exit"] == 2
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_completion_scripts_name_the_program(run_gpunode: Run, shell: str) -> None:
+    script = run_gpunode("completion", shell).stdout
+    assert "_GPUNODE_COMPLETE" in script
+    assert "gpunode" in script
+
+
+def test_the_completion_of_bash_is_understood_and_completes_commands(run_gpunode: Run) -> None:
+    script = run_gpunode("completion", "bash").stdout
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    ran = run_gpunode(env={"_GPUNODE_COMPLETE": "bash_complete", "COMP_WORDS": "gpunode det", "COMP_CWORD": "1"})
+    assert ran.stdout == "plain,detect\n"
+
+
+# ---------------------------------------------------------------- exit codes
+
+
+@pytest.mark.parametrize(
+    ("codes", "worst"),
+    [
+        ((), 0),
+        ((0, 0), 0),
+        ((0, 3), 3),
+        ((3, 5), 5),
+        ((5, 4, 3), 4),
+        ((3, 4, 5, 1, 0), 1),
+        ((1, 130), 130),
+    ],
+)
+def test_of_several_hosts_the_first_of_1_4_5_3_decides(codes: tuple[int, ...], worst: int) -> None:
+    assert worst_exit(codes) == worst
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InputError("x"), 2),
+        (StaleError("x"), 3),
+        (UnreachableError("x"), 4),
+        (RefusedError("x"), 5),
+        (InterruptedByUser("x"), 130),
+    ],
+)
+def test_each_error_class_has_its_exit_code(error: Exception, code: int, capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_exception(error, click.Context(cli)) == code
+    assert capsys.readouterr().err == "error: x\n"
+
+
+def test_an_error_says_what_was_expected_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    error = InputError("colour is 'blu'", expected="red or blue", fix="did you mean 'blue'?")
+    report_exception(error, click.Context(cli))
+    assert capsys.readouterr().err == (
+        "error: colour is 'blu'\n  expected: red or blue\n  do next:  did you mean 'blue'?\n"
+    )
+
+
+def test_an_error_is_one_json_object_when_json_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
+    ctx = click.Context(cli)
+    ctx.meta["gpunode.format"] = "json"
+    report_exception(UnreachableError("gone", expected="here", fix="look"), ctx)
+    out, err = capsys.readouterr()
+    assert json.loads(out) == {"error": {"what": "gone", "expected": "here", "fix": "look", "exit": 4}}
+    assert err == ""
+
+
+def test_a_bug_is_one_line_and_its_traceback_is_kept_in_a_private_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def boom(*_args: object, **_options: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    monkeypatch.setattr("gpunode.edge.detect.find_hosts", boom)
+    with pytest.raises(SystemExit) as ended:
+        main(["detect", "--local"])
+    assert ended.value.code == 1
+    message = capsys.readouterr().err
+    assert message.startswith("error: unexpected ZeroDivisionError: by zero\n")
+    [kept] = (tmp_path / "gpunode").glob("traceback-*.txt")
+    assert str(kept) in message
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+    assert stat.S_IMODE(kept.parent.stat().st_mode) == 0o700
+    assert "ZeroDivisionError" in kept.read_text()
+    assert "Traceback" not in message
+
+
+def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupt(*_args: object, **_options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpunode.edge.detect.find_hosts", interrupt)
+    with pytest.raises(SystemExit) as ended:
+        main(["detect", "--local"])
+    assert ended.value.code == Exit.INTERRUPTED
+    assert "interrupted" in capsys.readouterr().err
+
+
+def test_a_reader_that_goes_away_is_no_bug() -> None:
+    read, write = os.pipe()
+    os.close(read)
+    ran = subprocess.run([sys.executable, "-m", "gpunode", "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
+    os.close(write)
+    assert b"Traceback" not in ran.stderr
+    assert b"unexpected" not in ran.stderr
+
+
+def test_a_mistake_without_a_context_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_usage(click.UsageError("no")) == Exit.INPUT
+    assert "no" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [(": [", "is not YAML"), ("- a\n", "holds list"), (None, "No such file")],
+)
+def test_a_gpunode_yml_that_cannot_be_read_is_one_error(
+    run_gpunode: Run, tmp_path: Path, text: str | None, says: str
+) -> None:
+    file = tmp_path / "gpunode.yml"
+    if text is not None:
+        file.write_text(text)
+    ran = run_gpunode("plan", "--local", "-c", file, exit=2)
+    assert says in ran.stderr
+    assert "unexpected" not in ran.stderr
