@@ -7,7 +7,7 @@ import binascii
 import re
 from collections.abc import Callable
 
-# sections whose words are names of software and paths: a host that is called "debian" must not change them
+# sections that name software alone: a host called "debian" or a version 1.2.3.4 must not change them
 _STRUCTURAL = frozenset(("os_release", "packages", "tools", "kernels", "pci", "lspci", "dkms", "cuda", "secure_boot"))
 _UUID = re.compile(r"\b[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}\b")
 _MAC = re.compile(r"(?<![\w:])[0-9a-fA-F]{2}(?:[:-][0-9a-fA-F]{2}){5}(?![\w:])")
@@ -30,7 +30,7 @@ def redact(text: str) -> str:
     bodies = [_file_text(chunk) for chunk in chunks]
     replace = _replacer("\n".join([text, *filter(None, bodies)]))
     return "".join(
-        _file(chunk, body, replace) if body is not None else replace(chunk, _section(chunk) not in _STRUCTURAL)
+        chunk if _section(chunk) in _STRUCTURAL else replace(chunk) if body is None else _file(chunk, body, replace)
         for chunk, body in zip(chunks, bodies, strict=True)
     )
 
@@ -50,20 +50,20 @@ def _file_text(chunk: str) -> str | None:
         return None
 
 
-def _file(chunk: str, body: str, replace: Callable[[str, bool], str]) -> str:
+def _file(chunk: str, body: str, replace: Callable[[str], str]) -> str:
     """The section with the redacted text: its size and base64 lines are made anew."""
-    data = replace(body, True).encode()
+    data = replace(body).encode()
     owner = _META.search(chunk)
     if not owner or data == body.encode():
         return chunk
     kept = [x for x in chunk.split("\n") if x and (not x.startswith("| ") or x.startswith("| -> "))]
-    mode = f"| {owner[1]} {replace(owner[2], True)} {len(data)}"
+    mode = f"| {owner[1]} {replace(owner[2])} {len(data)}"
     encoded = [f"| {line}" for line in base64.encodebytes(data).decode().splitlines()]
     return "\n".join([kept[0], mode, *kept[1:], *encoded]) + "\n"
 
 
-def _replacer(text: str) -> Callable[[str, bool], str]:
-    """(text, whether host and user names are replaced too) → redacted text; `text` is all there is, for the names."""
+def _replacer(text: str) -> Callable[[str], str]:
+    """text → redacted text; `text` is all there is, where the names are found."""
     from gpunode.core.mask import mask
 
     names = {name: "host-1" for name in re.findall(r"(?m)^\| hostname (\S+)", text) if name != "localhost"}
@@ -88,11 +88,11 @@ def _replacer(text: str) -> Callable[[str, bool], str]:
         (_IPV6, numbered("2001:db8::{}")),
     )
 
-    def replace(part: str, name_words: bool) -> str:
+    def replace(part: str) -> str:
         part = mask(part)
         for pattern, placeholder in rules:
             part = pattern.sub(placeholder, part)
         part = _SERIAL.sub(r"\1serial", part)
-        return words.sub(lambda m: names[m[0]], part) if words and name_words else part
+        return words.sub(lambda m: names[m[0]], part) if words else part
 
     return replace

@@ -19,6 +19,7 @@ class Probe:
     files: dict[str, list[str]] = field(default_factory=dict)  # path → content lines
     remarks: dict[str, list[str]] = field(default_factory=dict)  # "file PATH" or section name → remarks
     notes: list[str] = field(default_factory=list)
+    _by_word: dict[str, dict[str, list[str]]] = field(default_factory=dict)  # made once per section: values() is hot
 
     def lines(self, name: str) -> list[str]:
         """Content lines of a section, without empty ones."""
@@ -37,7 +38,12 @@ class Probe:
 
     def values(self, name: str, key: str) -> list[str]:
         """The rests of all lines of a section that begin with the word `key`."""
-        return [rest for word, rest in self.pairs(name) if word == key]
+        words = self._by_word.get(name)
+        if words is None:
+            words = self._by_word[name] = {}
+            for word, rest in self.pairs(name):
+                words.setdefault(word, []).append(rest)
+        return words.get(key, [])
 
     def value(self, name: str, key: str) -> str:
         """The rest of the last such line, "" when there is none."""
