@@ -20,7 +20,9 @@ from gpunode.cli.common import (
 )
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Kernel, NodeFacts
+    from rich.table import Table
+
+    from gpunode.core.model import Kernel, NodeFacts, Runtime
     from gpunode.edge.detect import Detected, Where
 
 
@@ -141,7 +143,7 @@ def _table(found: Sequence[Detected]) -> None:
                 ),
             )
         )
-    console().print(table)
+    _print(table)
 
 
 def _card(host: str, facts: NodeFacts) -> None:
@@ -153,9 +155,17 @@ def _card(host: str, facts: NodeFacts) -> None:
     grid.add_column(overflow="fold")
     for title, lines in _sections(host, facts):
         grid.add_row(title, escape("\n".join(lines)))
-    console().print(grid)
+    _print(grid)
     for problem in _problems(facts):
         console().print(f"[yellow]![/] {escape(problem)}")
+
+
+def _print(table: Table) -> None:
+    """The table on stdout, without the blanks that rich fills its last column with."""
+    screen = console()
+    with screen.capture() as drawn:
+        screen.print(table)
+    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
@@ -189,11 +199,7 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     yield "toolkit", [facts.toolkit or "none"]
     yield (
         "engines",
-        [
-            f"{r.name} {r.version}  {'running' if r.active else 'not running'}  {r.config}".rstrip()
-            for r in facts.runtimes
-        ]
-        or ["none"],
+        [_engine(r) for r in facts.runtimes] or ["none"],
     )
     kube = " ".join(filter(None, (kubernetes.kind, kubernetes.role, kubernetes.kubelet)))
     yield "Kubernetes", [(kube or "none") + (", GPU Operator" if kubernetes.gpu_operator else "")]
@@ -201,6 +207,11 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     if held:
         yield "held packages", [", ".join(held)]
     yield "seen as", [f"{facts.user or '?'}{'' if facts.root else ' (not root: some things stay unseen)'}"]
+
+
+def _engine(engine: Runtime) -> str:
+    state = ("running" if engine.active else "not running") if engine.unit else ""  # podman has no daemon
+    return ", ".join(filter(None, (f"{engine.name} {engine.version}".strip(), state, engine.config)))
 
 
 def _kernel(kernel: Kernel) -> str:

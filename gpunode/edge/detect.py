@@ -59,7 +59,9 @@ def detect(
     as soon as it is done.  Raises InputError when it is not clear which hosts are meant.
     """
     if where.probes:
-        return [_from_file(path, on_done) for path in _probe_files(where)]
+        files = _probe_files(where)
+        stems = Counter(path.stem for path in files)
+        return [_from_file(path, path.stem if stems[path.stem] == 1 else str(path), on_done) for path in files]
     hosts = [host for host in find_hosts(where) if only is None or host.host in only]
     found = {host.host: host for host in hosts}
 
@@ -185,12 +187,12 @@ def _probe_files(where: Where) -> list[Path]:
     return files
 
 
-def _from_file(path: Path, on_done: Callable[[Detected], None]) -> Detected:
+def _from_file(path: Path, name: str, on_done: Callable[[Detected], None]) -> Detected:
     from gpunode.core.facts import parse_probe
 
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        found = Detected(host=path.stem, probe=text, facts=parse_probe(text))
+        found = Detected(host=name, probe=text, facts=parse_probe(text))
     except OSError as error:
         raise InputError(f"probe {path}: {error.strerror}", fix="check the path") from error
     except InputError as error:
