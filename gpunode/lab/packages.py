@@ -71,11 +71,22 @@ def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str
     if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
         return _info(directory, built)
     log("building the lab's package repositories")
-    shutil.rmtree(directory, ignore_errors=True)
+    _empty(directory)
     sources, base = _write_all(directory, list(_sets(tomllib.loads(table.decode()))), texts, arch)
     built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
     stamp.write_text(json.dumps(built, indent=1))
     return _info(directory, built)
+
+
+def _empty(directory: Path) -> None:
+    """Remove what is in the directory, not the directory: the lab's server may have it mounted."""
+    directory.mkdir(parents=True, exist_ok=True)
+    (directory / "built.json").unlink(missing_ok=True)
+    for entry in directory.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 def _info(directory: Path, built: Mapping[str, Any]) -> RepositoryInfo:
@@ -178,9 +189,12 @@ def _module(path: str, release: str) -> bytes:
     name = path.rpartition("/")[2]
     aliases = {"nouveau": ["alias=pci:v000010DEd*sv*sd*bc03sc*i*"]}.get(name, [])
     needs = {"nouveau": "drm", "br_netfilter": "bridge"}.get(name, "")
+    # depmod knows dependencies from symbols, which these modules lack: hence the softdep
+    order = [f"softdep=pre: {needs}"] if needs else []
     return module_elf(
         [
             *aliases,
+            *order,
             "license=GPL",
             "description=gpunode lab stand-in",
             f"depends={needs}",

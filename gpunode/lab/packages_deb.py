@@ -11,8 +11,8 @@ import tarfile
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from email.utils import format_datetime
-from datetime import datetime, timezone
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError
@@ -120,7 +120,7 @@ def write_flat_repository(folder: Path, debs: Sequence[Deb], *, origin: str, key
 
 
 def _release(indexes: Mapping[str, bytes], origin: str, arch: str) -> str:
-    now = format_datetime(datetime.now(timezone.utc), usegmt=True).replace("GMT", "UTC")
+    now = format_datetime(datetime.now(UTC), usegmt=True).replace("GMT", "UTC")
     sums = "".join(f"\n {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items())
     return stanza({"Origin": origin, "Label": origin, "Architectures": arch, "Date": now, "SHA256": sums})
 
@@ -165,7 +165,7 @@ def _gpg(home: Path, *arguments: str) -> bytes:
 
 def gpg_home() -> tempfile.TemporaryDirectory[str]:
     """A folder for a gpg home, near the root: see `_gpg`."""
-    return tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp")  # noqa: S108 # random name, mode 0700
+    return tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp")  # random name, mode 0700
 
 
 def stop_agent(home: Path) -> None:

@@ -9,5 +9,6 @@ __attribute__((section(".modinfo"), used)) static const char info[] =
     "license=" LICENSE "\0"
     "description=gpunode lab stand-in\0"
     "depends=" DEPENDS "\0"
+    SOFTDEP
     "name=" NAME "\0"
     "vermagic=" UTS_RELEASE " SMP preempt mod_unload modversions ";

@@ -46,6 +46,13 @@ unbind_all() {
 load() {
     name=$(basename "$1" | sed 's/\.ko.*$//; s/-/_/g')
     loaded "$name" && return 0
+    for needed in $(field "$1" depends | tr ',-' ' _'); do
+        loaded "$needed" || {
+            refusal="Unknown symbol in module, or unknown parameter (see dmesg)"
+            log "$name: Unknown symbol of $needed (err -2)"
+            return 1
+        }
+    done
     case $name in
     nvidia) start_nvidia "$1" || return ;;
     nvidia_uvm) node nvidia-uvm && node nvidia-uvm-tools ;;
