@@ -63,7 +63,7 @@ def parse_activation(stdout: str) -> Activation:
 
 
 def may_reboot(policy: str, said: Activation, *, changed: bool) -> str:
-    """Why the node is to be rebooted now, "" when it is not; `policy` is never, if-needed or always (after a change)."""
+    """Why the node is to be rebooted now, "" when it is not; `policy` is one of REBOOT."""
     if policy == "never":
         return ""
     return said.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")

@@ -11,6 +11,6 @@ _EMPTY: dict[str, Any] = {"recover": False, "expect": {}, "packages": {}, "activ
 
 
 def role_variables(plan: Plan) -> dict[str, Any]:
-    """`<role>_<option>` for every option there is: the step's literal value, or empty so that an older plan's is gone."""
+    """`<role>_<option>` for every option there is: the step's literal value, or empty."""
     empty = {f"{role}_{option}": _EMPTY.get(option, []) for role, option in TITLES}
     return empty | {f"{step.role}_{step.option}": step.value for step in plan.steps}

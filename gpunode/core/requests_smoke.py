@@ -23,7 +23,7 @@ _STATUSES = get_args(get_type_hints(Check)["status"])
 
 
 def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
-    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit} → request files.  Raises InputError."""
+    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit} → files.  Raises InputError."""
     for key in value:
         if key not in _KEYS:
             raise InputError(f"smoke: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
+from typing import ClassVar
 
 from ansible.errors import AnsibleConnectionFailure
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
@@ -22,7 +24,7 @@ LONGEST_PAUSE = 15  # seconds between two tries to reach a node that boots
 class ActionModule(NodeAction):
     """Run activate.sh; reboot the node where that is needed and allowed, and run it again to be sure."""
 
-    ARGUMENTS = {
+    ARGUMENTS: ClassVar[dict] = {
         "activate": {"type": "dict", "default": {}},
         "reboot_timeout": {"type": "int", "default": 900},
         "reboot_controller": {"type": "bool", "default": False},
@@ -62,10 +64,8 @@ class ActionModule(NodeAction):
     def _reboot(self, before, timeout):
         """Reboot, and wait until the node answers with another boot id and its start-up has ended."""
         deadline = time.monotonic() + timeout
-        try:
+        with contextlib.suppress(AnsibleConnectionFailure):  # the connection may go before the answer comes
             self._low_level_execute_command("systemctl reboot")
-        except AnsibleConnectionFailure:
-            pass  # the connection may go before the answer comes
         pause = 1
         while time.monotonic() < deadline:
             time.sleep(pause)

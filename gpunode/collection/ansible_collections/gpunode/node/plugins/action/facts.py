@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 try:
@@ -14,7 +16,7 @@ except ImportError:
 class ActionModule(NodeAction):
     """Send probe.sh, give back its text and the facts in it."""
 
-    ARGUMENTS = {"sections": {"type": "list", "elements": "str", "default": []}}
+    ARGUMENTS: ClassVar[dict] = {"sections": {"type": "list", "elements": "str", "default": []}}
 
     def act(self, args):
         text, facts = self.probe(*args["sections"])

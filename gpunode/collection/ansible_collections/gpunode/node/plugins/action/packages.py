@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import time
+from typing import ClassVar
 
 from ansible.utils.display import Display
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
@@ -19,7 +20,7 @@ ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who
 class ActionModule(NodeAction):
     """Run packages.sh: one package transaction."""
 
-    ARGUMENTS = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
+    ARGUMENTS: ClassVar[dict] = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
 
     def act(self, args):
         value = args["packages"]

@@ -3,29 +3,37 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 try:
+    from gpunode.edge.load import load_spec_data
+
     from gpunode.core.errors import Exit
     from gpunode.core.report import plan_data
     from gpunode.core.requests_plan import role_variables
-    from gpunode.edge.load import load_spec_data
+    from gpunode.core.spec import merge_spec
+    from gpunode.edge.inventory import merged_spec
     from gpunode.edge.planner import Planner
 except ImportError:
-    Exit = plan_data = role_variables = load_spec_data = Planner = None  # NodeAction says it
+    # NodeAction says it
+    Exit = Planner = load_spec_data = merge_spec = merged_spec = plan_data = role_variables = None
 
 
 class ActionModule(NodeAction):
-    """Probe the node, plan it on the controller, set the variables of the roles."""
+    """Probe the node, plan it on the controller, give back the variables of the roles."""
 
-    ARGUMENTS = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
+    ARGUMENTS: ClassVar[dict] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
 
     def act(self, args):
         host = self._vars["inventory_hostname"]
         _text, facts = self.probe()
         base = load_spec_data(args["config"]) if args["config"] else {}
-        plan = Planner(base, where=args["config"] or "gpunode_spec").plan(host, facts, args["spec"]).plan
-        result = {"plan": plan_data(plan), "warnings": list(plan.warnings), "ansible_facts": role_variables(plan)}
+        planner = Planner(base, where=args["config"] or "gpunode_spec")
+        planned = planner.plan(host, facts, merge_spec(self._inventory_spec(host), args["spec"]))
+        plan = planned.plan
+        result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
         if plan.problems:
             return result | {
                 "failed": True,
@@ -33,4 +41,11 @@ class ActionModule(NodeAction):
                 "fix": "; ".join(problem.fix for problem in plan.problems),
                 "gpunode_exit": int(Exit.REFUSED),
             }
-        return result | {"msg": "; ".join(step.title for step in plan.steps) or "nothing to do"}
+        titles = [step.title for step in plan.steps]
+        return result | {"smoke": planner.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
+
+    def _inventory_spec(self, host):
+        """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
+        manager = self._task.get_variable_manager()
+        spec = merged_spec(manager, manager._inventory.get_host(host), play=self._task.play, task=self._task)
+        return self._templar.template(spec)

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 try:
@@ -15,7 +17,7 @@ except ImportError:
 class ActionModule(NodeAction):
     """Refuse when the node is not the one that the plan was made for."""
 
-    ARGUMENTS = {"expect": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[dict] = {"expect": {"type": "dict", "default": {}}}
 
     def act(self, args):
         if not args["expect"]:

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 try:
@@ -14,7 +16,7 @@ except ImportError:
 class ActionModule(NodeAction):
     """Run smoke.sh: use the GPU for real, and give back the checks."""
 
-    ARGUMENTS = {"smoke": {"type": "dict", "default": {}}}
+    ARGUMENTS: ClassVar[dict] = {"smoke": {"type": "dict", "default": {}}}
 
     def act(self, args):
         if not args["smoke"]:

@@ -6,15 +6,17 @@ from __future__ import annotations
 
 import shlex
 import traceback
+from typing import ClassVar
 
 from ansible.plugins.action import ActionBase
 
 VERSION = "0.1.0"
 
 try:
+    from gpunode.core.mask import mask
+
     from gpunode.core.errors import Exit, GpunodeError
     from gpunode.core.facts import parse_probe
-    from gpunode.core.mask import mask
     from gpunode.core.remote import parse_outcome, program
     from gpunode.node import script
 except ImportError:
@@ -33,7 +35,7 @@ class NodeAction(ActionBase):
     _supports_check_mode = True
     _supports_diff = True
     _supports_async = False
-    ARGUMENTS = {}
+    ARGUMENTS: ClassVar[dict] = {}
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
@@ -74,8 +76,9 @@ class NodeAction(ActionBase):
         if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
             done = self._from_file(text)
         if not done["stdout"] and done["rc"]:
+            why = (done["stderr"] or done.get("msg", "")).strip()[-500:]
             raise GpunodeError(
-                f"{name} could not be run: {(done['stderr'] or done.get('msg', '')).strip()[-500:]} (status {done['rc']})",
+                f"{name} could not be run: {why} (status {done['rc']})",
                 fix="check the connection and become settings of this host",
             )
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]

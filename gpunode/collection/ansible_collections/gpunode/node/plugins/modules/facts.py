@@ -1,0 +1,47 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: facts
+short_description: Find out what a GPU node has
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Sends the probe, which changes nothing, and gives back its text and the facts in it.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  sections:
+    description: Sections of the probe to ask for; empty means all.
+    type: list
+    elements: str
+    default: []
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it runs in check mode too.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Probe the node
+  gpunode.node.facts:
+  register: found
+"""
+
+RETURN = r"""
+probe:
+  description: What the probe printed.
+  type: str
+  returned: always
+facts:
+  description: The facts that were found; empty ones are left out.
+  type: dict
+  returned: always
+"""

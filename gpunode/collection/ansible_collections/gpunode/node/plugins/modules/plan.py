@@ -1,0 +1,57 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: plan
+short_description: Plan a GPU node on the controller
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Probes the node and makes the plan that C(gpunode plan) would make.
+  - Fails with all problems when the node cannot become what the spec asks for.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  spec:
+    description: What the node should be, as in gpunode.yml.
+    type: dict
+    default: {}
+  config:
+    description: A gpunode.yml on the controller; O(spec) is merged over it, key by key.
+    type: path
+    default: ""
+attributes:
+  check_mode:
+    support: full
+    description: Reads only, so it runs in check mode too.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Plan the node
+  gpunode.node.plan:
+    spec:
+      driver: {branch: "580"}
+  register: node_plan
+"""
+
+RETURN = r"""
+plan:
+  description: The plan, with its steps, reasons and problems.
+  type: dict
+  returned: always
+variables:
+  description: Every option of the roles, with the value of its step or empty.
+  type: dict
+  returned: always
+smoke:
+  description: What M(gpunode.node.smoke) has to prove on this node.
+  type: dict
+  returned: on success
+"""

@@ -1,0 +1,50 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: smoke
+short_description: Use the GPUs for real
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Runs nvidia-smi, nvcc, nvidia-container-cli, and containers through the nvidia runtime; leaves nothing behind.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  smoke:
+    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda) and C(toolkit).
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Not run in check mode, because it starts containers.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Prove that Docker's containers get the GPUs
+  gpunode.node.smoke:
+    smoke:
+      runtimes: [docker]
+      default_runtime: {docker: nvidia}
+      gpus: 8
+"""
+
+RETURN = r"""
+checks:
+  description: The checks, each with id, status, message and fix.
+  type: list
+  elements: dict
+  returned: when checks were asked for
+msg:
+  description: How many passed, or which failed.
+  type: str
+  returned: when checks were asked for
+"""
