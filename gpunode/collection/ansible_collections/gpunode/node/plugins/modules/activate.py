@@ -10,14 +10,16 @@ short_description: Load modules and start services, or reboot
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 description:
-  - Rebuilds the initramfs where it is stale, unloads what is in the way, loads modules, sets alternatives, starts services.
+  - Rebuilds the initramfs where it is stale, unloads what is in the way, loads modules, sets
+    alternatives, starts services.
   - Reboots the node where nothing else helps and the policy allows it, and waits for it.
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
 requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   activate:
-    description: C(load), C(unload), C(initramfs), C(version), C(services), C(alternatives) and C(reboot) (never, if-needed, always).
+    description: C(load), C(unload), C(initramfs), C(version), C(services), C(alternatives) and C(reboot) (never, if-
+      needed, always).
     type: dict
     default: {}
   reboot_timeout:

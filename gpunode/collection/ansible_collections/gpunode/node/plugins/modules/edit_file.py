@@ -11,7 +11,8 @@ version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 description:
   - Writes whole files, or rewrites the configuration of container engines.
-  - Checks hashes under a lock, validates, replaces atomically, restarts what has to be, and rolls back when it is not healthy then.
+  - Checks hashes under a lock, validates, replaces atomically, restarts what has to be, and rolls back
+    when it is not healthy then.
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
 requirements:
   - gpunode, the Python package of the same version, on the controller
@@ -22,7 +23,8 @@ options:
     elements: dict
     default: []
   runtimes:
-    description: Engines to configure, each with C(runtime), C(default_runtime), C(cdi), C(cgroup_driver) and C(expect); one transaction each.
+    description: Engines to configure, each with C(runtime), C(default_runtime), C(cdi), C(cgroup_driver) and
+      C(expect); one transaction each.
     type: list
     elements: dict
     default: []

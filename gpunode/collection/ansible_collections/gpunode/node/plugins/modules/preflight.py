@@ -16,7 +16,8 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   expect:
-    description: What the plan found, as C(distro), C(arch), C(kernel) and C(gpus) (a list of SLOT=ID); missing keys are not compared.
+    description: What the plan found, as C(distro), C(arch), C(kernel) and C(gpus) (a list of SLOT=ID); missing keys
+      are not compared.
     type: dict
     default: {}
 attributes:

@@ -10,13 +10,15 @@ short_description: Use the GPUs for real
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 description:
-  - Runs nvidia-smi, nvcc, nvidia-container-cli, and containers through the nvidia runtime; leaves nothing behind.
+  - Runs nvidia-smi, nvcc, nvidia-container-cli, and containers through the nvidia runtime; leaves
+    nothing behind.
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
 requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   smoke:
-    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda) and C(toolkit).
+    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda) and
+      C(toolkit).
     type: dict
     default: {}
 attributes:

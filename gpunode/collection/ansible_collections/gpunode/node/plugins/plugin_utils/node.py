@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import shlex
-import traceback
 from typing import ClassVar
 
 from ansible.plugins.action import ActionBase
@@ -19,8 +18,8 @@ try:
     from gpunode.core.facts import parse_probe
     from gpunode.core.remote import parse_outcome, program
     from gpunode.node import script
-except ImportError:
-    GPUNODE_MISSING = traceback.format_exc()
+except ImportError as error:
+    GPUNODE_MISSING = str(error)
 else:
     GPUNODE_MISSING = ""
 
