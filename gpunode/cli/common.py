@@ -169,7 +169,7 @@ def console(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     # without a terminal rich would cut tables at 80 columns: a log or a grep wants whole lines
-    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else 200)
+    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else 1000)
 
 
 def print_json(data: Any) -> None:
