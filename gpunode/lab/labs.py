@@ -125,6 +125,7 @@ def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     """The image of such nodes and the package repository, both made when they are missing."""
     with machine.lock("repository", log=log):
         machine.install_missing_packages(log)
+        machine.raise_inotify_limit(log)
         info = packages.build_repository(machine.places().repository, log=log)
     return images.ensure_image(variant, info.base_packages(variant.distro), log=log), info
 

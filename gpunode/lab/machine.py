@@ -21,6 +21,7 @@ PACKAGES = (
     "aardvark-dns",
     "conmon",
     "debian-archive-keyring",
+    "gpg",
     "iptables",
     "mmdebstrap",
     "netavark",
@@ -30,6 +31,7 @@ PACKAGES = (
 )
 DISK_GIB = 6.0  # two images with their cache; each node adds little until it installs something
 NODE_GIB = 0.5
+INOTIFY_INSTANCES = 8192
 ARCHIVE_VARIABLE = "GPUNODE_LAB_ARCHIVE"
 
 
@@ -112,6 +114,18 @@ def install_missing_packages(log: Log) -> None:
 def _installed(package: str) -> bool:
     found = run("dpkg-query", "-W", "-f", "${db:Status-Status}", package, check=False)
     return found.returncode == 0 and found.stdout == "installed"
+
+
+def raise_inotify_limit(log: Log) -> None:
+    """Let 20 systemds watch files: the usual 128 instances for all of them together end with the fifteenth or so."""
+    path = Path("/proc/sys/fs/inotify/max_user_instances")
+    if int(path.read_text()) >= INOTIFY_INSTANCES:
+        return
+    log(f"setting fs.inotify.max_user_instances to {INOTIFY_INSTANCES} until this machine restarts")
+    try:
+        path.write_text(str(INOTIFY_INSTANCES))
+    except OSError as error:
+        log(f"that was not possible ({error}): more than a dozen nodes may fail to start")
 
 
 # ---------------------------------------------------------------- Debian's archive, as this machine reaches it

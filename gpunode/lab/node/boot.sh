@@ -13,7 +13,7 @@ show() {
 
 # A privileged node could otherwise write this machine's kernel settings, or restart it.
 protect_machine() {
-    mount --bind /dev/null /proc/sysrq-trigger
+    show /dev/null /proc/sysrq-trigger
     for dir in /proc/sys/kernel /proc/sys/vm; do
         mount --bind "$dir" "$dir" && mount -o remount,bind,ro "$dir"
     done
