@@ -35,6 +35,8 @@ from gpunode.core.spec import RuntimeSpec, Spec
 ABSENT = "absent"
 PRESENT = "present"
 NOT_HELD = ", not held"
+MODULE_FOR = "nvidia module for kernel "
+ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker")
 # Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
@@ -151,7 +153,7 @@ def _driver(
     yield Key("driver", "activate", "module version"), Want(value=facts.driver.userspace or PRESENT)
     for kernel in facts.kernels:
         if kernel.image:
-            yield Key("driver", "activate", f"module for kernel {kernel.release}"), Want(value=PRESENT)
+            yield Key("driver", "packages", f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT)
     for unit in driver.services:
         yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
 
@@ -200,6 +202,9 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
 
 
 def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -> str:
+    if key.option == "packages" and key.name.startswith(MODULE_FOR):
+        built = {k.release for k in facts.kernels if k.module}
+        return PRESENT if key.name.removeprefix(MODULE_FOR) in built else ABSENT
     if key.option == "packages":
         found = facts.packages.get(key.name)
         if found is None:
@@ -222,15 +227,14 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
         return facts.cuda_default
     if kind == "service":
         service = facts.services.get(name) or facts.services.get(f"{name}.service")
-        return f"{service.active or 'inactive'}, {service.enabled or 'disabled'}" if service else ABSENT
+        if service is None:
+            return ABSENT
+        enabled = "enabled" if service.enabled in ENABLED else service.enabled or "disabled"
+        return f"{service.active or 'inactive'}, {enabled}"
     if name == "nouveau":
         return PRESENT if facts.driver.nouveau else ABSENT
     if name == "version":
         return facts.driver.loaded or ABSENT
-    if name.startswith("for kernel "):
-        release = name.removeprefix("for kernel ")
-        kernel = next(k for k in facts.kernels if k.release == release)
-        return PRESENT if kernel.module else ABSENT
     return PRESENT if name in facts.modules else ABSENT
 
 
