@@ -1,0 +1,98 @@
+"""What an edit is asked for, and the checks every engine shares."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import Problem, RuntimeName
+
+LIMIT = 1 << 20  # bytes: no engine's configuration is that large; what is, is something else
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeRequest:
+    """What the configuration of one engine should say, and what is known of the engine.
+
+    `version` is what the daemon says of itself ("1.6.20~ds1", "" unknown: then only what every version reads is
+    written).  `config` and `drop_in` are absolute paths, "" takes the engine's own.  `cdi` None and `cgroup_driver` ""
+    leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file as well.
+    `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.
+    """
+
+    runtime: RuntimeName
+    config: str = ""
+    drop_in: str = ""
+    version: str = ""
+    default_runtime: Literal["nvidia", "runc"] = "nvidia"
+    name: str = "nvidia"
+    path: str = "/usr/bin/nvidia-container-runtime"
+    cdi: bool | None = None
+    cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
+    flags: tuple[str, ...] = ()
+    enable_cri: bool = False
+
+
+class Refusal(Exception):
+    """An edit that would not work: becomes the Problem of the Edit, and no file changes."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.problem = Problem(what=what, fix=fix)
+
+
+def check_request(request: RuntimeRequest) -> None:
+    """Raise InputError for names and paths that no engine takes."""
+    if not _NAME.match(request.name) or request.name == "runc":
+        raise InputError(
+            f"runtime name {request.name!r}",
+            expected="letters, digits, '.', '_', '-', and not runc, which the engines reserve",
+        )
+    for what, path in (("runtime path", request.path), ("config", request.config), ("drop-in", request.drop_in)):
+        if path and (not path.startswith("/") or posixpath.normpath(path) != path or not path.isprintable()):
+            raise InputError(f"{what} {path!r}", expected="an absolute, normalised path")
+    if not request.path:
+        raise InputError("the runtime path is empty", expected="an absolute path")
+    if request.drop_in and request.drop_in == request.config:
+        raise InputError(f"the drop-in {request.drop_in} is the config file itself", expected="another path")
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor of "1.6.20~ds1-1+deb12u3", "v2.1.9": (1, 6), (2, 1); (0, 0) when unknown."""
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def check_size(path: str, data: bytes) -> None:
+    """Raise InputError for a file no engine's configuration should be."""
+    if len(data) > LIMIT:
+        raise InputError(
+            f"{path} has {len(data)} bytes",
+            expected=f"a configuration of at most {LIMIT} bytes",
+            fix="look into the file: it is probably not a configuration",
+        )
+
+
+def place(text: str, offset: int) -> str:
+    """LINE:COLUMN of a character offset, both from 1."""
+    line = text.count("\n", 0, offset) + 1
+    return f"{line}:{offset - text.rfind(chr(10), 0, offset)}"
+
+
+def decode(path: str, data: bytes) -> str:
+    """UTF-8 text of a file; InputError names the place of the first byte that is not."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        where = place(data[: error.start].decode("latin-1"), error.start)
+        raise InputError(f"{path}:{where}: byte {data[error.start]:#04x} is not UTF-8", expected="UTF-8 text") from None
+
+
+def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Those files of `after` that differ from `before`."""
+    return {path: data for path, data in after.items() if before.get(path) != data}

@@ -1,0 +1,117 @@
+"""Hide the values of secrets in text that is shown, logged or kept: configs of any kind, diffs, logs, command lines.
+
+It errs on the side of hiding: what follows the name of a secret is hidden up to the end of the value, the line or the
+indented block.
+"""
+
+from __future__ import annotations
+
+import re
+
+HIDDEN = "********"
+
+# Part of a key's name that makes its value a secret.  `key` alone does not: repository keys and their paths are public.
+_SECRET = (
+    r"(?:auths?|authorization|passw(?:or)?ds?|passphrase|pwd|secrets?|(?:identity|registry)?tokens?|credentials?|"
+    r"become_pass|ssh_pass|(?:api|access|private|secret)[_-]?keys?)"
+)
+_NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-])?{_SECRET}(?:[_-][a-z0-9]+)*)"
+_CAMEL = r"[A-Za-z0-9_.-]*[a-z0-9](?:Auth|Passw(?:or)?d|Passphrase|Secret|Token|Credentials?|(?:Api|Access|Private)Key)"
+_KEY = rf"(?:{_NAME}|{_CAMEL})"
+_HEAD = re.compile(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")
+_OPTION = re.compile(rf"(?<![A-Za-z0-9_.-])--?{_KEY}[ \t]+(?=[^-\s])")
+_SCHEME = re.compile(r"\b(?i:basic|bearer)[ \t]+(?P<value>[A-Za-z0-9+/=._~-]{8,})")
+_URL = re.compile(r"(?<=://)[^/\s\"'<>]*(?=@)")
+_PEM = re.compile(
+    r"(-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----).*?(-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
+    re.DOTALL,
+)
+_TRIPLE = re.compile(r'"""(?:[^\\]|\\.)*?(?:"{3,5}|\Z)|\'\'\'.*?(?:\'{3,5}|\Z)', re.DOTALL)
+_STRING = re.compile(r'"(?:[^"\\]|\\.)*(?:"|\Z)|\'[^\']*(?:\'|\Z)', re.DOTALL)
+_BLOCK = re.compile(r"(?:[|>][-+0-9]*)?[ \t]*(?:#[^\n]*)?\r?\n")
+_MARGIN = re.compile(r"[ \t]*(?:[-+][ \t]*)*")
+
+
+def mask(text: str) -> str:
+    """The text with ******** in place of passwords, tokens, private keys and what else names itself a secret.
+
+    >>> mask('password = "hunter2"  # mine')
+    'password = "********"  # mine'
+    >>> mask("proxy: http://me:hunter2@proxy:3128")
+    'proxy: http://********@proxy:3128'
+    """
+    text = _PEM.sub(rf"\1\n{HIDDEN}\n\2", text)
+    text = _hide(text, _HEAD)
+    text = _hide(text, _OPTION)
+    text = _URL.sub(HIDDEN, text)
+    return _SCHEME.sub(lambda found: found[0][: found.start("value") - found.start()] + HIDDEN, text)
+
+
+def _hide(text: str, head: re.Pattern[str]) -> str:
+    parts = []
+    at = 0
+    while found := head.search(text, at):
+        start, end = _span(text, found)
+        parts += [text[at:start], HIDDEN if text[start:end].strip() else ""]
+        at = max(end, found.end())
+        if end < found.end():
+            parts.append(text[end : found.end()])
+    return "".join([*parts, text[at:]])
+
+
+def _span(text: str, found: re.Match[str]) -> tuple[int, int]:
+    """Start and end of the value behind a key, without its quotes."""
+    at = found.end()
+    block = _BLOCK.match(text, at)
+    if block:
+        json_value = re.compile(r"\s*[\"'\[{]").match(text, at) if text[found.start()] in "\"'" else None
+        if json_value is None:
+            return block.end(), _block_end(text, found.start(), block.end())
+        at = json_value.end() - 1
+    mark = text[at : at + 1]
+    if mark and mark in "\"'":
+        quoted = _TRIPLE.match(text, at) or _STRING.match(text, at)
+        width = 3 if text.startswith(mark * 3, at) else 1
+        end = quoted.end() if quoted else len(text)
+        return at + width, max(at + width, end - width if text.endswith(mark, at + width, end) else end)
+    if mark and mark in "[{":
+        return at + 1, _bracket_end(text, at)
+    line = text.find("\n", at)
+    return at, len(text) if line < 0 else line
+
+
+def _bracket_end(text: str, at: int) -> int:
+    """Where the bracket that closes the one at `at` stands, the end of the text where it is not closed."""
+    depth = 0
+    while at < len(text):
+        mark = text[at]
+        if mark in "\"'":
+            quoted = _TRIPLE.match(text, at) or _STRING.match(text, at)
+            at = quoted.end() if quoted else len(text)
+            continue
+        depth += (mark in "[{") - (mark in "]}")
+        if depth == 0:
+            return at
+        at += 1
+    return at
+
+
+def _block_end(text: str, key: int, at: int) -> int:
+    """End of the lines that are indented deeper than the line of the key (YAML blocks, lists and continued lines)."""
+    margin = _width(text, text.rfind("\n", 0, key) + 1)
+    end = at
+    while at < len(text):
+        stop = text.find("\n", at) + 1 or len(text)
+        line = text[at:stop]
+        if line.strip():
+            listed = line.lstrip(" \t+-") != line.lstrip(" \t") and _width(text, at) >= margin
+            if _width(text, at) <= margin and not listed:
+                break
+            end = stop - line.endswith("\n")
+        at = stop
+    return end
+
+
+def _width(text: str, at: int) -> int:
+    found = _MARGIN.match(text, at)
+    return found.end() - at if found else 0
