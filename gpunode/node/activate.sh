@@ -239,4 +239,5 @@ if [ -n "$reboot_reason" ]; then
   finish changed "reboot needed: $reboot_reason"
 fi
 [ "$steps" = 0 ] && finish unchanged "everything is active as wanted"
+checking && finish changed "$steps change(s) would be made"
 finish changed "everything is active as wanted"

@@ -25,11 +25,24 @@ Dpkg::Use-Pty "0";
 Dpkg::Options:: "--force-confold";
 Dpkg::Options:: "--force-confdef";
 DPkg::Lock::Timeout "60";
+Dir::Etc::preferences "$GPUNODE_IN/.preferences";
 CONF
+  apt_preferences
   [ -z "$proxy" ] || printf 'Acquire::http::Proxy "%s";\nAcquire::https::Proxy "%s";\n' "$proxy" "$proxy" >>"$GPUNODE_IN/.apt.conf"
   export DEBIAN_FRONTEND=noninteractive DEBIAN_PRIORITY=critical UCF_FORCE_CONFFOLD=1 APT_LISTCHANGES_FRONTEND=none
   # needrestart would restart container engines because some library changed; restarts are steps of the plan
   export NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l
+}
+
+# Driver packages depend on each other in exactly their own version, and apt takes the newest candidate for a
+# dependency and then gives up: for this transaction, any package that exists in a version asked for has it as candidate.
+# («?*» and not «*»: apt takes that for a rule about repositories.)
+apt_preferences() {
+  {
+    cat /etc/apt/preferences 2>/dev/null
+    echo
+    requested install | awk '$2 != "-" && !seen[$2]++ { printf "Package: ?*\nPin: version %s\nPin-Priority: 1001\n\n", $2 }'
+  } >"$GPUNODE_IN/.preferences"
 }
 
 apt_() { apt-get -c "$GPUNODE_IN/.apt.conf" "$@" </dev/null 9>&-; }
