@@ -193,8 +193,9 @@ def error_data(error: GpunodeError) -> dict[str, Any]:
 
 
 def show_error(error: GpunodeError, *, host: str = "") -> None:
-    """The error on stderr: what, what was expected, what to do next."""
-    prefix = click.style("error: ", fg="red", bold=True) + (f"{host}: " if host else "")
+    """The error on stderr: what, what was expected, what to do next; `host` is put before it where it is not named."""
+    named = not host or error.what.startswith(f"{host}: ")
+    prefix = click.style("error: ", fg="red", bold=True) + ("" if named else f"{host}: ")
     click.echo(f"{prefix}{error}", err=True)
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     import paramiko
 
 _MAX_JUMPS = 8
+_SILENCE = 1.0  # seconds without output after which a program that has ended is not waited for any longer
 
 
 class NotServed(UnreachableError):
@@ -105,27 +106,31 @@ def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: f
     sizes = [0, 0]
     poll = select.poll()
     poll.register(channel.fileno(), select.POLLIN)
+    last = time.monotonic()
     while True:
+        closed = channel.closed  # asked before the data is taken: none comes after it
+        ended = closed or channel.eof_received
         took = False
         for index, (ready, recv) in enumerate(
             ((channel.recv_ready, channel.recv), (channel.recv_stderr_ready, channel.recv_stderr))
         ):
-            while ready():
+            while ready() and sizes[index] <= OUTPUT_LIMIT:
                 parts[index].append(recv(1 << 16))
                 sizes[index] += len(parts[index][-1])
                 took = True
+        now = time.monotonic()
         if max(sizes) > OUTPUT_LIMIT:
             raise too_much(target)
-        if time.monotonic() > deadline:
+        if now > deadline:
             raise too_slow(target, timeout)
         if took:
-            continue
-        if channel.exit_status_ready() or channel.closed:
+            last = now
+        elif closed or (channel.exit_status_ready() and (ended or now - last > _SILENCE)):
             break
-        if channel.eof_received:  # poll would not wait any more: the exit status follows within moments
-            channel.status_event.wait(min(0.2, max(0.0, deadline - time.monotonic())))
+        elif ended:  # poll would not wait any more: the exit status follows within moments
+            channel.status_event.wait(0.2)
         else:
-            poll.poll(min(200.0, max(1.0, 1000 * (deadline - time.monotonic()))))
+            poll.poll(200)
     return b"".join(parts[0]).decode(errors="replace"), b"".join(parts[1]).decode(errors="replace")
 
 
@@ -151,6 +156,8 @@ def _transport(
             transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = timeout
             _prefer_known_types(transport, {entry.kind for entry in known if not entry.marker})
             transport.start_client(timeout=timeout)
+            if not transport.initial_kex_done:  # at its timeout start_client just comes back
+                raise TimeoutError("no answer")
         except (paramiko.SSHException, OSError, EOFError) as error:
             raise UnreachableError(
                 f"{target.name}: no SSH server talks at {where}: {error or type(error).__name__}",
@@ -158,6 +165,10 @@ def _transport(
                 fix="check address and port, and sshd on the host (systemctl status ssh, its log)",
             ) from error
         shown = transport.get_remote_server_key()
+        # ssh(1) also takes the key that stands for the host without its port, unless the entry with it says otherwise
+        if all(entry.marker for entry in known):
+            bare = known_keys(files, options["hostname"][0])
+            known += tuple(entry for entry in bare if entry.key == shown.get_base64() and entry not in known)
         strict = options.get("stricthostkeychecking", ["ask"])[0]
         trust_new = accept_new or not target.check_host_key or strict in ("no", "off", "false", "accept-new")
         new = check_host_key(

@@ -153,6 +153,20 @@ def test_a_host_known_by_a_certificate_authority_is_left_to_ssh(server: Sshd, kn
     assert "certificate authority" in error.what
 
 
+def test_a_host_known_without_its_port_is_known_as_ssh_knows_it(server: Sshd, known_hosts: Path) -> None:
+    known_hosts.write_text(f"127.0.0.1 {server.host_public}\n")
+    with connect(server.target()) as connection:
+        assert connection.run("true") == (0, "", "")
+
+
+def test_a_host_known_by_other_keys_with_its_port_is_not_excused_by_the_entry_without(
+    server: Sshd, known_hosts: Path, tmp_path: Path
+) -> None:
+    other = " ".join(Path(f"{keygen(tmp_path / 'other')}.pub").read_text().split()[:2])
+    known_hosts.write_text(f"[127.0.0.1]:{server.port} {other}\n127.0.0.1 {server.host_public}\n")
+    assert "the host key has changed" in failure(server.target()).what
+
+
 def test_a_key_alias_of_ssh_config_names_the_known_host(server: Sshd, known_hosts: Path) -> None:
     known_hosts.write_text(f"alias {server.host_public}\n")
     with connect(server.target("HostKeyAlias alias")) as connection:
