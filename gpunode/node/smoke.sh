@@ -192,7 +192,7 @@ docker_checks() {
   fi
   docker_check runtime nvidia --runtime=nvidia
   docker_check default "$(word default_docker)"
-  docker_check gpus '' --gpus all
+  docker_check gpus-all '' --gpus all
 }
 
 docker_image() {
@@ -235,7 +235,7 @@ clean() {
     fi
   fi
   if requested runtimes | grep -qx docker && have docker; then
-    docker_ rm -f "$NAME-runtime" "$NAME-default" "$NAME-gpus" >/dev/null
+    docker_ rm -f "$NAME-runtime" "$NAME-default" "$NAME-gpus-all" >/dev/null
     docker_ rmi "$OWN_IMAGE" >/dev/null
   fi
   return 0

@@ -1,0 +1,111 @@
+"""packages.sh against a package manager that is faked on PATH: what needs no real apt.  Under three shells."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.model import Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_packages import packages_request
+from gpunode.node import script
+
+SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
+INSTALLED = "nvidia-open all 580.178.04-1 hi \nmake amd64 4.3 ii \nhalf amd64 1 iF \ngone amd64 1 rc \nlib i386 2 ii "
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def shell(request: pytest.FixtureRequest) -> list[str]:
+    return list(request.param)
+
+
+class Node:
+    """A folder of fake commands before PATH; a command that nobody prepared ends the test."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder, self.shell = folder, shell
+        self.fake("dpkg-query", f"printf '%s\\n' '{INSTALLED}'")
+        self.fake("dpkg", '[ "$1" = --print-architecture ] && echo amd64')
+        self.fake("dkms", "exit 0")
+        self.fake("apt-get", 'echo "apt-get $*" >>"$CALLS"; exit 1')
+
+    def fake(self, name: str, body: str) -> None:
+        path = self.folder / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def run(self, value: dict[str, object], *, check: bool = False) -> Outcome:
+        text = program(script("packages.sh"), packages_request(value, check=check))
+        env = os.environ | {"PATH": f"{self.folder}:{os.environ['PATH']}", "CALLS": str(self.folder / "calls")}
+        done = subprocess.run([*self.shell, "-s"], input=text, text=True, capture_output=True, env=env, check=False)
+        return parse_outcome(done.stdout, done.returncode)
+
+    @property
+    def calls(self) -> str:
+        return (self.folder / "calls").read_text() if (self.folder / "calls").exists() else ""
+
+
+@pytest.fixture
+def node(tmp_path: Path, shell: list[str]) -> Node:
+    return Node(tmp_path, shell)
+
+
+def test_a_satisfied_request_is_unchanged_and_asks_no_apt(node: Node) -> None:
+    value = {
+        "install": [{"name": "nvidia-open", "version": "580*", "hold": True}, {"name": "make"}],
+        "remove": ["gone", "never-there"],
+        "refresh": ["/nonexistent.sources"],
+    }
+    assert node.run(value) == Outcome(status="unchanged", message="all packages are as wanted")
+    assert node.calls == ""
+
+
+def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_there(node: Node) -> None:
+    value = {
+        "install": [
+            {"name": "nvidia-open", "version": "580.95.05-1"},
+            {"name": "make", "hold": True},
+            {"name": "half"},
+            {"name": "lib"},
+        ],
+        "remove": ["nvidia-open"],
+        "refresh": ["/nonexistent.sources"],
+    }
+    outcome = node.run(value, check=True)
+    assert outcome.status == "changed"
+    assert outcome.changed == (
+        "change nvidia-open from 580.178.04-1 to 580.95.05-1",
+        "hold make",
+        "finish installing half",
+        "install lib",
+        "remove nvidia-open",
+    )
+    assert outcome.notes == ("the repository is not configured yet: the package manager was not asked",)
+    assert node.calls == ""
+
+
+def test_a_kernel_without_its_module_is_not_unchanged(node: Node, tmp_path: Path) -> None:
+    kernels = [tree.name for tree in Path("/lib/modules").glob("*") if (tree / "build").is_dir()]
+    node.fake("dkms", "echo 'nvidia/580.178.04, 6.1.0-50-amd64, x86_64: built'")
+    outcome = node.run({"install": [{"name": "make"}]}, check=True)
+    assert outcome.status == ("changed" if kernels else "unchanged")
+
+
+@pytest.mark.parametrize("other", ["dnf", "zypper", "pacman"])
+def test_another_package_manager_is_refused_by_name(tmp_path: Path, other: str) -> None:
+    busybox = shutil.which("busybox")
+    if not busybox:
+        pytest.skip("needs busybox, for a PATH without apt-get")
+    for name in ("mktemp", "base64", "rm", "tr", "cat", "id", "head"):
+        (tmp_path / name).symlink_to(busybox)
+    (tmp_path / other).write_text("#!/bin/sh\n")
+    (tmp_path / other).chmod(0o755)
+    text = program(script("packages.sh"), packages_request({"install": ["make"]}))
+    done = subprocess.run(
+        ["/bin/sh", "-s"], input=text, text=True, capture_output=True, env={"PATH": str(tmp_path)}, check=False
+    )
+    outcome = parse_outcome(done.stdout, done.returncode)
+    assert (outcome.status, done.returncode) == ("refused", 5)
+    assert other in outcome.message

@@ -1,0 +1,60 @@
+"""The request of activate.sh and its reboot policy, as pure functions."""
+
+import pytest
+
+from gpunode.core.errors import InputError
+from gpunode.core.requests_activate import Activation, activate_nothing, activate_request, may_reboot, parse_activation
+
+
+def test_every_key_becomes_one_file_of_lines() -> None:
+    value = {
+        "load": ["nvidia", "nvidia_uvm"],
+        "unload": ["nouveau"],
+        "initramfs": True,
+        "version": "580.178.04",
+        "services": ["nvidia-persistenced"],
+        "alternatives": {"cuda": "/usr/local/cuda-12.8"},
+        "reboot": "if-needed",
+    }
+    assert activate_request(value, check=True) == {
+        "load": b"nvidia\nnvidia_uvm\n",
+        "unload": b"nouveau\n",
+        "initramfs": b"1\n",
+        "version": b"580.178.04\n",
+        "services": b"nvidia-persistenced\n",
+        "alternatives": b"cuda /usr/local/cuda-12.8\n",
+        "check": b"1\n",
+    }
+
+
+@pytest.mark.parametrize(
+    "value", [{"load": ["a b"]}, {"services": ["-x"]}, {"reboot": "now"}, {"lod": []}, {"alternatives": {"cuda": "x"}}]
+)
+def test_what_is_not_a_module_unit_or_policy_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        activate_request(value)
+
+
+def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
+    assert activate_nothing({"reboot": "always", "version": "1", "load": [], "initramfs": False})
+    assert not activate_nothing({"initramfs": True})
+
+
+@pytest.mark.parametrize(
+    ("policy", "reason", "changed", "reboots"),
+    [
+        ("never", "nouveau is in use", True, False),
+        ("if-needed", "nouveau is in use", False, True),
+        ("if-needed", "", True, False),
+        ("always", "", True, True),
+        ("always", "", False, False),
+        ("always", "nouveau is in use", False, True),
+    ],
+)
+def test_the_policy_decides_about_the_reboot(policy: str, reason: str, changed: bool, reboots: bool) -> None:
+    assert bool(may_reboot(policy, Activation(reboot=reason), changed=changed)) is reboots
+
+
+def test_boot_id_and_reason_are_read_from_their_lines() -> None:
+    text = "log\ngpunode\tboot_id\tb-1\ngpunode\treboot\tnouveau is in use\ngpunode\tstatus\tunchanged\n"
+    assert parse_activation(text) == Activation(reboot="nouveau is in use", boot_id="b-1")
