@@ -61,8 +61,8 @@ class Lab:
         reset(names or [node.name for node in self.nodes], log=log)
 
     def down(self, *, log: Log = print) -> None:
-        """Take the nodes away."""
-        down([node.name for node in self.nodes], log=log)
+        """Take the nodes away, those that are still there."""
+        down([node.name for node in nodes.load_nodes() if node.lab == self.name], log=log)
 
     def __enter__(self) -> Lab:
         return self
@@ -240,7 +240,9 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
             return
         nodes.prepare(node, _source_of(info, "kernels", node.distro), url, machine.places().repository)
         nodes.start(node)
-        nodes.wait_until_up(node)
+        nodes.wait_until_up(node, given_up=stop.is_set)
+        if stop.is_set():
+            return
         nodes.save(replace(node, maker=0, host_keys=nodes.read_host_keys(node.name)))
 
     try:
@@ -257,7 +259,9 @@ def _side_by_side(act: Callable[[Node], None], some: Sequence[Node], stop: threa
             for future in [pool.submit(act, node) for node in some]:
                 future.result()
         except BaseException:
-            stop.set()  # leaving the pool waits for those that run: they must not begin anything new
+            stop.set()
+            with ignoring_interrupts():  # those that run must have ended before their nodes are removed
+                pool.shutdown(cancel_futures=True)
             raise
 
 
@@ -330,8 +334,9 @@ def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = prin
 
     With the last one go the network, the repository's server, and every file but the cache.
     """
-    if not machine.places().nodes.exists() and not everything:
-        find(names)
+    names = list(names)
+    if not names and not everything:
+        return []
     with machine.lock("state", log=log), ignoring_interrupts():
         doomed = [node.name for node in (nodes.load_nodes() if everything else find(names))]
         nodes.remove(doomed)

@@ -8,6 +8,7 @@ import os
 import platform
 import resource
 import shutil
+import signal
 import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -174,10 +175,33 @@ def _debian_urls(listed: str) -> list[str]:
 def run(*command: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:
     """Run a command to its end and give back what it printed; a failure is a GpunodeError with its last words."""
     environment = {**os.environ, "LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
-    done = subprocess.run(command, check=False, capture_output=True, text=True, env=environment, input=stdin)
-    if check and done.returncode:
-        raise command_failed(command, done.returncode, done.stderr or done.stdout)
-    return done
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        start_new_session=True,  # Ctrl-C is ours to handle: a podman that dies half way leaves a mess
+    ) as process:
+        try:
+            stdout, stderr = process.communicate(stdin)
+        except BaseException:
+            _end(process)
+            raise
+    if check and process.returncode:
+        raise command_failed(command, process.returncode, stderr or stdout)
+    return subprocess.CompletedProcess(command, process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    """Have a command stop, with all it started, and clean up after itself (mmdebstrap has mounts)."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(30)
+            return
 
 
 def command_failed(command: Sequence[str], status: int, said: str) -> GpunodeError:

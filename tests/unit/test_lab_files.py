@@ -1,0 +1,164 @@
+"""What the lab writes and how it reads this machine, without any node."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.spec import parse_spec
+from gpunode.lab import files, images, labs, machine, network, nodes
+from gpunode.lab.images import Variant
+from gpunode.lab.nodes import Node
+
+KEY = Path("/state/id_ed25519")
+KNOWN = Path("/state/known_hosts")
+
+
+@pytest.fixture(autouse=True)
+def own_places(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_the_inventory_groups_nodes_by_lab_and_names_key_and_known_hosts():
+    nodes = {"my-lab": {"my-lab-1": "10.89.0.101"}, "b": {"b-1": "10.89.0.102"}}
+    text = files.inventory(nodes, {"b-1": {"sources": {}}}, key=KEY, known_hosts=KNOWN)
+    options = "-o UserKnownHostsFile=/state/known_hosts -o GlobalKnownHostsFile=/dev/null -o IdentitiesOnly=yes"
+    assert yaml.safe_load(text) == {
+        "all": {
+            "vars": {
+                "ansible_user": "root",
+                "ansible_ssh_private_key_file": "/state/id_ed25519",
+                "ansible_ssh_common_args": options,
+            },
+            "children": {
+                "my_lab": {"hosts": {"my-lab-1": {"ansible_host": "10.89.0.101"}}},
+                "b": {"hosts": {"b-1": {"ansible_host": "10.89.0.102", "gpunode_spec": {"sources": {}}}}},
+            },
+        }
+    }
+
+
+def test_known_hosts_has_each_key_under_name_and_address():
+    text = files.known_hosts([("n-1", "10.89.0.101", ["ssh-ed25519 AAA", "ecdsa-sha2-nistp256 BBB"])])
+    assert text == "n-1,10.89.0.101 ssh-ed25519 AAA\nn-1,10.89.0.101 ecdsa-sha2-nistp256 BBB\n"
+
+
+def test_ssh_config_checks_host_keys_strictly():
+    text = files.ssh_config({"n-1": "10.89.0.101"}, key=KEY, known_hosts=KNOWN)
+    assert "Host n-1\n    HostName 10.89.0.101\n" in text
+    assert "    StrictHostKeyChecking yes\n" in text
+
+
+def test_the_spec_it_writes_is_one_that_gpunode_reads():
+    source = {"url": "http://10.89.0.10/cuda", "key": "http://10.89.0.10/k.asc", "fingerprint": "0" * 40}
+    spec = parse_spec(yaml.safe_load(files.spec({"nvidia-cuda": source})))
+    assert spec.sources["nvidia-cuda"].url == "http://10.89.0.10/cuda"
+
+
+@pytest.mark.parametrize(
+    ("variant", "name", "purge"),
+    [
+        (Variant(), "debian-12", ()),
+        (Variant(distro="debian:13", python=False), "debian-13-no-python", ("python3*", "libpython3*")),
+        (Variant(engines=("containerd",)), "debian-12-no-docker", ("docker.io", "docker-cli")),
+        (Variant(engines=("docker",)), "debian-12", ()),
+        (Variant(engines=()), "debian-12-no-engines", ("docker.io", "docker-cli", "containerd", "runc")),
+        (Variant(real_driver=True), "debian-12-real-driver", ()),
+    ],
+)
+def test_a_variant_says_what_it_is_called_and_what_is_taken_out(variant, name, purge):
+    assert (variant.name, variant.purge) == (name, purge)
+
+
+@pytest.mark.parametrize("bad", [{"distro": "debian:9"}, {"engines": ("crio",)}])
+def test_a_variant_that_does_not_exist_is_refused_with_those_that_do(bad):
+    with pytest.raises(InputError) as error:
+        Variant(**bad)
+    assert "containerd, docker" in error.value.expected or "debian:12, debian:13" in error.value.expected
+
+
+@pytest.mark.parametrize(
+    ("listed", "urls"),
+    [
+        (
+            "bookworm http://a.example/debian/ main\nbookworm-updates http://a.example/debian/ main\n"
+            "bookworm-security http://s.example/debian-security/ main\n",
+            ["http://a.example/debian/", "http://s.example/debian-security/"],
+        ),
+        ("noble http://u.example/ubuntu main\nnoble-security http://u.example/ubuntu main\n", []),
+        ("trixie http://a.example/debian contrib\n", []),
+        ("", []),
+    ],
+)
+def test_debians_archive_is_read_from_the_machines_own_sources(listed, urls):
+    assert machine._debian_urls(listed) == urls
+
+
+def test_addresses_are_given_once(monkeypatch):
+    subnet = network.ipaddress.IPv4Network("10.89.0.0/24")
+    every = [str(subnet[host]) for host in range(100, 250)]
+    assert network.free_address(subnet, every[1:]) == every[0]
+    with pytest.raises(Exception, match="150 addresses"):
+        network.free_address(subnet, every)
+
+
+def test_a_user_who_is_not_root_is_refused(monkeypatch):
+    monkeypatch.setattr(machine.os, "geteuid", lambda: 1000)
+    with pytest.raises(RefusedError, match="user 1000"):
+        labs.up()
+
+
+def test_another_processor_is_refused(monkeypatch):
+    monkeypatch.setattr(machine.platform, "machine", lambda: "aarch64")
+    with pytest.raises(RefusedError, match="aarch64"):
+        labs.up()
+
+
+def test_a_machine_without_apt_is_refused(monkeypatch):
+    monkeypatch.setattr(machine.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: None)
+    with pytest.raises(RefusedError, match="no apt-get"):
+        labs.up()
+
+
+def test_a_full_disk_is_refused_with_what_is_needed(monkeypatch):
+    monkeypatch.setattr(machine.os, "geteuid", lambda: 0)
+    monkeypatch.setattr(machine.shutil, "which", lambda name: name)
+    usage = type("Usage", (), {"free": 2**30})
+    monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: usage)
+    with pytest.raises(RefusedError, match=r"1\.0 GiB free") as error:
+        labs.up(4)
+    assert error.value.expected == "8.0 GiB for 4 nodes"
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"count": 0}, {"count": 21}, {"name": "Big"}, {"gpus": ("nosuch",)}, {"distro": "ubuntu:24.04"}],
+)
+def test_wrong_words_are_refused_before_anything_is_touched(wrong, monkeypatch):
+    monkeypatch.setattr(machine.subprocess, "Popen", lambda *a, **k: pytest.fail("a command was run"))
+    with pytest.raises(InputError):
+        labs.up(**wrong)
+
+
+def test_a_node_is_kept_as_it_was_saved():
+    node = Node(name="n-1", lab="n", address="10.89.0.101", gpus=("h100",), sources={"a": {"url": "u"}}, maker=1)
+    nodes.save(node)
+    assert nodes.load_nodes() == [node]
+    assert not node.abandoned
+
+
+def test_a_node_whose_maker_is_gone_counts_as_abandoned():
+    assert Node(name="n-1", lab="n", address="", maker=2**22 + 1).abandoned
+
+
+def test_a_change_in_any_input_makes_another_image_tag(tmp_path):
+    script = tmp_path / "boot.sh"
+    script.write_text("one")
+    before = images._digest("base", images._contents([script]))
+    script.write_text("two")
+    assert images._digest("base", images._contents([script])) != before
