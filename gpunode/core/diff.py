@@ -16,7 +16,7 @@ def unified(before: bytes | None, after: bytes | None, path: str) -> str:
         return ""
     old, new = (_lines(data) for data in (before, after))
     head = ["/dev/null" if data is None else path for data in (before, after)]
-    lines = list(difflib.unified_diff(old, new, *head, lineterm=""))
+    lines = list(difflib.unified_diff(old, new, head[0], head[1], lineterm=""))
     if not lines:
         return f"--- {head[0]}\n+++ {head[1]}\n@@ only secrets, line ends or an empty file differ @@\n"
     return "".join(f"{line}\n" for line in lines)

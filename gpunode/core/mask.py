@@ -11,11 +11,11 @@ import re
 HIDDEN = "********"
 
 # Part of a key's name that makes its value a secret.  `key` alone does not: repository keys and their paths are public.
-_SECRET = (
+_WORDS = (
     r"(?:auths?|authorization|passw(?:or)?ds?|passphrase|pwd|secrets?|(?:identity|registry)?tokens?|credentials?|"
     r"become_pass|ssh_pass|(?:api|access|private|secret)[_-]?keys?)"
 )
-_NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-])?{_SECRET}(?:[_-][a-z0-9]+)*)"
+_NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-])?{_WORDS}(?:[_-][a-z0-9]+)*)"
 _CAMEL = r"[A-Za-z0-9_.-]*[a-z0-9](?:Auth|Passw(?:or)?d|Passphrase|Secret|Token|Credentials?|(?:Api|Access|Private)Key)"
 _KEY = rf"(?:{_NAME}|{_CAMEL})"
 _HEAD = re.compile(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")

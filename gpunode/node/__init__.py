@@ -2,7 +2,7 @@
 
 from importlib import resources
 
-_BEHIND_COMMON = ("packages.sh", "activate.sh", "smoke.sh")
+_BEHIND_COMMON = ("commit.sh", "packages.sh", "activate.sh", "smoke.sh")
 
 
 def script(name: str) -> str:

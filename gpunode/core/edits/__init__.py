@@ -103,9 +103,9 @@ def _flag_config(runtime: Runtime) -> str:
 class Activation:
     """What follows an edit: the unit and how it is told, what checks the files before, what proves health after.
 
-    `validate` is a command's words, in which @FILE@ stands for the root config; () where the engine has no such
-    command.  `socket` answers when the engine is up, `plugin` is what `ctr plugin ls` must call ok.  `disrupts` is a
-    sentence, "" when nothing is disturbed.
+    `validate` is a command's words, in which @FILE@ stands for the root config.  `health` are commands that prove that
+    the engine answers on `socket`: the first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call
+    ok.  `disrupts` is a sentence, "" when nothing is disturbed.
     """
 
     unit: str
@@ -114,6 +114,7 @@ class Activation:
     validate: tuple[str, ...] = ()
     socket: str = ""
     plugin: str = ""
+    health: tuple[tuple[str, ...], ...] = ()
     disrupts: str = ""
 
 
@@ -125,14 +126,16 @@ def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:
     if wish.runtime == "docker":
         return _docker_activation(facts, runtime, unit, config, edit)
     files = [facts.files[path].data or b"" for path in runtime.files if path in facts.files]
+    socket = runtime.socket or "/run/containerd/containerd.sock"
     disabled = any(reason.what.endswith("disables the CRI plugin") for reason in edit.reasons) or _no_cri(files)
     return Activation(
         unit=unit,
         verb="restart",  # containerd reads its configuration only when it starts
         config=config,
         validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
-        socket=runtime.socket or "/run/containerd/containerd.sock",
+        socket=socket,
         plugin="" if disabled else "cri",
+        health=(("ctr", "--address", socket, "version"),),
         disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
     )
 
@@ -155,11 +158,16 @@ def _docker_activation(facts: NodeFacts, runtime: Runtime, unit: str, config: st
     data = facts.files[config].data if config in facts.files else b""
     live = b'"live-restore": true' in (data or b"") or "--live-restore" in runtime.flags
     stops = "running containers keep running (live-restore)" if live else "running containers stop"
+    socket = runtime.socket or "/run/docker.sock"
     return Activation(
         unit=unit,
         verb="restart",
         config=config,
         validate=(runtime.binary or "dockerd", "--validate", "--config-file", "@FILE@"),
-        socket=runtime.socket or "/run/docker.sock",
+        socket=socket,
+        health=(
+            ("docker", "-H", f"unix://{socket}", "version"),
+            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://docker/_ping"),
+        ),
         disrupts=f"restarts {unit}: {stops}" if edit.changes else "",
     )

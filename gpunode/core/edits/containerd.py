@@ -100,7 +100,9 @@ def _read(path: str, data: bytes, request: RuntimeRequest) -> Document:
     highest = _highest(request.version)
     if not 0 <= version <= highest:
         raise Refusal(
-            f"{path} is config version {version}; containerd {request.version or 'of any version'} reads at most {highest}",
+            f"{path} is config version {version}; containerd {request.version} reads at most {highest}".replace(
+                "  ", " "
+            ),
             "write the file in a version that this containerd reads, or install a newer containerd",
         )
     return Document(path, text, doc, max(version, 1))
@@ -174,8 +176,8 @@ def _wanted(cri: Mapping[str, Any], request: RuntimeRequest, two: bool) -> dict[
         )
     default = section.get("default_runtime_name") or "runc"
     wish = request.name if request.default_runtime == "nvidia" else "runc"
-    sets: dict[toml.Path, Any] = {}
     base = ("containerd", "runtimes")
+    sets: dict[toml.Path, Any] = {("containerd", "default_runtime_name"): wish} if default != wish else {}
     runc = dict(runtimes.get("runc", {}))
     if not two and "runc" not in runtimes and (not runtimes or "runc" in (default, wish)):
         # 1.x: a runtimes table of one's own replaces the built-in one, and runc would be gone
@@ -190,8 +192,6 @@ def _wanted(cri: Mapping[str, Any], request: RuntimeRequest, two: bool) -> dict[
     if not str(parent.get("runtime_type", RUNC)).startswith("io.containerd.runc."):
         parent = runc if str(runc.get("runtime_type", RUNC)).startswith("io.containerd.runc.") else {}
     sets |= _nvidia(runtimes.get(request.name), parent, runc, (*base, request.name), request)
-    if default != wish:
-        sets[("containerd", "default_runtime_name")] = wish
     return sets | _cdi(cri, request)
 
 
@@ -323,7 +323,7 @@ def _remarks(documents: list[Document], request: RuntimeRequest) -> tuple[Reason
     return tuple(
         Reason(
             what=f"{d.path} disables the CRI plugin",
-            why="disabled_plugins names it: Kubernetes cannot use this containerd, and the nvidia runtime serves nobody",
+            why="disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it",
             source=SOURCE,
         )
         for d in documents

@@ -180,7 +180,7 @@ def _cdi(have: Mapping[str, Any], flags: Mapping[str, list[str]], request: Runti
 
 
 def flag_values(flags: tuple[str, ...]) -> dict[str, list[str]]:
-    """Key of daemon.json → values, of those arguments of dockerd that matter here; both --flag=value and --flag value."""
+    """Key of daemon.json → values, of those arguments of dockerd that matter here (--flag=value or --flag value)."""
     found: dict[str, list[str]] = {}
     for at, word in enumerate(flags):
         name, equals, value = word.partition("=")

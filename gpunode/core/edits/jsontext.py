@@ -87,11 +87,11 @@ def _space(text: str, at: int) -> int:
 def _insert(text: str, at: int, members: list[Member], key: str, value: Any, depth: int) -> str:
     if members:
         last = members[-1]
-        before = text[: last.start]
-        gap = before[len(before.rstrip(" \t\r\n")) :]  # white space before the last member: its line and indentation
+        before = text[: members[0].start]
+        gap = before[len(before.rstrip(" \t\r\n")) :]  # white space before the first member: its line and indentation
         colon = text[last.start + 1 : last.value].rpartition('"')[2]
         member = f"{json.dumps(key, ensure_ascii=False)}{colon}{_dump(value, text, depth + 1)}"
-        return f"{text[: last.end]},{gap or ''}{member}{text[last.end :]}"
+        return f"{text[: last.end]},{gap}{member}{text[last.end :]}"
     end = _space(text, at + 1)
     newline, indent = _style(text)
     member = f"{json.dumps(key, ensure_ascii=False)}: {_dump(value, text, depth + 1)}"

@@ -241,9 +241,7 @@ def _new_table(text: str, statements: Sequence[Statement], path: Path, value: An
         common = _common(header.path, table)
         if common >= max(shared, 1):
             near, shared = header, common
-    indent = _indent(text, near.start) if near else ""
-    if near and near.path == table[: len(near.path)] and indent:
-        indent += "  "
+    indent = _table_indent(text, headers, table, near, shared)
     body = f"{indent}[{_key(table)}]{newline}{indent}{'  ' if indent else ''}{_key(path[-1:])} = {literal(value)}"
     if near is None:
         gap = "" if not text else newline if text.endswith("\n") else newline * 2
@@ -255,6 +253,15 @@ def _new_table(text: str, statements: Sequence[Statement], path: Path, value: An
             break
         body_end = statement.end
     return _after_line(text, body_end, newline + body)
+
+
+def _table_indent(text: str, headers: Sequence[Statement], table: Path, near: Statement | None, shared: int) -> str:
+    """As its brothers, else two deeper than its parent where that is indented, else as its nearest relative."""
+    brothers = [h for h in headers if len(h.path) == len(table) and _common(h.path, table) == shared]
+    if brothers or near is None:
+        return _indent(text, brothers[-1].start) if brothers else ""
+    indent = _indent(text, near.start)
+    return indent + "  " if indent and len(near.path) < len(table) and shared == len(near.path) else indent
 
 
 def _common(one: Path, other: Path) -> int:
