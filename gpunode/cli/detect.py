@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ from gpunode.cli.common import (
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from gpunode.core.knowledge import Knowledge
     from gpunode.core.model import Kernel, NodeFacts, Runtime
     from gpunode.edge.detect import Detected, Where
 
@@ -232,10 +234,15 @@ def _gpu_summary(facts: NodeFacts) -> str:
 
 def gpu_name(pci_id: str) -> str:
     """What the knowledge calls a PCI id such as 10de:2330, "" when it does not know it."""
+    gpu = _knowledge().gpu(pci_id)
+    return gpu.name if gpu else ""
+
+
+@functools.cache
+def _knowledge() -> Knowledge:
     from gpunode.edge.load import load_knowledge
 
-    gpu = load_knowledge().gpu(pci_id)
-    return gpu.name if gpu else ""
+    return load_knowledge()
 
 
 def _problems(facts: NodeFacts) -> Iterator[str]:
