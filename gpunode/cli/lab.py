@@ -125,10 +125,10 @@ def image(**shape: Any) -> None:
     click.echo(image_name(log=_log, **_shape(**shape)))
 
 
-@lab.command()
+@lab.command(name="podman-args")
 @click.argument("name")
 @_options(_SHAPE, _HARDWARE)
-def platform(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
+def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
     """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
     from gpunode.lab import platform as lab_platform
 

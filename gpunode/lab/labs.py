@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from ipaddress import IPv4Network
@@ -95,12 +96,24 @@ def up(
     wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
     _check(wish, count)
     machine.refuse_unfit_machine(nodes=count)
+    with _all_or_nothing(name, log):
+        image, info = _image(wish.variant, log)
+        return _up(replace(wish, image=image), count, info, log)
+
+
+@contextlib.contextmanager
+def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
+    """After a failure, Ctrl-C or SIGTERM, remove the nodes of that lab that this process was making."""
     with handling_sigterm():
         try:
-            image, info = _image(wish.variant, log)
-            return _up(replace(wish, image=image), count, info, log)
-        except KeyboardInterrupt as interrupt:
-            raise InterruptedByUser("interrupted: what was begun has been removed") from interrupt
+            yield
+        except BaseException as error:
+            with ignoring_interrupts(), machine.lock("state", log=log):
+                mine = [n.name for n in nodes.load_nodes() if n.lab == lab and n.maker == os.getpid()]
+                _take_away(mine)
+            if isinstance(error, KeyboardInterrupt):
+                raise InterruptedByUser("interrupted: what was begun has been removed") from error
+            raise
 
 
 def _wish(name: str, gpus: Sequence[str], *, engines: Sequence[str], **options: Any) -> Node:
@@ -232,7 +245,7 @@ def _check_same(node: Node, wish: Node) -> None:
 
 
 def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
-    """Make nodes side by side; when one fails, or at Ctrl-C, none of them stays."""
+    """Make nodes side by side; the first failure, or Ctrl-C, stops them all."""
     stop = threading.Event()
 
     def make(node: Node) -> None:
@@ -245,12 +258,7 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
             return
         nodes.save(replace(node, maker=0, host_keys=nodes.read_host_keys(node.name)))
 
-    try:
-        _side_by_side(make, new, stop)
-    except BaseException:
-        with ignoring_interrupts():
-            nodes.remove([node.name for node in new])
-        raise
+    _side_by_side(make, new, stop)
 
 
 def _side_by_side(act: Callable[[Node], None], some: Sequence[Node], stop: threading.Event) -> None:
@@ -305,7 +313,9 @@ def _write_files() -> None:
     for node in nodes.load_nodes():
         if node.host_keys:
             by_lab.setdefault(node.lab, []).append(node)
-    shutil.rmtree(state / "labs", ignore_errors=True)
+    for folder in (state / "labs").glob("*"):
+        if folder.name not in by_lab:
+            shutil.rmtree(folder)
     _write_set(state, by_lab)
     for lab, members in by_lab.items():
         _write_set(state / "labs" / lab, {lab: members})
@@ -314,7 +324,8 @@ def _write_files() -> None:
 def _write_set(directory: Path, by_lab: dict[str, list[Node]]) -> None:
     members = [node for some in by_lab.values() for node in some]
     # A node has a gpunode_spec of its own only where the lab mixes releases whose repositories differ.
-    shared = {k: v for k, v in members[0].sources.items() if all(node.sources.get(k) == v for node in members)}
+    first = members[0].sources if members else {}
+    shared = {name: source for name, source in first.items() if all(n.sources.get(name) == source for n in members)}
     specs = {node.name: {"sources": node.sources} for node in members if node.sources != shared}
     addresses = {lab: {node.name: node.address for node in some} for lab, some in by_lab.items()}
     by_name = {node.name: node.address for node in members}
@@ -339,14 +350,18 @@ def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = prin
         return []
     with machine.lock("state", log=log), ignoring_interrupts():
         doomed = [node.name for node in (nodes.load_nodes() if everything else find(names))]
-        nodes.remove(doomed)
         _remove_abandoned(log)
-        if nodes.load_nodes():
-            _write_files()
-        else:
-            network.remove_network()
-            _forget()
+        _take_away(doomed)
         return doomed
+
+
+def _take_away(names: Sequence[str]) -> None:
+    nodes.remove(names)
+    if nodes.load_nodes():
+        _write_files()
+    elif shutil.which("podman"):
+        network.remove_network()
+        _forget()
 
 
 def _forget() -> None:
@@ -360,8 +375,11 @@ def _forget() -> None:
 
 def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
     """Put nodes back to their fresh image, with the same name and address; their host keys are new."""
-    with handling_sigterm():
-        return [_reset(node, log) for node in find(names)]
+    found = []
+    for node in find(names):
+        with _all_or_nothing(node.lab, log):
+            found.append(_reset(node, log))
+    return found
 
 
 def _reset(node: Node, log: Log) -> Node:
