@@ -184,10 +184,7 @@ ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",),
 def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edit:
     if installed is None:
         return Edit(reasons=(Reason(what=wish.runtime, why="it is installed first, then its configuration is edited"),))
-    try:
-        return edit_runtime(facts, wish)
-    except GpunodeError as error:
-        return Edit(problems=(Problem(what=error.what, fix=error.fix or error.expected),))
+    return edit_runtime(facts, wish)
 
 
 def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:

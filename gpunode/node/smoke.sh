@@ -27,7 +27,7 @@ last_line() { printf '%s\n' "$1" | grep -v '^ *$' | tail -n 1 | cut -c 1-400; }
 driver_check() {
   [ "$gpus" -gt 0 ] || return 0
   have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
-  out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(last_line "$out")" "gpunode doctor, or dmesg on the node"; return; }
+  out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(last_line "$out")" "dmesg on the node shows NVRM and Xid lines"; return; }
   seen=$(printf '%s\n' "$out" | grep -c '^GPU ')
   if [ "$seen" = "$gpus" ]; then
     check driver.smi passed "nvidia-smi sees the $gpus GPUs that are on PCI"
@@ -97,7 +97,7 @@ own_image() {
 judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
-    *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "journalctl of the engine; gpunode doctor" && return 1 ;;
+    *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "journalctl -u the engine, on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
   inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
