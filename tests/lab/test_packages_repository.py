@@ -1,0 +1,182 @@
+"""The stand-in repositories, judged by the real apt, dpkg and kmod of this machine.
+
+None of these needs a node: apt reads the repository by file:// into a root of its own.
+"""
+
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.lab.packages import build_repository
+from gpunode.lab.packages_elf import module_elf
+
+needs_apt = pytest.mark.skipif(not (shutil.which("apt-get") and shutil.which("gpg")), reason="needs apt and gpg")
+
+
+@pytest.fixture(scope="module")
+def repository(tmp_path_factory):
+    return build_repository(tmp_path_factory.mktemp("repository"), log=lambda _: None)
+
+
+@pytest.fixture
+def apt(repository, tmp_path):
+    """Run apt in an empty root that knows the stand-ins for Debian 12 alone."""
+    root = tmp_path / "root"
+    for folder in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d"):
+        (root / folder).mkdir(parents=True)
+    (root / "status").touch()
+    sources = [
+        f"deb [signed-by={repository.directory / source.key}] "
+        f"file://{repository.directory / source.path} {source.suite}\n"
+        for source in repository.sources
+        if source.distro in ("", "debian:12")
+    ]
+    # What comes from Debian itself: make and dkms stand for themselves, kmod too.
+    (root / "status").write_text("".join(installed(name) for name in ("dkms", "kmod", "make")))
+    (root / "sources.list").write_text("".join(sources))
+    places = {
+        "Dir::State": root / "state",
+        "Dir::State::status": root / "status",
+        "Dir::Cache": root / "cache",
+        "Dir::Etc::sourcelist": root / "sources.list",
+        "Dir::Etc::sourceparts": "/dev/null",
+        "Dir::Etc::preferencesparts": root / "etc/preferences.d",
+        "APT::Sandbox::User": "root",
+        "APT::Architecture": "amd64",
+        "APT::Install-Recommends": "false",
+        "Debug::NoLocking": "true",
+    }
+    options = [f"-o{name}={value}" for name, value in places.items()]
+
+    def run(tool, *words):
+        done = subprocess.run([tool, *options, *words], capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout + done.stderr
+
+    run.root = root
+    status, said = run("apt-get", "update")
+    assert status == 0 and "W:" not in said, said
+    return run
+
+
+def installed(name):
+    fields = {"Package": name, "Status": "install ok installed", "Version": "999", "Architecture": "all"}
+    return "".join(f"{key}: {value}\n" for key, value in fields.items()) + "Maintainer: x\nDescription: x\n\n"
+
+
+def would_install(said):
+    return {line.split()[1]: line.split("(")[1].split()[0] for line in said.splitlines() if line.startswith("Inst ")}
+
+
+@needs_apt
+def test_apt_refuses_a_repository_whose_bytes_were_changed(apt, repository, tmp_path):
+    copy = tmp_path / "copy"
+    source = next(source for source in repository.sources if source.name == "nvidia-container-toolkit")
+    shutil.copytree(repository.directory / source.path, copy)
+    release = copy / "InRelease"
+    release.write_text(release.read_text().replace("Origin:", "Origin: not"))
+    (copy / "Release.gpg").unlink()
+    key = repository.directory / source.key
+    (apt.root / "sources.list").write_text(f"deb [signed-by={key}] file://{copy} /\n")
+    status, said = apt("apt-get", "update")
+    assert status != 0
+    assert "BADSIG" in said or "invalid" in said
+
+
+@needs_apt
+def test_the_newest_driver_comes_without_a_pin_and_the_older_branch_with_its_pin(apt, repository):
+    _, said = apt("apt-get", "-s", "install", "nvidia-open")
+    assert would_install(said)["nvidia-kernel-open-dkms"] == "595.91.07-1"
+    status, said = apt("apt-get", "-s", "install", "nvidia-open-580")
+    assert (status, "nvidia-driver (< 581) but 595.91.07-1 is to be installed" in said) == (100, True)
+    pin = unpacked(
+        repository, "nvidia-driver-pinning-580_580.178.04-1_amd64.deb", "etc/apt/preferences.d/nvidia-driver-pin"
+    )
+    (apt.root / "etc/preferences.d/nvidia-driver-pin").write_bytes(pin)
+    _, said = apt("apt-get", "-s", "install", "nvidia-open-580")
+    chosen = would_install(said)
+    assert {chosen["nvidia-open-580"], chosen["nvidia-kernel-open-dkms"], chosen["libcuda1"]} == {"580.178.04-1"}
+    assert "nvidia-kernel-dkms" not in chosen
+
+
+@needs_apt
+def test_open_and_proprietary_modules_are_not_installed_together(apt):
+    status, said = apt("apt-get", "-s", "install", "nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
+    assert (status, "Conflicts" in said) == (100, True)
+
+
+@needs_apt
+def test_the_toolkit_at_an_older_version_needs_its_companions_at_that_version(apt):
+    status, said = apt("apt-get", "-s", "install", "nvidia-container-toolkit=1.18.1-1")
+    assert (status, "nvidia-container-toolkit-base (= 1.18.1-1)" in said) == (100, True)
+    names = (
+        "nvidia-container-toolkit",
+        "nvidia-container-toolkit-base",
+        "libnvidia-container-tools",
+        "libnvidia-container1",
+    )
+    status, said = apt("apt-get", "-s", "install", *(f"{name}=1.18.1-1" for name in names))
+    assert would_install(said) == dict.fromkeys(names, "1.18.1-1")
+
+
+@needs_apt
+def test_every_package_can_be_installed_by_itself_when_it_is_the_newest(apt):
+    _, said = apt("apt-cache", "pkgnames")
+    names = [name for name in said.split() if name.startswith(("cuda-t", "nvidia-", "lib", "firmware-", "linux-"))]
+    pinned = {"nvidia-open-570", "nvidia-open-580"}
+    # an id of each name: what is only in an older branch has its own test above
+    failed = [name for name in names if name not in pinned and apt("apt-get", "-s", "install", name)[0] != 0]
+    assert failed == []
+    assert len(names) > 40
+
+
+@needs_apt
+def test_the_packages_of_a_new_node_are_the_first_kernel_without_the_newest(repository):
+    names = [path.name for path in repository.base_packages("debian:12")]
+    assert names[1:] == ["linux-image-6.1.0-50-amd64_6.1.176-1_amd64.deb", "linux-image-amd64_6.1.176-1_amd64.deb"]
+    assert all(path.exists() for path in repository.base_packages("debian:13"))
+
+
+@needs_apt
+def test_every_stand_in_says_that_it_is_one(repository):
+    for package in repository.directory.rglob("*.deb"):
+        shown = subprocess.run(["dpkg-deb", "-f", package, "Description"], capture_output=True, text=True, check=True)
+        assert "stand-in" in shown.stdout, package.name
+
+
+@needs_apt
+def test_a_second_build_of_the_same_table_changes_nothing(repository):
+    def state():
+        files = [path for path in repository.directory.rglob("*") if path.is_file()]
+        return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+    before, said = state(), []
+    assert build_repository(repository.directory, log=said.append) == repository
+    assert (state(), said) == (before, [])
+
+
+@needs_apt
+def test_nvcc_says_its_release_and_that_it_is_a_stand_in(repository, tmp_path):
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_bytes(unpacked(repository, "cuda-nvcc-12-8_12.8.1-1_amd64.deb", "usr/local/cuda-12.8/bin/nvcc"))
+    shown = subprocess.run(["sh", nvcc, "--version"], capture_output=True, text=True, check=True).stdout
+    assert "release 12.8, V12.8.93" in shown and "stand-in" in shown
+
+
+@pytest.mark.skipif(not shutil.which("readelf"), reason="needs readelf")
+def test_a_module_is_an_object_whose_information_readelf_can_read(tmp_path):
+    module = tmp_path / "x.ko"
+    module.write_bytes(module_elf(["version=580.95.05", "license=Dual MIT/GPL"]))
+    shown = subprocess.run(["readelf", "-h", "-p", ".modinfo", module], capture_output=True, text=True, check=True)
+    assert "REL (Relocatable file)" in shown.stdout and "version=580.95.05" in shown.stdout
+    assert shown.stderr == ""
+
+
+def unpacked(repository, deb: str, path: str) -> bytes:
+    """One file of a package of the CUDA repository for Debian 12."""
+    package = next((repository.directory / "cuda/repos/debian12").rglob(deb))
+    tree = Path(repository.directory).parent / f"{package.stem}.tree"
+    subprocess.run(["dpkg-deb", "-x", package, tree], check=True)
+    return (tree / path).read_bytes()
