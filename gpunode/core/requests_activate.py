@@ -1,7 +1,8 @@
 """The request of node/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
 
-Request files: `load`, `unload`, `services` one name a line, `initramfs` (1), `version`, `alternatives` lines
-`NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.  Besides the usual lines the script prints
+Request files: `load`, `unload`, `services` (to enable and start), `restart` (where they run) one name a line,
+`initramfs` (1), `version`, `alternatives` lines `NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.
+Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
 
@@ -15,7 +16,7 @@ from typing import Any
 from gpunode.core.errors import InputError
 
 REBOOT = ("never", "if-needed", "always")
-_LISTS = ("load", "unload", "services")
+_LISTS = ("load", "unload", "services", "restart")
 _KEYS = (*_LISTS, "initramfs", "version", "reboot", "alternatives")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
@@ -30,7 +31,7 @@ class Activation:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, initramfs, version, services, alternatives, reboot} → request files.  Raises InputError."""
+    """{load, unload, initramfs, version, services, restart, alternatives, reboot} → files.  Raises InputError."""
     for key in value:
         if key not in _KEYS:
             raise InputError(f"activate: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")

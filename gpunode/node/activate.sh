@@ -217,6 +217,18 @@ services() {
   done
 }
 
+# units that run: again, because what they start from is new
+restarts() {
+  for unit in $(requested restart); do
+    systemctl is-active -q "$unit" || continue
+    checking || systemctl restart "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
+      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
+      fail "$unit does not restart" "journalctl -u $unit on the node; the end of it is in the log"
+    }
+    changed "restart of $unit"
+  done
+}
+
 # ---------------------------------------------------------------- main
 
 version=$(word version)
@@ -230,6 +242,7 @@ modules
 restart_stopped
 alternatives
 services
+restarts
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$steps" = 0 ] || checking || journal activate 'done' ",\"changed\":$steps,\"reboot\":$(json_text "$reboot_reason")"

@@ -1,0 +1,94 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+
+try:
+    from gpunode.core.diff import unified
+    from gpunode.core.edits import edit_runtime
+    from gpunode.core.errors import RefusedError, StaleError
+    from gpunode.core.requests import commit_request, edit_request, file_changes
+    from gpunode.core.requests_activate import activate_request
+    from gpunode.core.requests_packages import packages_request
+    from gpunode.core.requests_runtime import changed_files, runtime_wish
+except ImportError:
+    # NodeAction says it
+    unified = edit_runtime = RefusedError = StaleError = commit_request = edit_request = file_changes = None
+    activate_request = packages_request = changed_files = runtime_wish = None
+
+ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
+
+
+class ActionModule(NodeAction):
+    """Run commit.sh: files in one transaction, or the configuration of each engine in one of its own."""
+
+    ARGUMENTS: ClassVar[dict] = {
+        "files": {"type": "list", "elements": "dict", "default": []},
+        "runtimes": {"type": "list", "elements": "dict", "default": []},
+        "recover": {"type": "bool", "default": False},
+    }
+
+    def act(self, args):
+        result = {}
+        if args["recover"]:
+            result = _joined(
+                self._files([]), result_of(self.node("packages.sh", packages_request({}, check=self.check))[0])
+            )
+        if args["files"] and not result.get("failed"):
+            result = _joined(result, self._files(args["files"]))
+        for value in args["runtimes"]:
+            if not result.get("failed"):
+                result = _joined(result, self._runtime(value))
+        return result
+
+    def _files(self, files):
+        changes = file_changes(files)
+        diff = self._diff({change.path: change.data for change in changes}) if files else []
+        outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
+        return result_of(outcome) | {"diff": diff}
+
+    def _runtime(self, value):
+        _text, facts = self.probe(*ENGINE_SECTIONS)
+        wish = runtime_wish(value)
+        stale = changed_files(value.get("expect") or {}, facts)
+        if stale:
+            raise StaleError(f"changed since the plan was made: {', '.join(stale)}", fix="make the plan again")
+        if facts.runtime(wish.runtime) is None:
+            if self.check:
+                text = f"{wish.runtime} is not installed yet; its configuration would get the nvidia runtime"
+                return {"changed": True, "msg": text, "changes": [text]}
+            raise RefusedError(f"{wish.runtime} is not installed", fix=f"set runtimes.{wish.runtime}.manage to install")
+        edit = edit_runtime(facts, wish)
+        if edit.problems:
+            fix = "; ".join(problem.fix for problem in edit.problems)
+            raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
+        if edit.changes:
+            outcome, _text = self.node("commit.sh", edit_request(facts, wish, edit, check=self.check))
+            return result_of(outcome) | {"diff": self._diff(edit.changes, facts)}
+        if value.get("restart"):  # the configuration is right, what the engine starts from it is new
+            request = activate_request({"restart": [facts.runtime(wish.runtime).unit]}, check=self.check)
+            return result_of(self.node("activate.sh", request)[0])
+        return {"msg": f"{wish.runtime} is configured"}
+
+    def _diff(self, changes, facts=None):
+        """Masked unified diffs of what changes; the probe is asked for what was there, unless `facts` have it."""
+        if not self._task.diff:
+            return []
+        facts = facts or self.probe("files")[1]
+        before = {path: facts.files[path].data if path in facts.files else None for path in changes}
+        texts = [unified(before[path], after, path) for path, after in changes.items()]
+        return [{"prepared": text} for text in texts if text]
+
+
+def _joined(first, second):
+    """Two results as one: changed when either is, lists one after the other."""
+    both = first | second
+    both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
+    for key in ("changes", "notes", "diff"):
+        both[key] = [*first.get(key, []), *second.get(key, [])]
+    both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
+    return both
