@@ -22,7 +22,7 @@ def words(text: str) -> frozenset[str]:
 
 # The standard library's modules that read no file, clock, environment or network.
 PURE = words(
-    "__future__ base64 binascii collections configparser contextlib copy dataclasses difflib enum fnmatch functools "
+    "__future__ base64 binascii codecs collections configparser contextlib copy dataclasses difflib enum fnmatch functools "
     "hashlib html io ipaddress itertools json math operator posixpath re shlex string struct textwrap tomllib types "
     "typing unicodedata urllib.parse xml.etree xml.sax zlib"
 )
