@@ -18,6 +18,7 @@ from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.state import new_run, write_private
 
+SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
 ANSIBLE_CFG = """\
 # written by gpunode
@@ -229,26 +230,72 @@ def _can_smoke(host: HostPlan) -> bool:
 
 
 def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
-    """smoke.sh on each host, each with its own request."""
+    """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
     from concurrent.futures import ThreadPoolExecutor
 
     from gpunode.core.remote import program
-    from gpunode.edge.connect import run_many
+    from gpunode.edge.connect import NotServed, run_many
     from gpunode.node import script
 
-    def one(host: HostPlan) -> tuple[str, tuple[Check, ...]]:
-        assert host.planned
-        assert host.detected.target
-        request = smoke_files(planner.smoke(host.planned))
-        [ran] = run_many([host.detected.target], program(script("smoke.sh"), request), timeout=600)
+    text = script("smoke.sh")
+
+    def one(host: HostPlan) -> tuple[Check, ...] | None:
+        assert host.planned and host.detected.target
+        if host.detected.target.connection not in ("ssh", "local"):
+            return None
+        [ran] = run_many(
+            [host.detected.target],
+            program(text, smoke_files(planner.smoke(host.planned))),
+            connect_timeout=where.connect_timeout,
+            timeout=SMOKE_SECONDS,
+            accept_new=where.accept_new_host_keys,
+        )
+        if isinstance(ran.error, NotServed):
+            return None
         if ran.error:
-            return host.host, (Check(id="smoke.ran", status="failed", message=str(ran.error)),)
-        return host.host, parse_checks(ran.stdout, ran.rc)
+            return (Check(id="smoke.ran", status="failed", message=str(ran.error)),)
+        return parse_checks(ran.stdout, ran.rc)
 
     if not hosts:
         return {}
     with ThreadPoolExecutor(min(where.forks, len(hosts))) as pool:
-        return dict(pool.map(one, hosts))
+        found = dict(zip((h.host for h in hosts), pool.map(one, hosts), strict=True))
+    left = [h for h in hosts if found[h.host] is None]
+    return {h: c for h, c in found.items() if c is not None} | _smoke_by_ansible(left, where, planner)
+
+
+def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+    """The same by the role gpunode.node.verify, over whatever connection Ansible has for the hosts."""
+    if not hosts:
+        return {}
+    folder = new_run()
+    sources = inventory_sources(where)
+    values = {
+        h.host: ({} if sources else connection_vars(h.detected)) | {"verify_smoke": planner.smoke(h.planned)}
+        for h in hosts
+        if h.planned
+    }
+    group = {"hosts": {name: {} for name in values}}
+    play = {"name": "Verify", "hosts": "gpunode_verify", "gather_facts": False, "roles": ["gpunode.node.verify"]}
+    write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verify": group}}}))
+    write_private(folder / PLAYBOOK, dump([play]))
+    runs = run_playbook(
+        folder,
+        PLAYBOOK,
+        inventory=[*sources, str(folder / INVENTORY)],
+        forks=where.forks,
+        arguments=_ansible_arguments(where, ()),
+        become_password=where.become_password,
+    )
+    never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
+    return {name: _checks_of(runs.get(name, never)) for name in values}
+
+
+def _checks_of(run: HostRun) -> tuple[Check, ...]:
+    checks = tuple(Check(**c) for c in run.checks)
+    if run.exit and not any(c.status == "failed" for c in checks):
+        return (*checks, Check(id="smoke.ran", status="failed", message=run.message, fix=run.fix))
+    return checks
 
 
 def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smoke: bool) -> HostResult:
