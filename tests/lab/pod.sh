@@ -17,6 +17,8 @@ grep -q runtimes.nvidia /etc/containerd/config.toml || cat >>/etc/containerd/con
 runtime_type = "io.containerd.runc.v2"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
 BinaryName = "/usr/bin/nvidia-container-runtime"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
 TOML
 systemctl restart containerd
 cat >pod.json <<POD

@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 import pytest
+
 from gpunode.lab import up
 
 pytestmark = pytest.mark.lab
