@@ -102,6 +102,17 @@ def test_the_newest_driver_comes_without_a_pin_and_the_older_branch_with_its_pin
 
 
 @needs_apt
+def test_the_pin_of_a_whole_version_brings_an_older_driver_with_all_that_belongs_to_it(apt, repository):
+    deb = "nvidia-driver-pinning-580.95.05_580.95.05-1_amd64.deb"
+    pin = unpacked(repository, deb, "etc/apt/preferences.d/nvidia-driver-pin")
+    (apt.root / "etc/preferences.d/nvidia-driver-pin").write_bytes(pin)
+    _, said = apt("apt-get", "-s", "install", "nvidia-open-580")
+    versions = {name: version for name, version in would_install(said).items() if not name.startswith("dkms")}
+    assert set(versions.values()) == {"580.95.05-1"}
+    assert {"nvidia-kernel-open-dkms", "firmware-nvidia-gsp", "libnvidia-ml1"} <= set(versions)
+
+
+@needs_apt
 def test_open_and_proprietary_modules_are_not_installed_together(apt):
     status, said = apt("apt-get", "-s", "install", "nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
     assert (status, "Conflicts" in said) == (100, True)
