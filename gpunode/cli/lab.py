@@ -14,8 +14,10 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Where
     from gpunode.lab import Lab, Node
 
+_DISTRO = click.option(
+    "--distro", default="debian:12", show_default=True, metavar="DISTRO", help="debian:12 or debian:13."
+)
 _SHAPE = (
-    click.option("--distro", default="debian:12", show_default=True, metavar="DISTRO", help="debian:12 or debian:13."),
     click.option(
         "--engines", default="containerd,docker", show_default=True, metavar="LIST", help="Container engines, or none."
     ),
@@ -52,7 +54,7 @@ def lab() -> None:
 
 @lab.command()
 @click.argument("count", default=1, type=click.IntRange(1, 20), metavar="[N]")
-@_options(_SHAPE, _HARDWARE)
+@_options((_DISTRO,), _SHAPE, _HARDWARE)
 @click.option("--name", default="gpunode", show_default=True, metavar="PREFIX", help="Nodes are called PREFIX-1 …")
 @format_option("text", "json")
 def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_format: str, **shape: Any) -> None:
@@ -117,6 +119,7 @@ def reset(names: tuple[str, ...]) -> None:
 
 
 @lab.command()
+@click.argument("distro", default="debian:12", metavar="[DISTRO]")
 @_options(_SHAPE)
 def image(**shape: Any) -> None:
     """Print the name of the node image of that kind, building it when it is missing."""
@@ -127,7 +130,7 @@ def image(**shape: Any) -> None:
 
 @lab.command(name="podman-args")
 @click.argument("name")
-@_options(_SHAPE, _HARDWARE)
+@_options((_DISTRO,), _SHAPE, _HARDWARE)
 def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
     """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
     from gpunode.lab import platform as lab_platform

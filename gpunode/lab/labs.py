@@ -140,7 +140,8 @@ def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
         machine.install_missing_packages(log)
         machine.raise_inotify_limit(log)
         info = packages.build_repository(machine.places().repository, log=log)
-    return images.ensure_image(variant, info.base_packages(variant.distro), log=log), info
+    debs = () if variant.real_driver else info.base_packages(variant.distro)
+    return images.ensure_image(variant, debs, log=log), info
 
 
 def image_name(
@@ -360,7 +361,7 @@ def _take_away(names: Sequence[str]) -> None:
     if nodes.load_nodes():
         _write_files()
     elif shutil.which("podman"):
-        network.remove_network()
+        network.remove_if_unused()
         _forget()
 
 

@@ -19,6 +19,8 @@ from gpunode.lab.machine import Log, podman
 
 NETWORK = "gpunode-lab"
 REPOSITORY = "gpunode-lab-repository"
+LABEL = "gpunode.lab"  # of every node's container: the lab it belongs to
+SERVED = "gpunode-lab-serves"  # label of the repository's container: the folder it serves
 REPOSITORY_HOST = 10  # its host number; .100 and up are nodes, podman itself hands out the lowest ones
 
 
@@ -45,15 +47,16 @@ def repository_url(network: ipaddress.IPv4Network) -> str:
 def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Network, *, log: Log) -> str:
     """Serve `directory` on the lab's network, by Python in a container of `image`; gives back its URL."""
     url = repository_url(network)
-    state = podman("inspect", "--format", "{{.State.Running}}", REPOSITORY, check=False)
-    if state.stdout.strip() != "true":
+    wanted = f"true {directory}"
+    state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
+    if podman("inspect", "--format", state, REPOSITORY, check=False).stdout.strip() != wanted:
         log(f"serving the lab's package repository at {url}")
         podman("rm", "--force", "--ignore", "--time=0", REPOSITORY)
         # The folder above is mounted: the repository itself is replaced as a whole when it is built anew.
         mount = f"{directory.parent}:/srv:ro"
         address = str(network[REPOSITORY_HOST])
         serve = ("python3", "-m", "http.server", "--directory", f"/srv/{directory.name}", "80")
-        keep = ("--restart=always", "--stop-timeout=0", "--log-driver=none")
+        keep = ("--restart=always", "--stop-timeout=0", "--log-driver=none", f"--label={SERVED}={directory}")
         podman(
             "run",
             "-d",
@@ -84,7 +87,9 @@ def _wait_until_it_answers(url: str) -> None:
             time.sleep(0.1)
 
 
-def remove_network() -> None:
-    """Stop serving, and take the network away."""
+def remove_if_unused() -> None:
+    """Stop serving and take the network away, unless some node is still there (that of another user's state, say)."""
+    if podman("ps", "--all", "--quiet", "--filter", f"label={LABEL}").stdout:
+        return
     podman("rm", "--force", "--ignore", "--time=0", REPOSITORY)
-    podman("network", "rm", "--force", NETWORK, check=False)
+    podman("network", "rm", NETWORK, check=False)

@@ -20,11 +20,10 @@ from gpunode.core.errors import GpunodeError
 from gpunode.lab import hardware, machine
 from gpunode.lab.images import ENGINES, Variant
 from gpunode.lab.machine import podman
-from gpunode.lab.network import NETWORK
+from gpunode.lab.network import LABEL, NETWORK
 from gpunode.lab.packages import RepositorySource
 
 BOOT = "/usr/local/lib/gpunode-lab/boot"
-LABEL = "gpunode.lab"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -162,3 +162,19 @@ def test_a_change_in_any_input_makes_another_image_tag(tmp_path):
     before = images._digest("base", images._contents([script]))
     script.write_text("two")
     assert images._digest("base", images._contents([script])) != before
+
+
+def test_what_is_missing_is_installed_after_saying_so(monkeypatch):
+    commands, said = [], []
+    monkeypatch.setattr(machine, "_installed", lambda name: name not in ("runc", "mmdebstrap"))
+    monkeypatch.setattr(machine, "run", lambda *command: commands.append((list(said), command)))
+    machine.install_missing_packages(said.append)
+    assert said == ["installing with apt-get: mmdebstrap runc"]
+    assert [before for before, _ in commands] == [said, said]
+    assert commands[1][1][-5:] == ("install", "--yes", "--no-install-recommends", "mmdebstrap", "runc")
+
+
+def test_nothing_is_installed_where_all_is_there(monkeypatch):
+    monkeypatch.setattr(machine, "_installed", lambda name: True)
+    monkeypatch.setattr(machine, "run", lambda *command: pytest.fail("a command was run"))
+    machine.install_missing_packages(print)
