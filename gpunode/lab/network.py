@@ -45,17 +45,16 @@ def repository_url(network: ipaddress.IPv4Network) -> str:
 
 
 def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Network, *, log: Log) -> str:
-    """Serve `directory` on the lab's network, by Python in a container of `image`; gives back its URL."""
+    """Serve `directory` on the lab's network, by a container of `image`; gives back its URL."""
     url = repository_url(network)
     wanted = f"true {directory}"
     state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
     if podman("inspect", "--format", state, REPOSITORY, check=False).stdout.strip() != wanted:
         log(f"serving the lab's package repository at {url}")
         podman("rm", "--force", "--ignore", "--time=0", REPOSITORY)
-        # The folder above is mounted: the repository itself is replaced as a whole when it is built anew.
-        mount = f"{directory.parent}:/srv:ro"
+        mount = f"{directory}:/srv:ro"
         address = str(network[REPOSITORY_HOST])
-        serve = ("python3", "-m", "http.server", "--directory", f"/srv/{directory.name}", "80")
+        serve = ("busybox", "httpd", "-f", "-p", "80", "-h", "/srv")  # every image has it, also one without Python
         keep = ("--restart=always", "--stop-timeout=0", "--log-driver=none", f"--label={SERVED}={directory}")
         podman(
             "run",
@@ -80,6 +79,8 @@ def _wait_until_it_answers(url: str) -> None:
         try:
             with urllib.request.urlopen(f"{url}/", timeout=5):  # noqa: S310 - our own http URL
                 return
+        except urllib.error.HTTPError:
+            return  # it does not list folders, and says so
         except OSError as error:
             if time.monotonic() > deadline:
                 said = podman("logs", "--tail=5", REPOSITORY, check=False).stderr
