@@ -22,9 +22,9 @@ def words(text: str) -> frozenset[str]:
 
 # The standard library's modules that read no file, clock, environment or network.
 PURE = words(
-    "__future__ base64 binascii codecs collections configparser contextlib copy dataclasses difflib enum fnmatch functools "
-    "hashlib html io ipaddress itertools json math operator posixpath re shlex string struct textwrap tomllib types "
-    "typing unicodedata urllib.parse xml.etree xml.sax zlib"
+    "__future__ base64 binascii codecs collections configparser contextlib copy dataclasses difflib enum fnmatch "
+    "functools hashlib html io ipaddress itertools json math operator posixpath re shlex string struct textwrap "
+    "tomllib types typing unicodedata urllib.parse xml.etree xml.sax zlib"
 )
 TEXT_LIBRARIES = words("cattrs jinja2 ruamel tomlkit yaml")
 IMPURE_BUILTINS = words("open print input exec eval breakpoint __import__")
