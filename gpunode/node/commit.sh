@@ -278,7 +278,7 @@ validate() {
   have "$1" || return 0
   patience 60 "$@" >"$GPUNODE_IN/.verdict" 2>&1 9>&- && return
   verdict=$(grep -v 'level=\(info\|warning\)' "$GPUNODE_IN/.verdict" | tail -n 1 | cut -c 1-400)
-  case $verdict in # docker 20.10 has no --validate
+  case $(cat "$GPUNODE_IN/.verdict") in # docker 20.10 has no --validate
     *'unknown flag'* | *'flag provided but not defined'*) return 0 ;;
   esac
   return 1

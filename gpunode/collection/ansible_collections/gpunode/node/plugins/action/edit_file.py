@@ -7,19 +7,6 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
 
-try:
-    from gpunode.core.diff import unified
-    from gpunode.core.edits import edit_runtime
-    from gpunode.core.errors import RefusedError, StaleError
-    from gpunode.core.requests import commit_request, edit_request, file_changes
-    from gpunode.core.requests_activate import activate_request
-    from gpunode.core.requests_packages import packages_request
-    from gpunode.core.requests_runtime import changed_files, runtime_wish
-except ImportError:
-    # NodeAction says it
-    unified = edit_runtime = RefusedError = StaleError = commit_request = edit_request = file_changes = None
-    activate_request = packages_request = changed_files = runtime_wish = None
-
 ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
 
 
@@ -33,6 +20,8 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
+        from gpunode.core.requests_packages import packages_request
+
         result = {}
         if args["recover"]:
             result = _joined(
@@ -46,12 +35,20 @@ class ActionModule(NodeAction):
         return result
 
     def _files(self, files):
+        from gpunode.core.requests import commit_request, file_changes
+
         changes = file_changes(files)
         diff = self._diff({change.path: change.data for change in changes}) if files else []
         outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
         return result_of(outcome) | {"diff": diff}
 
     def _runtime(self, value):
+        from gpunode.core.edits import edit_runtime
+        from gpunode.core.errors import RefusedError, StaleError
+        from gpunode.core.requests import edit_request
+        from gpunode.core.requests_activate import activate_request
+        from gpunode.core.requests_runtime import changed_files, runtime_wish
+
         _text, facts = self.probe(*ENGINE_SECTIONS)
         wish = runtime_wish(value)
         stale = changed_files(value.get("expect") or {}, facts)
@@ -76,6 +73,8 @@ class ActionModule(NodeAction):
 
     def _diff(self, changes, facts=None):
         """Masked unified diffs of what changes; the probe is asked for what was there, unless `facts` have it."""
+        from gpunode.core.diff import unified
+
         if not self._task.diff:
             return []
         facts = facts or self.probe("files")[1]

@@ -7,11 +7,6 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
-try:
-    from gpunode.core.facts import facts_to_data
-except ImportError:
-    facts_to_data = None  # NodeAction says it
-
 
 class ActionModule(NodeAction):
     """Send probe.sh, give back its text and the facts in it."""
@@ -19,5 +14,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"sections": {"type": "list", "elements": "str", "default": []}}
 
     def act(self, args):
+        from gpunode.core.facts import facts_to_data
+
         text, facts = self.probe(*args["sections"])
         return {"probe": text, "facts": facts_to_data(facts)}

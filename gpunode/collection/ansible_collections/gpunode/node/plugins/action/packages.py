@@ -9,11 +9,6 @@ from typing import ClassVar
 from ansible.utils.display import Display
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
 
-try:
-    from gpunode.core.requests_packages import locked_by, nothing_to_do, packages_request
-except ImportError:
-    locked_by = nothing_to_do = packages_request = None  # NodeAction says it
-
 ONE_WAIT = 20  # seconds the script waits for a lock before this plugin says who holds it
 
 
@@ -23,6 +18,8 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
 
     def act(self, args):
+        from gpunode.core.requests_packages import locked_by, nothing_to_do, packages_request
+
         value = args["packages"]
         if nothing_to_do(value):
             return {}

@@ -3,22 +3,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
-
-try:
-    from gpunode.edge.load import load_spec_data
-
-    from gpunode.core.errors import Exit
-    from gpunode.core.report import plan_data
-    from gpunode.core.requests_plan import role_variables
-    from gpunode.core.spec import merge_spec
-    from gpunode.edge.inventory import merged_spec
-    from gpunode.edge.planner import Planner
-except ImportError:
-    # NodeAction says it
-    Exit = Planner = load_spec_data = merge_spec = merged_spec = plan_data = role_variables = None
 
 
 class ActionModule(NodeAction):
@@ -27,9 +15,16 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
 
     def act(self, args):
+        from gpunode.cli.common import read_spec
+        from gpunode.core.errors import Exit
+        from gpunode.core.report import plan_data
+        from gpunode.core.requests_plan import role_variables
+        from gpunode.core.spec import merge_spec
+        from gpunode.edge.planner import Planner
+
         host = self._vars["inventory_hostname"]
         _text, facts = self.probe()
-        base = load_spec_data(args["config"]) if args["config"] else {}
+        base = read_spec(Path(args["config"])) if args["config"] else {}
         planner = Planner(base, where=args["config"] or "gpunode_spec")
         planned = planner.plan(host, facts, merge_spec(self._inventory_spec(host), args["spec"]))
         plan = planned.plan
@@ -46,6 +41,8 @@ class ActionModule(NodeAction):
 
     def _inventory_spec(self, host):
         """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
+        from gpunode.edge.inventory import merged_spec
+
         manager = self._task.get_variable_manager()
         spec = merged_spec(manager, manager._inventory.get_host(host), play=self._task.play, task=self._task)
         return self._templar.template(spec)

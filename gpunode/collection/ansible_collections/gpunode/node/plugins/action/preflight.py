@@ -7,12 +7,6 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
-try:
-    from gpunode.core.errors import Exit
-    from gpunode.core.requests_preflight import mismatches
-except ImportError:
-    Exit = mismatches = None  # NodeAction says it
-
 
 class ActionModule(NodeAction):
     """Refuse when the node is not the one that the plan was made for."""
@@ -20,6 +14,9 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"expect": {"type": "dict", "default": {}}}
 
     def act(self, args):
+        from gpunode.core.errors import Exit
+        from gpunode.core.requests_preflight import mismatches
+
         if not args["expect"]:
             return {}
         _text, facts = self.probe("system", "os_release", "kernels", "pci")

@@ -7,11 +7,6 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
-try:
-    from gpunode.core.requests_smoke import parse_checks, smoke_files
-except ImportError:
-    parse_checks = smoke_files = None  # NodeAction says it
-
 
 class ActionModule(NodeAction):
     """Run smoke.sh: use the GPU for real, and give back the checks."""
@@ -19,6 +14,8 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"smoke": {"type": "dict", "default": {}}}
 
     def act(self, args):
+        from gpunode.core.requests_smoke import parse_checks, smoke_files
+
         if not args["smoke"]:
             return {}
         if self.check:

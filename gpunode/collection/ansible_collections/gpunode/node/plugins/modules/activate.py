@@ -74,7 +74,7 @@ log:
   elements: str
   returned: on failure
 reboot_needed:
-  description: Why the node needs a reboot that was not allowed.
-  type: str
+  description: Whether the node needs a reboot that was not allowed; a warning says why.
+  type: bool
   returned: when it does
 """

@@ -12,10 +12,9 @@ from ansible.plugins.action import ActionBase
 VERSION = "0.1.0"
 
 try:
-    from gpunode.core.mask import mask
-
     from gpunode.core.errors import Exit, GpunodeError
     from gpunode.core.facts import parse_probe
+    from gpunode.core.mask import mask
     from gpunode.core.remote import parse_outcome, program
     from gpunode.node import script
 except ImportError as error:
@@ -47,6 +46,8 @@ class NodeAction(ActionBase):
         self._vars = task_vars or {}
         try:
             return result | {"changed": False} | self.act(args)
+        except ImportError as error:
+            return result | _needs_gpunode(error)
         except GpunodeError as error:
             return result | {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
 
@@ -104,6 +105,11 @@ class NodeAction(ActionBase):
             return self._low_level_execute_command(f"/bin/sh {shlex.quote(path)}")
         finally:
             self._remove_tmp_path(folder)
+
+
+def _needs_gpunode(error):
+    needs = f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
+    return {"failed": True, "msg": f"{needs} ({error})"}
 
 
 def result_of(outcome):
