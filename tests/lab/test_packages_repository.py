@@ -34,8 +34,10 @@ def apt(repository, tmp_path):
         for source in repository.sources
         if source.distro in ("", "debian:12")
     ]
-    # What comes from Debian itself: make and dkms stand for themselves, kmod too.
-    (root / "status").write_text("".join(installed(name) for name in ("dkms", "kmod", "make")))
+    # What comes from Debian itself.
+    (root / "status").write_text(
+        "".join(installed(name) for name in ("dkms", "kmod", "linux-compiler-gcc-12-x86", "make"))
+    )
     (root / "sources.list").write_text("".join(sources))
     places = {
         "Dir::State": root / "state",
