@@ -89,6 +89,9 @@ def _bracket_end(text: str, at: int) -> int:
             quoted = _TRIPLE.match(text, at) or _STRING.match(text, at)
             at = quoted.end() if quoted else len(text)
             continue
+        if mark == "#" and text[at - 1].isspace():  # a comment, whose brackets do not count
+            at = text.find("\n", at) + 1 or len(text)
+            continue
         depth += (mark in "[{") - (mark in "]}")
         if depth == 0:
             return at

@@ -6,6 +6,8 @@ engine takes the change up.
 
 from __future__ import annotations
 
+import re
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -20,6 +22,7 @@ _EDITS: dict[RuntimeName, Callable[[Mapping[str, bytes], RuntimeRequest], Edit]]
     "containerd": containerd.edit,
     "docker": docker.edit,
 }
+_DROP_INS = {"containerd": (containerd.DROP_IN,)}  # ours, whether or not it is imported yet
 _CONFIG = {"containerd": containerd.CONFIG, "docker": docker.CONFIG}
 
 
@@ -48,12 +51,11 @@ def edit_runtime(facts: NodeFacts, wish: RuntimeWish) -> Edit:
     if runtime is None:
         return _problem(f"{wish.runtime} is not installed", f"set runtimes.{wish.runtime}.manage to install, or ignore")
     config = _flag_config(runtime) or runtime.config or _CONFIG.get(wish.runtime, "")
-    paths = dict.fromkeys((config, *runtime.files))
     files: dict[str, bytes] = {}
-    for path in paths:
+    for path in dict.fromkeys((config, *runtime.files, *_DROP_INS.get(wish.runtime, ()))):
         found = facts.files.get(path)
         if found is None:
-            if path != config:
+            if path in runtime.files and path != config:
                 return _problem(f"{path} is in force, and the probe did not read it", "probe again as root")
             continue
         if found.data is None:
@@ -142,8 +144,6 @@ def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:
 
 def _no_cri(files: list[bytes]) -> bool:
     """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
-    import tomllib
-
     for data in files:
         try:
             disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
@@ -156,7 +156,7 @@ def _no_cri(files: list[bytes]) -> bool:
 
 def _docker_activation(facts: NodeFacts, runtime: Runtime, unit: str, config: str, edit: Edit) -> Activation:
     data = facts.files[config].data if config in facts.files else b""
-    live = b'"live-restore": true' in (data or b"") or "--live-restore" in runtime.flags
+    live = re.search(rb'"live-restore"\s*:\s*true', data or b"") is not None or "--live-restore" in runtime.flags
     stops = "running containers keep running (live-restore)" if live else "running containers stop"
     socket = runtime.socket or "/run/docker.sock"
     return Activation(

@@ -276,10 +276,9 @@ def _as_drop_in(
     if not drop_in.doc:  # new, or empty
         text = toml.set_key(text, ("version",), root.version)
         drop_in = Document(path, text, {}, root.version)
-    here = {key[2] for key in sets if key[:2] == ("containerd", "runtimes")}
-    for name in sorted(here, reverse=True):  # a runtime without its type fails when a container starts
-        sets = {("containerd", "runtimes", name, "runtime_type"): RUNC, **sets}
     for key, value in sets.items():
+        if key[:2] == ("containerd", "runtimes"):  # a runtime without its type fails when a container starts
+            text = toml.set_key(text, (*drop_in.plugin, *key[:3], "runtime_type"), RUNC)
         text = toml.set_key(text, (*drop_in.plugin, *key), value)
     after = {path: text}
     if path not in [d.path for d in documents]:

@@ -26,6 +26,7 @@ _KEY = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+|[ \t.])+""
 _HEADER = re.compile(r"\[\[?(" + _KEY.pattern + r")\]\]?")
 _EQUALS = re.compile(r"=[ \t]*")
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
+_TAIL = re.compile(r"(?P<comma>[ \t]*,)?(?P<comment>[ \t]*#[^\r\n]*)?")
 _SCALAR = re.compile(r"[^\s,\]}#]+(?: \d\d:[^\s,\]}#]+)?")  # a date-time may have one space before its hour
 
 
@@ -189,10 +190,18 @@ def _replace(text: str, statements: Sequence[Statement], path: Path, value: Any)
     if isinstance(old, list) and isinstance(value, list) and value[:-1] == old and text[at.value] == "[":
         if not old:
             return text[: at.value] + f"[{literal(value[-1])}]" + text[at.end :]
-        lead = text[at.value + 1 : _skip(text, at.value + 1)]  # white space before the first element
-        gap = lead if "\n" in lead and "#" not in lead else " "
-        return f"{text[: at.last]},{gap}{literal(value[-1])}{text[at.last :]}"
+        return _append(text, at, literal(value[-1]))
     return text[: at.value] + literal(value) + text[at.end :]
+
+
+def _append(text: str, at: Statement, element: str) -> str:
+    """One more element of an array: on a line of its own, behind the comment of the last one, if they have lines."""
+    lead = text[at.value + 1 : _skip(text, at.value + 1)]  # white space before the first element
+    if "\n" not in lead or "#" in lead:
+        return f"{text[: at.last]}, {element}{text[at.last :]}"
+    tail = _must(_TAIL.match(text, at.last))
+    comma = tail["comma"] or ""
+    return f"{text[: at.last]}{comma or ','}{tail['comment'] or ''}{lead}{element}{comma.strip()}{text[tail.end() :]}"
 
 
 def _into_table(text: str, statements: Sequence[Statement], path: Path, value: Any) -> str | None:
@@ -252,7 +261,9 @@ def _new_table(text: str, statements: Sequence[Statement], path: Path, value: An
         if statement.header:
             break
         body_end = statement.end
-    return _after_line(text, body_end, newline + body)
+    end = text.find("\n", body_end) + 1 or len(text)
+    blank = newline if text[end:].split("\n", 1)[0].strip() else ""
+    return _after_line(text, body_end, newline + body + blank)
 
 
 def _table_indent(text: str, headers: Sequence[Statement], table: Path, near: Statement | None, shared: int) -> str:

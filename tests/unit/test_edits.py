@@ -1,0 +1,290 @@
+"""Files → files.  A case is a folder: tests/edits/ENGINE/CASE/{request.json, before/PATH, and one of
+after/PATH, problem.txt, error.txt}; a new case needs no code."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, toml
+from gpunode.core.edits.request import Refusal
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
+
+CASES = Path(__file__).parent.parent / "edits"
+CONTAINERD = "/etc/containerd/config.toml"
+DOCKER = "/etc/docker/daemon.json"
+
+
+def cases(*outcomes: str) -> list[object]:
+    found = sorted(path.parent for path in CASES.glob("*/*/request.json"))
+    return [
+        pytest.param(case, id=f"{case.parent.name}-{case.name}")
+        for case in found
+        if any((case / outcome).exists() for outcome in outcomes)
+    ]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def request_of(case: Path) -> RuntimeRequest:
+    options = json.loads((case / "request.json").read_text())
+    options["flags"] = tuple(options.get("flags", ()))
+    return RuntimeRequest(runtime=case.parent.name, **options)
+
+
+def test_every_case_says_what_comes_of_it() -> None:
+    outcomes = {"after", "problem.txt", "error.txt"}
+    wrong = [
+        p.parent for p in CASES.glob("*/*/request.json") if len(outcomes & {c.name for c in p.parent.iterdir()}) != 1
+    ]
+    assert wrong == []
+
+
+@pytest.mark.parametrize("case", cases("after"))
+def test_edited_files_are_those_of_the_case(case: Path) -> None:
+    before, request = files(case / "before"), request_of(case)
+    edit = configure_runtime(before, request)
+    after = {**before, **edit.changes}
+    assert edit.problems == ()
+    assert after == files(case / "after")
+    assert edit.undo == {path: before.get(path) for path in edit.changes}
+    assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
+
+
+@pytest.mark.parametrize("case", cases("problem.txt"))
+def test_what_cannot_work_is_a_problem_and_no_file_changes(case: Path) -> None:
+    edit = configure_runtime(files(case / "before"), request_of(case))
+    assert edit.changes == {}
+    assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [(case / "problem.txt").read_text()]
+
+
+@pytest.mark.parametrize("case", cases("error.txt"))
+def test_broken_files_are_named_with_their_place(case: Path) -> None:
+    with pytest.raises(InputError) as error:
+        configure_runtime(files(case / "before"), request_of(case))
+    assert f"{error.value}\n" == (case / "error.txt").read_text()
+
+
+@pytest.mark.parametrize("case", cases("after"))
+def test_every_line_that_was_there_is_still_there(case: Path) -> None:
+    before, after = files(case / "before"), files(case / "after")
+    changing = ("imports", "disabled_plugins", "default", "BinaryName", "SystemdCgroup", "exec-opts", "path")
+    for path, data in before.items():
+        if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+            continue
+        kept = after[path].decode().splitlines()
+        lost = [
+            line
+            for line in data.decode().splitlines()
+            if line.rstrip(",") not in [k.rstrip(",") for k in kept]
+            and not any(word in line for word in changing)
+            and line.strip() not in ("", "null", "{}")
+            and not line.strip().startswith(('{"', '"runtimes": null', '"nvidia": null'))
+        ]
+        assert lost == []
+
+
+def test_edits_are_undone_by_what_they_carry() -> None:
+    before = {CONTAINERD: b"version = 3\n"}
+    edit = configure_runtime(before, RuntimeRequest(runtime="containerd", version="2.1.9"))
+    assert edit.undo == {CONTAINERD: b"version = 3\n", "/etc/containerd/conf.d/99-nvidia.toml": None}
+
+
+@pytest.mark.parametrize("runtime", ["containerd", "docker"])
+def test_a_file_over_one_mebibyte_is_refused(runtime: str) -> None:
+    path = CONTAINERD if runtime == "containerd" else DOCKER
+    with pytest.raises(InputError, match=rf"{path} has 1048577 bytes"):
+        configure_runtime({path: b" " * ((1 << 20) + 1)}, RuntimeRequest(runtime=runtime))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "runc"},
+        {"name": 'x"]\n'},
+        {"name": ""},
+        {"path": "relative"},
+        {"path": "/a/../b"},
+        {"path": ""},
+        {"config": "/etc/x\n"},
+        {"config": "/etc/a.toml", "drop_in": "/etc/a.toml"},
+    ],
+)
+def test_a_request_that_no_engine_takes_is_refused(options: dict[str, str]) -> None:
+    with pytest.raises(InputError):
+        configure_runtime({}, RuntimeRequest(runtime="containerd", **options))  # type: ignore[arg-type]
+
+
+def test_a_runtime_that_is_not_rewritten_yet_is_refused_by_name() -> None:
+    with pytest.raises(GpunodeError, match="crio"):
+        configure_runtime({}, RuntimeRequest(runtime="crio"))
+
+
+# ---------------------------------------------------------------- from facts
+
+
+def node(data: bytes | None, *, version: str = "1.7.24", size: int = 0, flags: tuple[str, ...] = ()) -> NodeFacts:
+    runtime = Runtime(
+        name="containerd",
+        version=version,
+        unit="containerd.service",
+        config=CONTAINERD,
+        files=(CONTAINERD,),
+        flags=flags,
+    )
+    file = ConfigFile(path=CONTAINERD, data=data, size=size, mode=0o600, sha256="aa")
+    return NodeFacts(runtimes=(runtime,), files={CONTAINERD: file})
+
+
+WISH = RuntimeWish(runtime="containerd")
+
+
+def test_an_edit_from_facts_is_the_edit_of_their_files() -> None:
+    edit = edit_runtime(node(b"version = 2\n"), WISH)
+    request = RuntimeRequest(runtime="containerd", version="1.7.24")
+    assert edit == configure_runtime({CONTAINERD: b"version = 2\n"}, request)
+    assert edit.changes
+
+
+def test_an_engine_that_is_not_there_is_a_problem() -> None:
+    assert [p.what for p in edit_runtime(NodeFacts(), WISH).problems] == ["containerd is not installed"]
+
+
+def test_a_file_the_probe_could_not_read_is_a_problem() -> None:
+    assert [p.what for p in edit_runtime(node(None), WISH).problems] == [f"{CONTAINERD} could not be read"]
+
+
+def test_a_file_the_probe_found_too_large_is_a_problem() -> None:
+    assert [p.what for p in edit_runtime(node(None, size=2 << 20), WISH).problems] == [
+        f"{CONTAINERD} has 2097152 bytes"
+    ]
+
+
+def test_a_broken_file_is_a_problem_with_its_place() -> None:
+    edit = edit_runtime(node(b"version = [\n"), WISH)
+    assert edit.changes == {}
+    assert edit.problems[0].what.startswith(f"{CONTAINERD}:2:1: ")
+
+
+def test_a_file_in_force_that_the_probe_did_not_send_is_a_problem() -> None:
+    facts = node(b"version = 2\n")
+    runtime = Runtime(name="containerd", version="1.7.24", config=CONTAINERD, files=(CONTAINERD, "/etc/x.toml"))
+    edit = edit_runtime(NodeFacts(runtimes=(runtime,), files=facts.files), WISH)
+    assert [p.what for p in edit.problems] == ["/etc/x.toml is in force, and the probe did not read it"]
+
+
+def test_the_config_that_the_daemon_is_started_with_is_edited() -> None:
+    runtime = Runtime(
+        name="docker", version="26.1.5", config=DOCKER, flags=("-H", "fd://", "--config-file", "/opt/d.json")
+    )
+    edit = edit_runtime(NodeFacts(runtimes=(runtime,)), RuntimeWish(runtime="docker"))
+    assert list(edit.changes) == ["/opt/d.json"]
+
+
+def test_activation_says_who_is_disturbed() -> None:
+    docker = Runtime(name="docker", version="26.1.5", unit="docker.service", config=DOCKER, binary="/usr/sbin/dockerd")
+    facts = NodeFacts(runtimes=(docker,))
+    wish = RuntimeWish(runtime="docker")
+    edit = edit_runtime(facts, wish)
+    assert activation(facts, wish, edit).disrupts == "restarts docker.service: running containers stop"
+    assert activation(facts, wish, Edit()).disrupts == ""
+    live = NodeFacts(runtimes=(docker,), files={DOCKER: ConfigFile(path=DOCKER, data=b'{"live-restore" : true}')})
+    assert "keep running" in activation(live, wish, edit_runtime(live, wish)).disrupts
+
+
+def test_the_cri_plugin_is_not_asked_for_where_it_is_disabled() -> None:
+    off = node(b'disabled_plugins = ["cri"]\n')
+    assert activation(off, WISH, edit_runtime(off, WISH)).plugin == ""
+    on = node(b"version = 2\n")
+    assert activation(on, WISH, edit_runtime(on, WISH)).plugin == "cri"
+
+
+# ---------------------------------------------------------------- any input
+
+KEYS = st.one_of(
+    st.sampled_from(["plugins", "version", "imports", "root", "a.b", "io.containerd.grpc.v1.cri"]), st.text(max_size=6)
+)
+SCALARS = st.one_of(
+    st.booleans(), st.integers(-(2**62), 2**62), st.text(max_size=12), st.lists(st.text(max_size=4), max_size=3)
+)
+TABLES = st.recursive(
+    st.dictionaries(KEYS, SCALARS, max_size=4),
+    lambda inner: st.dictionaries(KEYS, SCALARS | inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def written(doc: dict[str, object], path: tuple[str, ...] = ()) -> str:
+    """A document with a [header] for every table, as people write them."""
+    pairs = "".join(
+        f"{toml.literal(k)} = {toml.literal(v)}  # {len(path)}\n" for k, v in doc.items() if not isinstance(v, dict)
+    )
+    head = f"\n[{'.'.join(map(toml.literal, path))}]\n" if path else ""
+    return head + pairs + "".join(written(v, (*path, k)) for k, v in doc.items() if isinstance(v, dict))
+
+
+@given(TABLES, st.lists(KEYS, min_size=1, max_size=4), SCALARS)
+@settings(max_examples=300, deadline=None)
+def test_setting_a_key_of_any_toml_sets_it_and_nothing_else(
+    doc: dict[str, object], path: list[str], value: object
+) -> None:
+    text = written(doc)
+    wanted = tomllib.loads(text)
+    try:
+        after = toml.set_key(text, tuple(path), value)
+    except Refusal:
+        return
+    table = wanted
+    for name in path[:-1]:
+        table = table.setdefault(name, {})
+    table[path[-1]] = value
+    assert tomllib.loads(after) == wanted
+    assert toml.set_key(after, tuple(path), value) == after
+
+
+@given(
+    st.dictionaries(
+        KEYS, st.recursive(SCALARS, lambda s: st.dictionaries(KEYS, s, max_size=3), max_leaves=6), max_size=5
+    ),
+    st.integers(0, 4),
+)
+@settings(max_examples=200, deadline=None)
+def test_any_daemon_json_keeps_what_it_says(doc: dict[str, object], indent: int) -> None:
+    doc = {k: v for k, v in doc.items() if k not in ("runtimes", "default-runtime")}
+    text = json.dumps(doc, indent=indent or None)
+    request = RuntimeRequest(runtime="docker", version="26.1.5")
+    after = json.loads(configure_runtime({DOCKER: text.encode()}, request).changes[DOCKER])
+    assert {k: v for k, v in after.items() if k in doc} == doc
+    assert after.keys() - doc.keys() == {"runtimes", "default-runtime"}
+
+
+@given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_are_edited_or_refused_in_our_words(runtime: str, data: bytes) -> None:
+    path = CONTAINERD if runtime == "containerd" else DOCKER
+    request = RuntimeRequest(runtime=runtime, version="1.7.24" if runtime == "containerd" else "26.1.5")  # type: ignore[arg-type]
+    try:
+        edit = configure_runtime({path: data}, request)
+    except InputError:
+        return
+    if not edit.problems:
+        assert configure_runtime({path: edit.changes.get(path, data)}, request).changes == {}
+
+
+@given(st.text(alphabet="[]{}\"'=.,#\n\r\t a1_-:\\T", max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_valid_toml_is_scanned_whatever_its_notation(text: str) -> None:
+    try:
+        doc = tomllib.loads(text)
+    except (tomllib.TOMLDecodeError, ValueError):
+        return
+    for statement in toml.scan(text):
+        assert toml.lookup(doc, statement.path[:1]) is not None
