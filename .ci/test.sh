@@ -40,7 +40,7 @@ fi
 stage lint sh .ci/lint.sh
 stage unit python -m pytest -q -n 2 tests/unit
 for scenario in $SCENARIOS; do
-    stage "molecule-$scenario" sh .ci/molecule.sh "$scenario"
+    stage "molecule-$scenario" python molecule/run.py "$scenario"
 done
 if [ "${1:-}" = all ]; then
     stage ansible-test sh .ci/sanity.sh
