@@ -31,6 +31,7 @@ def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
 
 
 _Dumper.add_representer(str, _text)
+_Dumper.add_multi_representer(str, _text)  # Ansible tags its strings: a subclass of str
 
 
 def classes(plans: Iterable[Plan]) -> dict[str, list[Plan]]:

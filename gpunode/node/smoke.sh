@@ -160,7 +160,8 @@ cri_check() {
   pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "journalctl -u containerd"; return; }
   pod=$(last_line "$pod")
   if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && out=$(cri_ start "$container"); then
-    used=$(cri_ inspectp "$pod" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p' | head -n 1)
+    # containerd 1.6 spells it binary_name
+    used=$(cri_ inspectp "$pod" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
     cri_wait "$container"
     case "$2 ${used:-runc}" in
       "nvidia "*nvidia* | "runc "*runc*) judge "$id" "$(cut -d ' ' -f 4- "$logs/out.log" 2>/dev/null)" "the CRI ($1 handler, $used)" ;;
