@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.core.model import Plan
-from gpunode.core.plan import TITLES
 
-_EMPTY: dict[str, Any] = {"recover": False, "expect": {}, "packages": {}, "activate": {}, "smoke": {}}
+# The options of the roles, in their order: what roles/*/meta/argument_specs.yml say, each with its empty value.
+_SOFTWARE: dict[str, Any] = {"sources": [], "packages": {}, "files": []}
+ROLE_OPTIONS: dict[str, dict[str, Any]] = {
+    "preflight": {"recover": False, "expect": {}},
+    "driver": {**_SOFTWARE, "activate": {}},
+    "cuda": {**_SOFTWARE, "activate": {}},
+    "toolkit": _SOFTWARE,
+    "runtime": {**_SOFTWARE, "activate": {}, "edits": []},
+    "verify": {"smoke": {}},
+}
 
 
 def role_variables(plan: Plan) -> dict[str, Any]:
     """`<role>_<option>` for every option there is: the step's literal value, or empty."""
-    empty = {f"{role}_{option}": _EMPTY.get(option, []) for role, option in TITLES}
+    empty = {f"{role}_{name}": value for role, options in ROLE_OPTIONS.items() for name, value in options.items()}
     return empty | {f"{step.role}_{step.option}": step.value for step in plan.steps}

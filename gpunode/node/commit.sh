@@ -4,8 +4,9 @@
 # Request and output: core/requests.py.  Runs behind common.sh.
 #
 # State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), `plan` (below), `after`
-# (what follows the writes) and, once the service was told, `told`.  The journal's intent is written after all of
-# that and before the first write; so an intent without outcome always finds what it needs to be finished or undone.
+# (what follows the writes), and `told` before the service is restarted, `took` after it.  The journal's intent is
+# written after the backup and before the first write; so an intent without outcome finds what it needs to be finished
+# or undone.
 # Lines of `plan`: N, write or remove, hash before ("absent"), hash after, mode of a new file, folder to create, path;
 # separated by tabs, and the path is where symbolic links lead.
 
@@ -144,6 +145,7 @@ tell() {
     illness="$unit does not $verb"
     return 1
   }
+  touch "$backup/took"
   healthy
 }
 
@@ -230,7 +232,8 @@ recover() {
     }
     load "$journal_id"
     if in_place; then
-      if [ -z "$unit" ] || ! unit_running || { [ -e "$backup/told" ] && healthy; } || { validate "$config" && tell; }; then
+      # a run that ended between «told» and «took» leaves open which configuration the service runs with
+      if [ -z "$unit" ] || ! unit_running || { [ -e "$backup/took" ] && healthy; } || { validate "$config" && tell; }; then
         journal files 'done' ',"recovered":true'
         say changed "finished the change $journal_id that was interrupted"
         continue
