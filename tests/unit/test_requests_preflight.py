@@ -2,7 +2,7 @@
 
 from gpunode.core.model import Distro, Kernel, NodeFacts, PciDevice, Plan, Step
 from gpunode.core.plan import TITLES
-from gpunode.core.requests_plan import role_variables
+from gpunode.core.requests_plan import ROLE_OPTIONS, role_variables
 from gpunode.core.requests_preflight import mismatches
 
 FACTS = NodeFacts(
@@ -41,6 +41,7 @@ def test_each_difference_is_one_sentence() -> None:
 def test_a_plan_sets_every_variable_of_every_role() -> None:
     step = Step(role="driver", option="packages", title="t", value={"install": [{"name": "a"}]})
     variables = role_variables(Plan(host="h", steps=(step,)))
-    assert set(variables) == {f"{role}_{option}" for role, option in TITLES}
+    assert set(variables) == {f"{role}_{option}" for role, options in ROLE_OPTIONS.items() for option in options}
+    assert set(variables) >= {f"{role}_{option}" for role, option in TITLES}
     assert variables.pop("driver_packages") == {"install": [{"name": "a"}]}
     assert not any(variables.values())
