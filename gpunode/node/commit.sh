@@ -24,7 +24,7 @@ hash_of() {
 }
 
 flush() { sync "$@" 2>/dev/null || sync; }
-last_words() { tail -n 3 "$log" | tr '\n' ' '; }
+last_words() { tail -n 1 "$log"; }
 temporary() { printf '%s/.gpunode.%s.%s' "$(dirname "$1")" "$(basename "$backup")" "$2"; } # a name no daemon reads
 
 # resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $mend
@@ -63,7 +63,7 @@ put() {
     (umask 077 && : >"$new") 2>>"$log" || return 1
   fi
   dd if="$1" of="$new" bs=65536 conv=fsync 2>"$log.dd" || {
-    cat "$log.dd" >>"$log"
+    grep '^dd' "$log.dd" >>"$log" # and not how fast it was
     return 1
   }
   if [ "$2" = - ]; then
@@ -139,6 +139,7 @@ healthy() {
 # tell: restart or reload the unit and wait until it is healthy
 tell() {
   touch "$backup/told"
+  told_at=$(date +%s)
   flush "$backup/told"
   systemctl reset-failed "$unit" >/dev/null 2>&1
   patience 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
@@ -149,9 +150,14 @@ tell() {
   healthy
 }
 
-unit_log() { have journalctl && journalctl -u "$unit" -n 15 --no-pager -o cat 2>/dev/null; }
-# the line of a daemon's log that says most
-unit_words() { unit_log | grep -iE 'error|fatal|fail|invalid|cannot|unable|panic' | grep -vE "^(${unit%.service}.service|Failed to start|Dependency failed)" | tail -n 1 | cut -c 1-400; }
+# unit_words: the line that says most of what the daemon, not systemd, has logged since it was told
+unit_words() {
+  have journalctl || return 0
+  journalctl -u "$unit" --since "@$told_at" -n 100 --no-pager -o cat 2>/dev/null |
+    grep -vE 'level=(info|warning|debug)|^(Start|Stopp|Finished|Failed to start|Dependency failed|Scheduled restart|[^ ]+[.]service: )' |
+    awk 'tolower($0) ~ /error|fatal|fail|invalid|cannot|unable|panic/ { said = $0 } { last = $0 } END { print (said != "" ? said : last) }' |
+    cut -c 1-400
+}
 
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
 load() {
@@ -281,6 +287,9 @@ validate() {
   have "$1" || return 0
   patience 60 "$@" >"$GPUNODE_IN/.verdict" 2>&1 9>&- && return
   verdict=$(grep -v 'level=\(info\|warning\)' "$GPUNODE_IN/.verdict" | tail -n 1 | cut -c 1-400)
+  case $verdict in # the name of the file for a try says nothing to anybody
+    *"$root"*) verdict=${verdict%%"$root"*}$config${verdict#*"$root"} ;;
+  esac
   case $(cat "$GPUNODE_IN/.verdict") in # docker 20.10 has no --validate
     *'unknown flag'* | *'flag provided but not defined'*) return 0 ;;
   esac

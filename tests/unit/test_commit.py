@@ -22,7 +22,10 @@ from gpunode.node import script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
 # external commands of the script, for the shims that kill it
-COMMANDS = "awk basename cat chmod cp cut date dd dirname grep head mkdir mv readlink rm rmdir sed sha256sum sync tail touch tr"
+COMMANDS = (
+    "awk basename cat chmod cp cut date dd dirname grep head mkdir mv readlink rm rmdir sed sha256sum sync tail touch "
+    "tr"
+)
 
 # A systemd of one unit: `restart` takes up the config like a daemon that refuses lines with "broken".
 SYSTEMCTL = """#!/bin/sh
@@ -41,7 +44,12 @@ case $1 in
   *) echo "systemctl $*: not prepared" >&2; exit 9 ;;
 esac
 """
-JOURNALCTL = "#!/bin/sh\necho 'level=info starting'\necho 'level=fatal msg=\"bad \\\"config\\\"\"'\n"
+JOURNALCTL = """#!/bin/sh
+echo 'Starting engine.service'
+echo 'level=info msg="no error yet"'
+echo 'level=fatal msg="bad config"'
+echo 'engine.service: Failed with result exit-code.'
+"""
 
 
 class Node:
@@ -264,7 +272,7 @@ def test_an_unhealthy_unit_gets_its_files_back_and_is_healthy_again(node: Node, 
         FileChange(path=str(new), data=b"x"), FileChange(path=str(node.config), data=text.encode()), after=unit(node)
     )
     assert outcome.status == "rolled_back"
-    assert 'level=fatal msg="bad' in outcome.message, "the daemon's own words"
+    assert 'level=fatal msg="bad config"' in outcome.message, "the daemon's own words"
     assert outcome.fix
     assert (node.config.read_text(), new.parent.exists()) == ("old\n", False)
     assert node.config.stat().st_mtime == 1_000_000_000
@@ -293,12 +301,12 @@ def test_the_daemons_own_check_comes_before_the_file_is_in_place(node: Node) -> 
     seen = node.root / "seen"
     node.shim(
         "daemon",
-        f'#!/bin/sh\ncat "$2" "{node.config}" >"{seen}"\n! grep -q invalid "$2" || {{ echo line 1: no; exit 1; }}\n',
+        f'#!/bin/sh\ncat "$2" "{node.config}" >"{seen}"\n! grep -q invalid "$2" || {{ echo "$2: no"; exit 1; }}\n',
     )
     validated = unit(node, validate=("daemon", "--check", "@FILE@"))
     outcome = node.run(FileChange(path=str(node.config), data=b"invalid\n"), after=validated)
     assert outcome.status == "rolled_back"
-    assert "line 1: no" in outcome.message
+    assert f"{node.config}: no" in outcome.message, "not the name of the file for the try"
     assert (node.config.read_text(), node.told(), node.leftovers) == ("old\n", [], [])
     assert node.run(FileChange(path=str(node.config), data=b"valid\n"), after=validated).status == "changed"
     assert seen.read_text() == "valid\nold\n"
