@@ -267,13 +267,14 @@ class Repository:
 class DriverChoice:
     branch: int
     flavour: Flavour
-    version: str  # exact where known, else ""
+    version: str  # the exact one asked for, else the newest known of the branch
     method: Literal["packages", "runfile", "preinstalled", "none"]
     packages: tuple[PackageWant, ...]
     repository: str  # name of a Repository, "" when the distribution's own
     kernel_packages: tuple[PackageWant, ...] = ()  # headers for every kernel that can boot next
     services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
     remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
+    pin: str = ""  # versions (580.*) that apt has to prefer, because package names do not tell branches apart
 
 
 @dataclass(frozen=True, kw_only=True)

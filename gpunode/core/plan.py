@@ -193,7 +193,7 @@ def _activate_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
         "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else modules,
         "unload": ["nouveau"] if driver else [],
         "initramfs": driver,
-        "version": case.solution.driver.version if driver and case.solution.driver else "",
+        "version": case.spec.driver.version if driver else "",
         "reboot": case.spec.reboot if driver else "never",
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
     }

@@ -14,6 +14,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import jinja2
+
 from gpunode.core.edits import edit_runtime
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import (
@@ -41,6 +43,7 @@ ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker")
 # Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
+PIN_CONF = "/etc/apt/preferences.d/gpunode-nvidia-driver"
 MODULES_CONF = "/etc/modules-load.d/gpunode.conf"
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 
@@ -143,6 +146,9 @@ def _driver(
 ) -> Iterator[tuple[Key, Want]]:
     if driver.method == "preinstalled":
         return
+    if driver.pin:
+        text = jinja2.Template(templates["driver-pin.j2"], keep_trailing_newline=True).render(pin=driver.pin)
+        yield Key("driver", "sources", PIN_CONF), _file(PIN_CONF, text)
     for package in (*driver.kernel_packages, *driver.packages):
         yield Key("driver", "packages", package.name), _package(package)
     for name in driver.remove:

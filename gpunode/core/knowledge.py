@@ -1,0 +1,260 @@
+"""The data of knowledge/*.toml as frozen dataclasses.  `parse_knowledge` takes the parsed tables; the edge reads them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Architecture:
+    """A GPU generation.  Branches: 0 = none is known (first), or no last one (last)."""
+
+    name: str
+    order: int
+    first_branch: int
+    last_branch: int
+    open: Literal["no", "yes", "only"]
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuModel:
+    """A GPU by its PCI id (10de:2330)."""
+
+    id: str
+    name: str
+    chip: str
+    arch: str
+    compute_capability: str  # "" where not published
+    kind: str  # datacenter workstation geforce mining tegra grace-soc unnamed not-a-gpu
+    mobile: bool
+    memory_gb: int | None
+    mig: str  # where it is proven: mig-parted, guide, chip; "unknown"; "" = not capable
+    fabric: Literal["", "nvswitch", "imex"]  # what joins several of them
+    open: Literal["no", "yes", "only"]  # do the open kernel modules drive it
+    first_release: str  # first release of the open modules that names it; "" where the architecture says enough
+    source: str
+    confidence: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LegacyGpu:
+    """A GPU older than Kepler, with the last branch that drove it."""
+
+    id: str
+    name: str
+    arch: str
+    last_branch: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Branch:
+    """A driver branch.  `eol` is YYYY-MM, "past", or "" when none is announced."""
+
+    branch: int
+    kind: str  # LTSB PB NFB legacy unknown
+    latest: str
+    eol: str
+    min_arch: str
+    max_arch: str
+    cuda_major: int
+    open: Literal["no", "datacenter", "yes", "only"]
+    source: str
+
+    def ended(self, as_of: str) -> bool:
+        """Whether its support is over on the day `as_of` (YYYY-MM-DD)."""
+        return self.eol == "past" or bool(self.eol) and self.eol < as_of[:7]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capability:
+    """A compute capability, and the first and last CUDA release that compiles for it ("" = no last)."""
+
+    arch: str
+    first: str
+    last: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaRelease:
+    """CUDA MAJOR.MINOR: the driver it came with, and the oldest that runs it ("" where unknown)."""
+
+    version: str
+    native: str
+    compat: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RepositoryKey:
+    """A repository's signing key.  `url` may hold {repository}; a fingerprint "" is not known."""
+
+    id: str
+    url: str
+    fingerprint: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistroRow:
+    """A distribution release and what the package repositories hold for it (knowledge/repos.toml says each field)."""
+
+    key: str
+    family: str
+    dir: str
+    archs: tuple[str, ...]
+    signed_by: str
+    branches: tuple[int, int]
+    cuda: tuple[str, str]
+    own: tuple[int, ...]
+    components: tuple[str, ...]
+    ga_kernel: str
+    eol: str
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Knowledge:
+    """Everything gpunode knows of the world, on the day `as_of`."""
+
+    as_of: str
+    architectures: Mapping[str, Architecture]
+    gpus: Mapping[str, GpuModel]
+    nvswitches: Mapping[str, str]
+    legacy: Mapping[str, LegacyGpu]
+    branches: Mapping[int, Branch]
+    rules: Mapping[str, Table]
+    capabilities: Mapping[str, Capability]
+    cuda: Mapping[str, CudaRelease]
+    cuda_packages: Table
+    distros: Mapping[str, DistroRow]
+    keys: Mapping[str, RepositoryKey]
+    repositories: Mapping[str, Table]
+    packages: Mapping[str, Table]
+
+    def gpu(self, pci_id: str) -> GpuModel | None:
+        """The model with that PCI id (10de:2330), None when it is not known or older than Kepler."""
+        return self.gpus.get(pci_id.lower())
+
+    def distro(self, key: str) -> DistroRow | None:
+        """The row of ID:VERSION_ID; rocky:9.4 has that of rocky:9."""
+        return self.distros.get(key) or self.distros.get(key.partition(".")[0])
+
+    def solved_distros(self) -> tuple[str, ...]:
+        """Keys of the distributions whose package names are known."""
+        return tuple(k for k, row in self.distros.items() if row.family in self.packages)
+
+
+def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> Knowledge:
+    """The four parsed TOML files → Knowledge; short source keys become the text they stand for."""
+    chips = {chip: (arch, cc) for chip, arch, cc in _rows(gpus["tables"]["chips"])}
+    architectures = {
+        name: Architecture(name=name, order=order, **_sourced(row, gpus))
+        for order, (name, row) in enumerate(gpus["architectures"].items())
+    }
+    return Knowledge(
+        as_of=drivers["as_of"],
+        architectures=architectures,
+        gpus={m.id: m for m in (_gpu(r, chips, architectures) for r in _rows(gpus["tables"]["gpus"]))},
+        nvswitches={f"10de:{row[0]}": row[1] for row in _rows(gpus["tables"]["nvswitches"])},
+        legacy={
+            f"10de:{i}": LegacyGpu(id=f"10de:{i}", name=name, arch=arch, last_branch=last)
+            for i, name, arch, last in _rows(gpus["tables"]["legacy"])
+        },
+        branches={r["branch"]: _branch(r, drivers) for r in drivers["branches"]},
+        rules={name: _sourced(row, drivers) for name, row in drivers["rules"].items()},
+        capabilities={cc: Capability(**_sourced(row, cuda)) for cc, row in cuda["capabilities"].items()},
+        cuda=_cuda_releases(cuda),
+        cuda_packages=_sourced(cuda["packages"], cuda),
+        distros={key: _distro(key, r, repos) for r in repos["distros"] for key in r["keys"]},
+        keys={r["id"]: _key(r, repos) for r in repos["keys"]},
+        repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},
+        packages={name: _sourced(row, repos) for name, row in repos["packages"].items()},
+    )
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """580.95.05 → (580, 95, 5), for comparing."""
+    return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+def _rows(text: str) -> Iterable[list[str]]:
+    return ([cell.strip() for cell in line.split("|")] for line in text.splitlines() if line)
+
+
+def _sourced(row: Table, file: Table) -> dict[str, Any]:
+    """The row without its bookkeeping, `source` spelled out by the file's [sources]."""
+    kept = {k: v for k, v in row.items() if k not in ("checked", "confidence", "note")}
+    parts = [part.strip() for part in str(row["source"]).split(";")]
+    return kept | {"source": "; ".join(file["sources"].get(part, part) for part in parts)}
+
+
+def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:
+    pci_id, name, chip, kind, mobile, memory, mig, fabric, open_, first, source, confidence = row
+    arch, capability = chips[chip]
+    by_id: Mapping[str, Literal["no", "only"]] = {"no": "no", "required": "only"}
+    return GpuModel(
+        id=f"10de:{pci_id}",
+        name=name,
+        chip=chip,
+        arch=arch,
+        compute_capability=capability,
+        kind=kind,
+        mobile=bool(mobile),
+        memory_gb=int(memory) if memory else None,
+        mig=mig,
+        fabric=fabric,  # type: ignore[arg-type]  # tests/unit/test_knowledge.py checks the words
+        open=by_id.get(open_, archs[arch].open),
+        first_release=first,
+        source=source,
+        confidence=confidence,
+    )
+
+
+def _branch(row: Table, file: Table) -> Branch:
+    return Branch(**_sourced(row, file))
+
+
+def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
+    """Toolkits by MAJOR.MINOR, each with the lowest drivers that any of its updates asks for."""
+    found: dict[str, CudaRelease] = {}
+    for row in file["toolkits"]:
+        version = ".".join(row["version"].split(".")[:2])
+        seen = found.get(version)
+        native = min((v for v in (row["native"], seen.native if seen else "") if v), key=version_tuple, default="")
+        compat = min((v for v in (row["compat"], seen.compat if seen else "") if v), key=version_tuple, default="")
+        found[version] = CudaRelease(
+            version=version, native=native, compat=compat, source=_sourced(row, file)["source"]
+        )
+    return found
+
+
+def _distro(key: str, row: Table, file: Table) -> DistroRow:
+    fields = _sourced(row, file)
+    fields.pop("keys")
+    return DistroRow(
+        key=key,
+        family=fields["family"],
+        dir=fields["dir"],
+        archs=tuple(fields["archs"]),
+        signed_by=fields["signed_by"],
+        branches=(fields["branches"][0], fields["branches"][1]),
+        cuda=(fields["cuda"][0], fields["cuda"][1]),
+        own=tuple(fields.get("own", ())),
+        components=tuple(fields.get("components", ())),
+        ga_kernel=fields.get("ga_kernel", ""),
+        eol=fields["eol"],
+        source=fields["source"],
+    )
+
+
+def _key(row: Table, file: Table) -> RepositoryKey:
+    return RepositoryKey(
+        id=row["id"], url=row["url"], fingerprint=row["fingerprint"], source=_sourced(row, file)["source"]
+    )

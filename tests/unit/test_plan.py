@@ -1,0 +1,136 @@
+"""Facts + spec → plan and playbook, by recorded cases: tests/cases/plans/CASE/{case.yml,plan.json,playbook.yml}.
+
+case.yml names a probe of tests/cases/probes and holds a spec.  GPUNODE_WRITE_CASES=1 writes plan.json and playbook.yml
+anew, to be read before they are committed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import NodeFacts
+from gpunode.core.plan import OPTIONS, ROLES, TITLES
+from gpunode.core.playbook import classes, dump, make_inventory, make_playbook
+from gpunode.core.report import plan_data, plan_text
+from gpunode.edge import load
+from gpunode.edge.planner import Planned, Planner
+
+CASES = Path(__file__).parents[1] / "cases"
+PLANS = sorted(p.parent for p in CASES.glob("plans/*/case.yml"))
+KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n(a key)\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+@cache
+def probe(name: str) -> NodeFacts:
+    return parse_probe((CASES / "probes" / name / "probe.txt").read_text(encoding="utf-8"))
+
+
+def plan_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    case = yaml.safe_load((folder / "case.yml").read_text(encoding="utf-8"))
+    return Planner(case["spec"]).plan("node1", probe(case["probe"]))
+
+
+def expected(path: Path, text: str) -> str:
+    if os.environ.get("GPUNODE_WRITE_CASES"):
+        path.write_text(text, encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
+def test_a_case_gives_the_recorded_plan_and_playbook(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = plan_case(folder, monkeypatch)
+    text = json.dumps(plan_data(planned.plan), indent=1, ensure_ascii=False, default=str) + "\n"
+    playbook = dump(make_playbook([planned.plan]))
+    assert text == expected(folder / "plan.json", text)
+    assert playbook == expected(folder / "playbook.yml", playbook)
+
+
+@pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
+def test_steps_come_in_the_order_of_roles_and_options_and_hold_plain_data(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = plan_case(folder, monkeypatch).plan
+    order = [(ROLES.index(s.role), OPTIONS.index(s.option)) for s in plan.steps]
+    assert order == sorted(set(order))
+    assert all((s.role, s.option) in TITLES for s in plan.steps)
+    assert yaml.safe_load(dump(make_playbook([plan]))) == _plain(make_playbook([plan]))
+    assert not (plan.steps and plan.problems)
+
+
+def _plain(data: Any) -> Any:
+    return json.loads(json.dumps(data))
+
+
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:
+    return plan_case(CASES / "plans" / "debian12-h100-fresh", monkeypatch)
+
+
+def test_a_node_without_a_gpu_is_left_alone_and_told_so() -> None:
+    facts = replace(probe("debian12-h100-fresh"), gpus=())
+    plan = Planner({}).plan("node1", facts).plan
+    assert plan.converged
+    assert "no NVIDIA GPU" in plan.warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"root": False, "user": "joe"}, "user joe, not as root"),
+        ({"container": True, "virtualization": "docker"}, "is a container (docker)"),
+        ({"init": "other"}, "init is other"),
+    ],
+)
+def test_a_target_that_cannot_be_managed_is_refused_before_anything(change: dict[str, Any], what: str) -> None:
+    plan = Planner({}).plan("node1", replace(probe("debian12-h100-fresh"), **change)).plan
+    assert not plan.steps
+    assert any(what in p.what and p.fix for p in plan.problems)
+
+
+def test_hosts_with_the_same_steps_share_a_play_and_converged_ones_are_in_none(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = fresh(monkeypatch).plan
+    other = replace(one, host="node2", steps=(replace(one.steps[0], value={"kernel": "other"}), *one.steps[1:]))
+    done = replace(one, host="node3", steps=())
+    assert [[p.host for p in members] for members in classes([one, other, done]).values()] == [["node1", "node2"]]
+    inventory = make_inventory([one, other, done])
+    assert set(inventory["all"]["hosts"]) == {"node1", "node2"}
+    assert inventory["all"]["hosts"]["node2"]["preflight_expect"] == {"kernel": "other"}
+    assert len(make_playbook([one, other, done])) == 1
+
+
+def test_an_interrupted_transaction_is_finished_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    planned = fresh(monkeypatch)
+    facts = replace(planned.facts, unfinished=("20261121T040000Z-1",))
+    plan = Planner({}).plan("node1", facts).plan
+    assert plan.steps[0].id == "preflight.recover"
+    assert "20261121T040000Z-1" in plan_text(plan)
+
+
+def test_files_that_set_the_same_repository_up_in_another_way_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.core.model import ConfigFile
+
+    planned = fresh(monkeypatch)
+    path = "/etc/apt/sources.list.d/cuda-debian12-x86_64.list"
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/"
+    rival = ConfigFile(path=path, sha256="1" * 64, data=f"deb [signed-by=/x.gpg] {url} /\n".encode())
+    mixed = ConfigFile(
+        path="/etc/apt/sources.list.d/mixed.list",
+        sha256="2" * 64,
+        data=f"deb {url} /\ndeb https://deb.debian.org/debian bookworm main\n".encode(),
+    )
+    facts = replace(planned.facts, files={**planned.facts.files, path: rival, mixed.path: mixed})
+    plan = Planner({}).plan("node1", facts).plan
+    files = next(s.value for s in plan.steps if s.id == "driver.sources")
+    assert {"path": path, "content": None, "mode": "0644"} in files
+    assert mixed.path not in [f["path"] for f in files]
