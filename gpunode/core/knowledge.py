@@ -68,7 +68,7 @@ class Branch:
 
     def ended(self, as_of: str) -> bool:
         """Whether its support is over on the day `as_of` (YYYY-MM-DD)."""
-        return self.eol == "past" or bool(self.eol) and self.eol < as_of[:7]
+        return self.eol == "past" or (bool(self.eol) and self.eol < as_of[:7])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,8 +191,11 @@ def _rows(text: str) -> Iterable[list[str]]:
 def _sourced(row: Table, file: Table) -> dict[str, Any]:
     """The row without its bookkeeping, `source` spelled out by the file's [sources]."""
     kept = {k: v for k, v in row.items() if k not in ("checked", "confidence", "note")}
-    parts = [part.strip() for part in str(row["source"]).split(";")]
-    return kept | {"source": "; ".join(file["sources"].get(part, part) for part in parts)}
+    parts = [part.strip().partition(" ") for part in str(row["source"]).split(";")]
+    names = file["sources"]
+    # a key may be followed by a detail: `ubuntu (nvidia-driver-590)`
+    text = (names[key] + (space + rest) if key in names else key + space + rest for key, space, rest in parts)
+    return kept | {"source": "; ".join(text)}
 
 
 def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:

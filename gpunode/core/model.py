@@ -274,6 +274,7 @@ class DriverChoice:
     kernel_packages: tuple[PackageWant, ...] = ()  # headers for every kernel that can boot next
     services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
     remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
+    newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
     pin: str = ""  # versions (580.*) that apt has to prefer, because package names do not tell branches apart
 
 

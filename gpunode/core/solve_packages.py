@@ -1,297 +1,275 @@
-"""From a chosen branch, CUDA and toolkit to package names, versions and repositories (knowledge/repos.toml)."""
+"""Branch and flavour → package names, headers for every kernel, services, and what must go."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, version_tuple
-from gpunode.core.model import (
-    CudaChoice,
-    DriverChoice,
-    Flavour,
-    PackageWant,
-    Problem,
-    Reason,
-    Repository,
-    ToolkitChoice,
-)
-from gpunode.core.spec import CudaSpec, SourceSpec, ToolkitSpec
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.model import DriverChoice, Flavour, PackageWant
+from gpunode.core.solve_notes import Notes
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
 
-version_of = version_tuple
+# Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
+_OF_BRANCH = re.compile(
+    r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
+    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|nscq)|linux-modules-nvidia)"
+    r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
+)
+_LEGACY = re.compile(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
+_RIVALS: dict[Flavour, tuple[str, ...]] = {
+    "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
+    "proprietary": ("nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms", "nvidia-dkms-open", "nvidia-open"),
+}
 
 
-# ---------------------------------------------------------------- repositories
-
-
-def cuda_repository(sources: Mapping[str, SourceSpec], arch: str, knowledge: Knowledge, row: DistroRow) -> Repository:
-    """NVIDIA's CUDA repository for the distribution release, or the spec's mirror of it."""
-    data = knowledge.repositories["nvidia-cuda"]
-    url = data["url"].format(dir=row.dir, arch=data["arch"][arch])
-    return _repository("nvidia-cuda", url, row.signed_by, sources, knowledge, data["source"])
-
-
-def _repository(
-    name: str, url: str, key_id: str, sources: Mapping[str, SourceSpec], knowledge: Knowledge, source: str
-) -> Repository:
-    key, mirror = knowledge.keys[key_id], sources.get(name, SourceSpec())
-    fingerprint = mirror.fingerprint.replace(" ", "").upper() or key.fingerprint
-    return Repository(
-        name=name,
-        url=mirror.url or url,
-        key_url=mirror.key or key.url.format(repository=url),
-        fingerprint=fingerprint,
-        source=source,
-    )
-
-
-# ---------------------------------------------------------------- driver
-
-
-def repository_packages(
+def driver_choice(
     request: SolveRequest,
-    knowledge: Knowledge,
     row: DistroRow,
+    gpus: Sequence[GpuModel],
     branch: Branch,
     flavour: Flavour,
-    models: tuple[GpuModel, ...],
-    reasons: list[Reason],
-) -> DriverChoice:
-    """The packages of NVIDIA's CUDA repository.
-
-    Below `unversioned_from` the metapackage names the branch (nvidia-open-580), from there on it does not
-    (nvidia-open).  Either way the branch is kept by a pin on the versions: Debian's other names never name it.
-    """
-    names, family = knowledge.packages["cuda-repository"], knowledge.packages[row.family]
-    exact = request.driver.version
-    pin = f"{exact}-*" if exact else f"{branch.branch}.*"
-    suffix = "" if branch.branch >= family["unversioned_from"] else f"-{branch.branch}"
-    hold = request.driver.hold
-    main = PackageWant(name=f"{names[flavour]}{suffix}", version=pin, hold=hold)
-    others = [PackageWant(name=n, version=pin, hold=hold) for n in family["persistenced"]]
-    services = ["nvidia-persistenced"]
-    if request.nvswitches or request.nvlink5:
-        fabric = names["fabric"] if branch.branch >= names["fabric_unversioned_from"] else []
-        fabric = fabric or [f"{n}-{branch.branch}" for n in names["fabric"]]
-        others += [PackageWant(name=n, version=pin, hold=hold) for n in fabric]
-        services.append("nvidia-fabricmanager")
-        reasons.append(
-            Reason(
-                what="fabric manager",
-                why="NVSwitches are on the board; its version must equal the driver's",
-                source=str(knowledge.rules["fabric_equals_driver"]["source"]),
-            )
-        )
-    if request.nvlink5:
-        more = [*names["fabric_nvlink5"], *(names["fabric_nvlink5_x86_64"] if request.arch == "x86_64" else [])]
-        others += [PackageWant(name=n) for n in more]
-    if any(m.fabric == "imex" for m in models):
-        others += [PackageWant(name=n, version=pin, hold=hold) for n in names["imex"]]
+    *,
+    own: bool,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> DriverChoice | None:
+    """The packages of the driver, held against unattended upgrades where the spec says so."""
+    names = knowledge.packages[row.family]
+    if own and row.family == "debian" and not _has_components(request, row, notes):
+        return None
+    source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository"]
+    wants = {
+        (True, "ubuntu"): _ubuntu_own,
+        (True, "debian"): _debian_own,
+    }.get((own, row.family), _cuda_repository)(request, row, branch, flavour, gpus, knowledge)
+    fabric, services = _fabric(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    packages = tuple(PackageWant(name=p.name, version=p.version, hold=request.driver.hold) for p in (*wants, *fabric))
+    notes.because("packages", _names(packages), source["source"])
+    _say_version(request, branch, own=own, notes=notes)
+    dkms = not (own and row.family == "ubuntu")
+    headers = _headers(request, names, notes) if dkms else ()
+    if headers is None:
+        return None
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
-        version=exact or branch.latest,
-        method="packages",
-        packages=(main, *others),
-        repository="nvidia-cuda",
-        kernel_packages=_headers(request, family),
-        services=tuple(services),
-        remove=_conflicts(request, knowledge, row, flavour, main.name),
-        pin=pin,
-    )
-
-
-def distro_packages(
-    request: SolveRequest,
-    knowledge: Knowledge,
-    row: DistroRow,
-    branch: Branch,
-    flavour: Flavour,
-    models: tuple[GpuModel, ...],
-) -> tuple[DriverChoice, Repository | None]:
-    """The packages of the distribution itself: Ubuntu's signed modules, Debian's non-free DKMS."""
-    if row.family == "ubuntu":
-        return _ubuntu_own(request, knowledge, branch, flavour), None
-    names, family = knowledge.packages["debian-own"], knowledge.packages[row.family]
-    gsp = [names["gsp"]] if branch.branch >= 535 and any(m.open != "no" for m in models) else []
-    hold = request.driver.hold
-    packages = tuple(PackageWant(name=n, hold=hold) for n in (names[flavour], *names["userspace"], *gsp))
-    choice = DriverChoice(
-        branch=branch.branch,
-        flavour=flavour,
-        version=request.driver.version or branch.latest,
+        version=request.driver.version,
+        newest=branch.latest,
         method="packages",
         packages=packages,
-        repository="debian-non-free",
-        kernel_packages=_headers(request, family),
-        services=("nvidia-persistenced",),
+        repository="" if own else "nvidia-cuda",
+        kernel_packages=headers,
+        services=("nvidia-persistenced.service", *services),
+        remove=_conflicts(request, branch, flavour, packages),
     )
-    mirror = request.sources.get("debian-non-free", SourceSpec())
-    repository = Repository(
-        name="debian-non-free",
-        url=mirror.url or "http://deb.debian.org/debian",
-        suite=CODENAMES.get(row.key, "stable"),
-        components=row.components,
-        key_url=mirror.key,
-        fingerprint=mirror.fingerprint.replace(" ", "").upper(),
-        source=names["source"],
-    )
-    return choice, repository
 
 
-# Debian's release names (https://www.debian.org/releases/).
-CODENAMES: Mapping[str, str] = {"debian:11": "bullseye", "debian:12": "bookworm", "debian:13": "trixie"}
+def _names(packages: Sequence[PackageWant]) -> str:
+    return ", ".join(p.name for p in packages)
 
 
-def _ubuntu_own(request: SolveRequest, knowledge: Knowledge, branch: Branch, flavour: Flavour) -> DriverChoice:
+def _say_version(request: SolveRequest, branch: Branch, *, own: bool, notes: Notes) -> None:
+    if request.driver.version:
+        notes.because("version", f"{request.driver.version}, as asked", "driver.version")
+    elif branch.latest:
+        where = "the distribution has" if own else "the repository has"
+        notes.because(
+            "version", f"the newest of {branch.branch} that {where}; newest known: {branch.latest}", branch.source
+        )
+
+
+# ---------------------------------------------------------------- names by repository
+
+
+def _version(request: SolveRequest, branch: Branch) -> str:
+    """As apt matches it: packagers add -1, -0ubuntu1 … to the driver's version."""
+    return f"{request.driver.version}-*" if request.driver.version else f"{branch.branch}.*"
+
+
+def _cuda_repository(
+    request: SolveRequest,
+    row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    _gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
+    names, family = knowledge.packages["cuda-repository"], knowledge.packages[row.family]
+    version = _version(request, branch)
+    meta = names[flavour]
+    pinned = branch.branch >= family["pinned_from"]
+    pin = names["pin"].format(pin=request.driver.version or branch.branch)
+    if branch.branch < family["unversioned_from"]:
+        meta += f"-{branch.branch}"
+    return [
+        *([PackageWant(name=pin)] if pinned else []),
+        PackageWant(name=meta, version=version),
+        *(PackageWant(name=n, version=version) for n in family["persistenced"]),
+    ]
+
+
+def _ubuntu_own(
+    request: SolveRequest,
+    row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    _gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
     names, family = knowledge.packages["ubuntu-own"], knowledge.packages["ubuntu"]
-    values = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    hold = request.driver.hold
-    modules = [names["modules"].format(**values, release=k) for k in request.kernels]
-    flavours = {m["flavour"] for k in request.kernels if (m := re.match(family["kernel"], k))}
-    modules += [names["modules_meta"].format(**values, flavour=f) for f in sorted(flavours)]
-    fabric = [n.format(**values) for n in names["fabric"]] if request.nvswitches else []
-    userspace = [n.format(**values) for n in names["userspace"]]
-    return DriverChoice(
-        branch=branch.branch,
-        flavour=flavour,
-        version=request.driver.version or branch.latest,
-        method="packages",
-        packages=tuple(PackageWant(name=n, hold=hold) for n in (*userspace, *fabric)),
-        repository="",
-        kernel_packages=tuple(PackageWant(name=n) for n in modules),
-        services=("nvidia-persistenced", *(["nvidia-fabricmanager"] if fabric else [])),
-    )
+    words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
+    version = _version(request, branch)
+    modules: list[str] = []
+    for kernel in request.kernels or ():
+        modules.append(names["modules"].format(release=kernel.release, **words))
+    for kind in _ubuntu_flavours(request, row, family):
+        modules.append(names["modules_meta"].format(flavour=kind, **words))
+    return [
+        *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
+        *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"]),
+    ]
 
 
-def _headers(request: SolveRequest, family: Mapping[str, Any]) -> tuple[PackageWant, ...]:
-    """The headers of every kernel that can boot: DKMS builds for each."""
+def _ubuntu_flavours(request: SolveRequest, row: DistroRow, family: Table) -> list[str]:
+    """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
+    found = []
+    for kernel in request.kernels:
+        match = re.match(family["kernel"], kernel.release)
+        flavour = match["flavour"] if match else "generic"
+        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{row.ga_kernel}.")
+        found.append(f"{flavour}-hwe-{row.key.partition(':')[2]}" if hwe else flavour)
+    return found or ["generic"]
+
+
+def _debian_own(
+    request: SolveRequest,
+    _row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
+    names = knowledge.packages["debian-own"]
+    version = _version(request, branch)
+    gsp = branch.branch >= 535 and any(g.open != "no" for g in gpus)
+    return [
+        PackageWant(name=names[flavour], version=version),
+        *(PackageWant(name=n, version=version if n != "nvidia-persistenced" else "") for n in names["userspace"]),
+        *([PackageWant(name=names["gsp"], version=version)] if gsp else []),
+    ]
+
+
+def _has_components(request: SolveRequest, row: DistroRow, notes: Notes) -> bool:
+    if request.components is None:
+        notes.because(
+            "repository", f"needs the components {' '.join(row.components)} in the node's sources", row.source
+        )
+        return True
+    missing = [c for c in row.components if c not in request.components]
+    if missing:
+        notes.refuse(
+            f"Debian's driver is in {' '.join(row.components)}, and the node's sources lack {' '.join(missing)}",
+            f"add {' '.join(missing)} to the Debian entries in /etc/apt/sources.list.d/ (or sources.list), or set "
+            "driver.branch to auto",
+        )
+    return not missing
+
+
+# ---------------------------------------------------------------- fabric
+
+
+def _fabric(
+    request: SolveRequest,
+    gpus: Sequence[GpuModel],
+    branch: Branch,
+    names: Table,
+    *,
+    own: bool,
+    notes: Notes,
+    knowledge: Knowledge,
+) -> tuple[list[PackageWant], tuple[str, ...]]:
+    """Fabric manager and its kin, at the driver's version, only where the hardware asks for them."""
+    rule = knowledge.rules["fabric_equals_driver"]
+    switches = bool(request.nvswitches) or request.nvlink5_fabric
+    imex = any(g.fabric == "imex" for g in gpus)
+    if not switches and not imex:
+        return [], ()
+    if not {"fabric", "imex"} <= names.keys():
+        notes.refuse(
+            "this node has an NVSwitch fabric, and the distribution has no fabric manager",
+            "set driver.branch to auto: NVIDIA's repository has it",
+        )
+        return [], ()
+    suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
+    version = _version(request, branch)
+    equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
+    apart: list[str] = []
+    if request.nvlink5_fabric and not own:
+        apart = list(names["fabric_nvlink5"])
+        equal += names["fabric_nvlink5_x86_64"] if request.arch == "x86_64" else []
+    if switches:
+        notes.because(
+            "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
+        )
+    if imex:
+        equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
+        notes.because(
+            "fabric",
+            "NVLink spans nodes: IMEX needs /etc/nvidia-imex/nodes_config.cfg, which you write",
+            rule["source"],
+        )
+    wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in apart)]
+    return wants, ("nvidia-fabricmanager.service",) if switches else ()
+
+
+# ---------------------------------------------------------------- kernels and conflicts
+
+
+def _headers(request: SolveRequest, family: Table, notes: Notes) -> tuple[PackageWant, ...] | None:
+    """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""
     if not request.kernels:
-        return (PackageWant(name=family["headers_meta"][request.arch]),)
-    name = str(family["headers"])
-    return tuple(PackageWant(name=name.format(release=k)) for k in request.kernels)
+        name = family["headers_meta"][request.arch]
+        notes.because("headers", f"kernels are not known: {name} follows the newest", family["source"])
+        return (PackageWant(name=name),)
+    found: list[str] = []
+    for kernel in request.kernels:
+        match = re.match(family["kernel"], kernel.release)
+        if not match and kernel.headers:
+            notes.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
+            continue
+        if not match:
+            notes.refuse(
+                f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
+                "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel",
+            )
+            return None
+        found.append(family["headers"].format(release=kernel.release))
+        follower = f"linux-headers-{match['flavour']}"
+        if f"linux-image-{match['flavour']}" in request.installed:
+            found.append(follower)  # the next kernel upgrade then brings its headers along
+    names = tuple(dict.fromkeys(found))
+    if names:
+        notes.because(
+            "headers", f"DKMS builds the module for each kernel that can boot: {', '.join(names)}", family["source"]
+        )
+    return tuple(PackageWant(name=n) for n in names)
 
 
 def _conflicts(
-    request: SolveRequest, knowledge: Knowledge, row: DistroRow, flavour: Flavour, main: str
+    request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant]
 ) -> tuple[str, ...]:
-    """Installed metapackages of another flavour or branch: beside them apt cannot install `main`."""
-    names = knowledge.packages["cuda-repository"]
-    pattern = rf"({re.escape(names['open'])}|{re.escape(names['proprietary'])})(-\d+)?"
-    rivals = [n for n in request.installed if re.fullmatch(pattern, n) and n != main]
-    pins = [n for n in request.installed if n.startswith("nvidia-driver-pinning-")]
-    return tuple(sorted(rivals + pins))
-
-
-# ---------------------------------------------------------------- CUDA
-
-
-def cuda_choice(
-    spec: CudaSpec,
-    knowledge: Knowledge,
-    row: DistroRow,
-    models: tuple[GpuModel, ...],
-    branch: Branch | None,
-    reasons: list[Reason],
-) -> tuple[CudaChoice | None, list[Problem]]:
-    """The toolkits asked for, if the repository has them, the driver runs them and they compile for the GPUs."""
-    problems = [p for v in spec.versions for p in _cuda_problems(v, knowledge, row, models, branch)]
-    if problems:
-        return None, problems
-    packages = []
-    for version in spec.versions:
-        major, minor = version.split(".")
-        packages.append(PackageWant(name=knowledge.cuda_packages["toolkit"].format(major=major, minor=minor)))
-        release = knowledge.cuda[version]
-        why = f"needs driver {release.compat or release.native or '?'} or newer"
-        reasons.append(Reason(what=f"CUDA {version}", why=why, source=release.source))
-    default = spec.default or spec.versions[-1]
-    choice = CudaChoice(
-        version=default, versions=spec.versions, method="packages", packages=tuple(packages), repository="nvidia-cuda"
-    )
-    return choice, []
-
-
-def _cuda_problems(
-    version: str, knowledge: Knowledge, row: DistroRow, models: Iterable[GpuModel], branch: Branch | None
-) -> list[Problem]:
-    release = knowledge.cuda.get(version)
-    if release is None:
-        known = sorted(knowledge.cuda, key=version_tuple)
-        return [Problem(what=f"CUDA {version} does not exist", fix=f"choose one of {known[0]} to {known[-1]}")]
-    problems = []
-    oldest, newest = row.cuda
-    if (oldest and version_tuple(version) < version_tuple(oldest)) or (
-        newest and version_tuple(version) > version_tuple(newest)
-    ):
-        span = f"{oldest or 'the first'} to {newest or 'the newest'}"
-        problems.append(
-            Problem(what=f"CUDA {version} is not in NVIDIA's repository for {row.key}", fix=f"it has {span}")
-        )
-    needed = release.compat or release.native
-    if branch and needed and branch.latest and version_tuple(branch.latest) < version_tuple(needed):
-        problems.append(
-            Problem(
-                what=f"CUDA {version} needs driver {needed}, and branch {branch.branch} ends with {branch.latest}",
-                fix="a newer driver.branch, or an older CUDA",
-            )
-        )
-    return problems + [p for m in models if (p := _capability_problem(version, m, knowledge))]
-
-
-def _capability_problem(version: str, model: GpuModel, knowledge: Knowledge) -> Problem | None:
-    """Whether that CUDA still, or already, compiles for the GPU's compute capability."""
-    row = knowledge.capabilities.get(model.compute_capability)
-    if row is None:
-        return None
-    name = f"{model.name} (compute capability {model.compute_capability})"
-    if row.first and version_tuple(version) < version_tuple(row.first):
-        return Problem(what=f"CUDA {version} does not know {name}", fix=f"CUDA {row.first} or newer")
-    if row.last and version_tuple(version) > version_tuple(row.last):
-        return Problem(what=f"CUDA {version} no longer compiles for {name}", fix=f"CUDA {row.last} or older")
-    return None
-
-
-# ---------------------------------------------------------------- container toolkit
-
-
-def toolkit_choice(
-    spec: ToolkitSpec,
-    sources: Mapping[str, SourceSpec],
-    arch: str,
-    installed: Mapping[str, str],
-    knowledge: Knowledge,
-    reasons: list[Reason],
-) -> tuple[ToolkitChoice, Repository]:
-    """The four packages of the NVIDIA Container Toolkit at one version.
-
-    With `auto` a newer version that is installed already stays: an update is nobody's wish here.
-    """
-    data = knowledge.packages["container-toolkit"]
-    version = data["newest"] if spec.version == "auto" else spec.version
-    present = installed.get(data["names"][0], "").rpartition("-")[0]
-    if spec.version == "auto" and present and version_tuple(present) > version_tuple(version):
-        version = present
-    why = "newest known" if version == data["newest"] else "installed already" if version == present else "asked for"
-    reasons.append(
-        Reason(
-            what=f"NVIDIA Container Toolkit {version}",
-            why=f"{why}; all four packages at one version",
-            source=data["source"],
-        )
-    )
-    packages = tuple(PackageWant(name=n, version=data["version"].format(version=version)) for n in data["names"])
-    choice = ToolkitChoice(
-        version=version,
-        method="packages",
-        packages=packages,
-        repository="nvidia-container-toolkit",
-        remove=tuple(n for n in data["replaced"] if n in installed),
-    )
-    repo = knowledge.repositories["nvidia-container-toolkit"]
-    url = repo["url"].format(arch=repo["arch"][arch])
-    return choice, _repository("nvidia-container-toolkit", url, repo["key"], sources, knowledge, repo["source"])
+    """Installed packages of another branch or flavour; the package manager would stumble over them."""
+    wanted = {p.name for p in packages}
+    found = []
+    for name in request.installed:
+        match = _OF_BRANCH.match(name)
+        other = match is not None and int(match["branch"]) != branch.branch
+        # nvidia-driver-pinning-580.95.05 beside the pin that is wanted now
+        pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
+        if name not in wanted and (other or (match and pin) or _LEGACY.match(name) or name in _RIVALS[flavour]):
+            found.append(name)
+    return tuple(found)

@@ -1,147 +1,202 @@
-"""Read what plans need from this machine and the network: knowledge, gpunode.yml, repository keys."""
+"""Files and URLs → values: the knowledge, gpunode.yml, and the keys of package repositories."""
 
 from __future__ import annotations
 
+import difflib
 import tomllib
+import urllib.error
+import urllib.request
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.spec import Spec
+from gpunode.core.spec import SourceSpec, Spec, parse_spec
 
-TABLES = ("gpus", "drivers", "cuda", "repos")
-KEY_LIMIT = 1 << 20  # bytes; OpenPGP keys of repositories have some thousand
-KEY_SECONDS = 20
+if TYPE_CHECKING:
+    import yaml
+
+MAX_KEY = MAX_SPEC = 1 << 20  # bytes
+KEY_TIMEOUT = 20  # seconds
+_ARMOR = "-----BEGIN PGP"
 
 
 @cache
 def load_knowledge() -> Knowledge:
-    """The package's knowledge/*.toml."""
+    """All of knowledge/*.toml that solve() needs; read once a process."""
     folder = files("gpunode") / "knowledge"
-    return parse_knowledge(*(tomllib.loads((folder / f"{n}.toml").read_text(encoding="utf-8")) for n in TABLES))
+    tables = {n: tomllib.loads((folder / f"{n}.toml").read_text()) for n in ("gpus", "drivers", "cuda", "repos")}
+    return parse_knowledge(**tables)
 
 
-def load_spec_data(path: str | Path) -> dict[str, Any]:
-    """The plain data of a gpunode.yml; keys are checked by core.spec.parse_spec.  Raises InputError."""
+# ---------------------------------------------------------------- gpunode.yml
+
+
+def load_spec(path: str | Path) -> tuple[Spec, Any]:
+    """gpunode.yml as a Spec and as plain data (for merging with an inventory's gpunode_spec).  Raises InputError."""
+    data = load_spec_data(path)
+    return parse_spec(data, where=str(path)), data
+
+
+def load_spec_data(path: str | Path) -> Any:
+    """The plain data of gpunode.yml: {} for an empty file; a repeated key is a mistake."""
     import yaml
 
-    path = Path(path)
     try:
-        data = yaml.load(path.read_text(encoding="utf-8"), Loader=_unique_loader())  # noqa: S506 - a SafeLoader
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", expected="a readable file", fix="check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not YAML: {error}", fix="correct it at the place named") from error
-    if data is None:
-        return {}
-    if not isinstance(data, dict):
-        raise InputError(f"{path} holds {type(data).__name__}", expected="a mapping", fix="see docs/spec.md")
-    return data
-
-
-def resolve_key(repository: Repository, spec: Spec) -> bytes:
-    """The repository's armored key, its fingerprint compared with the one that is expected.
-
-    The spec's key is a path, the armored text itself, or a URL; without one the vendor's URL is asked.  Raises
-    RefusedError when the fingerprint is another one or none is known to compare with.
-    """
-    where = repository.key_url
-    key = _read_key(repository, where, spec.proxy)
-    try:
-        found = fingerprints(key)
-    except GpunodeError as error:
-        raise InputError(
-            f"the key of {repository.name} ({_short(where)}): {error.what}",
-            expected="an OpenPGP public key",
-            fix=f"open {_short(where)} in a browser: is it an error page or a login?",
-        ) from error
-    if not repository.fingerprint:
-        raise RefusedError(
-            f"no fingerprint is known for the key of {repository.name} ({', '.join(found)})",
-            fix=f"compare it with what the owner publishes, then set sources.{repository.name}.fingerprint",
-        )
-    if found != (repository.fingerprint,):
-        raise RefusedError(
-            f"the key of {repository.name} ({_short(where)}) has the fingerprint {', '.join(found)}",
-            expected=repository.fingerprint,
-            fix=f"do not trust it; if the key has rightly changed, set sources.{repository.name}.fingerprint",
-        )
-    return _armored(key)
-
-
-def _read_key(repository: Repository, where: str, proxy: str) -> bytes:
-    if where.lstrip().startswith("-----BEGIN"):
-        return where.encode()
-    if "://" in where and not where.startswith("file://"):
-        return _fetch(repository, where, proxy)
-    path = Path(where.removeprefix("file://")).expanduser()
-    try:
-        with path.open("rb") as file:
-            return file.read(KEY_LIMIT)
+        raw = Path(path).read_bytes()
     except OSError as error:
         raise InputError(
-            f"the key of {repository.name}: {path}: {error.strerror}",
-            expected="a readable file with an OpenPGP public key",
-            fix=f"correct sources.{repository.name}.key",
+            f"cannot read {path}: {error.strerror}", expected="a YAML file (docs/spec.md)", fix="look at -c, --config"
         ) from error
-
-
-def _fetch(repository: Repository, url: str, proxy: str) -> bytes:
-    import urllib.error
-    import urllib.request
-
-    if not url.startswith(("http://", "https://")):
-        raise InputError(f"the key of {repository.name}: {url}", expected="http://, https://, file:// or a path")
-    handlers = [urllib.request.ProxyHandler({"http": proxy, "https": proxy})] if proxy else []
+    if len(raw) > MAX_SPEC:
+        raise InputError(f"{path} has {len(raw)} bytes", expected=f"at most {MAX_SPEC}", fix="is it the right file?")
     try:
-        with urllib.request.build_opener(*handlers).open(url, timeout=KEY_SECONDS) as answer:
-            return bytes(answer.read(KEY_LIMIT))
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        raise GpunodeError(
-            f"the key of {repository.name} cannot be fetched from {url}: {reason}",
-            fix=f"check the URL and the proxy, or give the key as a file: sources.{repository.name}.key",
+        data = yaml.load(raw, Loader=_loader())  # noqa: S506 - a subclass of SafeLoader
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise InputError(
+            f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="mend that line"
         ) from error
+    except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
+        first = str(error).partition("\n")[0]
+        raise InputError(f"{path} is not YAML: {first}", expected="YAML in UTF-8", fix="mend the file") from error
+    return {} if data is None else data
 
 
-def _armored(key: bytes) -> bytes:
-    """The key as apt reads it from a file that ends in .asc."""
-    import base64
-
-    if key.lstrip().startswith(b"-----BEGIN"):
-        return key
-    body = base64.b64encode(key).decode()
-    lines = "\n".join(body[i : i + 64] for i in range(0, len(body), 64))
-    begin, end = "-----BEGIN PGP PUBLIC KEY BLOCK-----", "-----END PGP PUBLIC KEY BLOCK-----"
-    return f"{begin}\n\n{lines}\n{end}\n".encode()
-
-
-def _short(where: str) -> str:
-    return "given in the spec" if where.lstrip().startswith("-----BEGIN") else where
-
-
-def _unique_loader() -> Any:
-    """PyYAML's safe loader that refuses a key given twice: YAML forbids it, PyYAML takes the last one silently."""
+@cache
+def _loader() -> type[yaml.SafeLoader]:
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        """A SafeLoader that refuses a key that stands twice: the first would be lost without a word."""
 
-    def mapping(loader: yaml.SafeLoader, node: yaml.MappingNode) -> Mapping[Any, Any]:
-        seen = set()
-        for key, _ in node.value:
-            if key.value in seen:
-                problem = f"the key {key.value!r} stands here a second time"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(key.value)
-        loader.flatten_mapping(node)
-        return dict(loader.construct_pairs(node, deep=True))
+        def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+            seen: dict[Any, int] = {}
+            for key_node, _ in node.value:
+                key = key_node.value if isinstance(key_node, yaml.ScalarNode) else None
+                if key is not None and key in seen and key != "<<":
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"the key {key!r} stands here and in line {seen[key]}", key_node.start_mark
+                    )
+                seen[key] = key_node.start_mark.line + 1
+            return super().construct_mapping(node, deep)
 
-    Loader.add_constructor(yaml.resolver.BaseResolver.DEFAULT_MAPPING_TAG, mapping)
     return Loader
+
+
+# ---------------------------------------------------------------- repository keys
+
+
+def resolve_key(repository: Repository, spec: Spec) -> bytes:
+    """The repository's key: the spec's, else the one in knowledge/keys, else the vendor's.
+
+    Its fingerprint is compared with the one expected; raises RefusedError that names both, InputError for what is no
+    key, GpunodeError when it cannot be had.
+    """
+    source = spec.sources.get(repository.name, SourceSpec())
+    if source.key:
+        key, where = _given_key(source.key, spec.proxy), f"sources.{repository.name}.key"
+    elif (kept := _kept_key(repository.fingerprint)) is not None:
+        key, where = kept, "the key that gpunode carries"
+    elif repository.key_url:
+        key, where = fetch(repository.key_url, spec.proxy), repository.key_url
+    else:
+        raise InputError(
+            f"{repository.name} has no key",
+            expected="an OpenPGP key",
+            fix=f"set sources.{repository.name}.key (URL, path or text) and .fingerprint",
+        )
+    try:
+        found = fingerprints(key)
+    except InputError as error:
+        raise InputError(f"{where}: {error.what}", expected=error.expected, fix=error.fix) from error
+    if not repository.fingerprint:
+        raise RefusedError(
+            f"the fingerprint of {repository.name}'s key is not known; {where} has {', '.join(found)}",
+            expected="a fingerprint to compare with",
+            fix=f"compare it with what the vendor publishes, then set sources.{repository.name}.fingerprint",
+        )
+    if repository.fingerprint not in found:
+        raise RefusedError(
+            f"{where} has the fingerprint {', '.join(found)}",
+            expected=f"{repository.fingerprint} for {repository.name}",
+            fix=f"if that key is right (a mirror signed anew), set sources.{repository.name}.fingerprint to it; else "
+            "somebody may have tampered with it",
+        )
+    if len(found) > 1:
+        raise RefusedError(
+            f"{where} holds {len(found)} keys: {', '.join(found)}",
+            expected=f"{repository.fingerprint} alone, as each key in the file could sign packages",
+            fix="export that one key: gpg --armor --export FINGERPRINT",
+        )
+    return key
+
+
+def _kept_key(fingerprint: str) -> bytes | None:
+    folder = files("gpunode") / "knowledge" / "keys"
+    for key in load_knowledge().keys.values():
+        if fingerprint and key.fingerprint == fingerprint:
+            file = folder / f"{key.id}.asc"
+            return file.read_bytes() if file.is_file() else None
+    return None
+
+
+def _given_key(key: str, proxy: str) -> bytes:
+    if key.lstrip().startswith(_ARMOR):
+        return key.encode()
+    if key.startswith(("http://", "https://")):
+        return fetch(key, proxy)
+    try:
+        with Path(key).expanduser().open("rb") as file:
+            data = file.read(MAX_KEY + 1)
+    except (OSError, ValueError) as error:
+        near = difflib.get_close_matches(Path(key).name, _neighbours(key), n=1)
+        raise InputError(
+            f"cannot read the key {key}: {getattr(error, 'strerror', None) or error}",
+            expected="a URL, a file on this machine, or the armored text itself",
+            fix=f"did you mean {Path(key).parent / near[0]}?" if near else "look at the path",
+        ) from error
+    return _small(data, key)
+
+
+def _neighbours(path: str) -> list[str]:
+    try:
+        return [p.name for p in Path(path).expanduser().parent.iterdir()]
+    except (OSError, ValueError):
+        return []
+
+
+def fetch(url: str, proxy: str = "") -> bytes:
+    """A small file over HTTP(S): 20 s, 1 MiB, through the proxy (else the environment's); HTML is an error page."""
+    proxies: Mapping[str, str] | None = {"http": proxy, "https": proxy} if proxy else None
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler(dict(proxies) if proxies else None))
+    try:
+        with opener.open(url, timeout=KEY_TIMEOUT) as answer:
+            data = answer.read(MAX_KEY + 1)
+    except urllib.error.HTTPError as error:
+        raise _not_fetched(url, f"HTTP {error.code} {error.reason}") from error
+    except (OSError, ValueError) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise _not_fetched(url, str(reason)) from error
+    if data.lstrip()[:15].lower().startswith((b"<!doctype html", b"<html")):
+        raise _not_fetched(url, "it answered with an HTML page (a login page or a proxy's message?)")
+    return _small(data, url)
+
+
+def _small(data: bytes, where: str) -> bytes:
+    if len(data) > MAX_KEY:
+        raise InputError(f"{where} is larger than {MAX_KEY} bytes", expected="a signing key", fix="look what it is")
+    return data
+
+
+def _not_fetched(url: str, why: str) -> GpunodeError:
+    return GpunodeError(
+        f"cannot fetch {url}: {why}",
+        fix="look at the network and the proxy of this machine, or set sources.NAME.key to a local file",
+    )

@@ -1,0 +1,403 @@
+"""The driver: branch, flavour, and where it comes from.  Package names are in solve_packages.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.model import DriverChoice, Flavour
+from gpunode.core.solve_gpus import range_text, serves
+from gpunode.core.solve_notes import Notes
+from gpunode.core.solve_packages import driver_choice
+
+if TYPE_CHECKING:
+    from gpunode.core.solve import SolveRequest
+
+CUDA_REPOSITORY = "nvidia-cuda"
+MOK = (
+    "on the node: mokutil --import /var/lib/dkms/mok.pub (Debian 11: a key of your own), choose a password, reboot, and "
+    "«Enroll MOK» in the blue screen; mokutil --test-key says whether it is enrolled"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """One thing a branch must satisfy."""
+
+    what: str  # "cannot drive all GPUs"
+    holds: Callable[[Branch], bool]
+    why: str  # the sentence for a person
+    source: str = ""
+
+
+def solve_driver(
+    request: SolveRequest, row: DistroRow, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
+) -> DriverChoice | None:
+    """The driver for these GPUs, or None: not wanted, or refused (then a problem stands in `notes`)."""
+    spec = request.driver
+    if spec.branch == "none":
+        notes.because("driver", "driver.branch is none: no driver is managed", "")
+        return None
+    if request.virtualization == "wsl" or request.tegra:
+        return None
+    if spec.method == "preinstalled":
+        return _preinstalled(request, notes)
+    if spec.method == "runfile":
+        notes.refuse("driver.method runfile is not supported", "set driver.method to packages (or auto)")
+        return None
+    if request.runfile:
+        notes.refuse(
+            f"driver {request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
+            "run nvidia-uninstall on the node first, or set driver.method to preinstalled to keep it",
+        )
+        return None
+    if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
+        notes.refuse(
+            f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto"
+        )
+        return None
+    flavour = _flavour_asked(request, gpus, knowledge, notes)
+    if flavour is None:
+        return None
+    own = _own_packages(request, row, gpus, flavour, knowledge, notes)
+    branch = _branch(request, row, gpus, flavour, own, knowledge, notes)
+    if branch is None:
+        return None
+    chosen = _flavour(branch, flavour, gpus, knowledge, notes)
+    if chosen is None:
+        return None
+    if request.secure_boot and not (own and row.family == "ubuntu"):
+        notes.because(
+            "warning: Secure Boot",
+            f"it is on, and modules that DKMS builds load only once the node's own key is enrolled: {MOK}",
+            "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
+        )
+    return driver_choice(request, row, gpus, branch, chosen, own=own, knowledge=knowledge, notes=notes)
+
+
+def _preinstalled(request: SolveRequest, notes: Notes) -> DriverChoice | None:
+    if not request.loaded_driver:
+        notes.refuse(
+            "driver.method is preinstalled, but there is no driver on the node",
+            "install one, or set driver.method to auto",
+        )
+        return None
+    notes.because("driver", f"{request.loaded_driver} is there and driver.method is preinstalled: left alone", "")
+    return DriverChoice(
+        branch=version_tuple(request.loaded_driver)[0],
+        flavour="open" if request.driver.flavour == "open" else "proprietary",
+        version=request.loaded_driver,
+        method="preinstalled",
+        packages=(),
+        repository="",
+    )
+
+
+# ---------------------------------------------------------------- flavour
+
+
+def _flavour_asked(
+    request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
+) -> Flavour | str | None:
+    """ "open" or "proprietary" where GPUs or the user leave no choice, "" where the branch decides, None on a conflict."""
+    only = [g for g in gpus if g.open == "only"]
+    never = [g for g in gpus if g.open == "no"]
+    if only and never:
+        notes.refuse(
+            f"{never[0].name} ({never[0].arch}) needs the proprietary kernel modules and {only[0].name} "
+            f"({only[0].arch}) the open ones: one node loads only one kind",
+            "put these GPUs into different nodes, or take one kind out",
+        )
+        return None
+    asked = request.driver.flavour
+    if asked == "open" and never:
+        notes.refuse(
+            f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): they need the GSP of Turing and later",
+            "set driver.flavour to auto or proprietary",
+        )
+        return None
+    if asked == "proprietary" and only:
+        notes.refuse(
+            f"the proprietary kernel modules cannot drive {only[0].name} ({only[0].arch}): it needs the open ones",
+            "set driver.flavour to auto or open",
+        )
+        return None
+    if never:
+        why = f"{never[0].name} ({never[0].arch}) has no GSP, which the open modules need: proprietary"
+        notes.because("flavour", why, knowledge.rules["open_needs_gsp"]["source"])
+        return "proprietary"
+    if only:
+        why = f"{only[0].name} ({only[0].arch}) works with the open modules only"
+        notes.because("flavour", why, knowledge.rules["coherent_open"]["source"])
+        return "open"
+    if asked != "auto":
+        notes.because("flavour", f"{asked}, as asked", "driver.flavour")
+    return "" if asked == "auto" else asked
+
+
+def _flavour(
+    branch: Branch, asked: str, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
+) -> Flavour | None:
+    default, last = knowledge.rules["open_default_from"], knowledge.rules["open_only_from"]
+    if asked:
+        return "open" if asked == "open" else "proprietary"
+    if branch.open == "only":
+        notes.because("flavour", f"open: {last['branch']} and later have no proprietary modules", last["source"])
+        return "open"
+    if branch.branch >= default["branch"]:
+        names = " and ".join(dict.fromkeys(g.arch for g in gpus)) or "this GPU"
+        notes.because(
+            "flavour", f"open: the default from {default['branch']} on, and it drives {names}", default["source"]
+        )
+        return "open"
+    notes.because("flavour", f"proprietary: the default before {default['branch']}", default["source"])
+    return "proprietary"
+
+
+# ---------------------------------------------------------------- where from
+
+
+def _own_packages(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    flavour: str,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> bool:
+    """Whether the distribution's own packages are taken: when asked for, or for their signature under Secure Boot."""
+    spec = request.driver
+    if spec.branch == "distro":
+        notes.because("repository", f"driver.branch is distro: the packages of {row.key} itself", row.source)
+        return True
+    if not request.secure_boot or row.family != "ubuntu" or spec.version:
+        return False
+    fits = [
+        b
+        for b in (knowledge.branches[n] for n in row.own)
+        if all(r.holds(b) for r in _needs(request, gpus, flavour, knowledge))
+        and (not spec.branch.isdigit() or b.branch == int(spec.branch))
+    ]
+    if not any(spec.branch.isdigit() or not b.ended(knowledge.as_of) for b in fits):
+        return False
+    notes.because(
+        "repository",
+        "Secure Boot is on: Ubuntu's own kernel modules are built and signed by Canonical, they load without a MOK",
+        knowledge.packages["ubuntu-own"]["source"],
+    )
+    return True
+
+
+# ---------------------------------------------------------------- branch
+
+
+def _branch(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    flavour: str,
+    own: bool,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> Branch | None:
+    rules = [*_needs(request, gpus, flavour, knowledge), _in_repository(row, own)]
+    version = request.driver.version
+    number = int(version[:3]) if version else int(request.driver.branch) if request.driver.branch.isdigit() else 0
+    best = _best(knowledge, rules)
+    if number:
+        return _checked(request, number, rules, best, knowledge, notes)
+    if best is None:
+        _refuse_all(gpus, rules, knowledge, notes)
+        return None
+    ended = best.ended(knowledge.as_of)
+    word = {"LTSB": "long-term", "PB": "production"}[best.kind]
+    for rule in rules:
+        if rule.source:
+            notes.because("branch", rule.why, rule.source)
+    until = f"supported until {best.eol}" if best.eol and not ended else "no end announced"
+    notes.because(
+        "branch",
+        f"{best.branch}: the newest {word} branch that satisfies all of it, "
+        + (f"though its support ended ({best.eol})" if ended else until),
+        best.source,
+    )
+    if ended:
+        notes.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
+    return best
+
+
+def _best(knowledge: Knowledge, rules: Sequence[_Rule]) -> Branch | None:
+    """The newest long-term or production branch that holds; one whose support ended only when there is no other."""
+    fits = [b for b in knowledge.branches.values() if b.kind in ("LTSB", "PB") and all(r.holds(b) for r in rules)]
+    return max(fits, key=lambda b: (not b.ended(knowledge.as_of), b.branch), default=None)
+
+
+def _checked(
+    request: SolveRequest,
+    number: int,
+    rules: Sequence[_Rule],
+    best: Branch | None,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> Branch | None:
+    """The branch the user chose, if it can work."""
+    instead = (
+        f"set driver.branch to {best.branch} or auto" if best else "no other branch fits either: change what is asked"
+    )
+    branch = knowledge.branches.get(number)
+    if branch is None:
+        near = sorted(knowledge.branches, key=lambda n: abs(n - number))[:3]
+        notes.refuse(
+            f"driver branch {number} is not known (nearest: {', '.join(map(str, sorted(near)))})",
+            f"{instead}; a newer gpunode may know it",
+        )
+        return None
+    broken = [r for r in rules if not r.holds(branch)]
+    for rule in broken:
+        notes.refuse(f"driver branch {number} {rule.what}: {rule.why}", instead)
+    if broken:
+        return None
+    notes.because("branch", f"{number}, as asked", "driver.version" if request.driver.version else "driver.branch")
+    if branch.ended(knowledge.as_of):
+        notes.because("warning: branch", f"support of {number} ended ({branch.eol})", branch.source)
+    if branch.kind not in ("LTSB", "PB"):
+        kind = "a new-feature branch" if branch.kind == "NFB" else "no long-term or production branch as far as known"
+        notes.because("warning: branch", f"{number} is {kind}", branch.source)
+    version = request.driver.version
+    if version and branch.latest and version_tuple(version) > version_tuple(branch.latest):
+        notes.because("warning: version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
+    return branch
+
+
+def _needs(request: SolveRequest, gpus: Sequence[GpuModel], flavour: str, knowledge: Knowledge) -> list[_Rule]:
+    """What GPUs, flavour, CUDA and kernels ask of a branch."""
+    return [
+        *(_gpu_rule(model, knowledge) for model in gpus),
+        *_flavour_rules(flavour, gpus, knowledge),
+        *(_cuda_rule(request, knowledge.cuda[v]) for v in request.cuda.versions if v in knowledge.cuda),
+        *_kernel_rules(request, knowledge),
+    ]
+
+
+def _gpu_rule(model: GpuModel, knowledge: Knowledge) -> _Rule:
+    return _Rule(
+        what=f"does not drive {model.name}",
+        holds=lambda b: serves(b, model, knowledge),
+        why=range_text(model, knowledge),
+        source=knowledge.architectures[model.arch].source,
+    )
+
+
+def _flavour_rules(flavour: str, gpus: Sequence[GpuModel], knowledge: Knowledge) -> list[_Rule]:
+    only = knowledge.rules["open_only_from"]
+    if flavour == "proprietary":
+        return [
+            _Rule(
+                what="has no proprietary modules",
+                holds=lambda b: b.open != "only",
+                why=f"proprietary kernel modules are not shipped from {only['branch']} on",
+                source=only["source"],
+            )
+        ]
+    if flavour == "open":
+        datacenter = all(g.kind == "datacenter" for g in gpus)
+        first = "515, and for others than data centre GPUs from 560" if not datacenter else "515"
+        return [
+            _Rule(
+                what="has no open modules for these GPUs",
+                holds=lambda b: b.open in ("yes", "only") or (b.open == "datacenter" and datacenter),
+                why=f"open kernel modules exist from {first}",
+                source=knowledge.rules["open_default_from"]["source"],
+            )
+        ]
+    return []
+
+
+def _cuda_rule(request: SolveRequest, release: CudaRelease) -> _Rule:
+    oldest = release.compat or release.native
+    exact = version_tuple(request.driver.version)
+
+    def holds(branch: Branch) -> bool:
+        if not oldest:
+            return False
+        need = version_tuple(oldest)
+        if exact and branch.branch == exact[0]:
+            return exact >= need
+        newest = version_tuple(branch.latest) or (branch.branch,)
+        return newest >= need or branch.branch > need[0]
+
+    return _Rule(
+        what=f"is too old for CUDA {release.version}",
+        holds=holds,
+        why=f"CUDA {release.version} needs driver {oldest or '(not known)'} or later",
+        source=release.source,
+    )
+
+
+def _kernel_rules(request: SolveRequest, knowledge: Knowledge) -> list[_Rule]:
+    rule = knowledge.rules["kernel_4_15_from"]
+    return [
+        _Rule(
+            what=f"does not build for kernel {kernel.release}",
+            holds=lambda b: b.branch < rule["branch"],
+            why=f"{rule['branch']} and later need Linux 4.15, and {kernel.release} is older",
+            source=rule["source"],
+        )
+        for kernel in request.kernels
+        if () < version_tuple(kernel.release)[:2] < (4, 15)
+    ]
+
+
+def _in_repository(row: DistroRow, own: bool) -> _Rule:
+    low, high = row.branches
+    if own:
+        listed = ", ".join(map(str, row.own)) or "none"
+        return _Rule(
+            what=f"is not among the packages of {row.key}",
+            holds=lambda b: b.branch in row.own,
+            why=f"{row.key} itself has branches {listed}",
+            source=row.source,
+        )
+    return _Rule(
+        what=f"is not in NVIDIA's repository for {row.key}",
+        holds=lambda b: low <= b.branch <= (high or 9999),
+        why=f"NVIDIA's repository for {row.key} has branches {low or 'from the oldest'} "
+        + (f"to {high}" if high else "and later"),
+        source=row.source,
+    )
+
+
+def _refuse_all(gpus: Sequence[GpuModel], rules: Sequence[_Rule], knowledge: Knowledge, notes: Notes) -> None:
+    """Say which two demands no branch satisfies together; with several GPUs name the odd one."""
+    for model in gpus:
+        if not any(serves(b, model, knowledge) for b in knowledge.branches.values()):
+            notes.refuse(range_text(model, knowledge), "update gpunode, or set driver.branch by hand")
+            return
+    mixed = rules[: len(gpus)]
+    if len(gpus) > 1 and _best(knowledge, mixed) is None:
+        odd = _odd_one(gpus, knowledge)
+        notes.refuse(
+            f"no driver branch drives all of these GPUs: {'; '.join(range_text(g, knowledge) for g in gpus)}",
+            f"the odd one is {odd.name} ({odd.id}): put it into another node",
+        )
+        return
+    for last in range(1, len(rules) + 1):
+        if _best(knowledge, rules[:last]) is None:
+            others = [r.why for r in rules[: last - 1] if _best(knowledge, [r, rules[last - 1]]) is None]
+            notes.refuse(
+                "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
+                "change one of these: another GPU, distribution release or CUDA version; or take driver.branch distro",
+            )
+            return
+
+
+def _odd_one(gpus: Sequence[GpuModel], knowledge: Knowledge) -> GpuModel:
+    """The model without which the most branches remain; of equals the oldest generation."""
+
+    def left(model: GpuModel) -> int:
+        rest = [g for g in gpus if g is not model]
+        return sum(all(serves(b, g, knowledge) for g in rest) for b in knowledge.branches.values())
+
+    return min(gpus, key=lambda g: (-left(g), knowledge.architectures[g.arch].order))
