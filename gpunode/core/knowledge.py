@@ -1,4 +1,4 @@
-"""The data of knowledge/*.toml as frozen dataclasses.  `parse_knowledge` takes the parsed tables; the edge reads them."""
+"""The data of knowledge/*.toml as frozen dataclasses.  The edge reads the files, `parse_knowledge` gives them shape."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenPGP public keys as bytes → fingerprints.  Nothing is verified here but the key's own name (RFC 9580, RFC 4880)."""
+"""OpenPGP public keys as bytes → fingerprints.  Signatures are not looked at (RFC 9580, RFC 4880)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ARMOR = re.compile(
 
 
 def fingerprints(key: bytes) -> tuple[str, ...]:
-    """Fingerprints of all primary keys in `key`, armored or binary, in order: 40 hex digits (v4) or 64 (v6), upper case.
+    """Fingerprints of all primary keys in `key`, armored or binary, in order: 40 (v4) or 64 (v6) hex digits, upper case.
 
     Raises InputError when it is no OpenPGP public key.
     """

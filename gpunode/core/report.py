@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpunode.core.errors import Exit
-from gpunode.core.model import Check, CudaChoice, HostResult, PackageWant, Plan, Solution, Step, ToolkitChoice
+from gpunode.core.model import Check, HostResult, Plan, Step
 
 PLAN_FORMAT = 1
 
@@ -45,57 +45,6 @@ def plan_text(plan: Plan, *, diff: bool = False) -> str:
     for number, step in enumerate(plan.steps, 1):
         lines += _step_lines(number, step, diff)
     return "\n".join(lines)
-
-
-def solution_data(solution: Solution) -> dict[str, Any]:
-    """A solution as JSON data: each part with its packages as NAME or NAME=VERSION, or null."""
-    driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
-    return {
-        "driver": driver
-        and {
-            "branch": driver.branch,
-            "flavour": driver.flavour,
-            "version": driver.version,
-            "method": driver.method,
-            "packages": [_package_words(p) for p in (*driver.kernel_packages, *driver.packages)],
-            "repository": driver.repository,
-        },
-        "cuda": cuda and _part_data(cuda),
-        "toolkit": toolkit and _part_data(toolkit),
-        "reasons": [asdict(r) for r in solution.reasons],
-        "problems": [asdict(p) for p in solution.problems],
-    }
-
-
-def solution_text(solution: Solution) -> str:
-    """A solution for people."""
-    data = solution_data(solution)
-    lines = []
-    for name in ("driver", "cuda", "toolkit"):
-        part = data[name]
-        if part is None:
-            continue
-        title = f"branch {part['branch']} {part['flavour']}" if name == "driver" else part["version"]
-        lines.append(
-            f"{name:<9} {title}, from {part['repository'] or 'the distribution'}: {' '.join(part['packages'])}"
-        )
-    lines += [f"because   {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in solution.reasons]
-    for problem in solution.problems:
-        lines += [f"problem   {problem.what}", f"    fix   {problem.fix}"]
-    return "\n".join(lines)
-
-
-def _part_data(part: CudaChoice | ToolkitChoice) -> dict[str, Any]:
-    return {
-        "version": part.version,
-        "packages": [_package_words(p) for p in part.packages],
-        "method": part.method,
-        "repository": part.repository,
-    }
-
-
-def _package_words(package: PackageWant) -> str:
-    return f"{package.name}={package.version}" if package.version else package.name
 
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:

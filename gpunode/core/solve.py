@@ -1,4 +1,4 @@
-"""Which driver, CUDA and container toolkit fit a node: `solve(request, knowledge) -> Solution`, each answer with reasons.
+"""Which driver, CUDA and container toolkit fit a node: `solve(request, knowledge) -> Solution`, always with reasons.
 
 Nothing is asked of any host or clock: support that has ended is judged on the day the knowledge was checked.  What
 cannot work comes back as a Problem that says what would.
@@ -10,7 +10,7 @@ import difflib
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
@@ -103,9 +103,9 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
 
 
 def parse_driver(text: str) -> DriverSpec:
-    """What --driver says: BRANCH|VERSION[-open|-proprietary], open, proprietary, distro, none, auto.  Raises InputError."""
+    """BRANCH|VERSION[-open|-proprietary], open, proprietary, distro, none or auto → DriverSpec.  Raises InputError."""
     if text in ("open", "proprietary"):
-        return DriverSpec(flavour=text)
+        return DriverSpec(flavour=_flavour(text))
     if text in ("distro", "none", "auto"):
         return DriverSpec(branch=text)
     match = re.fullmatch(r"(?P<branch>\d{3})(?P<rest>\.\d+(\.\d+)?)?(-(?P<flavour>open|proprietary))?", text)
@@ -118,7 +118,11 @@ def parse_driver(text: str) -> DriverSpec:
             fix=f"did you mean {near[0]!r}?" if near else "gpunode solve --gpu … without --driver shows what fits",
         )
     version = match["branch"] + match["rest"] if match["rest"] else ""
-    return DriverSpec(branch=match["branch"], version=version, flavour=match["flavour"] or "auto")
+    return DriverSpec(branch=match["branch"], version=version, flavour=_flavour(match["flavour"]))
+
+
+def _flavour(word: str | None) -> Literal["auto", "open", "proprietary"]:
+    return "open" if word == "open" else "proprietary" if word else "auto"
 
 
 def find_gpu(text: str, knowledge: Knowledge) -> str:

@@ -15,9 +15,8 @@ from gpunode.core.solve_packages import driver_choice
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
 
-CUDA_REPOSITORY = "nvidia-cuda"
 MOK = (
-    "on the node: mokutil --import /var/lib/dkms/mok.pub (Debian 11: a key of your own), choose a password, reboot, and "
+    "on the node: mokutil --import /var/lib/dkms/mok.pub, choose a password, reboot, and "
     "«Enroll MOK» in the blue screen; mokutil --test-key says whether it is enrolled"
 )
 
@@ -98,10 +97,8 @@ def _preinstalled(request: SolveRequest, notes: Notes) -> DriverChoice | None:
 # ---------------------------------------------------------------- flavour
 
 
-def _flavour_asked(
-    request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
-) -> Flavour | str | None:
-    """ "open" or "proprietary" where GPUs or the user leave no choice, "" where the branch decides, None on a conflict."""
+def _flavour_asked(request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes) -> str | None:
+    """The flavour where GPUs or the user leave no choice, "" where the branch decides, None on a conflict."""
     only = [g for g in gpus if g.open == "only"]
     never = [g for g in gpus if g.open == "no"]
     if only and never:
@@ -114,7 +111,7 @@ def _flavour_asked(
     asked = request.driver.flavour
     if asked == "open" and never:
         notes.refuse(
-            f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): they need the GSP of Turing and later",
+            f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): they need a GSP (Turing and later)",
             "set driver.flavour to auto or proprietary",
         )
         return None

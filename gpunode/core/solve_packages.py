@@ -65,6 +65,7 @@ def driver_choice(
         kernel_packages=headers,
         services=("nvidia-persistenced.service", *services),
         remove=_conflicts(request, branch, flavour, packages),
+        pin="" if own else _version(request, branch),
     )
 
 

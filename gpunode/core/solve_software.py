@@ -26,7 +26,8 @@ def solve_cuda(
     versions = request.cuda.versions
     if not versions:
         return None
-    if not all([_works(v, row, gpus, driver, knowledge, notes) for v in versions]):
+    works = [_works(v, row, gpus, driver, knowledge, notes) for v in versions]  # each tells its own problems
+    if not all(works):
         return None
     names = knowledge.cuda_packages
     packages = []

@@ -229,7 +229,7 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
     if key == Key("cuda", "activate", "default"):
         return facts.cuda_default
     if kind == "service":
-        service = facts.services.get(name) or facts.services.get(f"{name}.service")
+        service = facts.services.get(name.removesuffix(".service"))
         if service is None:
             return ABSENT
         enabled = "enabled" if service.enabled in ENABLED else service.enabled or "disabled"

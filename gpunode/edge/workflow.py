@@ -275,7 +275,7 @@ def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner)
         for h in hosts
         if h.planned
     }
-    group = {"hosts": {name: {} for name in values}}
+    group: dict[str, Any] = {"hosts": {name: {} for name in values}}
     play = {"name": "Verify", "hosts": "gpunode_verify", "gather_facts": False, "roles": ["gpunode.node.verify"]}
     write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verify": group}}}))
     write_private(folder / PLAYBOOK, dump([play]))
