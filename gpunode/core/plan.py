@@ -80,7 +80,7 @@ def make_plan(
     is touched on a node that cannot be finished.
     """
     base = Plan(host=host, facts_hash=facts_hash(facts), reasons=solution.reasons)
-    if not facts.gpus:
+    if not facts.gpus and not facts.tegra and facts.virtualization != "wsl":  # their GPUs are not on PCI
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(warning,))
     want = wanted(facts, spec, solution, templates)
