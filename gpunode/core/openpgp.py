@@ -17,7 +17,7 @@ _ARMOR = re.compile(
 
 
 def fingerprints(key: bytes) -> tuple[str, ...]:
-    """Fingerprints of all primary keys in `key`, armored or binary, in order: 40 (v4) or 64 (v6) hex digits, upper case.
+    """Fingerprints of all primary keys in `key` (armored or binary), in order: 40 (v4) or 64 (v6) hex digits.
 
     Raises InputError when it is no OpenPGP public key.
     """

@@ -121,6 +121,10 @@ def parse_driver(text: str) -> DriverSpec:
     return DriverSpec(branch=match["branch"], version=version, flavour=_flavour(match["flavour"]))
 
 
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-z0-9]+", " ", name.lower())
+
+
 def _flavour(word: str | None) -> Literal["auto", "open", "proprietary"]:
     return "open" if word == "open" else "proprietary" if word else "auto"
 
@@ -134,7 +138,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
         return f"10de:{word}"
     names = {m.id: f"{m.name}" for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
     exact = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
-    part = [i for i, name in names.items() if f" {word} " in f" {name.lower()} "]
+    part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
     found = exact or part
     if len(found) == 1:
         return found[0]

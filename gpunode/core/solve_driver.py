@@ -111,7 +111,7 @@ def _flavour_asked(request: SolveRequest, gpus: Sequence[GpuModel], knowledge: K
     asked = request.driver.flavour
     if asked == "open" and never:
         notes.refuse(
-            f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): they need a GSP (Turing and later)",
+            f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): it has no GSP",
             "set driver.flavour to auto or proprietary",
         )
         return None
@@ -206,7 +206,7 @@ def _branch(
     if number:
         return _checked(request, number, rules, best, knowledge, notes)
     if best is None:
-        _refuse_all(gpus, rules, knowledge, notes)
+        _refuse_all(gpus, rules, "auto" if own else "distro", knowledge, notes)
         return None
     ended = best.ended(knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}[best.kind]
@@ -366,7 +366,9 @@ def _in_repository(row: DistroRow, own: bool) -> _Rule:
     )
 
 
-def _refuse_all(gpus: Sequence[GpuModel], rules: Sequence[_Rule], knowledge: Knowledge, notes: Notes) -> None:
+def _refuse_all(
+    gpus: Sequence[GpuModel], rules: Sequence[_Rule], other: str, knowledge: Knowledge, notes: Notes
+) -> None:
     """Say which two demands no branch satisfies together; with several GPUs name the odd one."""
     for model in gpus:
         if not any(serves(b, model, knowledge) for b in knowledge.branches.values()):
@@ -385,7 +387,7 @@ def _refuse_all(gpus: Sequence[GpuModel], rules: Sequence[_Rule], knowledge: Kno
             others = [r.why for r in rules[: last - 1] if _best(knowledge, [r, rules[last - 1]]) is None]
             notes.refuse(
                 "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
-                "change one of these: another GPU, distribution release or CUDA version; or take driver.branch distro",
+                f"change one of these (GPU, distribution release, CUDA version), or try driver.branch {other}",
             )
             return
 

@@ -1,0 +1,126 @@
+"""The form of knowledge/*.toml: every row has its proof, no key stands twice, words are known words."""
+
+from __future__ import annotations
+
+import re
+import time
+import tomllib
+from datetime import date
+from importlib.resources import files
+from typing import Any
+
+import pytest
+
+from gpunode.core.knowledge import version_tuple
+from gpunode.edge.load import load_knowledge
+
+FOLDER = files("gpunode") / "knowledge"
+TABLES = {n: tomllib.loads((FOLDER / f"{n}.toml").read_text()) for n in ("gpus", "drivers", "cuda", "repos")}
+KNOWLEDGE = load_knowledge()
+ROWS: list[tuple[str, dict[str, Any]]] = [
+    *((f"branch {r['branch']}", r) for r in TABLES["drivers"]["branches"]),
+    *((f"key {r['id']}", r) for r in TABLES["repos"]["keys"]),
+    *((f"distro {r['keys'][0]}", r) for r in TABLES["repos"]["distros"]),
+    *((f"packages {n}", r) for n, r in TABLES["repos"]["packages"].items()),
+    *((f"repository {n}", r) for n, r in TABLES["repos"]["repositories"].items()),
+]
+
+
+@pytest.mark.parametrize(("name", "row"), ROWS, ids=[n for n, _ in ROWS])
+def test_a_row_has_its_source_and_the_day_it_was_checked(name: str, row: dict[str, Any]) -> None:
+    assert row["source"]
+    assert date.fromisoformat(row["checked"]) <= date.fromisoformat(KNOWLEDGE.as_of)
+
+
+@pytest.mark.parametrize("table", ["gpus", "cuda"])
+def test_a_table_of_uniform_rows_is_dated_as_a_whole(table: str) -> None:
+    assert date.fromisoformat(TABLES[table]["checked"]) <= date.fromisoformat(KNOWLEDGE.as_of)
+    assert all(r["source"] for r in TABLES["cuda"]["toolkits"])
+
+
+def test_all_gpus_are_there_each_once() -> None:
+    lines = [r for r in TABLES["gpus"]["tables"]["gpus"].splitlines() if r]
+    assert len(lines) == len(KNOWLEDGE.gpus) == 845
+    assert len(KNOWLEDGE.legacy) == 609
+    assert len(KNOWLEDGE.nvswitches) == 27
+    assert not set(KNOWLEDGE.gpus) & (set(KNOWLEDGE.legacy) | set(KNOWLEDGE.nvswitches))
+
+
+def test_every_gpu_is_described_in_known_words() -> None:
+    kinds = {"datacenter", "workstation", "geforce", "mining", "tegra", "grace-soc", "unnamed", "not-a-gpu"}
+    for gpu in KNOWLEDGE.gpus.values():
+        assert re.fullmatch(r"10de:[0-9a-f]{4}", gpu.id)
+        assert gpu.name and gpu.arch in KNOWLEDGE.architectures, gpu.id
+        assert gpu.kind in kinds, gpu.id
+        assert gpu.fabric in ("", "nvswitch", "imex"), gpu.id
+        assert gpu.mig in ("", "mig-parted", "guide", "chip", "unknown"), gpu.id
+        assert gpu.open in ("no", "yes", "only"), gpu.id
+        assert gpu.confidence in ("", "low", "medium"), gpu.id
+        assert gpu.source and set(gpu.source) <= set(TABLES["gpus"]["sources"]), gpu.id
+        assert gpu.compute_capability == "" or gpu.compute_capability in KNOWLEDGE.capabilities, gpu.id
+
+
+@pytest.mark.parametrize(
+    ("pci_id", "name", "arch", "open_modules", "fabric"),
+    [
+        ("10de:2330", "NVIDIA H100 80GB HBM3", "Hopper", "yes", "nvswitch"),
+        ("10de:2331", "NVIDIA H100 PCIe", "Hopper", "yes", ""),
+        ("10de:2342", "NVIDIA GH200 120GB", "Hopper", "only", ""),
+        ("10de:2901", "NVIDIA B200", "Blackwell", "only", "nvswitch"),
+        ("10de:1b80", "NVIDIA GeForce GTX 1080", "Pascal", "no", ""),
+        ("10de:1eb8", "Tesla T4", "Turing", "yes", ""),
+    ],
+)
+def test_well_known_gpus_are_what_they_are(pci_id: str, name: str, arch: str, open_modules: str, fabric: str) -> None:
+    gpu = KNOWLEDGE.gpu(pci_id.upper())
+    assert gpu is not None
+    assert (gpu.name, gpu.arch, gpu.open, gpu.fabric) == (name, arch, open_modules, fabric)
+
+
+def test_branches_are_in_order_with_known_generations() -> None:
+    numbers = [r["branch"] for r in TABLES["drivers"]["branches"]]
+    assert numbers == sorted(set(numbers))
+    known = {*KNOWLEDGE.architectures, "Fermi"}
+    for branch in KNOWLEDGE.branches.values():
+        assert {branch.min_arch, branch.max_arch} <= known, branch.branch
+        assert branch.kind in ("LTSB", "PB", "NFB", "legacy", "unknown")
+        assert branch.open in ("no", "datacenter", "yes", "only")
+        assert re.fullmatch(r"(\d{4}-\d\d|past)?", branch.eol)
+        assert not branch.latest or version_tuple(branch.latest)[0] == branch.branch
+
+
+def test_distributions_stand_once_and_name_a_known_key() -> None:
+    keys = [k for r in TABLES["repos"]["distros"] for k in r["keys"]]
+    assert len(keys) == len(set(keys))
+    for row in KNOWLEDGE.distros.values():
+        assert row.signed_by in KNOWLEDGE.keys or not row.signed_by, row.key
+        assert set(row.own) <= set(KNOWLEDGE.branches), row.key
+
+
+@pytest.mark.parametrize("key", KNOWLEDGE.solved_distros())
+def test_a_distribution_that_is_solved_has_a_fingerprint_to_compare_with(key: str) -> None:
+    row = KNOWLEDGE.distros[key]
+    assert re.fullmatch(r"[0-9A-F]{40}", KNOWLEDGE.keys[row.signed_by].fingerprint)
+    assert "revoked" not in next(r for r in TABLES["repos"]["keys"] if r["id"] == row.signed_by).get("state", "")
+
+
+def test_cuda_releases_name_drivers_and_no_digit_is_lost() -> None:
+    assert KNOWLEDGE.cuda["12.8"].native == "570.26"
+    assert KNOWLEDGE.cuda["13.0"].compat == "580.65.06"
+    assert all(re.fullmatch(r"(\d{3}(\.\d+)*)?", r.native) for r in KNOWLEDGE.cuda.values())
+
+
+def test_rocky_9_4_has_the_row_of_rocky_9() -> None:
+    assert KNOWLEDGE.distro("rocky:9.4") is KNOWLEDGE.distros["rocky:9"]
+    assert KNOWLEDGE.distro("rocky:5.4") is None
+
+
+def test_loading_it_all_costs_little() -> None:
+    best = min(_timed() for _ in range(5))
+    assert best < 0.060, f"{best * 1000:.0f} ms"
+
+
+def _timed() -> float:
+    start = time.process_time()
+    load_knowledge.__wrapped__()
+    return time.process_time() - start

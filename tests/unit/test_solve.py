@@ -1,0 +1,307 @@
+"""The solver on tables of requests (tests/cases/solve/*.toml), and on arbitrary ones."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.cli.main import cli
+from gpunode.core.errors import InputError
+from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
+from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
+from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, ToolkitSpec
+from gpunode.edge.load import load_knowledge
+
+CASES = [
+    pytest.param(case, id=f"{path.stem}: {case['name']}")
+    for path in sorted((Path(__file__).parents[1] / "cases" / "solve").glob("*.toml"))
+    for case in tomllib.loads(path.read_text())["case"]
+]
+KNOWLEDGE = load_knowledge()
+
+
+def request(ask: dict[str, Any]) -> SolveRequest:
+    """A row's `ask` as a request; words are those of the command line."""
+    fields = {k: tuple(v) if isinstance(v, list) else v for k, v in ask.items()}
+    fields["kernels"] = tuple(Kernel(release=k, image=True) for k in ask.get("kernels", ()))
+    fields["driver"] = parse_driver(ask.get("driver", "auto"))
+    fields["cuda"] = CudaSpec(versions=tuple(ask.get("cuda", ())))
+    fields["toolkit"] = ToolkitSpec(version=ask.get("toolkit", "auto"))
+    return SolveRequest(**fields)
+
+
+def words(packages: tuple[PackageWant, ...]) -> list[str]:
+    return [f"{p.name}={p.version}" if p.version else p.name for p in packages]
+
+
+def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
+    """The solution in the words of a row's `expect`; of sentences only whether one holds the expected text."""
+    driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
+    repository = next((r for r in solution.repositories if driver and r.name == driver.repository), None)
+    found: dict[str, Any] = {
+        "driver": f"{driver.branch} {driver.flavour}" if driver else "none",
+        "cuda": words(cuda.packages) if cuda else [],
+        "toolkit": toolkit.version if toolkit else "none",
+        "toolkit_packages": words(toolkit.packages) if toolkit else [],
+        "toolkit_remove": list(toolkit.remove) if toolkit else [],
+        "repository": repository.url if repository else "",
+        "fingerprint": repository.fingerprint if repository else "",
+    }
+    if driver:
+        found |= {
+            "version": driver.version,
+            "packages": words(driver.packages),
+            "headers": words(driver.kernel_packages),
+            "services": list(driver.services),
+            "remove": list(driver.remove),
+        }
+    sentences = {
+        "reason": [r.why for r in solution.reasons],
+        "problem": [p.what for p in solution.problems],
+        "fix": [p.fix for p in solution.problems],
+    }
+    for key, texts in sentences.items():
+        wanted = expect.get(key, "")
+        found[key] = wanted if any(wanted in text for text in texts) else texts
+    return {key: found[key] for key in expect}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_solver_answers_as_the_table_says(case: dict[str, Any]) -> None:
+    solution = solve(request(case["ask"]), KNOWLEDGE)
+    assert answer(solution, case["expect"]) == case["expect"]
+    if "problem" not in case["expect"]:
+        assert solution.problems == ()
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_answer_says_why_and_every_refusal_what_to_do(case: dict[str, Any]) -> None:
+    solution = solve(request(case["ask"]), KNOWLEDGE)
+    assert all(r.what and r.why for r in solution.reasons)
+    assert all(p.what and p.fix for p in solution.problems)
+    assert solution.reasons or solution.problems
+    assert (solution.driver is not None) <= any(r.what == "branch" for r in solution.reasons)
+
+
+CUDA = st.from_regex(r"[0-9]{1,3}\.[0-9]{1,3}", fullmatch=True) | st.sampled_from(sorted(KNOWLEDGE.cuda))
+SPELLINGS = (
+    st.sampled_from(sorted(KNOWLEDGE.gpus)) | st.text(max_size=12) | st.from_regex(r"10de:[0-9a-f]{4}", fullmatch=True)
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    gpus=st.lists(SPELLINGS, max_size=4),
+    distro=st.sampled_from(sorted(KNOWLEDGE.distros)) | st.text(max_size=12),
+    arch=st.sampled_from(("x86_64", "aarch64", "riscv64", "")),
+    kernels=st.lists(st.text(max_size=20) | st.sampled_from(("6.1.0-50-amd64", "3.10", "6.8.0-1-generic")), max_size=3),
+    branch=st.sampled_from(("auto", "none", "distro", "999", *map(str, KNOWLEDGE.branches))),
+    version=st.sampled_from(("", "580.95.05", "470.1")),
+    flavour=st.sampled_from(("auto", "open", "proprietary")),
+    method=st.sampled_from(("auto", "packages", "runfile", "preinstalled")),
+    cuda=st.lists(CUDA, max_size=2),
+    toolkit=st.text(max_size=8) | st.sampled_from(("auto", "none", "1.18.1")),
+    switches=st.booleans(),
+    secure_boot=st.sampled_from((None, False, True)),
+)  # fmt: skip
+def test_no_request_makes_the_solver_raise(
+    gpus: list[str], distro: str, arch: str, kernels: list[str], branch: str, version: str, flavour: Any, method: Any,
+    cuda: list[str], toolkit: str, switches: bool, secure_boot: bool | None,
+) -> None:  # fmt: skip
+    solution = solve(
+        SolveRequest(
+            gpus=tuple(gpus),
+            distro=distro,
+            arch=arch,
+            kernels=tuple(Kernel(release=k, image=True) for k in kernels),
+            driver=DriverSpec(branch=branch, version=version, flavour=flavour, method=method),
+            cuda=CudaSpec(versions=tuple(cuda)),
+            toolkit=ToolkitSpec(version=toolkit),
+            nvswitches=("10de:22a3",) if switches else (),
+            secure_boot=secure_boot,
+        ),
+        KNOWLEDGE,
+    )
+    json.dumps(solution_data(solution))
+
+
+@pytest.mark.parametrize("distro", KNOWLEDGE.solved_distros())
+def test_every_gpu_is_solved_or_refused_on_every_distribution(distro: str) -> None:
+    for pci_id, model in KNOWLEDGE.gpus.items():
+        solution = solve(SolveRequest(gpus=(pci_id,), distro=distro), KNOWLEDGE)
+        if model.kind != "not-a-gpu":
+            assert (solution.driver is None) == bool(solution.problems), pci_id
+        if solution.driver:
+            assert solution.driver.flavour != "open" or model.open != "no"
+            assert solution.driver.flavour == "open" or model.open != "only"
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("auto", DriverSpec()),
+        ("580", DriverSpec(branch="580")),
+        ("580-open", DriverSpec(branch="580", flavour="open")),
+        ("580.178.04", DriverSpec(branch="580", version="580.178.04")),
+        ("565.77-proprietary", DriverSpec(branch="565", version="565.77", flavour="proprietary")),
+        ("open", DriverSpec(flavour="open")),
+        ("proprietary", DriverSpec(flavour="proprietary")),
+        ("distro", DriverSpec(branch="distro")),
+        ("none", DriverSpec(branch="none")),
+    ],
+)
+def test_the_driver_word_of_the_command_line_becomes_a_spec(text: str, spec: DriverSpec) -> None:
+    assert parse_driver(text) == spec
+
+
+@pytest.mark.parametrize(
+    ("text", "says"), [("opne", "'open'"), ("58", "solve"), ("580-closed", "solve"), ("", "solve")]
+)
+def test_a_driver_word_that_means_nothing_is_refused(text: str, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        parse_driver(text)
+    assert says in error.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "pci_id"),
+    [
+        ("10de:2330", "10de:2330"),
+        ("10DE:2330", "10de:2330"),
+        ("2330", "10de:2330"),
+        ("H100 PCIe", "10de:2331"),
+        ("nvidia b200", "10de:2901"),
+        ("Tesla T4", "10de:1eb8"),
+        ("8086:0000", "8086:0000"),
+    ],
+)
+def test_a_gpu_is_found_by_id_or_name(text: str, pci_id: str) -> None:
+    assert find_gpu(text, KNOWLEDGE) == pci_id
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [("A100", "10de:20b5 NVIDIA A100 80GB PCIe"), ("H100 PCIi", "h100 pcie"), ("xyzzy", "lspci"), ("", "lspci")],
+)
+def test_a_gpu_that_is_none_or_several_is_refused_with_what_is_near(text: str, says: str) -> None:
+    with pytest.raises(InputError) as error:
+        find_gpu(text, KNOWLEDGE)
+    assert says in error.value.fix
+
+
+FACTS = NodeFacts(
+    arch="x86_64",
+    distro=Distro(id="debian", version_id="12"),
+    kernels=(
+        Kernel(release="6.1.0-50-amd64", running=True, image=True, module="580.95.05"),
+        Kernel(release="6.1.0-40-amd64"),  # its image is gone: it cannot boot
+    ),
+    gpus=(PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302"),),
+    packages={"nvidia-docker2": Package(name="nvidia-docker2", version="2.14.0-1")},
+    files={"/etc/apt/sources.list": ConfigFile(path="/etc/apt/sources.list", data=b"deb http://x/ bookworm main\n")},
+)
+
+
+def test_the_request_of_a_node_names_what_can_boot_and_what_is_installed() -> None:
+    found = request_of(FACTS, Spec(toolkit=ToolkitSpec(version="1.18.1")))
+    assert found == SolveRequest(
+        gpus=("10de:2330",),
+        distro="debian:12",
+        kernels=(Kernel(release="6.1.0-50-amd64", running=True, image=True),),
+        installed=("nvidia-docker2",),
+        components=("main",),
+        toolkit=ToolkitSpec(version="1.18.1"),
+    )
+
+
+def test_components_are_read_from_deb822_sources_too() -> None:
+    text = b"Types: deb\nURIs: http://x/\nSuites: trixie\nComponents: main contrib\n"
+    path = "/etc/apt/sources.list.d/debian.sources"
+    facts = replace(FACTS, files={path: ConfigFile(path=path, data=text)})
+    assert request_of(facts, Spec()).components == ("contrib", "main")
+
+
+def test_a_driver_that_is_there_is_left_alone_when_the_spec_says_so() -> None:
+    asked = SolveRequest(
+        gpus=("10de:2330",),
+        distro="debian:12",
+        loaded_driver="570.211.01",
+        driver=DriverSpec(method="preinstalled"),
+    )
+    driver = solve(asked, KNOWLEDGE).driver
+    assert driver is not None
+    assert (driver.method, driver.branch, driver.version, driver.packages) == ("preinstalled", 570, "570.211.01", ())
+
+
+def test_packages_of_the_driver_are_held_unless_the_spec_says_otherwise() -> None:
+    asked = SolveRequest(gpus=("10de:2330",), distro="debian:12")
+    for hold in (True, False):
+        driver = solve(replace(asked, driver=DriverSpec(hold=hold)), KNOWLEDGE).driver
+        assert driver is not None
+        assert {p.hold for p in driver.packages} == {hold}
+
+
+def test_a_mirror_takes_the_place_of_the_vendor_with_its_own_fingerprint() -> None:
+    mirror = SourceSpec(url="http://mirror/cuda/", key="/k.asc", fingerprint="aa" * 20)
+    asked = SolveRequest(gpus=("10de:2330",), distro="debian:12", sources={"nvidia-cuda": mirror})
+    cuda, toolkit = solve(asked, KNOWLEDGE).repositories
+    assert (cuda.url, cuda.fingerprint, cuda.suite) == ("http://mirror/cuda/", "AA" * 20, "/")
+    assert toolkit.fingerprint == "C95B321B61E88C1809C4F759DDCAE044F796ECB0"
+
+
+def test_a_mirror_for_a_repository_that_does_not_exist_is_a_problem() -> None:
+    asked = SolveRequest(gpus=("10de:2330",), distro="debian:12", sources={"nvidia-cudo": SourceSpec(url="http://x/")})
+    (problem,) = solve(asked, KNOWLEDGE).problems
+    assert (problem.what, problem.fix) == (
+        "sources.nvidia-cudo: there is no such repository",
+        "did you mean nvidia-cuda?",
+    )
+
+
+def test_the_command_prints_the_documented_json() -> None:
+    result = CliRunner().invoke(
+        cli, ["solve", "--gpu", "10de:2330", "--distro", "ubuntu:24.04", "--cuda", "12.8", "--format", "json"]
+    )
+    data = json.loads(result.output)
+    assert result.exit_code == 0
+    assert list(data) == ["driver", "cuda", "toolkit", "reasons", "problems"]
+    assert data["driver"] == {
+        "branch": 595,
+        "flavour": "open",
+        "version": "595.91.07",
+        "method": "packages",
+        "packages": ["linux-headers-generic", "nvidia-driver-pinning-595", "nvidia-open"],
+        "repository": "nvidia-cuda",
+    }
+    assert data["cuda"] == {
+        "version": "12.8",
+        "packages": ["cuda-toolkit-12-8"],
+        "method": "packages",
+        "repository": "nvidia-cuda",
+    }
+    assert data["toolkit"]["version"] == "1.20.0"
+    assert all(set(r) == {"what", "why", "source"} for r in data["reasons"])
+    assert data["problems"] == []
+
+
+def test_the_command_exits_5_with_problems_and_still_prints_the_json() -> None:
+    arguments = ["solve", "--gpu", "10de:1b80", "--distro", "debian:12", "--driver", "open", "--format", "json"]
+    result = CliRunner().invoke(cli, arguments)
+    data = json.loads(result.output)
+    assert result.exit_code == 5
+    assert data["driver"] is None
+    assert [set(p) for p in data["problems"]] == [{"what", "fix"}]
+
+
+def test_an_nvswitch_may_be_named_like_a_gpu() -> None:
+    result = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", "--gpu", "10de:22a3", "--distro", "debian:12"])
+    assert result.exit_code == 0
+    assert "nvidia-fabricmanager=595.*" in result.output
