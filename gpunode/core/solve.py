@@ -158,7 +158,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
 
 
 def solution_data(solution: Solution) -> dict[str, Any]:
-    """The solution as plain data, the shape of `gpunode solve --format json` (docs/solver.md)."""
+    """The solution as plain data, the shape of `gpunode solve --format json` (docs/solve.md)."""
     driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
     return {
         "driver": driver
