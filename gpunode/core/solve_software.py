@@ -174,7 +174,11 @@ def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Kno
     else:
         notes.because("repository", f"{name}: {url}", table["source"])
     whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
-    notes.because("repository key", f"{name} must be signed by {fingerprint or 'a key not known'}, {whose}", key.source)
+    notes.because(
+        "repository key",
+        f"{name} must be signed by {fingerprint or 'a key not known'}, {whose}",
+        f"sources.{name}" if own_key else key.source,
+    )
     return Repository(
         name=name,
         url=url,
