@@ -50,6 +50,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("runtime", "edits"): "Give the container engines the nvidia runtime",
     ("verify", "smoke"): "Prove it with real use of the GPU",
 }
+WARNING = "warning: "  # the solver's reasons that begin so are warnings
 KeyOf = Callable[[Repository], bytes]
 
 
@@ -79,10 +80,17 @@ def make_plan(
     `key_of` gives a repository's key once it is to be written.  A problem anywhere means no steps at all: nothing
     is touched on a node that cannot be finished.
     """
-    base = Plan(host=host, facts_hash=facts_hash(facts), reasons=solution.reasons)
+    base = Plan(
+        host=host,
+        facts_hash=facts_hash(facts),
+        reasons=tuple(r for r in solution.reasons if not r.what.startswith(WARNING)),
+        warnings=tuple(
+            f"{r.what.removeprefix(WARNING)}: {r.why}" for r in solution.reasons if r.what.startswith(WARNING)
+        ),
+    )
     if not facts.gpus and not facts.tegra and facts.virtualization != "wsl":  # their GPUs are not on PCI
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
-        return replace(base, warnings=(warning,))
+        return replace(base, warnings=(*base.warnings, warning))
     want = wanted(facts, spec, solution, templates)
     problems = (*_target_problems(facts), *solution.problems, *want.problems)
     if problems:

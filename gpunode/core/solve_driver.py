@@ -208,6 +208,11 @@ def _branch(
     if best is None:
         _refuse_all(gpus, rules, "auto" if own else "distro", knowledge, notes)
         return None
+    present = _present(request, rules, knowledge)
+    if present and present != best:
+        why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"
+        notes.because("branch", f"{why} (set driver.branch to change)", present.source)
+        return present
     ended = best.ended(knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}[best.kind]
     for rule in rules:
@@ -223,6 +228,15 @@ def _branch(
     if ended:
         notes.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
     return best
+
+
+def _present(request: SolveRequest, rules: Sequence[_Rule], knowledge: Knowledge) -> Branch | None:
+    """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
+    number = request.loaded_driver.partition(".")[0]
+    branch = knowledge.branches.get(int(number)) if number.isdigit() else None
+    if branch is None or branch.kind not in ("LTSB", "PB") or branch.ended(knowledge.as_of):
+        return None
+    return branch if all(rule.holds(branch) for rule in rules) else None
 
 
 def _best(knowledge: Knowledge, rules: Sequence[_Rule]) -> Branch | None:
