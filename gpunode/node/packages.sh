@@ -172,16 +172,18 @@ apt_simulate() {
 
 apt_why_not() {
   grep -E '^E: |^ [^ ]+ : |is held|Depends|Conflicts|no installation candidate' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
+  awk '$3 == "hold" { print $1 }' "$GPUNODE_IN/.before" | while read -r name; do
+    ! grep -qwF -e "$name" "$GPUNODE_IN/.simulated" || printf '(%s is held: apt-mark unhold %s, if it may change) ' "$name" "$name"
+  done
 }
 
-# KiB to fetch and KiB to unpack, from «Need to get [0 B/]1,234 kB of archives.» and «After this operation, 5.6 MB of …»
+# KiB to fetch and KiB to unpack of what would be installed.  (Not from apt-get install --assume-no: where apt has
+# nothing to ask, it does not stop there.)
 apt_needs() {
   # shellcheck disable=SC2046
-  apt_ install --assume-no --allow-change-held-packages $(apt_words) 2>/dev/null | sed 's/,\([0-9]\)/\1/g; s|[0-9.]* [kMG]*B/||' | awk '
-    function kib(number, unit) { return number * (unit == "B" ? 0.001 : unit == "kB" ? 1 : unit == "MB" ? 1000 : 1000000) }
-    /^Need to get / { fetch = kib($4, $5) }
-    /^After this operation, .* additional disk space/ { unpack = kib($4, $5) }
-    END { printf "%d %d\n", fetch, unpack }'
+  set -- $(sed -n 's/^install \([^ ]*\) \(.*\)/\1=\2/p' "$GPUNODE_IN/.would")
+  [ $# -gt 0 ] || { echo 0 0 && return; }
+  apt-cache show "$@" 2>/dev/null | awk '/^Size: / { fetch += $2 / 1024 } /^Installed-Size: / { unpack += $2 } END { printf "%d %d\n", fetch, unpack }'
 }
 
 apt_commit() {

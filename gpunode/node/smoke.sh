@@ -17,7 +17,11 @@ check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-
 bounded() {
   limit=$1
   shift
-  if have timeout; then timeout "$limit" "$@" 2>&1 </dev/null; else "$@" 2>&1 </dev/null; fi
+  have timeout || { "$@" 2>&1 </dev/null; return; }
+  timeout "$limit" "$@" 2>&1 </dev/null
+  ended=$?
+  [ "$ended" != 124 ] && [ "$ended" != 143 ] || echo "no answer within $limit seconds"
+  return "$ended"
 }
 
 last_line() { printf '%s\n' "$1" | grep -v '^ *$' | tail -n 1 | cut -c 1-400; }
