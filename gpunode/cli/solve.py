@@ -13,7 +13,13 @@ if TYPE_CHECKING:
     from gpunode.core.model import CudaChoice, DriverChoice, Solution, ToolkitChoice
 
 
-@click.command()
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode solve --gpu 10de:2330 --distro debian:12\n"
+    "  gpunode solve --gpu 'H100 PCIe' --distro ubuntu:24.04 --cuda 12.8 --format json\n"
+    "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n\n"
+    "Exit codes: 0 solved, 2 usage, 5 a problem stands against it (told in the answer)."
+)
 @click.option(
     "--gpu",
     "gpus",
@@ -38,9 +44,7 @@ if TYPE_CHECKING:
     "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit: or auto, none."
 )
 @format_option("text", "json")
-@click.pass_context
 def solve(
-    ctx: click.Context,
     gpus: tuple[str, ...],
     distro: str,
     arch: str,
@@ -50,7 +54,7 @@ def solve(
     cuda: tuple[str, ...],
     toolkit: str,
     output_format: str,
-) -> None:
+) -> int:
     """Choose driver, CUDA and toolkit for a GPU, without any host.
 
     Exits 5 when something cannot work; what it is, and what would work, is printed.
@@ -82,7 +86,8 @@ def solve(
     else:
         _print(solution)
     if solution.problems:
-        ctx.exit(Exit.REFUSED)
+        return Exit.REFUSED
+    return Exit.OK
 
 
 def _print(solution: Solution) -> None:
