@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
@@ -15,16 +14,16 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
 
     def act(self, args):
-        from gpunode.cli.common import read_spec
         from gpunode.core.errors import Exit
         from gpunode.core.report import plan_data
         from gpunode.core.requests_plan import role_variables
         from gpunode.core.spec import merge_spec
+        from gpunode.edge.load import load_spec_data
         from gpunode.edge.planner import Planner
 
         host = self._vars["inventory_hostname"]
         _text, facts = self.probe()
-        base = read_spec(Path(args["config"])) if args["config"] else {}
+        base = load_spec_data(args["config"]) if args["config"] else {}
         planner = Planner(base, where=args["config"] or "gpunode_spec")
         planned = planner.plan(host, facts, merge_spec(self._inventory_spec(host), args["spec"]))
         plan = planned.plan
