@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.errors import Exit, GpunodeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -132,8 +132,10 @@ def target_options(command: Command) -> Command:
 def spec_option(command: Command) -> Command:
     """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
 
-    def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> dict[str, Any]:
-        return read_spec(Path(value)) if value else read_spec(DEFAULT_SPEC) if DEFAULT_SPEC.exists() else {}
+    def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
+        from gpunode.edge.load import load_spec
+
+        return load_spec(value or DEFAULT_SPEC)[1] if value or DEFAULT_SPEC.exists() else {}
 
     return click.option(
         "-c",
@@ -143,21 +145,6 @@ def spec_option(command: Command) -> Command:
         callback=read,
         help="What you want (docs/spec.md); gpunode.yml of the current folder where there is one.",
     )(command)
-
-
-def read_spec(path: Path) -> dict[str, Any]:
-    """The plain data of a gpunode.yml; raises InputError.  Keys are checked later, by core.spec.parse_spec."""
-    import yaml
-
-    try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", expected="a readable file", fix="check the path") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not YAML: {error}", fix="correct it at the place named") from error
-    if data is not None and not isinstance(data, dict):
-        raise InputError(f"{path} holds {type(data).__name__}", expected="a mapping of keys", fix="see docs/spec.md")
-    return data or {}
 
 
 # ---------------------------------------------------------------- output

@@ -47,7 +47,13 @@ def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Com
     return decorate
 
 
-@click.group()
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode lab up\n"
+    "  gpunode lab up 4 --distro debian:13 --gpu h100 --gpu h100 --no-python\n"
+    "  gpunode lab ssh gpunode-1 -- nvidia-smi\n"
+    "  gpunode lab down --all"
+)
 def lab() -> None:
     """Throw-away nodes on this machine: real systemd, sshd, containerd and Docker; faked GPUs, kernel and driver."""
 

@@ -25,7 +25,7 @@ from gpunode.core.model import (
     Solution,
     Step,
 )
-from gpunode.core.sources import SourceFile
+from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
 from gpunode.core.state import ABSENT, Key, Want, Wanted, actual, differs, wanted
 
@@ -177,9 +177,9 @@ def _file_data(file: SourceFile, key_of: KeyOf) -> dict[str, Any]:
 def _packages_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
     all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
-    refresh = [
-        k.name for k in case.want.items if (k.role, k.option) == (role, "sources") and k.name.endswith(".sources")
-    ]
+    solution = case.solution
+    part = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}.get(role)
+    sources = sources_path(part.repository) if part else ""  # the role that stands first has written it
     return {
         "install": [
             {"name": w.data.name, "version": w.data.version, "hold": w.data.hold}
@@ -187,7 +187,7 @@ def _packages_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
             if isinstance(w.data, PackageWant)
         ],
         "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
-        "refresh": refresh,
+        "refresh": [key.name for key in case.want.items if key.name == sources],
         "proxy": case.spec.proxy,
     }
 

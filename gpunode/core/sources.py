@@ -37,8 +37,9 @@ def key_path(repository: Repository) -> str:
     return f"/usr/share/keyrings/gpunode-{repository.name}.asc"
 
 
-def sources_path(repository: Repository) -> str:
-    return f"/etc/apt/sources.list.d/gpunode-{repository.name}.sources"
+def sources_path(name: str) -> str:
+    """Where the repository of that name is set up."""
+    return f"/etc/apt/sources.list.d/gpunode-{name}.sources"
 
 
 def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[str, str]) -> tuple[SourceFile, ...]:
@@ -49,12 +50,12 @@ def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[st
         key=key_path(repository),
     )
     key = SourceFile(path=key_path(repository), text=None, repository=repository)
-    return (key, SourceFile(path=sources_path(repository), text=text))
+    return (key, SourceFile(path=sources_path(repository.name), text=text))
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
     """Files that set up the same repository in another way and name nothing else; they go."""
-    ours = sources_path(repository)
+    ours = sources_path(repository.name)
     places = (*RIVALS.get(repository.name, ()), re.sub(r"^\w+://", "", repository.url).rstrip("/"))
     found = []
     for path, file in facts.files.items():

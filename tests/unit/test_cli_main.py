@@ -186,7 +186,7 @@ def test_a_mistake_without_a_context_is_shown_too(capsys: pytest.CaptureFixture[
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [(": [", "is not YAML"), ("- a\n", "holds list"), (None, "No such file")],
+    [(": [", "gpunode.yml:1:"), ("- a\n", "gpunode.yml: the top level is"), (None, "No such file")],
 )
 def test_a_gpunode_yml_that_cannot_be_read_is_one_error(
     run_gpunode: Run, tmp_path: Path, text: str | None, says: str

@@ -294,9 +294,9 @@ def test_the_command_prints_the_documented_json() -> None:
 
 def test_the_command_exits_5_with_problems_and_still_prints_the_json() -> None:
     arguments = ["solve", "--gpu", "10de:1b80", "--distro", "debian:12", "--driver", "open", "--format", "json"]
-    result = CliRunner().invoke(cli, arguments)
+    result = CliRunner().invoke(cli, arguments, standalone_mode=False)
     data = json.loads(result.output)
-    assert result.exit_code == 5
+    assert result.return_value == 5
     assert data["driver"] is None
     assert [set(p) for p in data["problems"]] == [{"what", "fix"}]
 
