@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Detected
     from gpunode.edge.runner import Event
 
-_SILENT = ("started", "skipped")
+_ARGUMENT_CHECK = "Validating arguments against arg spec"  # ansible-core puts such a task before every role
 
 
 @contextlib.contextmanager
@@ -40,20 +40,23 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
         yield tick
 
 
+def is_told(event: Event, output_format: str = "text") -> bool:
+    """Whether an event is worth a line that stays: what changed, what failed, how the checks went."""
+    if event.kind in ("failed", "unreachable"):
+        return True
+    if output_format != "text" or event.task.startswith(_ARGUMENT_CHECK):
+        return False
+    return event.kind == "changed" or (event.kind == "ok" and event.role == "verify")
+
+
 @contextlib.contextmanager
 def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Callable[[Event], None]]:
     """While a playbook runs on `hosts`: call the function with each event."""
     if not hosts or not sys.stderr.isatty():
 
         def line(event: Event) -> None:
-            if event.kind in _SILENT or (output_format != "text" and event.kind in ("ok", "changed")):
-                return
-            message = f": {event.message}" if event.message else ""
-            print(
-                f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s){message}",
-                file=sys.stderr,
-                flush=True,
-            )
+            if is_told(event, output_format):
+                print(_line(event), file=sys.stderr, flush=True)
 
         yield line
         return
@@ -70,10 +73,14 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
         rows = {host: progress.add_task("waiting", host=host, visible=len(hosts) <= 20) for host in hosts}
 
         def show(event: Event) -> None:
-            if event.host in rows:
+            if event.host in rows and not event.task.startswith(_ARGUMENT_CHECK):
                 progress.update(rows[event.host], description=escape(event.task), visible=True)
-            if event.kind not in _SILENT and event.kind != "ok":
-                text = escape(f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s) {event.message}")
-                progress.console.print(text.strip(), style=colours.get(event.kind, ""))
+            if is_told(event, output_format):
+                progress.console.print(escape(_line(event)), style=colours.get(event.kind, ""))
 
         yield show
+
+
+def _line(event: Event) -> str:
+    message = f": {event.message}" if event.message else ""
+    return f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s){message}"

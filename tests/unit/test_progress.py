@@ -1,0 +1,39 @@
+"""What stays on the screen of a playbook run."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.edge.progress import running
+from gpunode.edge.runner import Event
+
+
+def event(kind: str, role: str = "driver", task: str = "Load the NVIDIA driver", message: str = "") -> Event:
+    return Event(host="node1", kind=kind, role=role, task=task, seconds=1.25, message=message)
+
+
+CHECK = "Validating arguments against arg spec 'main' - Load the driver"
+
+
+@pytest.mark.parametrize(
+    ("seen", "output_format", "line"),
+    [
+        (event("changed"), "text", "node1: Load the NVIDIA driver: changed (1.2 s)\n"),
+        (event("failed", message="no module"), "text", "node1: Load the NVIDIA driver: failed (1.2 s): no module\n"),
+        (event("failed", message="no module"), "json", "node1: Load the NVIDIA driver: failed (1.2 s): no module\n"),
+        (event("unreachable"), "json", "node1: Load the NVIDIA driver: unreachable (1.2 s)\n"),
+        (event("changed"), "json", ""),
+        (event("ok"), "text", ""),
+        (event("started"), "text", ""),
+        (event("skipped"), "text", ""),
+        (event("ok", role="verify", task="Prove it"), "text", "node1: Prove it: ok (1.2 s)\n"),
+        (event("ok", role="verify", task=CHECK), "text", ""),
+        (event("failed", task=CHECK), "text", f"node1: {CHECK}: failed (1.2 s)\n"),
+    ],
+)
+def test_only_changes_failures_and_proofs_get_a_line(
+    seen: Event, output_format: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(output_format) as on_event:
+        on_event(seen)
+    assert capsys.readouterr().err == line
