@@ -271,6 +271,8 @@ def _conflicts(
         other = match is not None and int(match["branch"]) != branch.branch
         # nvidia-driver-pinning-580.95.05 beside the pin that is wanted now
         pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
-        if name not in wanted and (other or (match and pin) or _LEGACY.match(name) or name in _RIVALS[flavour]):
+        # the names without a branch, where the wanted ones have one: they would keep the branch they came with
+        meta = name in ("nvidia-open", "cuda-drivers")
+        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in _RIVALS[flavour]):
             found.append(name)
     return tuple(found)

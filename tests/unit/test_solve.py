@@ -305,3 +305,26 @@ def test_an_nvswitch_may_be_named_like_a_gpu() -> None:
     result = CliRunner().invoke(cli, ["solve", "--gpu", "10de:2330", "--gpu", "10de:22a3", "--distro", "debian:12"])
     assert result.exit_code == 0
     assert "nvidia-fabricmanager=595.*" in result.output
+
+
+@pytest.mark.parametrize(
+    ("branch", "installed", "goes"),
+    [
+        ("580", ("nvidia-driver-pinning-595", "nvidia-open"), {"nvidia-driver-pinning-595", "nvidia-open"}),
+        ("595", ("nvidia-open-580",), {"nvidia-open-580"}),
+        ("595", ("nvidia-open", "nvidia-container-toolkit"), set()),
+    ],
+)
+def test_packages_that_keep_another_branch_are_removed(branch: str, installed: tuple[str, ...], goes: set[str]) -> None:
+    spec = DriverSpec(branch=branch)
+    request = SolveRequest(gpus=("10de:2330",), distro="debian:12", installed=installed, driver=spec)
+    driver = solve(request, load_knowledge()).driver
+    assert driver is not None
+    assert set(driver.remove) == goes
+
+
+def test_auto_stays_on_the_installed_branch_while_it_is_supported() -> None:
+    request = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="580.95.05")
+    old = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="550.163.01")
+    chosen = [solve(r, load_knowledge()).driver for r in (request, old)]
+    assert [c and c.branch for c in chosen] == [580, 595]
