@@ -103,14 +103,10 @@ def make_plan(
 
 
 def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[Key, str]:
-    """What differs from the spec, as «wanted, found» sentences by key; empty on a converged node."""
+    """What differs from the spec, in words by key; empty on a converged node."""
     want = wanted(facts, spec, solution, templates)
     have = actual(facts, want)
-    return {
-        key: f"wanted {_words(item)}, found {have[key] or 'nothing'}"
-        for key, item in want.items.items()
-        if differs(item, have[key])
-    }
+    return {key: _words(item, have[key]) for key, item in want.items.items() if differs(item, have[key])}
 
 
 def class_key(plan: Plan) -> str:
@@ -285,14 +281,36 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
 
 
 def _reasons(case: _Case, mine: Mapping[Key, Want]) -> tuple[Reason, ...]:
-    found = [Reason(what=k.name, why=f"wanted {_words(w)}, found {case.have[k] or 'nothing'}") for k, w in mine.items()]
+    found = [Reason(what=k.name, why=_words(w, case.have[k])) for k, w in mine.items()]
     return (*found, *(r for w in mine.values() for r in w.reasons))
 
 
-def _words(item: Want) -> str:
+def _words(item: Want, have: str) -> str:
+    """How the node's value differs from the wanted one, for a reader: hashes of files are not for reading."""
+    if not differs(item, have):
+        return f"{have}, done again because of an earlier step"
     if isinstance(item.data, PackageWant):
-        return f"{'any version' if item.value == '*' else item.value}{', held' if item.data.hold else ''}"
-    return item.value
+        version = f"{'any version' if item.value == '*' else item.value}{', held' if item.data.hold else ''}"
+        return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
+    if isinstance(item.data, SourceFile):
+        return _file_words(item, have)
+    if isinstance(item.data, RuntimeWish):
+        return have
+    if item.value == ABSENT:
+        return f"{have}, to be removed"
+    return f"{have or 'nothing'}; wanted {item.value}"
+
+
+def _file_words(item: Want, have: str) -> str:
+    if item.value == ABSENT:
+        return "to be removed"
+    key = f", {item.value}" if item.value.startswith("key ") else ""
+    if have == ABSENT:
+        return f"new file{key}"
+    if key:
+        return f"{have}; wanted {item.value}"
+    (old, old_mode), (new, mode) = have.split(), item.value.split()
+    return "differs" if old != new else f"mode {old_mode}; wanted {mode}"
 
 
 def _diff(case: _Case, option: str, mine: Mapping[Key, Want]) -> str:

@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from gpunode.core.errors import Exit
-from gpunode.core.model import Check, HostResult, Plan, Step
+from gpunode.core.model import Check, HostResult, Plan, Reason, Step
 
 PLAN_FORMAT = 1
 
@@ -33,17 +33,18 @@ def plan_exit(plan: Plan) -> Exit:
 
 
 def plan_text(plan: Plan, *, diff: bool = False) -> str:
-    """A plan for people: steps with their reasons, then diffs when asked."""
+    """A plan for people: steps with their reasons, diffs when asked, and what the numbers in brackets stand for."""
+    sources: dict[str, int] = {}
     lines = [f"{plan.host}: {_headline(plan)}"]
     lines += [f"  warning: {w}" for w in plan.warnings]
     for problem in plan.problems:
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
     if plan.steps:
-        lines += ["  because:"] + [
-            f"    {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in plan.reasons
-        ]
+        lines += ["  because:", *(f"    {_reason_line(r, sources)}" for r in plan.reasons)]
     for number, step in enumerate(plan.steps, 1):
-        lines += _step_lines(number, step, diff)
+        lines += _step_lines(number, step, diff, sources)
+    if sources:
+        lines += ["  sources:", *(f"    [{number}] {source}" for source, number in sources.items())]
     return "\n".join(lines)
 
 
@@ -69,9 +70,15 @@ def _headline(plan: Plan) -> str:
     return "nothing to do"
 
 
-def _step_lines(number: int, step: Step, diff: bool) -> list[str]:
+def _reason_line(reason: Reason, sources: dict[str, int]) -> str:
+    """A reason with the numbers of its sources, which are added to `sources` at their first use."""
+    cited = [sources.setdefault(source, len(sources) + 1) for source in filter(None, reason.source.split("; "))]
+    return f"{reason.what}: {reason.why}" + (f" [{', '.join(map(str, cited))}]" if cited else "")
+
+
+def _step_lines(number: int, step: Step, diff: bool, sources: dict[str, int]) -> list[str]:
     lines = [f"  {number:>2}. {step.title}  ({step.id})"]
-    lines += [f"        {r.what}: {r.why}" + (f"  [{r.source}]" if r.source else "") for r in step.reasons]
+    lines += [f"        {_reason_line(r, sources)}" for r in step.reasons]
     if step.disruptive:
         lines.append(f"        disturbs: {step.disruptive}")
     if diff and step.diff:

@@ -6,6 +6,7 @@ anew, to be read before they are committed.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import replace
@@ -134,3 +135,31 @@ def test_files_that_set_the_same_repository_up_in_another_way_are_removed(monkey
     files = next(s.value for s in plan.steps if s.id == "driver.sources")
     assert {"path": path, "content": None, "mode": "0644"} in files
     assert mixed.path not in [f["path"] for f in files]
+
+
+def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = plan_text(fresh(monkeypatch).plan).splitlines()
+    sources = lines[lines.index("  sources:") + 1 :]
+    assert len(sources) == len({s.split("] ", 1)[1] for s in sources}) > 3
+    assert [s.split("]")[0] for s in sources] == [f"    [{n}" for n in range(1, len(sources) + 1)]
+    assert "https://" not in "".join(line for line in lines[: -len(sources)] if "repository" not in line)
+
+
+def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.core.model import ConfigFile
+    from gpunode.core.plan import pending_items
+    from gpunode.core.state import NOUVEAU_CONF
+
+    done = fresh(monkeypatch)
+    planner = Planner({})
+    text = planner.templates["nouveau.conf.j2"].encode()
+
+    def words(data: bytes, mode: int) -> str:
+        file = ConfigFile(path=NOUVEAU_CONF, sha256=hashlib.sha256(data).hexdigest(), mode=mode, data=data)
+        facts = replace(done.facts, files={**done.facts.files, NOUVEAU_CONF: file})
+        pending = pending_items(facts, done.spec, done.solution, planner.templates)
+        return next((why for key, why in pending.items() if key.name == NOUVEAU_CONF), "")
+
+    assert words(b"# nothing\n", 0o644) == "differs"
+    assert words(text, 0o600) == "mode 0600; wanted 0644"
+    assert words(text, 0o644) == ""
