@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import jinja2
 
@@ -32,6 +34,17 @@ class SourceFile:
     repository: Repository | None = None
 
 
+@functools.cache
+def _compiled(template: str) -> jinja2.Template:
+    compiled: jinja2.Template = jinja2.Template(template, keep_trailing_newline=True)
+    return compiled
+
+
+def render(template: str, **values: Any) -> str:
+    """The text that a jinja2 template gives; each is compiled once, which takes far longer than to fill it in."""
+    return _compiled(template).render(**values)
+
+
 def key_path(repository: Repository) -> str:
     """Where the repository's armored key lies; apt reads armored keys by the ending .asc."""
     return f"/usr/share/keyrings/gpunode-{repository.name}.asc"
@@ -44,7 +57,8 @@ def sources_path(name: str) -> str:
 
 def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[str, str]) -> tuple[SourceFile, ...]:
     """The key and the deb822 file of a repository (man sources.list(5), DEB822-STYLE FORMAT)."""
-    text = jinja2.Template(templates["apt.sources.j2"], keep_trailing_newline=True).render(
+    text = render(
+        templates["apt.sources.j2"],
         repository=repository,
         architecture={"x86_64": "amd64", "aarch64": "arm64"}.get(facts.arch, facts.arch),
         key=key_path(repository),

@@ -14,8 +14,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import jinja2
-
 from gpunode.core.edits import edit_runtime
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import (
@@ -31,7 +29,7 @@ from gpunode.core.model import (
     Solution,
 )
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.sources import SourceFile, rival_files, source_files
+from gpunode.core.sources import SourceFile, render, rival_files, source_files
 from gpunode.core.spec import RuntimeSpec, Spec
 
 ABSENT = "absent"
@@ -147,7 +145,7 @@ def _driver(
     if driver.method == "preinstalled":
         return
     if driver.pin:
-        text = jinja2.Template(templates["driver-pin.j2"], keep_trailing_newline=True).render(pin=driver.pin)
+        text = render(templates["driver-pin.j2"], pin=driver.pin)
         yield Key("driver", "sources", PIN_CONF), _file(PIN_CONF, text)
     for package in (*driver.kernel_packages, *driver.packages):
         yield Key("driver", "packages", package.name), _package(package)

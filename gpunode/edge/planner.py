@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
+from gpunode.core.facts import facts_hash
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Repository, Solution
 from gpunode.core.plan import make_plan, pending_items, smoke_request
@@ -41,6 +42,7 @@ class Planner:
         self._where = where
         self._specs: dict[str, Spec] = {}
         self._solutions: dict[object, Solution] = {}
+        self._planned: dict[tuple[str, int], Planned] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         parse_spec(self._base, where=where)  # a mistake in the file is told before any host is asked
 
@@ -70,8 +72,18 @@ class Planner:
         return self._solutions[key]
 
     def plan(self, host: str, facts: NodeFacts, over: Mapping[str, Any] | None = None) -> Planned:
-        """The plan of one host; `over` is its `gpunode_spec` from the inventory."""
+        """The plan of one host; `over` is its `gpunode_spec` from the inventory.
+
+        A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.
+        """
         spec = self.spec(over, host=host)
+        kind = (facts_hash(facts), id(spec))  # self._specs keeps every spec alive: no two have the same id
+        if kind not in self._planned:
+            self._planned[kind] = self._plan(host, facts, spec)
+        known = self._planned[kind]
+        return replace(known, plan=replace(known.plan, host=host), facts=facts)
+
+    def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
         solution = self.solution(facts, spec)
 
         def key_of(repository: Repository) -> bytes:

@@ -314,6 +314,7 @@ def test_the_hash_stays_when_only_volatile_facts_change() -> None:
         {"files": {}},
         {"services": {}},
         {"unfinished": ()},
+        {"user": "joe"},
         {"runtimes": ()},
         {"secure_boot": True},
     ],

@@ -17,12 +17,12 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts
+from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
+from gpunode.core.model import NodeFacts, NvmlGpu, Xid
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
 from gpunode.core.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.report import plan_data, plan_text
-from gpunode.edge import load
+from gpunode.edge import load, planner
 from gpunode.edge.planner import Planned, Planner
 
 CASES = Path(__file__).parents[1] / "cases"
@@ -163,3 +163,63 @@ def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.Monk
     assert words(b"# nothing\n", 0o644) == "differs"
     assert words(text, 0o600) == "mode 0600; wanted 0644"
     assert words(text, 0o644) == ""
+
+
+# Another node's values of what facts_hash leaves out.
+OTHER: dict[str, Any] = {
+    "hostname": "elsewhere",
+    "boot_id": "another-boot",
+    "nvml": (NvmlGpu(index=7, uuid="GPU-7", mig_current="Enabled"),),
+    "package_lock": "1234 unattended-upgr",
+    "disk_free_mib": {"/": 1},
+    "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
+    "nvlink_inactive": ("GPU 0 link 3",),
+    "tools": {"python3": "/opt/python3"},
+    "notes": ("files: not permitted",),
+}
+OTHER_DRIVER: dict[str, Any] = {"clients": ("1 python",), "smi": "trouble"}
+
+
+def test_every_field_that_the_hash_leaves_out_has_another_value_here() -> None:
+    assert OTHER.keys() == VOLATILE
+    assert OTHER_DRIVER.keys() == VOLATILE_DRIVER
+
+
+@pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
+def test_a_plan_rests_on_nothing_that_the_hash_leaves_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    one = plan_case(folder, monkeypatch)
+    spec = yaml.safe_load((folder / "case.yml").read_text(encoding="utf-8"))["spec"]
+    changed = [replace(one.facts, **{name: value}) for name, value in OTHER.items()]
+    changed += [
+        replace(one.facts, driver=replace(one.facts.driver, **{name: value})) for name, value in OTHER_DRIVER.items()
+    ]
+    for facts in changed:
+        unaided = Planner(spec)  # has planned nothing yet
+        other = unaided.plan("node1", facts)
+        assert other.plan == one.plan
+        assert other.solution == one.solution
+        assert unaided.pending(other) == Planner(spec).pending(one)
+        assert unaided.smoke(other) == Planner(spec).smoke(one)
+
+
+def test_hosts_alike_are_planned_once_and_keep_their_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    asked = []
+    really = planner.make_plan
+
+    def make_plan(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        return really(host, *args, **options)
+
+    monkeypatch.setattr(planner, "make_plan", make_plan)
+    one = probe("debian12-h100-fresh")
+    two = replace(one, **OTHER)
+    ours = Planner({})
+    first, second = ours.plan("node1", one), ours.plan("node2", two)
+    assert asked == ["node1"]
+    assert (second.plan.host, second.facts) == ("node2", two)
+    assert first == replace(second, plan=replace(second.plan, host="node1"), facts=one)
+    ours.plan("node3", two, {"reboot": "never"})  # another spec
+    ours.plan("node4", replace(one, user="joe", root=False))
+    ours.plan("node5", replace(one, user="ann", root=False))  # its refusal names the user
+    assert asked == ["node1", "node3", "node4", "node5"]

@@ -34,7 +34,6 @@ VOLATILE = frozenset(
     (
         "hostname",
         "boot_id",
-        "user",
         "nvml",
         "package_lock",
         "disk_free_mib",
