@@ -265,14 +265,15 @@ def _conflicts(
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
+    switched = request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     found = []
     for name in request.installed:
         match = _OF_BRANCH.match(name)
         other = match is not None and int(match["branch"]) != branch.branch
         # nvidia-driver-pinning-580.95.05 beside the pin that is wanted now
         pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
-        # the names without a branch, where the wanted ones have one: they would keep the branch they came with
-        meta = name in ("nvidia-open", "cuda-drivers")
+        # the names without a branch keep the branch they came with, where another one is wanted
+        meta = switched and name in ("nvidia-open", "cuda-drivers")
         if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in _RIVALS[flavour]):
             found.append(name)
     return tuple(found)

@@ -308,16 +308,26 @@ def test_an_nvswitch_may_be_named_like_a_gpu() -> None:
 
 
 @pytest.mark.parametrize(
-    ("branch", "installed", "goes"),
+    ("branch", "loaded", "installed", "goes"),
     [
-        ("580", ("nvidia-driver-pinning-595", "nvidia-open"), {"nvidia-driver-pinning-595", "nvidia-open"}),
-        ("595", ("nvidia-open-580",), {"nvidia-open-580"}),
-        ("595", ("nvidia-open", "nvidia-container-toolkit"), set()),
+        (
+            "580",
+            "595.91.07",
+            ("nvidia-driver-pinning-595", "nvidia-open"),
+            {"nvidia-driver-pinning-595", "nvidia-open"},
+        ),
+        ("580", "580.95.05", ("nvidia-open",), set()),
+        ("595", "580.95.05", ("nvidia-open-580",), {"nvidia-open-580"}),
+        ("595", "595.91.07", ("nvidia-open", "nvidia-container-toolkit"), set()),
     ],
 )
-def test_packages_that_keep_another_branch_are_removed(branch: str, installed: tuple[str, ...], goes: set[str]) -> None:
+def test_packages_that_keep_another_branch_are_removed(
+    branch: str, loaded: str, installed: tuple[str, ...], goes: set[str]
+) -> None:
     spec = DriverSpec(branch=branch)
-    request = SolveRequest(gpus=("10de:2330",), distro="debian:12", installed=installed, driver=spec)
+    request = SolveRequest(
+        gpus=("10de:2330",), distro="debian:12", installed=installed, driver=spec, loaded_driver=loaded
+    )
     driver = solve(request, load_knowledge()).driver
     assert driver is not None
     assert set(driver.remove) == goes
