@@ -55,11 +55,13 @@ def plan(
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import probing
 
-    where = replace(where, probes=probes)
+    if probes:  # --probe a b c: the shell's * leaves the others among the hosts
+        where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
+    planner = Planner(spec_data)
     with probing(output_format) as on_done:
-        hosts = workflow.plan(where, Planner(spec_data), on_done=on_done)
+        hosts = workflow.plan(where, planner, on_done=on_done)
     if output:
-        workflow.write_plan(output, hosts, where)
+        workflow.write_plan(output, hosts, where, planner)
     show_plans(hosts, output_format=output_format, diff=diff)
     if output and output_format == "text":
         click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")

@@ -62,6 +62,7 @@ def provision(
     recorded = workflow.load_plan(folder) if folder else None
     if folder and recorded:
         where = replace(where, hosts=(), inventory=tuple(recorded["inventory"]) or (str(folder / workflow.INVENTORY),))
+        spec_data = recorded["spec"]
     if use_lab:
         where, spec_data = _lab(where, spec_data)
     planner = Planner(spec_data)

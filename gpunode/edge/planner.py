@@ -38,13 +38,13 @@ class Planner:
     """Plans for many hosts from one gpunode.yml (plain data) and what the inventory says of each host."""
 
     def __init__(self, spec_data: Mapping[str, Any] | None = None, *, where: str = "gpunode.yml") -> None:
-        self._base = spec_data or {}
+        self.spec_data = spec_data or {}
         self._where = where
         self._specs: dict[str, Spec] = {}
         self._solutions: dict[object, Solution] = {}
         self._planned: dict[tuple[str, int], Planned] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
-        parse_spec(self._base, where=where)  # a mistake in the file is told before any host is asked
+        parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
 
     @cached_property
     def knowledge(self) -> Knowledge:
@@ -61,7 +61,7 @@ class Planner:
         key = json.dumps(over or {}, sort_keys=True, default=str)
         if key not in self._specs:
             where = f"gpunode_spec of {host}" if over else self._where
-            self._specs[key] = parse_spec(merge_spec(self._base, over or {}), where=where)
+            self._specs[key] = parse_spec(merge_spec(self.spec_data, over or {}), where=where)
         return self._specs[key]
 
     def solution(self, facts: NodeFacts, spec: Spec) -> Solution:

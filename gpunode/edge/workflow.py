@@ -62,8 +62,11 @@ def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] 
     return [_plan_one(found, planner) for found in detect(where, on_done=on_done)]
 
 
-def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where) -> None:
-    """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook."""
+def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: Planner) -> None:
+    """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook.
+
+    plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml.
+    """
     import json
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -74,7 +77,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where) -> None:
         "format": 1,
         "inventory": sources,
         "hosts": [plan_data(p) for p in plans],
-        "connection": "inventory" if sources else "hosts",
+        "spec": planner.spec_data,
     }
     write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
     write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
@@ -117,7 +120,7 @@ def provision(
     if todo:
         if folder is None:
             folder = new_run()
-            write_plan(folder, hosts, where)
+            write_plan(folder, hosts, where, planner)
         runs = run_playbook(
             folder,
             PLAYBOOK,

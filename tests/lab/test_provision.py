@@ -144,11 +144,11 @@ def test_a_reviewed_plan_is_run_as_it_is_and_refused_when_the_node_has_changed(
     folder = tmp_path / "review"
     docker.gpunode("plan", "-o", folder, exit=3)
     docker.sh("echo '# somebody else was here' >> /etc/containerd/config.toml")
-    stale = run_gpunode("provision", folder, "-c", docker.spec, "--yes", exit=3)
+    stale = run_gpunode("provision", folder, "--yes", exit=3)
     assert "/etc/containerd/config.toml" in stale.stderr
     assert "gpunode plan" in stale.stderr
     docker.gpunode("plan", "-o", folder, exit=3)
-    run_gpunode("provision", folder, "-c", docker.spec, "--yes")
+    run_gpunode("provision", folder, "--yes")
     assert "blacklist nouveau" in docker.sh("cat /etc/modprobe.d/gpunode-nouveau.conf")
     assert "somebody else" in docker.sh("cat /etc/containerd/config.toml"), "a user's comment stays"
 
