@@ -57,7 +57,7 @@ def plan(
 
     if probes:  # --probe a b c: the shell's * leaves the others among the hosts
         where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
-    planner = Planner(spec_data)
+    planner = Planner(spec_data, to_run=bool(output))
     with probing(output_format) as on_done:
         hosts = workflow.plan(where, planner, on_done=on_done)
     if output:

@@ -32,6 +32,6 @@ def verify(where: Where, spec_data: dict[str, Any], smoke: bool, output_format: 
     from gpunode.edge.progress import probing
 
     with probing(output_format) as on_done:
-        results = workflow.verify(where, Planner(spec_data), smoke=smoke, on_done=on_done)
+        results = workflow.verify(where, Planner(spec_data, to_run=False), smoke=smoke, on_done=on_done)
     show_results(results, output_format)
     return worst_exit(r.exit for r in results)

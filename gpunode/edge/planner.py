@@ -9,6 +9,7 @@ from functools import cached_property
 from importlib.resources import files
 from typing import Any
 
+from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Repository, Solution
@@ -37,7 +38,11 @@ class Planned:
 class Planner:
     """Plans for many hosts from one gpunode.yml (plain data) and what the inventory says of each host."""
 
-    def __init__(self, spec_data: Mapping[str, Any] | None = None, *, where: str = "gpunode.yml") -> None:
+    def __init__(
+        self, spec_data: Mapping[str, Any] | None = None, *, where: str = "gpunode.yml", to_run: bool = True
+    ) -> None:
+        """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning."""
+        self._to_run = to_run
         self.spec_data = spec_data or {}
         self._where = where
         self._specs: dict[str, Spec] = {}
@@ -85,11 +90,19 @@ class Planner:
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
         solution = self.solution(facts, spec)
+        missing: dict[str, str] = {}
 
         def key_of(repository: Repository) -> bytes:
-            return self._key(repository, spec)
+            try:
+                return self._key(repository, spec)
+            except GpunodeError as error:
+                if self._to_run or error.exit != Exit.FAILED:  # a wrong key is refused even in a plan to look at
+                    raise
+                missing[repository.name] = f"provision will need the key of {repository.name}: {error.what}"
+                return b""
 
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
+        plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
 
     def pending(self, planned: Planned) -> dict[Key, str]:

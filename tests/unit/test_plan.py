@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
 from gpunode.core.model import NodeFacts, NvmlGpu, Xid
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
@@ -223,3 +224,24 @@ def test_hosts_alike_are_planned_once_and_keep_their_names_and_facts(monkeypatch
     ours.plan("node4", replace(one, user="joe", root=False))
     ours.plan("node5", replace(one, user="ann", root=False))  # its refusal names the user
     assert asked == ["node1", "node3", "node4", "node5"]
+
+
+def test_a_plan_that_is_only_looked_at_needs_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(repository: Any, spec: Any) -> bytes:
+        raise GpunodeError("cannot fetch it")
+
+    monkeypatch.setattr(load, "resolve_key", unreachable)
+    plan = Planner({}, to_run=False).plan("node1", probe("debian12-h100-fresh")).plan
+    assert plan.steps
+    assert [w for w in plan.warnings if "cannot fetch it" in w and "nvidia-cuda" in w]
+    with pytest.raises(GpunodeError, match="cannot fetch it"):
+        Planner({}).plan("node1", probe("debian12-h100-fresh"))
+
+
+def test_a_wrong_key_is_refused_even_in_a_plan_that_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    def wrong(repository: Any, spec: Any) -> bytes:
+        raise RefusedError("another fingerprint")
+
+    monkeypatch.setattr(load, "resolve_key", wrong)
+    with pytest.raises(RefusedError, match="another fingerprint"):
+        Planner({}, to_run=False).plan("node1", probe("debian12-h100-fresh"))
