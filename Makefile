@@ -7,7 +7,7 @@ SCENARIOS ?= default docker
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint unit test test-all demo bench docs clean
+.PHONY: help install check lint unit test test-all demo picture bench docs clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -40,6 +40,11 @@ test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, 
 
 demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/demo.sh
+
+picture: install  ## draw docs/demo.svg anew from what the demo prints
+	@mkdir -p .cache
+	PATH="$(CURDIR)/$(BIN):$$PATH" FORCE_COLOR=1 sh .ci/demo.sh >.cache/demo.txt 2>&1
+	$(BIN)/python .ci/picture.py .cache/demo.txt docs/demo.svg
 
 bench: install  ## measure what docs/performance.md promises
 	$(BIN)/python -m benchmarks
