@@ -8,6 +8,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
+import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -57,6 +58,14 @@ def test_edited_files_are_those_of_the_case(case: Path) -> None:
     assert after == files(case / "after")
     assert edit.undo == {path: before.get(path) for path in edit.changes}
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
+
+
+@pytest.mark.parametrize("case", cases("after"))
+def test_another_toml_library_reads_the_edited_files_alike(case: Path) -> None:
+    for path, data in files(case / "after").items():
+        if path.endswith(".toml"):
+            text = data.decode("utf-8-sig")
+            assert tomlkit.parse(text).unwrap() == tomllib.loads(text)
 
 
 @pytest.mark.parametrize("case", cases("problem.txt"))
