@@ -95,7 +95,7 @@ def run_playbook(
         )
     if run.status == "canceled" or run.rc in (130, 254):
         raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
-    if run.rc not in (0, 2, 4) and not any(h.exit for h in hosts.values()):
+    if run.rc and not any(h.exit for h in hosts.values()):
         raise GpunodeError(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"
         )
@@ -105,6 +105,8 @@ def run_playbook(
 @contextlib.contextmanager
 def _allowed_environment(folder: Path) -> Iterator[None]:
     """os.environ cut to the allow-list while ansible-runner copies it for its child."""
+    from ansible import constants
+
     before = dict(os.environ)
     allowed = {k: v for k, v in before.items() if k in ENVIRONMENT or k.startswith(ANSIBLE_PREFIX)}
     scripts = str(Path(sys.executable).parent)
@@ -112,8 +114,9 @@ def _allowed_environment(folder: Path) -> Iterator[None]:
         allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
     allowed.setdefault("ANSIBLE_PIPELINING", "True")
     allowed.setdefault("ANSIBLE_RETRY_FILES_ENABLED", "False")
-    if "ANSIBLE_CONFIG" not in allowed and (folder / "ansible.cfg").exists():
-        allowed["ANSIBLE_CONFIG"] = str(folder / "ansible.cfg")
+    # ansible-runner changes to its folder and turns the check of host keys off; what Ansible would do here holds
+    allowed.setdefault("ANSIBLE_CONFIG", constants.CONFIG_FILE or str(folder / "ansible.cfg"))
+    allowed.setdefault("ANSIBLE_HOST_KEY_CHECKING", str(constants.HOST_KEY_CHECKING))
     os.environ.clear()
     os.environ.update(allowed)
     try:

@@ -1,0 +1,58 @@
+"""ansible-runner around a playbook: what it is given of the environment, and what comes back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gpunode.core.errors import Exit, GpunodeError
+from gpunode.edge.runner import Event, run_playbook
+
+SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
+CHECKED = "{{ lookup('ansible.builtin.config', 'HOST_KEY_CHECKING') }}"
+PLAY = {
+    "name": "Local",
+    "hosts": "all",
+    "gather_facts": False,
+    "connection": "local",
+    "tasks": [
+        {"name": "Keys", "ansible.builtin.debug": {"msg": CHECKED}},
+        {"name": "Env", "ansible.builtin.debug": {"msg": SECRET}},
+        {"name": "Fails", "ansible.builtin.fail": {"msg": "token: abcdef123"}, "when": "inventory_hostname == 'bad'"},
+    ],
+}
+
+
+def write(folder: Path, play: dict[str, object]) -> None:
+    (folder / "playbook.yml").write_text(yaml.safe_dump([play]))
+
+
+def test_host_keys_stay_checked_the_environment_is_cut_and_hosts_are_told_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("A_SECRET", "s3cret")
+    write(tmp_path, PLAY)
+    events: list[Event] = []
+    hosts = run_playbook(tmp_path, "playbook.yml", inventory=["good,bad,"], on_event=events.append)
+    said = {(e.host, e.task): e.message for e in events if e.kind in ("ok", "failed")}
+    assert said["good", "Keys"] == "True"
+    assert said["good", "Env"] == "gone"
+    assert hosts["good"].exit == Exit.OK
+    assert hosts["bad"].exit == Exit.FAILED
+    assert "abcdef123" not in hosts["bad"].message
+
+
+def test_the_users_own_choice_about_host_keys_holds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ANSIBLE_HOST_KEY_CHECKING", "False")
+    write(tmp_path, PLAY)
+    events: list[Event] = []
+    run_playbook(tmp_path, "playbook.yml", inventory=["good,"], on_event=events.append)
+    assert [e.message for e in events if e.task == "Keys" and e.kind == "ok"] == ["False"]
+
+
+def test_a_playbook_that_ansible_cannot_read_is_one_error(tmp_path: Path) -> None:
+    write(tmp_path, {"name": "No", "hosts": "all", "tasks": [{"no.such.module": {}}]})
+    with pytest.raises(GpunodeError, match="ansible-playbook ended"):
+        run_playbook(tmp_path, "playbook.yml", inventory=["good,"])
