@@ -16,7 +16,7 @@ install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that 
 
 $(VENV)/.installed: pyproject.toml
 	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev,lab]'
+	$(BIN)/pip install --quiet --editable '.[dev]'
 	@touch $@
 
 $(VENV)/.molecule: $(VENV)/.installed
