@@ -46,7 +46,7 @@ def is_told(event: Event, output_format: str = "text") -> bool:
         return True
     if output_format != "text" or event.task.startswith(_ARGUMENT_CHECK):
         return False
-    return event.kind == "changed" or (event.kind == "ok" and event.role == "verify")
+    return event.kind in ("changed", "waiting") or (event.kind == "ok" and event.role == "verify")
 
 
 @contextlib.contextmanager
@@ -82,5 +82,7 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
 
 
 def _line(event: Event) -> str:
+    if event.kind == "waiting":
+        return f"{event.host}: {event.task}"
     message = f": {event.message}" if event.message else ""
     return f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s){message}"

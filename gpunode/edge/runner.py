@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import sys
@@ -26,7 +27,7 @@ ANSIBLE_PREFIX = "ANSIBLE_"
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """One thing that happened: `kind` is started, ok, changed, failed, unreachable or skipped."""
+    """One thing that happened: `kind` is started, waiting, ok, changed, failed, unreachable or skipped."""
 
     host: str
     kind: str
@@ -70,6 +71,9 @@ def run_playbook(
     hosts: dict[str, HostRun] = {}
 
     def handle(data: dict[str, Any]) -> bool:
+        waits = _waiting(data)
+        if waits:
+            on_event(waits)
         event = _event(data)
         if event:
             _note(hosts.setdefault(event.host, HostRun()), event)
@@ -133,6 +137,13 @@ _KINDS = {
     "runner_on_unreachable": "unreachable",
     "runner_on_skipped": "skipped",
 }
+
+
+def _waiting(data: dict[str, Any]) -> Event | None:
+    """What an action shows while it waits (for a locked package manager): a line of output, the event of no host."""
+    text = str(data.get("stdout", "")).strip() if data.get("event") == "verbose" else ""
+    found = re.fullmatch(r"(\S+): (waiting for .+)", text)
+    return Event(host=found[1], kind="waiting", role="", task=found[2]) if found else None
 
 
 def _event(data: dict[str, Any]) -> Event | None:

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.edge.runner import Event, run_playbook
+from gpunode.edge.runner import Event, _waiting, run_playbook
 
 SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
 CHECKED = "{{ lookup('ansible.builtin.config', 'HOST_KEY_CHECKING') }}"
@@ -56,3 +56,19 @@ def test_a_playbook_that_ansible_cannot_read_is_one_error(tmp_path: Path) -> Non
     write(tmp_path, {"name": "No", "hosts": "all", "tasks": [{"no.such.module": {}}]})
     with pytest.raises(GpunodeError, match="ansible-playbook ended"):
         run_playbook(tmp_path, "playbook.yml", inventory=["good,"])
+
+
+@pytest.mark.parametrize(
+    ("data", "told"),
+    [
+        (
+            {"event": "verbose", "stdout": "node1: waiting for the package manager: apt-get (PID 7)\r\n"},
+            ("node1", "waiting for the package manager: apt-get (PID 7)"),
+        ),
+        ({"event": "verbose", "stdout": "PLAY RECAP"}, None),
+        ({"event": "runner_on_ok", "stdout": "ok: [node1]"}, None),
+    ],
+)
+def test_a_wait_for_the_package_manager_is_told(data: dict[str, str], told: tuple[str, str] | None) -> None:
+    event = _waiting(data)
+    assert (event and (event.host, event.task)) == told
