@@ -28,20 +28,24 @@ trap 'exit 130' HUP INT TERM
 say 'A Debian 12 node with systemd, sshd, containerd and Docker. Its H100 is faked, as are kernel and driver packages.'
 show lab up --name demo --gpu h100 --nouveau
 
+# what is wanted: the lab's own package sources, and a CUDA toolkit on the host
+spec=$lab/demo.yml
+{ cat "$lab/gpunode.yml" && printf 'cuda:\n  versions: ["12.8"]\n'; } >"$spec"
+
 say 'What is it? One SSH session that changes nothing.'
 show detect -i "$lab/hosts.yml"
 
 say 'What would be done, and why? Nothing is touched yet.'
-show_pending plan -i "$lab/hosts.yml" -c "$lab/gpunode.yml"
+show_pending plan -i "$lab/hosts.yml" -c "$spec"
 
 say 'Do it: a generated Ansible playbook installs driver, CUDA and toolkit, and rewrites containerd and Docker.'
-show provision -i "$lab/hosts.yml" -c "$lab/gpunode.yml" --yes
+show provision -i "$lab/hosts.yml" -c "$spec" --yes
 
 say 'Prove it: the plan is empty, and containers really went through the nvidia runtime.'
-show verify -i "$lab/hosts.yml" -c "$lab/gpunode.yml"
+show verify -i "$lab/hosts.yml" -c "$spec"
 
 say 'Once more: nothing to do.'
-show provision -i "$lab/hosts.yml" -c "$lab/gpunode.yml" --yes
+show provision -i "$lab/hosts.yml" -c "$spec" --yes
 
 if [ -n "${KEEP:-}" ]; then
     say 'The node stays: gpunode lab ssh demo-1; gpunode lab down demo'
