@@ -168,9 +168,9 @@ def _runtime(
     items: dict[Key, Want] = {}
     installed = facts.runtime(wish.runtime)
     if engine.manage == "install":
-        for name in ENGINE_PACKAGES[wish.runtime]:
-            if name != "docker-cli" or not installed:
-                items[Key("runtime", "packages", name)] = _package(PackageWant(name=name))
+        apart = ("docker-cli",) if wish.runtime == "docker" and facts.distro.key in DOCKER_CLI_APART else ()
+        for name in (*ENGINE_PACKAGES[wish.runtime], *apart):
+            items[Key("runtime", "packages", name)] = _package(PackageWant(name=name))
         items[Key("runtime", "activate", f"service {wish.runtime}")] = Want(value="active, enabled")
     if wish.runtime == "containerd" and (engine.manage == "install" or facts.kubernetes.kind):
         items[Key("runtime", "files", MODULES_CONF)] = _file(MODULES_CONF, templates["modules-load.conf.j2"])
@@ -183,6 +183,7 @@ def _runtime(
 
 # Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).
 ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",), "docker": ("docker.io",)}
+DOCKER_CLI_APART = ("debian:13",)  # from trixie on the client is a package of its own, which docker.io only recommends
 
 
 def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edit:

@@ -110,9 +110,7 @@ def _seed_kernel_source(seed: Path, kernels: RepositorySource, url: str, reposit
 
 def volumes(node: Node) -> list[str]:
     """The node's bind mounts.  Overlay cannot lie on overlay, so the engines' folders are this machine's, too."""
-    folders = {"lab": "/lab"}
-    folders |= {"containerd": "/var/lib/containerd"} if node.engines else {}
-    folders |= {"docker": "/var/lib/docker"} if "docker" in node.engines else {}
+    folders = {"lab": "/lab", "containerd": "/var/lib/containerd", "docker": "/var/lib/docker"}
     return [f"{node.directory / name}:{path}" for name, path in folders.items()]
 
 

@@ -261,3 +261,16 @@ def test_static_playbooks_decide_by_the_same_core(docker: Node, tmp_path: Path) 
         done = subprocess.run(list(map(str, command)), cwd=root, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         assert "changed=0" in done.stdout, done.stdout
+
+
+def test_engines_that_are_not_there_are_installed_when_the_spec_asks_for_them(
+    lab_up: Any, run_gpunode: Any, tmp_path: Path
+) -> None:
+    install = {"containerd": {"manage": "install"}, "docker": {"manage": "install"}}
+    lab = lab_up(distro="debian:13", engines=())
+    node = Node(lab, run_gpunode, tmp_path, {"runtimes": install})
+    done = node.json("provision", "--yes")
+    assert not failed(done)
+    assert {"containerd.cri-default", "docker.default"} <= passed(done)
+    assert node.json("provision", "--yes")["changed"] == []
+    assert "overlay" in node.sh("cat /etc/modules-load.d/gpunode.conf")
