@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Arch = Literal["x86_64", "aarch64"]
 Flavour = Literal["open", "proprietary"]
 RuntimeName = Literal["containerd", "docker", "crio", "podman"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]

@@ -11,7 +11,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.health import health_checks
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.playbook import HEADER, dump, make_inventory, make_playbook
-from gpunode.core.report import plan_data, plan_exit
+from gpunode.core.report import PLAN_FORMAT, plan_data, plan_exit
 from gpunode.core.requests_smoke import parse_checks, smoke_files
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.planner import Planned, Planner
@@ -74,7 +74,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     sources = inventory_sources(where)
     connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
     data = {
-        "format": 1,
+        "format": PLAN_FORMAT,
         "inventory": sources,
         "hosts": [plan_data(p) for p in plans],
         "spec": planner.spec_data,
@@ -337,8 +337,10 @@ def load_plan(folder: Path) -> dict[str, Any]:
 
     try:
         data = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        if data["format"] != 1:
-            raise InputError(f"{folder / PLAN}: format {data['format']!r}", expected="1", fix="make the plan again")
+        if data["format"] != PLAN_FORMAT:
+            raise InputError(
+                f"{folder / PLAN}: format {data['format']!r}", expected=str(PLAN_FORMAT), fix="make the plan again"
+            )
         return dict(data)
     except (OSError, ValueError, KeyError, TypeError) as error:
         said = error.strerror if isinstance(error, OSError) else error
