@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 Flavour = Literal["open", "proprietary"]
 RuntimeName = Literal["containerd", "docker", "crio", "podman"]
+Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
 
 # ---------------------------------------------------------------- what the node says of itself
@@ -107,6 +108,7 @@ class Runtime:
     """One container engine."""
 
     name: RuntimeName
+    distribution: Distribution = ""  # the Kubernetes distribution that brings it, "" for an engine of its own
     version: str = ""
     binary: str = ""
     unit: str = ""
@@ -312,20 +314,44 @@ class RuntimeWish:
     """What an engine's configuration should say.  `cdi` and `cgroup_driver` None/"" leave what is there."""
 
     runtime: RuntimeName
-    default_runtime: Literal["nvidia", "runc"] = "nvidia"
+    default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
     cdi: bool | None = None
     cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
     nvidia_runtime_path: str = "/usr/bin/nvidia-container-runtime"
 
 
 @dataclass(frozen=True, kw_only=True)
+class Hunk:
+    """One span of a file that an edit replaced, with the bytes in front of it and behind it that find it again."""
+
+    before: bytes
+    after: bytes
+    lead: bytes = b""
+    trail: bytes = b""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undo:
+    """How one file gets its former bytes back, even when other lines of it have changed since."""
+
+    created: bool = False  # the file was not there
+    hunks: tuple[Hunk, ...] = ()  # in the order of the file
+    sha256: str = ""  # of the file as the edit left it, "" when the edit removed it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Files → files: what changes (None = the file goes), what was there before, and why."""
+    """Files → files: what changes (None = the file goes), how to take it back, and why.
+
+    `meant` are the settings that may differ in what the engine has in force afterwards: dotted paths without quotes,
+    a table's path stands for all below it.
+    """
 
     changes: Mapping[str, bytes | None] = field(default_factory=dict)
-    undo: Mapping[str, bytes | None] = field(default_factory=dict)
+    undo: Mapping[str, Undo] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
+    meant: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -251,7 +251,7 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
     }
     return {
         "runtimes": list(engines),
-        "default_runtime": engines,
+        "default_runtime": {name: default for name, default in engines.items() if default != "keep"},
         "image": spec.verify.image,
         "gpus": len(facts.gpus) if solution.driver else 0,
         "cuda": list(solution.cuda.versions) if solution.cuda else [],

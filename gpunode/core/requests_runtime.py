@@ -12,7 +12,7 @@ _WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_p
 _KEYS = (*_WISH, "restart", "expect")
 _CHOICES = {
     "runtime": get_args(RuntimeName),
-    "default_runtime": ("nvidia", "runc"),
+    "default_runtime": ("nvidia", "runc", "keep"),
     "cdi": (None, True, False),
     "cgroup_driver": ("", "systemd", "cgroupfs"),
 }

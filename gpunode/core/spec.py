@@ -56,7 +56,9 @@ class RuntimeSpec:
     manage: Literal["auto", "install", "configure", "ignore"] = option(
         "auto", "auto (configure when it is installed), install, configure (it must be installed), or ignore"
     )
-    default_runtime: Literal["nvidia", "runc"] = option("nvidia", "runtime of containers that name none")
+    default_runtime: Literal["nvidia", "runc", "keep"] = option(
+        "nvidia", "runtime of containers that name none; keep leaves the default as it is"
+    )
     cdi: bool | None = option(None, "enable CDI; null leaves the engine's own default")
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = option(
         "auto", "cgroup driver; auto follows the kubelet where there is one, else leaves it as it is"

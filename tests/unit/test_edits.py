@@ -12,7 +12,7 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, toml
+from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, toml, unconfigure_runtime
 from gpunode.core.edits.request import Refusal
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
@@ -56,7 +56,8 @@ def test_edited_files_are_those_of_the_case(case: Path) -> None:
     after = {**before, **edit.changes}
     assert edit.problems == ()
     assert after == files(case / "after")
-    assert edit.undo == {path: before.get(path) for path in edit.changes}
+    undone = unconfigure_runtime(after, request, [edit.undo])
+    assert {p: d for p, d in {**after, **undone.changes}.items() if d is not None} == before
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
 
 
@@ -104,7 +105,9 @@ def test_every_line_that_was_there_is_still_there(case: Path) -> None:
 def test_edits_are_undone_by_what_they_carry() -> None:
     before = {CONTAINERD: b"version = 3\n"}
     edit = configure_runtime(before, RuntimeRequest(runtime="containerd", version="2.1.9"))
-    assert edit.undo == {CONTAINERD: b"version = 3\n", "/etc/containerd/conf.d/99-nvidia.toml": None}
+    after = {path: data for path, data in edit.changes.items() if data is not None}
+    undone = unconfigure_runtime(after, RuntimeRequest(runtime="containerd", version="2.1.9"), [edit.undo])
+    assert undone.changes == {CONTAINERD: b"version = 3\n", "/etc/containerd/conf.d/99-nvidia.toml": None}
 
 
 @pytest.mark.parametrize("runtime", ["containerd", "docker"])

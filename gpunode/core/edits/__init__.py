@@ -1,29 +1,48 @@
 """Rewriting the configuration of container engines: files → files, nothing else.
 
-`configure_runtime` edits files it is given; `edit_runtime` takes them from a node's facts; `activation` says how the
-engine takes the change up.
+`configure_runtime` and `unconfigure_runtime` edit files they are given, `runtime_files` says which those are;
+`edit_runtime` takes them from a node's facts; `activation` says how the engine takes the change up.
 """
 
 from __future__ import annotations
 
-import re
-import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import fnmatch
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 from gpunode.core.edits import containerd, docker
+from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
+from gpunode.core.edits.undo import record, revert
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.model import Edit, NodeFacts, Problem, Runtime, RuntimeName, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
-__all__ = ["Activation", "RuntimeRequest", "activation", "configure_runtime", "edit_runtime"]
+__all__ = [
+    "Activation",
+    "RuntimeRequest",
+    "RuntimeState",
+    "activation",
+    "configure_runtime",
+    "edit_runtime",
+    "request_of",
+    "runtime_files",
+    "runtime_state",
+    "unconfigure_runtime",
+]
 
-_EDITS: dict[RuntimeName, Callable[[Mapping[str, bytes], RuntimeRequest], Edit]] = {
-    "containerd": containerd.edit,
-    "docker": docker.edit,
-}
-_DROP_INS = {"containerd": (containerd.DROP_IN,)}  # ours, whether or not it is imported yet
-_CONFIG = {"containerd": containerd.CONFIG, "docker": docker.CONFIG}
+_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker}  # by distribution, else by runtime
+
+
+def _engine(request: RuntimeRequest) -> Engine:
+    check_request(request)
+    found = _ENGINES.get(request.distribution or request.runtime)
+    if found is None:
+        raise RefusedError(
+            f"gpunode does not rewrite the configuration of {request.distribution or request.runtime} yet",
+            expected=" or ".join(_ENGINES),
+            fix=f"configure {request.runtime} with nvidia-ctk",
+        )
+    return found
 
 
 def configure_runtime(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
@@ -32,17 +51,65 @@ def configure_runtime(files: Mapping[str, bytes], request: RuntimeRequest) -> Ed
     An Edit without changes and problems: it is configured already.  What cannot be done comes back as the Edit's
     Problem, with no change.  Raises InputError for files that are broken (path:line:column) and requests that are.
     """
-    check_request(request)
-    if request.runtime not in _EDITS:
-        raise RefusedError(
-            f"gpunode does not rewrite the configuration of {request.runtime} yet",
-            expected=" or ".join(_EDITS),
-            fix=f"configure {request.runtime} with nvidia-ctk",
-        )
+    return _edited(files, lambda engine: engine.configure(files, request), request)
+
+
+def unconfigure_runtime(
+    files: Mapping[str, bytes], request: RuntimeRequest, undo: Sequence[Mapping[str, Undo]] = ()
+) -> Edit:
+    """What changes so that the engine no longer knows the nvidia runtime.
+
+    `undo` are the records that configure gave, newest first: with them every byte comes back that configure replaced,
+    even if other lines have changed since.  Where a record does not fit any more, and without one, only nvidia's own
+    entries go, and the reasons say what stays.
+    """
+    if not undo:
+        return _edited(files, lambda engine: engine.unconfigure(files, request), request)
+    reverted, lost = dict(files), []
+    for one in undo:
+        for path, how in one.items():
+            data, missing = revert(reverted.get(path), how)
+            lost += [path] * bool(missing)
+            if data is None:
+                reverted.pop(path, None)
+            else:
+                reverted[path] = data
+    changes = {path: reverted.get(path) for path in {*files, *reverted} if files.get(path) != reverted.get(path)}
+    why = "takes back what configure wrote"
+    edit = Edit(changes=changes, reasons=tuple(Reason(what=path, why=why, source="") for path in sorted(changes)))
+    if not lost:
+        return _edited(files, lambda _: edit, request)
+    rest = _edited(reverted, lambda engine: engine.unconfigure(reverted, request), request)
+    both = replace(rest, changes={**changes, **rest.changes}, reasons=(*edit.reasons, *rest.reasons))
+    return rest if rest.problems else _edited(files, lambda _: both, request)
+
+
+def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request: RuntimeRequest) -> Edit:
+    engine = _engine(request)
     try:
-        return _EDITS[request.runtime](files, request)
+        edit = make(engine)
     except Refusal as refusal:
         return Edit(problems=(refusal.problem,))
+    return replace(edit, undo={path: record(files.get(path), data) for path, data in edit.changes.items()})
+
+
+def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """Paths and globs of the files that an edit has to be given.
+
+    Read them, ask again with what was read, and so on until it names nothing new: files import other files.
+    """
+    return _engine(request).patterns(files, request)
+
+
+def runtime_state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What the engine's files have in force.  Raises InputError for broken files, RefusedError for refused ones."""
+    try:
+        return _engine(request).state(files, request)
+    except Refusal as refusal:
+        raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
+
+
+# ---------------------------------------------------------------- from a node's facts
 
 
 def edit_runtime(facts: NodeFacts, wish: RuntimeWish) -> Edit:
@@ -50,35 +117,49 @@ def edit_runtime(facts: NodeFacts, wish: RuntimeWish) -> Edit:
     runtime = facts.runtime(wish.runtime)
     if runtime is None:
         return _problem(f"{wish.runtime} is not installed", f"set runtimes.{wish.runtime}.manage to install, or ignore")
-    config = _flag_config(runtime) or runtime.config or _CONFIG.get(wish.runtime, "")
-    files: dict[str, bytes] = {}
-    for path in dict.fromkeys((config, *runtime.files, *_DROP_INS.get(wish.runtime, ()))):
-        found = facts.files.get(path)
-        if found is None:
-            if path in runtime.files and path != config:
-                return _problem(f"{path} is in force, and the probe did not read it", "probe again as root")
-            continue
-        if found.data is None:
-            large = found.size > 1 << 20
-            return _problem(
-                f"{path} has {found.size} bytes" if large else f"{path} could not be read",
-                "no engine's configuration is that large: look into it" if large else "probe again as root",
-            )
-        files[path] = found.data
+    request = request_of(runtime, wish)
     try:
-        return configure_runtime(files, _request(runtime, wish, config))
+        files = _read(facts, runtime, request)
+        return configure_runtime(files, request)
     except GpunodeError as error:
         return _problem(f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}", error.fix)
+
+
+def _read(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> dict[str, bytes]:
+    """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
+    files: dict[str, bytes] = {}
+    for path in runtime.files:
+        if path != request.config and path not in facts.files:
+            raise RefusedError(f"{path} is in force, and the probe did not read it", fix="probe again as root")
+    while True:
+        wanted = (*runtime.files, *runtime_files(files, request))
+        named = {path for path in facts.files if any(fnmatch.fnmatchcase(path, pattern) for pattern in wanted)}
+        if named <= set(files):
+            return files
+        files |= {path: _data(facts, path) for path in sorted(named - set(files))}
+
+
+def _data(facts: NodeFacts, path: str) -> bytes:
+    found = facts.files[path]
+    if found.data is not None:
+        return found.data
+    if found.size > 1 << 20:
+        raise RefusedError(
+            f"{path} has {found.size} bytes", fix="no engine's configuration is that large: look into it"
+        )
+    raise RefusedError(f"{path} could not be read", fix="probe again as root")
 
 
 def _problem(what: str, fix: str) -> Edit:
     return Edit(problems=(Problem(what=what, fix=fix),))
 
 
-def _request(runtime: Runtime, wish: RuntimeWish, config: str) -> RuntimeRequest:
+def request_of(runtime: Runtime, wish: RuntimeWish) -> RuntimeRequest:
+    """What to ask of the edit of an engine that the probe found."""
     return RuntimeRequest(
         runtime=wish.runtime,
-        config=config,
+        distribution=runtime.distribution,
+        config=flag_config(runtime) or runtime.config,
         version=runtime.version,
         default_runtime=wish.default_runtime,
         path=wish.nvidia_runtime_path,
@@ -88,86 +169,19 @@ def _request(runtime: Runtime, wish: RuntimeWish, config: str) -> RuntimeRequest
     )
 
 
-def _flag_config(runtime: Runtime) -> str:
+def flag_config(runtime: Runtime) -> str:
     """The config file that the daemon's own arguments name, "" when they name none."""
-    names = {"docker": ("--config-file",), "containerd": ("--config", "-c")}.get(runtime.name, ())
+    names = {"docker": ("--config-file",), "containerd": ("--config", "-c"), "crio": ("--config", "-c")}
     for at, word in enumerate(runtime.flags):
         name, equals, value = word.partition("=")
-        if name in names:
+        if name in names.get(runtime.name, ()):
             return value if equals else "".join(runtime.flags[at + 1 : at + 2])
     return ""
-
-
-# ---------------------------------------------------------------- how the engine takes it up
-
-
-@dataclass(frozen=True, kw_only=True)
-class Activation:
-    """What follows an edit: the unit and how it is told, what checks the files before, what proves health after.
-
-    `validate` is a command's words, in which @FILE@ stands for the root config.  `health` are commands that prove that
-    the engine answers on `socket`: the first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call
-    ok.  `disrupts` is a sentence, "" when nothing is disturbed.
-    """
-
-    unit: str
-    verb: str
-    config: str
-    validate: tuple[str, ...] = ()
-    socket: str = ""
-    plugin: str = ""
-    health: tuple[tuple[str, ...], ...] = ()
-    disrupts: str = ""
 
 
 def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:
     """How the engine takes an edit up.  An Edit without changes disturbs nothing."""
     runtime = facts.runtime(wish.runtime) or Runtime(name=wish.runtime)
-    config = _flag_config(runtime) or runtime.config or _CONFIG.get(wish.runtime, "")
-    unit = runtime.unit or f"{wish.runtime}.service"
-    if wish.runtime == "docker":
-        return _docker_activation(facts, runtime, unit, config, edit)
-    files = [facts.files[path].data or b"" for path in runtime.files if path in facts.files]
-    socket = runtime.socket or "/run/containerd/containerd.sock"
-    disabled = any(reason.what.endswith("disables the CRI plugin") for reason in edit.reasons) or _no_cri(files)
-    return Activation(
-        unit=unit,
-        verb="restart",  # containerd reads its configuration only when it starts
-        config=config,
-        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
-        socket=socket,
-        plugin="" if disabled else "cri",
-        health=(("ctr", "--address", socket, "version"),),
-        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
-    )
-
-
-def _no_cri(files: list[bytes]) -> bool:
-    """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
-    for data in files:
-        try:
-            disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
-            continue
-        if isinstance(disabled, list) and {"cri", "io.containerd.grpc.v1.cri"} & {str(item) for item in disabled}:
-            return True
-    return False
-
-
-def _docker_activation(facts: NodeFacts, runtime: Runtime, unit: str, config: str, edit: Edit) -> Activation:
-    data = facts.files[config].data if config in facts.files else b""
-    live = re.search(rb'"live-restore"\s*:\s*true', data or b"") is not None or "--live-restore" in runtime.flags
-    stops = "running containers keep running (live-restore)" if live else "running containers stop"
-    socket = runtime.socket or "/run/docker.sock"
-    return Activation(
-        unit=unit,
-        verb="restart",
-        config=config,
-        validate=(runtime.binary or "dockerd", "--validate", "--config-file", "@FILE@"),
-        socket=socket,
-        health=(
-            ("docker", "-H", f"unix://{socket}", "version"),
-            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://docker/_ping"),
-        ),
-        disrupts=f"restarts {unit}: {stops}" if edit.changes else "",
-    )
+    engine = _ENGINES[runtime.distribution or wish.runtime]
+    runtime = replace(runtime, config=flag_config(runtime) or runtime.config or engine.CONFIG)
+    return engine.activation(facts, runtime, edit)

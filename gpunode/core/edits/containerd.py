@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import fnmatch
 import posixpath
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.edits import toml
+from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
-from gpunode.core.model import Edit, Reason
+from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 CONFIG = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
@@ -57,7 +59,17 @@ def _table(value: Any, name: str) -> dict[str, Any]:
     return value
 
 
-def edit(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """The root, what it imports as far as it was read, and the drop-in."""
+    root = request.config or CONFIG
+    found = [root]
+    for path in (root, *sorted(files)):
+        imports = toml.parse(path, files[path])[1].get("imports", []) if path in files else []
+        found += [posixpath.join(posixpath.dirname(path), item) for item in imports if isinstance(item, str)]
+    return tuple(dict.fromkeys((*found, request.drop_in or DROP_IN)))
+
+
+def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
     root_path = request.config or CONFIG
     root = _read(root_path, files.get(root_path, b""), request)
@@ -82,7 +94,6 @@ def edit(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     changes = changed(files, data)
     return Edit(
         changes=changes,
-        undo={path: files.get(path) for path in changes},
         reasons=(*_reasons(sets, changes), *_remarks(documents, request)),
     )
 
@@ -175,7 +186,7 @@ def _wanted(cri: Mapping[str, Any], request: RuntimeRequest, two: bool) -> dict[
             "name that runtime in containerd.runtimes and containerd.default_runtime_name, and remove the table",
         )
     default = section.get("default_runtime_name") or "runc"
-    wish = request.name if request.default_runtime == "nvidia" else "runc"
+    wish = {"nvidia": request.name, "runc": "runc", "keep": default}[request.default_runtime]
     base = ("containerd", "runtimes")
     sets: dict[toml.Path, Any] = {("containerd", "default_runtime_name"): wish} if default != wish else {}
     runc = dict(runtimes.get("runc", {}))
@@ -328,3 +339,54 @@ def _remarks(documents: list[Document], request: RuntimeRequest) -> tuple[Reason
         for d in documents
         if _disables_cri(d)
     )
+
+
+def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Takes the nvidia runtime out."""
+    raise Refusal("containerd cannot be unconfigured yet", "restore the file from a backup")
+
+
+def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What is in force."""
+    documents = _in_force(
+        files, _read(request.config or CONFIG, files.get(request.config or CONFIG, b""), request), request
+    )
+    section = _merged(documents, release(request.version) >= (2, 0)).get("containerd", {})
+    runtimes = section.get("runtimes", {})
+    return RuntimeState(
+        runtimes=tuple(runtimes),
+        default=section.get("default_runtime_name", ""),
+        path=toml.lookup(runtimes, (request.name, "options", "BinaryName")) or "",
+        files=tuple(d.path for d in documents if d.path in files),
+        notes=_remarks(documents, request),
+    )
+
+
+def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
+    """containerd reads its configuration only when it starts."""
+    unit = runtime.unit or "containerd.service"
+    files = [facts.files[path].data or b"" for path in runtime.files if path in facts.files]
+    socket = runtime.socket or "/run/containerd/containerd.sock"
+    disabled = any(reason.what.endswith("disables the CRI plugin") for reason in edit.reasons) or _no_cri(files)
+    return Activation(
+        unit=unit,
+        verb="restart",
+        config=runtime.config,
+        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
+        socket=socket,
+        plugin="" if disabled else "cri",
+        health=(("ctr", "--address", socket, "version"),),
+        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
+    )
+
+
+def _no_cri(files: list[bytes]) -> bool:
+    """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
+    for data in files:
+        try:
+            disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue
+        if isinstance(disabled, list) and {"cri", "io.containerd.grpc.v1.cri"} & {str(item) for item in disabled}:
+            return True
+    return False

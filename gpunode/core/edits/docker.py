@@ -6,13 +6,15 @@ Sources: moby daemon/config/config.go, daemon/runtime_unix.go; tried with `docke
 from __future__ import annotations
 
 import codecs
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from gpunode.core.edits import jsontext
+from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, check_size, decode, release
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, Reason
+from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 CONFIG = "/etc/docker/daemon.json"
 SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
@@ -27,7 +29,12 @@ FLAGS = {
 }
 
 
-def edit(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """daemon.json alone."""
+    return (request.config or CONFIG,)
+
+
+def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  A missing daemon.json counts as empty, as dockerd takes it."""
     path = request.config or CONFIG
     before = files.get(path, b"")
@@ -51,7 +58,6 @@ def edit(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     settings = ", ".join(f"{'.'.join(key)} = {value!r}" for key, value in sets.items())
     return Edit(
         changes=changes,
-        undo={path: files.get(path)} if changes else {},
         reasons=(Reason(what=path, why=f"sets {settings}", source=SOURCE),),
     )
 
@@ -127,7 +133,8 @@ def _wanted(have: Mapping[str, Any], request: RuntimeRequest) -> dict[jsontext.P
             f"runtimes.{request.name} has both path and runtimeType: dockerd does not start so",
             "remove the runtimeType",
         )
-    wish = request.name if request.default_runtime == "nvidia" else "runc"
+    now = (flags.get("default-runtime") or [""])[-1] or have.get("default-runtime") or "runc"
+    wish = {"nvidia": request.name, "runc": "runc", "keep": now}[request.default_runtime]
     if "default-runtime" in flags:
         _flag(flags["default-runtime"][-1:] == [wish], "--default-runtime", wish)
     elif (have.get("default-runtime") or "runc") != wish:
@@ -199,3 +206,43 @@ def _prove(path: str, text: str, have: Mapping[str, Any], sets: Mapping[jsontext
         table[key[-1]] = value
     if jsontext.parse(path, text) != wanted:
         raise Refusal(f"{path} is written in a way that gpunode cannot edit", "simplify the file, or edit it by hand")
+
+
+def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Takes the nvidia runtime out."""
+    raise Refusal("docker cannot be unconfigured yet", "restore the file from a backup")
+
+
+def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What is in force."""
+    path = request.config or CONFIG
+    text, _, _ = _read(path, files.get(path, b""), request)
+    have = jsontext.parse(path, text) if text.strip() else {}
+    runtimes = have.get("runtimes") or {}
+    return RuntimeState(
+        runtimes=tuple(runtimes),
+        default=have.get("default-runtime") or "runc",
+        path=(runtimes.get(request.name) or {}).get("path", ""),
+        files=(path,) if path in files else (),
+    )
+
+
+def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
+    """docker is restarted."""
+    unit, config = runtime.unit or "docker.service", runtime.config
+    data = facts.files[config].data if config in facts.files else b""
+    live = re.search(rb'"live-restore"\s*:\s*true', data or b"") is not None or "--live-restore" in runtime.flags
+    stops = "running containers keep running (live-restore)" if live else "running containers stop"
+    socket = runtime.socket or "/run/docker.sock"
+    return Activation(
+        unit=unit,
+        verb="restart",
+        config=config,
+        validate=(runtime.binary or "dockerd", "--validate", "--config-file", "@FILE@"),
+        socket=socket,
+        health=(
+            ("docker", "-H", f"unix://{socket}", "version"),
+            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://docker/_ping"),
+        ),
+        disrupts=f"restarts {unit}: {stops}" if edit.changes else "",
+    )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Problem, RuntimeName
+from gpunode.core.model import Distribution, Problem, RuntimeName
 
 LIMIT = 1 << 20  # bytes: no engine's configuration is that large; what is, is something else
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -19,17 +19,20 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 class RuntimeRequest:
     """What the configuration of one engine should say, and what is known of the engine.
 
-    `version` is what the daemon says of itself ("1.6.20~ds1", "" unknown: then only what every version reads is
-    written).  `config` and `drop_in` are absolute paths, "" takes the engine's own.  `cdi` None and `cgroup_driver` ""
-    leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file as well.
-    `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.
+    `distribution` is the Kubernetes that brings the engine, "" for one of its own.  `version` is what the daemon says
+    of itself ("1.6.20~ds1", "" unknown: then only what every version reads is written).  `config` and `drop_in` are
+    absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
+    `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
+    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.
     """
 
     runtime: RuntimeName
+    distribution: Distribution = ""
     config: str = ""
     drop_in: str = ""
+    in_place: bool = False
     version: str = ""
-    default_runtime: Literal["nvidia", "runc"] = "nvidia"
+    default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
     cdi: bool | None = None
