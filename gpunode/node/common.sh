@@ -2,6 +2,7 @@
 # What packages.sh, activate.sh and smoke.sh share.  It is put before them: one program, nothing to source on the node.
 
 GPUNODE_STATE=/var/lib/gpunode
+[ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
 # say KEY TEXT: one line of the protocol in core/remote.py
 say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; }
@@ -28,7 +29,7 @@ requested() { [ ! -e "$GPUNODE_IN/$1" ] || cat "$GPUNODE_IN/$1"; }
 word() { requested "$1" | head -n 1; }
 
 need_root() {
-  [ "$(id -u)" = 0 ] || finish refused "this needs root, and runs as $(id -un)" "set ansible_become: true (or --become) for this host"
+  [ "$(id -u)" = 0 ] || [ -e "$GPUNODE_IN/state" ] || finish refused "this needs root, and runs as $(id -un)" "set ansible_become: true (or --become) for this host"
 }
 
 # json_text TEXT: as a JSON string
