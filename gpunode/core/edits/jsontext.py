@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -42,6 +42,39 @@ def parse(path: str, text: str) -> Any:
         ) from None
     except (RecursionError, ValueError) as error:
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="mend the file") from None
+
+
+def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> str:
+    """The text of an object without the members at `removes`, then with those of `sets`, all else as it was.
+
+    Objects on the way to a key of `sets` are made where they are missing or null.  A list that is there loses and
+    gains only the elements that differ.  Paths of `removes` that are not there are passed over.
+    """
+    for path in removes:
+        text = _remove(text, path)
+    for path, value in (sets or {}).items():
+        text = set_key(text, path, value)
+    return text
+
+
+def _remove(text: str, path: Path) -> str:
+    at = _space(text, 0)
+    for depth, key in enumerate(path):
+        members = _members(text, at)
+        index = next((i for i in reversed(range(len(members))) if members[i].key == key), None)
+        if index is None:
+            return text
+        if depth + 1 < len(path):
+            at = members[index].value
+            if text[at] != "{":
+                return text
+            continue
+        if index:
+            return text[: members[index - 1].end] + text[members[index].end :]
+        if len(members) > 1:
+            return text[: members[0].start] + text[members[1].start :]
+        return text[: at + 1] + text[_space(text, members[0].end) :]
+    return text
 
 
 def set_key(text: str, path: Path, value: Any) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import re
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -164,6 +164,70 @@ def set_key(text: str, path: Path, value: Any) -> str:
         f"{'.'.join(path)} cannot be set without rewriting an inline table or an array",
         "write that part of the file as [tables], then run again",
     )
+
+
+@dataclass(frozen=True)
+class Document:
+    """A TOML file that was read: its text, and what it says as plain values (never change those)."""
+
+    text: str
+    doc: dict[str, Any]
+
+    def edit(self, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> Document:
+        """`edit`, without reading the text again; the outcome itself when nothing is to change."""
+        text = edit(self.text, sets, removes)
+        return self if text == self.text else Document(text, tomllib.loads(text))
+
+
+def load(path: str, data: bytes) -> Document:
+    """A TOML file; InputError carries path:line:column."""
+    return Document(*parse(path, data))
+
+
+def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> str:
+    """The text without the keys and tables at `removes`, then with those of `sets`, all else as it was, to the byte.
+
+    Values are strings, booleans, integers, floats, lists of those, and dicts: of a dict each key is set below the
+    path, {} makes an empty table.  A list that is there loses and gains only the elements that differ.  Paths of
+    `removes` that are not there are passed over.  A table that is not there yet is written after its nearest
+    relatives.  Raises Refusal where no place is legal, or a value stands where a table is needed.
+    """
+    for path in removes:
+        text = _remove(text, path)
+    for path, value in _leaves(sets or {}):
+        text = set_key(text, path, value)
+    return text
+
+
+def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
+    for path, value in sets.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves({(*path, key): item for key, item in value.items()})
+        else:
+            yield path, value
+
+
+def _remove(text: str, path: Path) -> str:
+    doc = tomllib.loads(text)
+    parent = lookup(doc, path[:-1])
+    if not isinstance(parent, dict) or path[-1] not in parent:
+        return text
+    wanted = copy.deepcopy(doc)
+    del lookup(wanted, path[:-1])[path[-1]]
+    statements, after, inside = scan(text), text, False
+    for at in reversed(range(len(statements))):
+        statement = statements[at]
+        inside = statement.path[: len(path)] == path
+        if not inside:
+            continue
+        start = text.rfind("\n", 0, statement.start) + 1
+        end = text.find("\n", statement.end) + 1 or len(text)
+        if statement.header and text[:start].endswith("\n\n"):
+            start -= 1
+        after = after[:start] + after[end:]
+    if not _says(after, wanted):
+        raise Refusal(f"{'.'.join(path)} cannot be removed", "remove it by hand")
+    return after
 
 
 def _with(doc: dict[str, Any], path: Path, value: Any) -> dict[str, Any]:
