@@ -16,6 +16,10 @@ COMMANDS = {
     "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),
     "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
     "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
+    "runtime": (
+        "gpunode.cli.runtime:runtime",
+        "This machine's container engines: configure, unconfigure, status, diff.",
+    ),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
 }

@@ -1,0 +1,333 @@
+"""gpunode runtime: the configuration of this machine's container engines, without Ansible and without Kubernetes."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import Command, format_option, print_json, show_error
+from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
+
+if TYPE_CHECKING:
+    from gpunode.core.model import Edit, Outcome, RuntimeName
+    from gpunode.edge.runtimes import Options, Subject
+
+
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runtime status\n"
+    "  gpunode runtime diff --runtime containerd --set-as-default\n"
+    "  gpunode runtime configure --runtime docker\n"
+    "  gpunode runtime unconfigure --runtime docker\n"
+    "  gpunode runtime configure --runtime containerd --root /mnt/image --engine-version 2.1\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 unreadable or invalid input,\n"
+    "3 differences pending (diff, status), 5 refused."
+)
+def runtime() -> None:
+    """Make this machine's container engines know the nvidia runtime, or not; no Ansible, no Kubernetes needed."""
+
+
+_ENGINE = click.option(
+    "--runtime",
+    "name",
+    type=click.Choice(("containerd", "docker", "crio", "podman")),
+    help="Which engine; may be left out where there is only one.",
+)
+_WHAT = (
+    _ENGINE,
+    click.option(
+        "--distribution",
+        type=click.Choice(("none", "k3s", "rke2", "k0s", "microk8s")),
+        help="The Kubernetes that brings this containerd; by default what is found.",
+    ),
+    click.option("--config", metavar="PATH", default="", help="The engine's root config file."),
+    click.option(
+        "--drop-in-config", metavar="PATH", help="The drop-in to write; empty ('') edits the root config itself."
+    ),
+    click.option("--nvidia-runtime-name", default="nvidia", show_default=True, metavar="NAME", help="Its name."),
+    click.option(
+        "--nvidia-runtime-path",
+        default="/usr/bin/nvidia-container-runtime",
+        show_default=True,
+        metavar="PATH",
+        help="Its binary.",
+    ),
+    click.option(
+        "--set-as-default",
+        "--nvidia-set-as-default",
+        is_flag=True,
+        help="Containers that name no runtime get it too; without it the default stays as it is.",
+    ),
+    click.option("--cdi/--no-cdi", "--cdi.enabled", default=None, help="Turn the engine's CDI support on or off."),
+    click.option(
+        "--cgroup-driver",
+        type=click.Choice(("auto", "systemd", "cgroupfs")),
+        default="auto",
+        show_default=True,
+        help="auto: the kubelet's where there is one, else as it is.",
+    ),
+    click.option("--enable-cri", is_flag=True, help="Take containerd's CRI plugin out of disabled_plugins."),
+    click.option("--engine-version", default="", metavar="V", help="In place of asking the engine's binary."),
+    click.option(
+        "--root",
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+        default="/",
+        show_default=True,
+        help="Another tree, such as a mounted image: its files, no service.",
+    ),
+)
+_HOW = (
+    click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
+    click.option("--no-restart", is_flag=True, help="Leave the engine as it runs; it has to be restarted later."),
+)
+
+
+def _options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """The options that say what is asked; the command gets them as `options: Options`."""
+
+    def wrap(command: Command) -> Command:
+        @functools.wraps(command)
+        def with_options(**given: Any) -> Any:
+            from gpunode.edge.runtimes import Options
+
+            found = Options(
+                runtime=given.pop("name") or _only(given["root"]),
+                distribution={None: None, "none": ""}.get(given["distribution"], given.pop("distribution")),
+                config=_absolute(given.pop("config")),
+                drop_in=None if given["drop_in_config"] is None else _absolute(given["drop_in_config"]),
+                name=given.pop("nvidia_runtime_name"),
+                path=given.pop("nvidia_runtime_path"),
+                default_runtime="nvidia" if given.pop("set_as_default") else "keep",
+                cdi=given.pop("cdi"),
+                cgroup_driver=given.pop("cgroup_driver"),
+                enable_cri=given.pop("enable_cri"),
+                version=given.pop("engine_version"),
+                root=given.pop("root").resolve(),
+                restart=not given.pop("no_restart", False),
+            )
+            del given["drop_in_config"]
+            return command(options=found, **given)
+
+        for option in reversed(options):
+            with_options = option(with_options)
+        return with_options  # type: ignore[return-value]
+
+    return wrap
+
+
+def _absolute(path: str) -> str:
+    """A path as a shell's user means it; links stay as they are."""
+    return str(Path(path).absolute()) if path else ""
+
+
+def _only(root: Path) -> RuntimeName:
+    """The one engine of this machine."""
+    from gpunode.edge.runtimes import installed
+
+    names = sorted({engine.name for engine in installed(root)})
+    if len(names) == 1:
+        return names[0]
+    raise InputError(
+        f"engines found: {', '.join(names) or 'none'}", expected="one", fix="name it: --runtime containerd, docker, …"
+    )
+
+
+# ---------------------------------------------------------------- the commands
+
+
+@runtime.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runtime configure --runtime containerd --set-as-default\n"
+    "  gpunode runtime configure --runtime docker --dry-run\n"
+    "  gpunode runtime configure --runtime containerd --config /srv/c.toml --engine-version 1.7 --no-restart\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@_options(*_WHAT, *_HOW)
+@format_option("text", "json")
+def configure(options: Options, dry_run: bool, output_format: str) -> int:
+    """Let the engine know the nvidia runtime: edit, validate, write, restart, check; rolled back if it fails."""
+    from gpunode.edge import runtimes
+
+    return _done(runtimes.configure(options, check=dry_run), dry_run, output_format)
+
+
+@runtime.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runtime unconfigure --runtime docker\n"
+    "  gpunode runtime unconfigure --runtime containerd --dry-run\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+)
+@_options(*_WHAT, *_HOW)
+@format_option("text", "json")
+def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
+    """Take back what configure did, to the byte; of what somebody else wrote only the nvidia entries go."""
+    from gpunode.edge import runtimes
+
+    return _done(runtimes.unconfigure(options, check=dry_run), dry_run, output_format)
+
+
+@runtime.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runtime diff --runtime containerd --set-as-default\n"
+    "  gpunode runtime diff --runtime docker --root /mnt/image\n\n"
+    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
+)
+@_options(*_WHAT)
+@format_option("text", "json")
+def diff(options: Options, output_format: str) -> int:
+    """Show what configure would change, as unified diffs without secrets."""
+    from gpunode.edge import runtimes
+
+    subject = runtimes.look(options)
+    edit = runtimes.edit(subject)
+    if output_format == "json":
+        print_json(_edit_data(subject, edit))
+    else:
+        click.echo(_diffs(subject, edit), nl=False)
+    return _pending(edit, output_format)
+
+
+@runtime.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runtime status\n"
+    "  gpunode runtime status --runtime containerd --set-as-default --format json\n\n"
+    "Exit codes: 0 configured, 2 invalid input, 3 configure would change something, 5 refused."
+)
+@_options(*_WHAT)
+@format_option("text", "json")
+def status(options: Options, output_format: str) -> int:
+    """Say whether the engine knows the nvidia runtime, from which files, and what stands in the way."""
+    from gpunode.edge import runtimes
+
+    subject = runtimes.look(options)
+    edit = runtimes.edit(subject)
+    if output_format == "json":
+        print_json(_status_data(subject, edit))
+    else:
+        click.echo(_status_text(subject, edit))
+    return _pending(edit, output_format)
+
+
+# ---------------------------------------------------------------- saying
+
+
+def _pending(edit: Edit, output_format: str) -> int:
+    if edit.problems:
+        if output_format == "text":
+            show_error(_refusal(edit))
+        return Exit.REFUSED
+    return Exit.PENDING if edit.changes else Exit.OK
+
+
+def _refusal(edit: Edit) -> GpunodeError:
+    problems = edit.problems
+    return RefusedError("; ".join(p.what for p in problems), fix="; ".join(p.fix for p in problems))
+
+
+def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_format: str) -> int:
+    """Print what came of an edit and give the exit code."""
+    subject, edit, outcome = result
+    if output_format == "json":
+        print_json(_edit_data(subject, edit) | {"dry_run": dry_run} | _outcome_data(outcome))
+    elif outcome:
+        _show_outcome(subject, edit, outcome, dry_run)
+    if outcome is None:
+        return _pending(edit, output_format)
+    return {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}.get(outcome.status, Exit.FAILED)
+
+
+def _show_outcome(subject: Subject, edit: Edit, outcome: Outcome, dry_run: bool) -> None:
+    from gpunode.edge.runtimes import after
+
+    if outcome.status in ("failed", "rolled_back", "refused"):
+        if outcome.log:
+            click.echo(outcome.log, err=True)
+        error = RefusedError if outcome.status == "refused" else GpunodeError
+        show_error(error(outcome.message, fix=outcome.fix))
+        return
+    if dry_run:
+        click.echo(_diffs(subject, edit), nl=False)
+    for line in outcome.changed:
+        click.echo(f"would be: {line}" if dry_run else line)
+    for reason in edit.reasons:
+        click.echo(f"{reason.what}: {reason.why}")
+    for note in outcome.notes:
+        click.echo(f"note: {note}")
+    disrupts = after(subject, edit).disrupts
+    if disrupts and dry_run:
+        click.echo(f"disturbs: {disrupts}")
+    click.echo(outcome.message)
+
+
+def _diffs(subject: Subject, edit: Edit) -> str:
+    from gpunode.core.diff import unified
+
+    before = subject.texts
+    return "".join(unified(before.get(path), data, path) for path, data in sorted(edit.changes.items()))
+
+
+def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
+    from gpunode.core.diff import unified
+    from gpunode.edge.runtimes import after
+
+    before = subject.texts
+    return {
+        "runtime": subject.request.runtime,
+        "distribution": subject.request.distribution,
+        "version": subject.request.version,
+        "changes": [
+            {
+                "path": path,
+                "action": "remove" if data is None else "rewrite" if path in before else "create",
+                "diff": unified(before.get(path), data, path),
+            }
+            for path, data in sorted(edit.changes.items())
+        ],
+        "reasons": [vars_of(r) for r in edit.reasons],
+        "problems": [vars_of(p) for p in edit.problems],
+        "disrupts": after(subject, edit).disrupts if edit.changes else "",
+    }
+
+
+def vars_of(value: Any) -> dict[str, Any]:
+    """A flat dataclass as plain data."""
+    from dataclasses import asdict
+
+    return asdict(value)
+
+
+def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
+    return {"outcome": vars_of(outcome) if outcome else None}
+
+
+def _status_data(subject: Subject, edit: Edit) -> dict[str, Any]:
+    data = _edit_data(subject, edit)
+    return {
+        "configured": not edit.changes and not edit.problems,
+        "pending": [change["path"] for change in data.pop("changes")],
+        "state": vars_of(subject.state),
+        **data,
+    }
+
+
+def _status_text(subject: Subject, edit: Edit) -> str:
+    state, request = subject.state, subject.request
+    where = f" of {request.distribution}" if request.distribution else ""
+    rows = [
+        ("engine", f"{request.runtime}{where} {request.version or '(version unknown)'}"),
+        ("files", ", ".join(state.files) or "none"),
+        ("runtimes", ", ".join(state.runtimes) or "the built-in one"),
+        ("default", state.default or "the built-in one"),
+        (request.name, state.path or "not known to the engine"),
+        ("CDI", {True: "on", False: "off", None: "not set"}[state.cdi]),
+        ("cgroup driver", state.cgroup_driver or "not set"),
+        *(("note", f"{note.what}: {note.why}") for note in state.notes),
+        *(("would change", path) for path in sorted(edit.changes)),
+        ("configured", "no: refused" if edit.problems else "no" if edit.changes else "yes"),
+    ]
+    width = max(len(name) for name, _ in rows)
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

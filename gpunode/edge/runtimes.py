@@ -1,0 +1,251 @@
+"""The configuration of one engine, on this machine or in an image's tree: looked at, edited, and edited back."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from gpunode.core.edits import (
+    Activation,
+    RuntimeRequest,
+    RuntimeState,
+    activation,
+    configure_runtime,
+    request_of,
+    runtime_files,
+    runtime_state,
+    unconfigure_runtime,
+)
+from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests import FileChange, commit_request
+from gpunode.edge.shell import local_run
+from gpunode.edge.state import state_dir
+from gpunode.edge.tree import Found, Tree
+from gpunode.node import script
+
+SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
+STATE = "/var/lib/gpunode"
+TRIES = 3  # another program may write the same files; then it is all read again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asks of one engine.  None and "" leave the choice to what is found."""
+
+    runtime: RuntimeName
+    distribution: Distribution | None = None
+    config: str = ""
+    drop_in: str | None = None  # "": no drop-in, edit the config itself
+    name: str = "nvidia"
+    path: str = "/usr/bin/nvidia-container-runtime"
+    default_runtime: Literal["nvidia", "runc", "keep"] = "keep"
+    cdi: bool | None = None
+    cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = "auto"
+    version: str = ""
+    enable_cri: bool = False
+    root: Path = Path("/")
+    restart: bool = True
+
+    @property
+    def here(self) -> bool:
+        return self.root == Path("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """An engine as it was found: what will be asked of the edit, and the files that matter."""
+
+    options: Options
+    request: RuntimeRequest
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    runtime: Runtime | None = None  # None: not asked, or not installed here
+    files: Mapping[str, Found] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, bytes]:
+        return {path: found.data for path, found in self.files.items()}
+
+    @property
+    def state(self) -> RuntimeState:
+        return runtime_state(self.texts, self.request)
+
+
+def installed(root: Path = Path("/")) -> list[Runtime]:
+    """The engines of this machine; of another tree nothing is known."""
+    return list(_facts().runtimes) if root == Path("/") else []
+
+
+def look(options: Options) -> Subject:
+    """Read all that an edit needs.  Raises InputError for files that are there and cannot be read."""
+    ask = options.here and not (options.config and options.version and not options.restart)
+    facts = _facts() if ask else NodeFacts()
+    runtime = facts.runtime(options.runtime)
+    request = _request(options, facts, runtime)
+    tree, files = Tree(options.root), dict[str, Found]()
+    while True:
+        texts = {path: found.data for path, found in files.items()}
+        fresh = {p for pattern in runtime_files(texts, request) for p in tree.matching(pattern)} - set(files)
+        found = {path: tree.read(path) for path in sorted(fresh)}
+        if not any(found.values()):
+            return Subject(options=options, request=request, facts=facts, runtime=runtime, files=files)
+        files |= {path: one for path, one in found.items() if one}
+
+
+def _facts() -> NodeFacts:
+    from gpunode.core.facts import parse_probe
+
+    request = {"sections": "".join(f"{name}\n" for name in SECTIONS).encode()}
+    _, stdout, _ = local_run(program(script("probe.sh"), request))
+    return parse_probe(stdout)
+
+
+def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> RuntimeRequest:
+    driver = facts.kubernetes.cgroup_driver if options.cgroup_driver == "auto" else options.cgroup_driver
+    wish = RuntimeWish(
+        runtime=options.runtime,
+        default_runtime=options.default_runtime,
+        cdi=options.cdi,
+        cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
+        nvidia_runtime_path=options.path,
+    )
+    request = request_of(runtime or Runtime(name=options.runtime), wish)
+    changes: dict[str, object] = {"name": options.name, "enable_cri": options.enable_cri}
+    if options.distribution is not None:
+        changes["distribution"] = options.distribution
+    if options.drop_in is not None:
+        changes |= {"drop_in": options.drop_in, "in_place": not options.drop_in}
+    if options.config and options.config != request.config:
+        changes |= {"config": options.config, "flags": ()}  # not the file that the daemon's arguments are about
+    version = options.version or request.version or _packaged(options)
+    return replace(request, version=version, **changes)  # type: ignore[arg-type]
+
+
+def _packaged(options: Options) -> str:
+    """The engine's version by dpkg's database in another tree, "" when it is not there."""
+    database = Tree(options.root).place("/var/lib/dpkg/status")
+    if options.here or not database.is_file():
+        return ""
+    for stanza in database.read_text(encoding="utf-8", errors="replace").split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version|Status): *(.*)$", stanza, re.MULTILINE))
+        if fields.get("Package") in _PACKAGES.get(options.runtime, ()) and "installed" in fields.get("Status", ""):
+            return str(fields.get("Version", "")).rpartition(":")[2]
+    return ""
+
+
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "containerd": ("containerd", "containerd.io"),
+    "docker": ("docker.io", "docker-ce", "moby-engine"),
+    "crio": ("cri-o",),
+    "podman": ("podman",),
+}
+
+
+# ---------------------------------------------------------------- editing
+
+
+def edit(subject: Subject) -> Edit:
+    """What configure changes."""
+    return configure_runtime(subject.texts, subject.request)
+
+
+def after(subject: Subject, edit: Edit) -> Activation:
+    """How the engine takes the edit up: not at all where it is not here, or reads other files."""
+    options, request = subject.options, subject.request
+    runtime = subject.runtime or Runtime(name=request.runtime, distribution=request.distribution)
+    facts = replace(subject.facts, runtimes=(runtime,))
+    found = activation(facts, RuntimeWish(runtime=request.runtime), edit)
+    config = request.config or found.config
+    known = options.here and subject.runtime is not None and found.config == config
+    if known and options.restart:
+        return found
+    validate = found.validate if known and not options.version else ()
+    return Activation(unit="", verb="", config=str(Tree(options.root).place(config)), validate=validate)
+
+
+def configure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Let the engine know the nvidia runtime; no outcome where the edit has problems.  `check` changes nothing."""
+    return _commit(options, lambda subject: (edit(subject), ()), check)
+
+
+def unconfigure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Take back what configure did, by the records it left in the journal, newest first."""
+    return _commit(options, _unconfigured, check)
+
+
+def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
+    kept = records(subject)
+    return unconfigure_runtime(subject.texts, subject.request, tuple(kept.values())), tuple(kept)
+
+
+def _commit(
+    options: Options, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], check: bool
+) -> tuple[Subject, Edit, Outcome | None]:
+    """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
+    for left in reversed(range(TRIES)):
+        subject = look(options)
+        made, used = make(subject)
+        if made.problems:
+            return subject, made, None
+        outcome = _run(_request_of_commit(subject, made, used, check), options)
+        if not left or not is_stale(outcome):
+            break
+    return subject, made, outcome
+
+
+def _request_of_commit(subject: Subject, edit: Edit, used: Sequence[str], check: bool) -> dict[str, bytes]:
+    """One transaction: every file that was read is compared, the root config is written last."""
+    tree, found = Tree(subject.options.root), after(subject, edit)
+    root = subject.files.get(subject.request.config or found.config)
+    paths = sorted({*edit.changes, *subject.files}, key=lambda path: (path == found.config, path))
+    changes = [
+        FileChange(
+            path=path if subject.options.here else str(tree.place(path)),
+            data=edit.changes.get(path),
+            mode=(root.mode if root else 0o644) & 0o644,
+            expect=subject.files[path].sha256 if path in subject.files else "",
+            read=path not in edit.changes,
+        )
+        for path in paths
+    ]
+    request = commit_request(changes, after=found, check=check)
+    state = _state(subject, [Path(change.path) for change in changes if not change.read])
+    return request if state == Path(STATE) else request | {"state": f"{state}\n".encode()}
+
+
+def _state(subject: Subject, written: Sequence[Path] = ()) -> Path:
+    """Where the journal is: in the tree; for a user's own files, which need no root, in the user's state folder."""
+    if not subject.options.here:
+        return Tree(subject.options.root).place(STATE)
+    own = os.geteuid() and all(os.access(path if path.exists() else path.parent, os.W_OK) for path in written)
+    return state_dir() / "node" if own else Path(STATE)
+
+
+def _run(request: Mapping[str, bytes], options: Options) -> Outcome:
+    rc, stdout, _ = local_run(program(script("commit.sh"), request), timeout=600)
+    return parse_outcome(stdout, rc)
+
+
+def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
+    """What configure left in the journal for this engine's config, newest first: id → record."""
+    found: dict[str, Mapping[str, Undo]] = {}
+    for file in sorted((_state(subject) / "backup").glob("*/undo.json"), reverse=True):
+        data = json.loads(file.read_text(encoding="utf-8"))
+        if data.get("label") == label(subject):
+            found[file.parent.name] = undo_from_data(data)
+    return found
+
+
+def label(subject: Subject) -> str:
+    request = subject.request
+    return f"{request.distribution or request.runtime} {request.config}"
+
+
+def is_stale(outcome: Outcome) -> bool:
+    return outcome.status == "refused" and "changed since" in outcome.message
