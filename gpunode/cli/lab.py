@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from gpunode.lab import Lab, Node
 
 _DISTRO = click.option(
-    "--distro", default="debian:12", show_default=True, metavar="DISTRO", help="debian:12 or debian:13."
+    "--distro",
+    default="debian:12",
+    show_default=True,
+    metavar="DISTRO",
+    help="debian:12, debian:13, or debian:13+forky (13 with newer engines).",
 )
 _SHAPE = (
     click.option(
@@ -178,7 +182,7 @@ def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
         engines = ",".join(node.engines) or "no engines"
         gpus = ",".join(node.gpus) or "no GPU"
         state = f"  {states.get(node.name, 'missing')}" if states is not None else ""
-        click.echo(f"{node.name:<16}{node.address:<16}{node.distro:<11}{engines:<19}{gpus}{state}")
+        click.echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
 
 
 def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:

@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.lab import machine
 from gpunode.lab.machine import Log, podman
 
@@ -48,21 +49,34 @@ PURGE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A Debian release: the name of its suite, and the packages only it has."""
+    """A Debian release: the name of its suite, and the packages only it has.
+
+    `newer` is a later suite that some packages, `borrowed`, come from: a whole system of it would not boot in a node,
+    because its systemd has no cgroup v1.
+    """
 
     codename: str
     packages: tuple[str, ...] = ()
+    newer: str = ""
+    borrowed: tuple[str, ...] = ()
 
 
+TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
-    "debian:13": Release(codename="trixie", packages=("docker-cli",)),  # a package of its own from trixie on
+    "debian:13": TRIXIE,
+    "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
 }
+
+
+def plain(distro: str) -> str:
+    """The distribution itself: `debian:13` of `debian:13+forky`."""
+    return distro.partition("+")[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """What kind of node: distro `debian:12` or `debian:13`, the engines it has, whether it has a python3.
+    """What kind of node: distro (one of RELEASES), the engines it has, whether it has a python3.
 
     `real_driver`: Debian's non-free repositories and a real kernel package instead of the stand-ins.
     """
@@ -89,7 +103,7 @@ class Variant:
     @property
     def name(self) -> str:
         """Part of the image's name: debian-12, debian-13-no-docker-no-python …"""
-        parts = [self.distro.replace(":", "-")]
+        parts = [_words(self.distro)]
         parts += ["no-docker"] if self.engines == ("containerd",) else ["no-engines"] if not self.engines else []
         parts += [] if self.python else ["no-python"]
         parts += ["real-driver"] if self.real_driver else []
@@ -130,8 +144,9 @@ def _packages(variant: Variant) -> list[str]:
 
 
 def _base_tag(variant: Variant, archive: machine.Archive) -> str:
-    name = f"{variant.distro.replace(':', '-')}-base" + ("-real-driver" if variant.real_driver else "")
-    return f"{PREFIX}/{name}:{_digest(_suites(variant, archive), _packages(variant), archive.settings)}"
+    name = f"{_words(variant.distro)}-base" + ("-real-driver" if variant.real_driver else "")
+    borrowed = RELEASES[variant.distro].borrowed
+    return f"{PREFIX}/{name}:{_digest(_suites(variant, archive), _packages(variant), *borrowed, archive.settings)}"
 
 
 def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log) -> None:
@@ -161,11 +176,47 @@ def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
     new = tar.with_suffix(".new.tar")
     command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', *options]
     command += [f"--include={','.join(_packages(variant))}", f"--keyring={KEYRING}"]
+    release = RELEASES[variant.distro]
+    if release.newer:
+        _require_suite(release.newer, archive)
+        lines.append(f"deb {archive.main} {release.newer} main")
+        command += _borrowing(release)
     try:
-        machine.run(*command, RELEASES[variant.distro].codename, str(new), *lines)
+        machine.run(*command, release.codename, str(new), *lines)
         new.replace(tar)
     finally:
         new.unlink(missing_ok=True)
+
+
+def _borrowing(release: Release) -> list[str]:
+    """Options of mmdebstrap: of the newer suite come these packages, and what exists nowhere else that they need."""
+    pins = ((" ".join(release.borrowed), 990), ("*", 100))
+    text = "".join(
+        f"Package: {names}\\nPin: release n={release.newer}\\nPin-Priority: {priority}\\n\\n"
+        for names, priority in pins
+    )
+    pin = '"$1/etc/apt/preferences.d/gpunode-lab"'
+    return [
+        f"--setup-hook=mkdir -p {pin.replace('/gpunode-lab', '')} && printf '{text}' >{pin}",
+        f"--customize-hook=rm {pin}",
+    ]
+
+
+def _require_suite(suite: str, archive: machine.Archive) -> None:
+    """Raise RefusedError where the archive has no such suite: mmdebstrap would not say what was wrong."""
+    url = f"{archive.main}/dists/{suite}/InRelease"
+    with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
+        settings = Path(folder) / "apt.conf"
+        settings.write_text(archive.settings)
+        helper = ("/usr/lib/apt/apt-helper", "-c", str(settings), "download-file", url, f"{folder}/InRelease")
+        said = machine.run(*helper, check=False)
+    if said.returncode:
+        why = next((line for line in said.stderr.splitlines() if line.startswith("E: ")), "E: it said nothing")
+        raise RefusedError(
+            f"Debian's archive does not give the suite {suite}: {why[3:]}",
+            expected=f"an archive with {suite}",
+            fix=f"name another archive in {machine.ARCHIVE_VARIABLE}, or take a distro without +{suite}",
+        )
 
 
 # ---------------------------------------------------------------- from tree to node
@@ -227,6 +278,11 @@ def _tree(folder: Path) -> list[Path]:
 
 def _contents(paths: Iterable[Path]) -> list[tuple[str, int, str]]:
     return [("/".join(p.parts[-4:]), p.stat().st_mode, hashlib.sha256(p.read_bytes()).hexdigest()) for p in paths]
+
+
+def _words(distro: str) -> str:
+    """As part of an image's name, where neither a colon nor a plus may stand."""
+    return re.sub(r"[^a-z0-9.]", "-", distro)
 
 
 def _digest(*inputs: object) -> str:

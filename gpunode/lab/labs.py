@@ -140,7 +140,7 @@ def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
         machine.install_missing_packages(log)
         machine.raise_inotify_limit(log)
         info = packages.build_repository(machine.places().repository, log=log)
-    debs = () if variant.real_driver else info.base_packages(variant.distro)
+    debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
     return images.ensure_image(variant, debs, log=log), info
 
 
@@ -189,7 +189,8 @@ def platform(
 
 
 def _source_of(info: RepositoryInfo, name: str, distro: str) -> RepositorySource:
-    return next(source for source in info.sources if source.name == name and source.distro in ("", distro))
+    served = ("", images.plain(distro))
+    return next(source for source in info.sources if source.name == name and source.distro in served)
 
 
 def _sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
@@ -197,7 +198,7 @@ def _sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str,
     return {
         source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
         for source in info.sources
-        if source.name != "kernels" and source.distro in ("", distro)
+        if source.name != "kernels" and source.distro in ("", images.plain(distro))
     }
 
 

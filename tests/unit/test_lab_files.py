@@ -68,6 +68,7 @@ def test_the_spec_it_writes_is_one_that_gpunode_reads():
         (Variant(engines=("docker",)), "debian-12", ()),
         (Variant(engines=()), "debian-12-no-engines", ("docker.io", "docker-cli", "containerd", "runc")),
         (Variant(real_driver=True), "debian-12-real-driver", ()),
+        (Variant(distro="debian:13+forky"), "debian-13-forky", ()),
     ],
 )
 def test_a_variant_says_what_it_is_called_and_what_is_taken_out(variant, name, purge):
