@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import posixpath
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -121,7 +122,7 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
 
 def _absolute(path: str) -> str:
     """A path as a shell's user means it; links stay as they are."""
-    return str(Path(path).absolute()) if path else ""
+    return posixpath.normpath(Path(path).absolute()) if path else ""
 
 
 def _only(root: Path) -> RuntimeName:

@@ -1,0 +1,180 @@
+"""gpunode runtime on another tree (--root): the whole way through commit.sh, without root and without any engine."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from gpunode.cli.main import cli
+from gpunode.edge import runtimes
+
+DOCKER = '{\n  "log-driver": "journald"\n}\n'
+TOML = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause:3.9" # ours\n'
+ENGINES = [
+    ("docker", "etc/docker/daemon.json", DOCKER, ("--engine-version", "26.1.5")),
+    ("containerd", "etc/containerd/config.toml", TOML, ("--engine-version", "1.7.24")),
+    ("containerd", "etc/containerd/config.toml", TOML, ("--engine-version", "2.1.9")),
+]
+
+
+def run(verb: str, root: Path, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["runtime", verb, "--root", str(root), *args], standalone_mode=False)
+
+
+def tree(root: Path, path: str, text: str) -> Path:
+    file = root / path
+    file.parent.mkdir(parents=True)
+    file.write_text(text)
+    return file
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize(("engine", "path", "text", "args"), ENGINES)
+def test_configure_then_unconfigure_gives_every_byte_back(
+    tmp_path: Path, engine: str, path: str, text: str, args: tuple[str, ...]
+) -> None:
+    file = tree(tmp_path, path, text)
+    file.chmod(0o640)
+    args = ("--runtime", engine, *args)
+    assert run("status", tmp_path, *args).return_value == 3
+    assert run("diff", tmp_path, *args, "--set-as-default").return_value == 3
+
+    done = run("configure", tmp_path, *args, "--set-as-default")
+    assert done.return_value == 0, done.output
+    assert file.stat().st_mode & 0o777 == 0o640
+    assert run("status", tmp_path, *args, "--set-as-default").return_value == 0
+    assert "nothing" not in run("diff", tmp_path, *args).output
+    before = contents(tmp_path / "etc")
+    assert run("configure", tmp_path, *args, "--set-as-default").return_value == 0
+    assert contents(tmp_path / "etc") == before, "the second run changes nothing"
+
+    done = run("unconfigure", tmp_path, *args)
+    assert done.return_value == 0, done.output
+    assert contents(tmp_path / "etc") == {path.removeprefix("etc/"): text.encode()}
+    assert run("unconfigure", tmp_path, *args).return_value == 0
+    assert contents(tmp_path / "etc") == {path.removeprefix("etc/"): text.encode()}
+
+
+def test_lines_that_were_added_since_stay_when_configure_is_taken_back(tmp_path: Path) -> None:
+    file = tree(tmp_path, "etc/docker/daemon.json", '{\n  "debug": true,\n  "log-driver": "journald"\n}\n')
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
+    file.write_text(file.read_text().replace('"debug": true', '"debug": false,\n  "mtu": 1400'))
+    assert run("unconfigure", tmp_path, "--runtime", "docker").return_value == 0
+    assert file.read_text() == '{\n  "debug": false,\n  "mtu": 1400,\n  "log-driver": "journald"\n}\n'
+
+
+def test_the_python_that_the_documentation_shows_runs() -> None:
+    page = (Path(__file__).parents[2] / "docs/runtime.md").read_text()
+    shown = page.partition("```python\n")[2].partition("```")[0]
+    assert "assert unconfigure_runtime" in shown
+    exec(shown, {})
+
+
+def test_dry_run_and_diff_write_nothing_and_show_the_same_diff(tmp_path: Path) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", DOCKER)
+    dry = run("configure", tmp_path, "--runtime", "docker", "--dry-run")
+    assert dry.return_value == 0
+    diff = run("diff", tmp_path, "--runtime", "docker")
+    assert diff.output
+    assert diff.output in dry.output
+    assert contents(tmp_path) == {"etc/docker/daemon.json": DOCKER.encode()}
+
+
+def test_broken_files_are_named_with_line_and_column_and_stay(tmp_path: Path) -> None:
+    broken = '{\n  "a": 1,,\n}\n'
+    tree(tmp_path, "etc/docker/daemon.json", broken)
+    for verb in ("configure", "unconfigure", "status", "diff"):
+        done = run(verb, tmp_path, "--runtime", "docker")
+        assert done.return_value == 2
+        assert "/etc/docker/daemon.json:2:" in done.output
+    assert contents(tmp_path) == {"etc/docker/daemon.json": broken.encode()}
+
+
+def test_a_refusal_is_exit_code_5_in_text_and_json(tmp_path: Path) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", '{"runtimes": {"runc": {"path": "/x"}}}')
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 5
+    done = run("configure", tmp_path, "--runtime", "docker", "--format", "json")
+    assert done.return_value == 5
+    data = json.loads(done.output)
+    assert "runc" in data["problems"][0]["what"]
+    assert (data["changes"], data["outcome"]) == ([], None)
+
+
+def test_a_directory_and_a_dangling_link_in_place_of_the_config_are_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "etc/docker/daemon.json").mkdir(parents=True)
+    (tmp_path / "etc/containerd").mkdir()
+    (tmp_path / "etc/containerd/config.toml").symlink_to("/nowhere")
+    assert "is a directory" in run("configure", tmp_path, "--runtime", "docker").output
+    done = run("configure", tmp_path, "--runtime", "containerd", "--engine-version", "1.7")
+    assert done.return_value == 2
+    assert "leads nowhere" in done.output
+
+
+def test_links_of_a_tree_lead_to_places_in_the_tree(tmp_path: Path) -> None:
+    file = tree(tmp_path, "srv/daemon.json", DOCKER)
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").symlink_to("/srv/daemon.json")
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
+    assert "nvidia" in file.read_text()
+    assert (tmp_path / "etc/docker/daemon.json").is_symlink()
+
+
+def test_links_in_a_circle_are_bad_input(tmp_path: Path) -> None:
+    (tmp_path / "etc/docker").mkdir(parents=True)
+    (tmp_path / "etc/docker/daemon.json").symlink_to("daemon.json")
+    done = run("status", tmp_path, "--runtime", "docker")
+    assert done.return_value == 2
+    assert "circle" in done.output
+
+
+def test_the_version_of_an_engine_in_a_tree_comes_from_dpkg(tmp_path: Path) -> None:
+    tree(
+        tmp_path,
+        "var/lib/dpkg/status",
+        "Package: containerd\nStatus: install ok installed\nVersion: 1.6.20~ds1-1+b1\n\n"
+        "Package: docker-ce\nStatus: install ok installed\nVersion: 5:28.5.2-1~debian.12~bookworm\n",
+    )
+    for engine, version in (("containerd", "1.6.20~ds1-1+b1"), ("docker", "28.5.2-1~debian.12~bookworm")):
+        done = run("status", tmp_path, "--runtime", engine, "--format", "json")
+        assert json.loads(done.output)["version"] == version
+
+
+def test_a_file_that_changes_between_reading_and_writing_is_read_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tree(tmp_path, "etc/docker/daemon.json", DOCKER)
+    look, times = runtimes.look, []
+
+    def and_then_somebody_writes(options: runtimes.Options) -> runtimes.Subject:
+        subject = look(options)
+        times.append(1)
+        if len(times) < 3:
+            file.write_text(DOCKER + "\n" * len(times))
+        return subject
+
+    monkeypatch.setattr(runtimes, "look", and_then_somebody_writes)
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
+    assert len(times) == 3
+    assert "nvidia" in file.read_text()
+
+
+def test_a_file_that_never_rests_is_refused_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tree(tmp_path, "etc/docker/daemon.json", DOCKER)
+    look = runtimes.look
+
+    def and_then_somebody_writes(options: runtimes.Options) -> runtimes.Subject:
+        subject = look(options)
+        file.write_text(file.read_text() + "\n")
+        return subject
+
+    monkeypatch.setattr(runtimes, "look", and_then_somebody_writes)
+    done = run("configure", tmp_path, "--runtime", "docker")
+    assert done.return_value == 5
+    assert "changed since" in done.output
+    assert file.read_text() == DOCKER + "\n" * 3
