@@ -136,8 +136,8 @@ def test_a_request_that_no_engine_takes_is_refused(options: dict[str, str]) -> N
 
 
 def test_a_runtime_that_is_not_rewritten_yet_is_refused_by_name() -> None:
-    with pytest.raises(GpunodeError, match="crio"):
-        configure_runtime({}, RuntimeRequest(runtime="crio"))
+    with pytest.raises(GpunodeError, match="minikube"):
+        configure_runtime({}, RuntimeRequest(runtime="containerd", distribution="minikube"))  # type: ignore[arg-type]
 
 
 # ---------------------------------------------------------------- from facts

@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.edits import containerd, docker
+from gpunode.core.edits import containerd, crio, docker
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
 from gpunode.core.edits.undo import record, revert
@@ -30,7 +30,8 @@ __all__ = [
     "unconfigure_runtime",
 ]
 
-_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker}  # by distribution, else by runtime
+# by distribution, else by runtime
+_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio}
 
 
 def _engine(request: RuntimeRequest) -> Engine:
