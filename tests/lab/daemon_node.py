@@ -1,0 +1,76 @@
+"""A lab node with real engines, as the tests of their configuration use it."""
+
+from __future__ import annotations
+
+import base64
+import io
+import tarfile
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import NodeFacts, Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.lab import Lab
+from gpunode.node import script
+
+# What the engines of each distribution are: the versions that Debian's archive has.
+DISTROS = ("debian:12", "debian:13", "debian:13+forky")
+TRACE = "/var/log/nvidia-container-runtime.trace"
+_TOOLKIT = """
+set -e
+mkdir -p /etc/apt/keyrings
+busybox wget -q -O /etc/apt/keyrings/toolkit.asc {key}
+echo 'deb [signed-by=/etc/apt/keyrings/toolkit.asc] {url} /' >/etc/apt/sources.list.d/toolkit.list
+only='-o Dir::Etc::SourceList=/etc/apt/sources.list.d/toolkit.list -o Dir::Etc::SourceParts=/dev/null'
+apt-get -qq $only update
+DEBIAN_FRONTEND=noninteractive apt-get -qq $only install nvidia-container-toolkit >/dev/null
+"""
+
+
+class DaemonNode:
+    """One node: shell commands, node scripts, and trees of files there and back."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab, self.node = lab, lab.nodes[0]
+
+    def run(self, command: str, *, stdin: str = "") -> Any:
+        return self.lab.run(self.node, command, stdin=stdin)
+
+    def sh(self, command: str, *, stdin: str = "") -> str:
+        """What a command printed; fails when it fails."""
+        done = self.run(command, stdin=stdin)
+        assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+        return str(done.stdout)
+
+    def send(self, name: str, request: Mapping[str, bytes]) -> Any:
+        return self.run(program(script(name), request))
+
+    def facts(self) -> NodeFacts:
+        return parse_probe(self.send("probe.sh", {}).stdout)
+
+    def commit(self, request: Mapping[str, bytes]) -> Outcome:
+        done = self.send("commit.sh", request)
+        return parse_outcome(done.stdout, done.returncode)
+
+    def install_toolkit(self) -> None:
+        """The lab's nvidia-container-toolkit, from the repository that the node's gpunode.yml points at."""
+        self.sh(_TOOLKIT.format(**self.node.sources["nvidia-container-toolkit"]))
+
+    def put(self, folder: str, files: Mapping[str, bytes]) -> None:
+        """Write files, named relative to the folder, in one round trip."""
+        packed = io.BytesIO()
+        with tarfile.open(fileobj=packed, mode="w:gz") as tar:
+            for name, data in files.items():
+                info = tarfile.TarInfo(name)
+                info.size, info.mode = len(data), 0o644
+                tar.addfile(info, io.BytesIO(data))
+        text = base64.encodebytes(packed.getvalue()).decode()
+        self.sh(f"mkdir -p {folder} && base64 -d | tar -C {folder} -xzf -", stdin=text)
+
+    def get(self, folder: str) -> dict[str, bytes]:
+        """Every file of a folder, by its name relative to it."""
+        packed = base64.b64decode(self.sh(f"tar -C {folder} -czf - . | base64"))
+        with tarfile.open(fileobj=io.BytesIO(packed), mode="r:gz") as tar:
+            read = {member.name: tar.extractfile(member) for member in tar if member.isfile()}
+            return {name.removeprefix("./"): file.read() for name, file in read.items() if file}

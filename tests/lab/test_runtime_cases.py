@@ -1,0 +1,248 @@
+"""Every case of tests/edits on the engines: the daemon loads it, nvidia is in force, nothing else changed."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shlex
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from daemon_node import DaemonNode
+
+from gpunode.core.edits import RuntimeRequest, configure_runtime
+from gpunode.core.edits.request import release
+from gpunode.core.errors import InputError
+from gpunode.core.model import Edit
+
+pytestmark = pytest.mark.lab
+
+CASES = Path(__file__).parent.parent / "edits"
+CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
+# Each tree is laid over empty /etc/containerd and /etc/docker, in a mount namespace of its own; two at a time.
+BATCH = """
+cd /tmp/cases
+mkdir -p /etc/docker
+cat >one <<'ONE'
+mount -t tmpfs tmpfs /etc/containerd && mount -t tmpfs tmpfs /etc/docker || exit
+if [ -d "$1/tree" ]; then cp -a "$1/tree/." /; fi
+sh "$1/ask" >"$1/stdout" 2>"$1/stderr"
+echo $? >"$1/status"
+ONE
+printf '%s\\n' */ask | sed 's,/ask,,' | xargs -P 2 -n 1 unshare -m sh one
+rm -rf one */tree */ask
+"""
+Files = Mapping[str, bytes]
+IMPLIED = (("sandbox_mode", "podsandbox"),)  # containerd 1.7 puts it in place of "" (pkg/cri/config/config.go)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A case as this engine's version is asked to edit it, and the files before and after."""
+
+    request: RuntimeRequest
+    before: Files
+    after: Files
+    edit: Edit
+
+    def asked(self, files: Files) -> dict[str, bytes]:
+        """What the node needs to judge one tree: the tree, and the engine's own check as a command."""
+        config = self.request.config or CONFIG[self.request.runtime]
+        words = {
+            "containerd": ["containerd", "-c", config, "config", "dump"],
+            "docker": ["dockerd", "--validate", "--config-file", config, *self.request.flags],
+        }
+        ask = shlex.join(words[self.request.runtime])
+        return {"ask": f"{ask}\n".encode()} | {f"tree{path}": data for path, data in files.items()}
+
+
+def trials(engine: str, version: str) -> dict[str, Trial]:
+    """The cases whose files an edit changes, edited for this version in place of the case's own."""
+    found = {}
+    for folder in sorted(after.parent for after in (CASES / engine).glob("*/after")):
+        options = json.loads((folder / "request.json").read_text())
+        request = RuntimeRequest(runtime=engine, **options | {"flags": tuple(options.get("flags", ()))})  # type: ignore[arg-type]
+        if request.distribution:
+            continue
+        request = replace(request, version=version)
+        tree = folder / "before"
+        before = {f"/{p.relative_to(tree)}": p.read_bytes() for p in sorted(tree.rglob("*")) if p.is_file()}
+        try:
+            edit = configure_runtime(before, request)
+        except InputError:
+            continue  # a shape that only other versions take
+        if not edit.problems:
+            after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
+            found[folder.name] = Trial(request=request, before=before, after=after, edit=edit)
+    return found
+
+
+def ask(node: DaemonNode, wanted: Mapping[str, Trial]) -> dict[str, tuple[tuple[int, str, str], ...]]:
+    """What the engine says of each trial's files before and after: exit status, output, error output."""
+    asked = {name: [trial.asked(files) for files in (trial.before, trial.after)] for name, trial in wanted.items()}
+    folders = {digest(files): files for both in asked.values() for files in both}
+    node.sh("rm -rf /tmp/cases")
+    node.put("/tmp/cases", {f"{name}/{path}": data for name, files in folders.items() for path, data in files.items()})
+    node.sh(BATCH)
+    said = {name: data.decode() for name, data in node.get("/tmp/cases").items()}
+    answers = {
+        name: (int(said[f"{name}/status"]), said[f"{name}/stdout"], said[f"{name}/stderr"].strip()[-400:])
+        for name in folders
+    }
+    return {name: tuple(answers[digest(files)] for files in both) for name, both in asked.items()}
+
+
+def digest(files: Files) -> str:
+    """Equal trees are judged once."""
+    parts = (f"{path} {hashlib.sha256(data).hexdigest()}" for path, data in sorted(files.items()))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+
+
+def leaves(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    """Every setting that says something, with its dotted path: nothing, false, 0 and "" are what Go starts from."""
+    if isinstance(value, dict):
+        for key, below in value.items():
+            yield from leaves(below, (*path, key))
+    elif value and (path[-1], value) not in IMPLIED:
+        yield ".".join(path), value
+
+
+def default_of(request: RuntimeRequest, before: Any) -> Any:
+    """The default runtime that is to be in force."""
+    return {"nvidia": request.name, "runc": "runc", "keep": before}[request.default_runtime]
+
+
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], allowed: list[str]) -> list[str]:
+    """Settings that differ although neither they nor a table above them is among the allowed dotted paths."""
+    old, new = dict(leaves(before)), dict(leaves(after))
+    differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
+    free = [path for path in differ if not any(f"{path}.".startswith(f"{above}.") for above in allowed)]
+    return [f"{path}: {old.get(path)!r} became {new.get(path)!r}" for path in free]
+
+
+# ---------------------------------------------------------------- containerd
+
+
+CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+
+
+def cri_of(dump: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Dotted path and table of the CRI plugin's runtime settings in a `config dump`; 1.x prints none when it is off."""
+    plugins = dump.get("plugins", {})
+    return next(((f"plugins.{name}", plugins[name]) for name in CRI if name in plugins), ("", {}))
+
+
+def judge_containerd(trial: Trial, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    (_, old), (cri, new) = cri_of(before), cri_of(after)
+    if not cri:
+        return differences(before, after, [])
+    return not_in_force(trial.request, old, new) + differences(before, after, may_differ(trial.request, cri, old))
+
+
+def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+    runtimes, default = new["containerd"]["runtimes"], new["containerd"]["default_runtime_name"]
+    nvidia = runtimes.get(request.name, {})
+    had = old.get("containerd", {}).get("default_runtime_name", "runc")
+    in_force = {
+        "type": (nvidia.get("runtime_type"), "io.containerd.runc.v2"),
+        "binary": (nvidia.get("options", {}).get("BinaryName"), request.path),
+        "default": (default, default_of(request, had)),
+        "a runtime of the default's name": (default in runtimes, True),
+    }
+    if request.cgroup_driver:
+        for name in (request.name, "runc"):
+            said = runtimes.get(name, {}).get("options", {}).get("SystemdCgroup", False)
+            in_force[f"SystemdCgroup of {name}"] = (said, request.cgroup_driver == "systemd")
+    if request.cdi is not None:
+        in_force["enable_cdi"] = (new.get("enable_cdi"), request.cdi)
+    return wrong(in_force)
+
+
+def may_differ(request: RuntimeRequest, cri: str, old: Mapping[str, Any]) -> list[str]:
+    """What the contract lets an edit change in what containerd has in force."""
+    if not old:
+        return ["disabled_plugins", "plugins"]  # the plugin is on now
+    paths = [f"{cri}.containerd.runtimes.{request.name}", f"{cri}.containerd.default_runtime_name", "imports"]
+    if request.cdi is not None:
+        paths.append(f"{cri}.enable_cdi")
+    if request.cgroup_driver:
+        paths.append(f"{cri}.containerd.runtimes.runc.options.SystemdCgroup")
+    if "runc" not in old["containerd"]["runtimes"]:
+        paths.append(f"{cri}.containerd.runtimes.runc")
+    return paths
+
+
+def wrong(in_force: Mapping[str, tuple[Any, Any]]) -> list[str]:
+    return [f"{what} is {have!r}, not {want!r}" for what, (have, want) in in_force.items() if have != want]
+
+
+def test_containerd_loads_every_edited_file_with_nvidia_in_force_and_nothing_else_changed(daemons: DaemonNode) -> None:
+    version = daemons.sh("containerd --version").split()[2]
+    wanted = trials("containerd", version)
+    wrongs, judged = {}, 0
+    for name, ((status, dump, _), (status_after, dump_after, said)) in ask(daemons, wanted).items():
+        if status:
+            continue  # a file that this version does not load in the first place
+        judged += 1
+        if status_after:
+            wrongs[name] = [f"does not load any more: {said}"]
+        elif found := judge_containerd(wanted[name], tomllib.loads(dump), tomllib.loads(dump_after)):
+            wrongs[name] = found
+    assert wrongs == {}
+    assert judged >= 30, "most cases say something about every version"
+
+
+# ---------------------------------------------------------------- docker
+
+
+def daemon_json(data: bytes) -> dict[str, Any]:
+    """A daemon.json as dockerd takes it: a byte order mark tells the encoding; nothing, and null, count as empty."""
+    wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
+    text = data.decode("utf-16" if wide else "utf-8-sig")
+    return json.loads(text or "null") or {} if text.strip() else {}
+
+
+def judge_docker(trial: Trial, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
+    request = trial.request
+    if request.flags:  # they count as much as the file, and dockerd alone knows both
+        return differences(before, after, ["runtimes", "default-runtime"])
+    had, has = ((said.get("runtimes") or {}).get(request.name) or {} for said in (before, after))
+    default = default_of(request, before.get("default-runtime") or "runc")
+    in_force = {
+        "path": (has.get("path"), request.path),
+        "arguments": (has.get("runtimeArgs") or [], had.get("runtimeArgs") or []),
+        "default": (after.get("default-runtime") or "runc", default),
+    }
+    paths = [f"runtimes.{request.name}", "default-runtime"]
+    if request.cdi is not None:
+        paths.append("features.cdi")
+    if request.cgroup_driver:
+        paths.append("exec-opts")
+        in_force["cgroup driver"] = (f"native.cgroupdriver={request.cgroup_driver}" in after.get("exec-opts", []), True)
+    return wrong(in_force) + differences(before, after, paths)
+
+
+def test_docker_takes_every_edited_file_with_nvidia_in_force_and_nothing_else_changed(daemons: DaemonNode) -> None:
+    version = daemons.sh("dockerd --version").split()[2]
+    wanted = trials("docker", version)
+    wrongs = {
+        name: found
+        for name, trial in wanted.items()
+        if (
+            found := judge_docker(
+                trial, *(daemon_json(files.get(CONFIG["docker"], b"")) for files in (trial.before, trial.after))
+            )
+        )
+    }
+    assert wrongs == {}
+    if release(version) < (23, 0):
+        return  # dockerd --validate came with 23.0
+    for name, ((status, *_), (status_after, _, said)) in ask(daemons, wanted).items():
+        if status == 0 and status_after:
+            wrongs[name] = [said]
+    assert wrongs == {}
+    assert len(wanted) >= 20, "most cases say something about every version"
