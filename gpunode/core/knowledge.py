@@ -117,6 +117,10 @@ class DistroRow:
     ga_kernel: str
     eol: str
     source: str
+    modular: bool = False
+    kernels: tuple[tuple[str, ...], ...] = ()  # (pattern of uname -r, header packages …)
+    headers_meta: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +258,10 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
         ga_kernel=fields.get("ga_kernel", ""),
         eol=fields["eol"],
         source=fields["source"],
+        modular=fields.get("modular", False),
+        kernels=tuple(tuple(kernel) for kernel in fields.get("kernels", ())),
+        headers_meta=tuple(fields.get("headers_meta", ())),
+        needs=tuple(fields.get("needs", ())),
     )
 
 

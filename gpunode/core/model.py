@@ -124,6 +124,17 @@ class Runtime:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Running:
+    """What runs in one engine while the probe looks."""
+
+    count: int | None = None  # containers, pods where the engine serves Kubernetes; None: nobody could be asked
+    names: tuple[str, ...] = ()  # of the first ones
+    live_restore: bool | None = None  # Docker's, as the running daemon says; None: not said
+    knows_hook: bool = False  # dockerd started after nvidia-container-runtime-hook came onto the node
+    reloads: bool = False  # the engine's unit can be reloaded
+
+
+@dataclass(frozen=True, kw_only=True)
 class Kubernetes:
     """What of Kubernetes is on the node.  kind "" means none."""
 
@@ -188,6 +199,7 @@ class NodeFacts:
     cuda_default: str = ""  # what /usr/local/cuda leads to
     toolkit: str = ""  # version of nvidia-container-toolkit, by its binary
     runtimes: tuple[Runtime, ...] = ()
+    containers: Mapping[str, Running] = field(default_factory=dict)  # by engine
     kubernetes: Kubernetes = Kubernetes()
     package_manager: str = ""  # apt, dnf, zypper, pacman
     packages: Mapping[str, Package] = field(default_factory=dict)  # only names that concern us
@@ -276,7 +288,8 @@ class DriverChoice:
     services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
     remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
     newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
-    pin: str = ""  # versions (580.*) that apt has to prefer, because package names do not tell branches apart
+    pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
+    stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -404,6 +417,7 @@ class Outcome:
     changed: tuple[str, ...] = ()  # one line per thing changed (or that would change, in check mode)
     notes: tuple[str, ...] = ()
     log: str = ""  # every other line it printed
+    stale: tuple[str, ...] = ()  # files that changed since they were read: read again, and ask again
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
         return notes.solution()
     driver = solve_driver(request, row, gpus, knowledge, notes)
     cuda = solve_cuda(request, row, gpus, driver, knowledge, notes)
-    toolkit = solve_toolkit(request, knowledge, notes)
+    toolkit = solve_toolkit(request, row, knowledge, notes)
     used = tuple(dict.fromkeys(part.repository for part in (driver, cuda, toolkit) if part and part.repository))
     repositories = solve_repositories(request, row, used, knowledge, notes)
     return notes.solution(driver=driver, cuda=cuda, toolkit=toolkit, repositories=repositories)

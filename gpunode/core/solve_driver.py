@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
 from gpunode.core.model import DriverChoice, Flavour
+from gpunode.core.solve_families import refused_on_arch
 from gpunode.core.solve_gpus import range_text, serves
 from gpunode.core.solve_notes import Notes
 from gpunode.core.solve_packages import driver_choice
@@ -19,6 +20,11 @@ MOK = (
     "on the node: mokutil --import /var/lib/dkms/mok.pub, choose a password, reboot, and "
     "«Enroll MOK» in the blue screen; mokutil --test-key says whether it is enrolled"
 )
+
+_SIGNED = {
+    "ubuntu": "Ubuntu's own kernel modules are built and signed by Canonical",
+    "suse": "SUSE's own kernel modules are built and signed by SUSE",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +63,8 @@ def solve_driver(
             f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto"
         )
         return None
+    if row.family == "arch" and refused_on_arch(request, gpus, knowledge, notes):
+        return None
     flavour = _flavour_asked(request, gpus, knowledge, notes)
     if flavour is None:
         return None
@@ -67,7 +75,7 @@ def solve_driver(
     chosen = _flavour(branch, flavour, gpus, knowledge, notes)
     if chosen is None:
         return None
-    if request.secure_boot and not (own and row.family == "ubuntu"):
+    if request.secure_boot and not (own and row.family in _SIGNED):
         notes.because(
             "warning: Secure Boot",
             f"it is on, and modules that DKMS builds load only once the node's own key is enrolled: {MOK}",
@@ -169,7 +177,11 @@ def _own_packages(
     if spec.branch == "distro":
         notes.because("repository", f"driver.branch is distro: the packages of {row.key} itself", row.source)
         return True
-    if not request.secure_boot or row.family != "ubuntu" or spec.version:
+    if not row.dir:
+        notes.because("repository", f"NVIDIA has no repository for {row.key}: its own packages", row.source)
+        return True
+    signed = row.family == "ubuntu" or (row.family == "suse" and flavour != "proprietary")
+    if not request.secure_boot or not signed or spec.version:
         return False
     fits = [
         b
@@ -181,8 +193,8 @@ def _own_packages(
         return False
     notes.because(
         "repository",
-        "Secure Boot is on: Ubuntu's own kernel modules are built and signed by Canonical, they load without a MOK",
-        knowledge.packages["ubuntu-own"]["source"],
+        f"Secure Boot is on: {_SIGNED[row.family]}, they load without a MOK",
+        knowledge.packages[f"{row.family}-own"]["source"],
     )
     return True
 

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
-from gpunode.core.model import DriverChoice, Flavour, PackageWant
+from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
+from gpunode.core.solve_families import (
+    arch_dkms,
+    arch_own,
+    header_packages,
+    rpm_repository,
+    stream,
+    suse_own,
+    version_wish,
+)
 from gpunode.core.solve_notes import Notes
 
 if TYPE_CHECKING:
@@ -38,20 +47,20 @@ def driver_choice(
     notes: Notes,
 ) -> DriverChoice | None:
     """The packages of the driver, held against unattended upgrades where the spec says so."""
-    names = knowledge.packages[row.family]
     if own and row.family == "debian" and not _has_components(request, row, notes):
         return None
-    source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository"]
-    wants = {
-        (True, "ubuntu"): _ubuntu_own,
-        (True, "debian"): _debian_own,
-    }.get((own, row.family), _cuda_repository)(request, row, branch, flavour, gpus, knowledge)
-    fabric, services = _fabric(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    deb = row.family in ("ubuntu", "debian")
+    source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository" if deb else row.family]
+    wants = _WAYS[own, row.family](request, row, branch, flavour, gpus, knowledge)
+    joined = _fabric(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    if joined is None:
+        return None
+    fabric, services = joined
     packages = tuple(PackageWant(name=p.name, version=p.version, hold=request.driver.hold) for p in (*wants, *fabric))
     notes.because("packages", _names(packages), source["source"])
     _say_version(request, branch, own=own, notes=notes)
-    dkms = not (own and row.family == "ubuntu")
-    headers = _headers(request, names, notes) if dkms else ()
+    dkms = not own or row.family == "debian" or (row.family == "arch" and arch_dkms(request, row, knowledge))
+    headers = _headers(request, row, knowledge, notes) if dkms else ()
     if headers is None:
         return None
     return DriverChoice(
@@ -61,11 +70,12 @@ def driver_choice(
         newest=branch.latest,
         method="packages",
         packages=packages,
-        repository="" if own else "nvidia-cuda",
+        repository="" if own and row.family != "suse" else "nvidia-cuda",
         kernel_packages=headers,
         services=("nvidia-persistenced.service", *services),
-        remove=_conflicts(request, branch, flavour, packages),
-        pin="" if own else _version(request, branch),
+        remove=_conflicts(request, branch, flavour, packages, source),
+        pin="" if own or row.modular else version_wish(request, branch),
+        stream="" if own else stream(row, branch, flavour, knowledge),
     )
 
 
@@ -86,11 +96,6 @@ def _say_version(request: SolveRequest, branch: Branch, *, own: bool, notes: Not
 # ---------------------------------------------------------------- names by repository
 
 
-def _version(request: SolveRequest, branch: Branch) -> str:
-    """As apt matches it: packagers add -1, -0ubuntu1 … to the driver's version."""
-    return f"{request.driver.version}-*" if request.driver.version else f"{branch.branch}.*"
-
-
 def _cuda_repository(
     request: SolveRequest,
     row: DistroRow,
@@ -100,7 +105,7 @@ def _cuda_repository(
     knowledge: Knowledge,
 ) -> list[PackageWant]:
     names, family = knowledge.packages["cuda-repository"], knowledge.packages[row.family]
-    version = _version(request, branch)
+    version = version_wish(request, branch)
     meta = names[flavour]
     pinned = branch.branch >= family["pinned_from"]
     pin = names["pin"].format(pin=request.driver.version or branch.branch)
@@ -123,7 +128,7 @@ def _ubuntu_own(
 ) -> list[PackageWant]:
     names, family = knowledge.packages["ubuntu-own"], knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    version = _version(request, branch)
+    version = version_wish(request, branch)
     modules: list[str] = []
     for kernel in request.kernels or ():
         modules.append(names["modules"].format(release=kernel.release, **words))
@@ -155,7 +160,7 @@ def _debian_own(
     knowledge: Knowledge,
 ) -> list[PackageWant]:
     names = knowledge.packages["debian-own"]
-    version = _version(request, branch)
+    version = version_wish(request, branch)
     gsp = branch.branch >= 535 and any(g.open != "no" for g in gpus)
     return [
         PackageWant(name=names[flavour], version=version),
@@ -180,6 +185,18 @@ def _has_components(request: SolveRequest, row: DistroRow, notes: Notes) -> bool
     return not missing
 
 
+_WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the distribution's own, family)
+    (False, "ubuntu"): _cuda_repository,
+    (False, "debian"): _cuda_repository,
+    (False, "rhel"): rpm_repository,
+    (False, "suse"): rpm_repository,
+    (True, "ubuntu"): _ubuntu_own,
+    (True, "debian"): _debian_own,
+    (True, "suse"): suse_own,
+    (True, "arch"): arch_own,
+}
+
+
 # ---------------------------------------------------------------- fabric
 
 
@@ -192,7 +209,7 @@ def _fabric(
     own: bool,
     notes: Notes,
     knowledge: Knowledge,
-) -> tuple[list[PackageWant], tuple[str, ...]]:
+) -> tuple[list[PackageWant], tuple[str, ...]] | None:
     """Fabric manager and its kin, at the driver's version, only where the hardware asks for them."""
     rule = knowledge.rules["fabric_equals_driver"]
     switches = bool(request.nvswitches) or request.nvlink5_fabric
@@ -202,11 +219,11 @@ def _fabric(
     if not {"fabric", "imex"} <= names.keys():
         notes.refuse(
             "this node has an NVSwitch fabric, and the distribution has no fabric manager",
-            "set driver.branch to auto: NVIDIA's repository has it",
+            "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
         )
-        return [], ()
+        return None
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
-    version = _version(request, branch)
+    version = version_wish(request, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
     apart: list[str] = []
     if request.nvlink5_fabric and not own:
@@ -230,41 +247,51 @@ def _fabric(
 # ---------------------------------------------------------------- kernels and conflicts
 
 
-def _headers(request: SolveRequest, family: Table, notes: Notes) -> tuple[PackageWant, ...] | None:
+def _headers(
+    request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes
+) -> tuple[PackageWant, ...] | None:
     """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""
+    family = knowledge.packages[row.family]
     if not request.kernels:
-        name = family["headers_meta"][request.arch]
-        notes.because("headers", f"kernels are not known: {name} follows the newest", family["source"])
-        return (PackageWant(name=name),)
-    found: list[str] = []
+        names = row.headers_meta or (family["headers_meta"][request.arch],)
+        notes.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
+        return tuple(PackageWant(name=n) for n in names)
+    found: list[PackageWant] = []
     for kernel in request.kernels:
-        match = re.match(family["kernel"], kernel.release)
-        if not match and kernel.headers:
-            notes.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
-            continue
-        if not match:
+        wants = header_packages(row, kernel) if row.kernels else _deb_headers(request, family, kernel)
+        if not wants and not kernel.headers:
             notes.refuse(
                 f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
                 "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel",
             )
             return None
-        found.append(family["headers"].format(release=kernel.release))
-        follower = f"linux-headers-{match['flavour']}"
-        if f"linux-image-{match['flavour']}" in request.installed:
-            found.append(follower)  # the next kernel upgrade then brings its headers along
-    names = tuple(dict.fromkeys(found))
-    if names:
+        if not wants:
+            notes.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
+        found += wants
+    wants = list(dict.fromkeys(found))
+    if wants:
         notes.because(
-            "headers", f"DKMS builds the module for each kernel that can boot: {', '.join(names)}", family["source"]
+            "headers", f"DKMS builds the module for each kernel that can boot: {_names(wants)}", family["source"]
         )
-    return tuple(PackageWant(name=n) for n in names)
+    return tuple(wants)
+
+
+def _deb_headers(request: SolveRequest, family: Table, kernel: Kernel) -> list[PackageWant]:
+    match = re.match(family["kernel"], kernel.release)
+    if not match:
+        return []
+    # where the image's metapackage is, that of the headers brings the headers of the next kernel along
+    follows = f"linux-image-{match['flavour']}" in request.installed
+    names = [family["headers"].format(release=kernel.release), *([f"linux-headers-{match['flavour']}"] * follows)]
+    return [PackageWant(name=n) for n in names]
 
 
 def _conflicts(
-    request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant]
+    request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
+    rivals = names.get("rivals", _RIVALS)[flavour]
     switched = request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     found = []
     for name in request.installed:
@@ -274,6 +301,6 @@ def _conflicts(
         pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
         # the names without a branch keep the branch they came with, where another one is wanted
         meta = switched and name in ("nvidia-open", "cuda-drivers")
-        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in _RIVALS[flavour]):
+        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in rivals):
             found.append(name)
     return tuple(found)

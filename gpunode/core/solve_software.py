@@ -26,6 +26,12 @@ def solve_cuda(
     versions = request.cuda.versions
     if not versions:
         return None
+    if row.family == "arch":
+        notes.refuse(
+            f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
+            "install the package cuda by hand, or use CUDA in a container, which brings its own toolkit",
+        )
+        return None
     works = [_works(v, row, gpus, driver, knowledge, notes) for v in versions]  # each tells its own problems
     if not all(works):
         return None
@@ -111,13 +117,15 @@ def _distance(one: str, other: str) -> float:
     return abs(a[0] - b[0]) * 100.0 + abs(a[1] - b[1])
 
 
-def solve_toolkit(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:
+def solve_toolkit(request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:
     """NVIDIA Container Toolkit: four packages that must have one version."""
     names = knowledge.packages["container-toolkit"]
     asked = request.toolkit.version
     if asked == "none":
         notes.because("toolkit", "toolkit.version is none", "")
         return None
+    if row.family == "arch":
+        return _arch_toolkit(request, knowledge, notes)
     version = names["newest"] if asked == "auto" else asked
     if len(version_tuple(version)) != 3 or version.strip("0123456789.") or version.count(".") != 2:
         notes.refuse(
@@ -147,6 +155,19 @@ def solve_toolkit(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> 
     )
 
 
+def _arch_toolkit(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:
+    names = knowledge.packages["arch-own"]
+    if request.toolkit.version != "auto":
+        notes.refuse(
+            f"toolkit.version {request.toolkit.version}: Arch has one version at a time, the newest",
+            "set toolkit.version to auto",
+        )
+        return None
+    notes.because("toolkit", "the newest that Arch has", names["source"])
+    packages = tuple(PackageWant(name=n) for n in names["toolkit"])
+    return ToolkitChoice(version="", method="packages", packages=packages, repository="")
+
+
 def solve_repositories(
     request: SolveRequest, row: DistroRow, used: Sequence[str], knowledge: Knowledge, notes: Notes
 ) -> tuple[Repository, ...]:
@@ -163,7 +184,9 @@ def solve_repositories(
 
 def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> Repository:
     table = knowledge.repositories[name]
-    vendor = table["url"].format(dir=row.dir, arch=table["arch"][request.arch])
+    deb = row.family in ("ubuntu", "debian") or "rpm_url" not in table
+    url, archs = (table["url"], table["arch"]) if deb else (table["rpm_url"], table["rpm_arch"])
+    vendor = url.format(dir=row.dir, arch=archs[request.arch])
     key: RepositoryKey = knowledge.keys[table.get("key") or row.signed_by]
     mirror = request.sources.get(name)
     url = mirror.url if mirror and mirror.url else vendor

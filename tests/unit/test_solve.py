@@ -54,6 +54,9 @@ def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
         "toolkit_remove": list(toolkit.remove) if toolkit else [],
         "repository": repository.url if repository else "",
         "fingerprint": repository.fingerprint if repository else "",
+        "toolkit_repository": next(
+            (r.url for r in solution.repositories if toolkit and r.name == toolkit.repository), ""
+        ),
     }
     if driver:
         found |= {
@@ -62,6 +65,8 @@ def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
             "headers": words(driver.kernel_packages),
             "services": list(driver.services),
             "remove": list(driver.remove),
+            "stream": driver.stream,
+            "pin": driver.pin,
         }
     sentences = {
         "reason": [r.why for r in solution.reasons],
