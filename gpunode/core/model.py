@@ -357,7 +357,7 @@ class Edit:
     """Files → files: what changes (None = the file goes), how to take it back, and why.
 
     `meant` are the settings that may differ in what the engine has in force afterwards: dotted paths without quotes,
-    a table's path stands for all below it.
+    a table's path stands for all below it.  `restart`: the files are right, and the engine was started before they were.
     """
 
     changes: Mapping[str, bytes | None] = field(default_factory=dict)
@@ -365,6 +365,7 @@ class Edit:
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
     meant: tuple[str, ...] = ()
+    restart: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -219,7 +219,7 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         return _actual_file(facts, key.name, item)
     if key.option == "edits":
         pending = facts.runtime(key.name) is None or edits[key.name].changes or facts.unfinished
-        return "to be edited" if pending else "configured"
+        return "to be edited" if pending else "to be restarted" if edits[key.name].restart else "configured"
     return _actual_activation(facts, key)
 
 
