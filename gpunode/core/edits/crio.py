@@ -216,12 +216,12 @@ def _runtime(now: InForce, request: RuntimeRequest) -> dict[str, Any]:
     """The runtime's table as it should be: one that is there keeps its keys, a new one inherits from the default."""
     have = now.runtimes.get(request.name)
     if have is None:
-        parent = _parent(now)
+        parent = _parent(now, request)
         inherited = {key: parent[key] for key in _INHERITED if parent.get(key)}
         return {"runtime_path": request.path, "runtime_type": "oci", **inherited}
     if have.get("runtime_type", "") not in ("", "oci"):
         raise Refusal(
-            f"runtimes.{request.name} is there with runtime_type = {have['runtime_type']!r}",
+            f"runtimes.{request.name} is there with runtime_type = {toml.literal(have['runtime_type'])}",
             "remove that runtime, or choose another name for ours",
         )
     own = (
@@ -230,10 +230,10 @@ def _runtime(now: InForce, request: RuntimeRequest) -> dict[str, Any]:
     return {**have, "runtime_path": request.path, **own}
 
 
-def _parent(now: InForce) -> Mapping[str, Any]:
+def _parent(now: InForce, request: RuntimeRequest) -> Mapping[str, Any]:
     """The runtime to inherit from: the default one, or the first usual one, of those that conmon runs."""
     for name in (now.default, "crun", "runc"):
-        found = now.runtimes.get(name)
+        found = None if name == request.name else now.runtimes.get(name)
         if found is not None and found.get("runtime_type", "") in ("", "oci"):
             return found
     return {}
@@ -335,7 +335,7 @@ def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request:
             why=f"CRI-O reads {folder(request)}; nvidia-container-toolkit 1.18.0 to 1.19.0 wrote it there: remove it",
             source=SOURCE,
         )
-    binary = str(_parent(_in_force(documents, request)).get("runtime_path", ""))
+    binary = str(_parent(_in_force(documents, request), request).get("runtime_path", ""))
     if binary and posixpath.dirname(binary) not in _PATH:
         yield Reason(
             what=f"{binary} is not on the PATH",
