@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import tomllib
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import tomlkit
@@ -15,7 +16,7 @@ from hypothesis import strategies as st
 from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, toml, unconfigure_runtime
 from gpunode.core.edits.request import Refusal
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime, RuntimeWish
 
 CASES = Path(__file__).parent.parent / "edits"
 CONTAINERD = "/etc/containerd/config.toml"
@@ -38,7 +39,10 @@ def files(folder: Path) -> dict[str, bytes]:
 def request_of(case: Path) -> RuntimeRequest:
     options = json.loads((case / "request.json").read_text())
     options["flags"] = tuple(options.get("flags", ()))
-    return RuntimeRequest(runtime=case.parent.name, **options)
+    engine = case.parent.name
+    if engine in get_args(Distribution):
+        return RuntimeRequest(runtime="containerd", distribution=engine, **options)  # type: ignore[arg-type]
+    return RuntimeRequest(runtime=engine, **options)  # type: ignore[arg-type]
 
 
 def test_every_case_says_what_comes_of_it() -> None:
