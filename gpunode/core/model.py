@@ -9,6 +9,7 @@ from typing import Any, Literal
 Flavour = Literal["open", "proprietary"]
 RuntimeName = Literal["containerd", "docker", "crio", "podman"]
 Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
+GpuState = Literal["kept", "keepable", "exposed", "lost"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
 
 # ---------------------------------------------------------------- what the node says of itself
@@ -166,6 +167,31 @@ class Service:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DeviceNode:
+    """One of NVIDIA's device files: `number` is MAJOR:MINOR, `linked` whether /dev/char has it."""
+
+    path: str
+    number: str
+    linked: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuContainer:
+    """A running container that has GPUs, and what systemd's next daemon-reload does to it.
+
+    `state`: kept; keepable (loses `devices`, unless systemd is told of them before, which gpunode does); exposed (loses
+    them, and whether it has a right to them cannot be seen); lost (has lost them).  `devices` are those concerned.
+    """
+
+    name: str
+    id: str  # 64 hex digits
+    unit: str = ""  # the scope in which systemd keeps its devices, "" where it does not (cgroupfs)
+    hook: bool = False  # given its devices behind the runtime's back (legacy), not by its specification (CDI, --device)
+    state: GpuState = "kept"
+    devices: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Xid:
     """One NVRM Xid line since boot."""
 
@@ -210,6 +236,8 @@ class NodeFacts:
     files: Mapping[str, ConfigFile] = field(
         default_factory=dict
     )  # by path: repositories, keyrings, modprobe.d, engine configs …
+    device_nodes: tuple[DeviceNode, ...] = ()
+    gpu_containers: tuple[GpuContainer, ...] = ()
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up

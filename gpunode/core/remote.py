@@ -72,4 +72,5 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
         changed=tuple(found.get("changed", [])),
         notes=tuple(found.get("note", [])),
         log="\n".join(log),
+        stale=tuple(found.get("stale", [])),
     )

@@ -2,10 +2,16 @@
 
 from importlib import resources
 
-_BEHIND_COMMON = ("commit.sh", "packages.sh", "activate.sh", "smoke.sh")
+_BEFORE = {
+    "commit.sh": ("common.sh", "file.sh", "service.sh"),
+    "packages.sh": ("common.sh", "devices.sh"),
+    "activate.sh": ("common.sh", "devices.sh"),
+    "probe.sh": ("devices.sh",),
+    "smoke.sh": ("common.sh",),
+}
 
 
 def script(name: str) -> str:
-    """The whole text of node script `name`, such as "probe.sh"; some stand behind what they share, common.sh."""
-    parts = ("common.sh", name) if name in _BEHIND_COMMON else (name,)
+    """The whole text of node script `name`, such as "probe.sh"; most stand behind parts that they share."""
+    parts = (*_BEFORE.get(name, ()), name)
     return "".join(resources.files(__name__).joinpath(part).read_text(encoding="utf-8") for part in parts)

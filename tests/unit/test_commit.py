@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.edits import Activation
+from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime, RuntimeWish
 from gpunode.core.remote import parse_outcome, program
@@ -78,8 +79,6 @@ class Node:
         path.chmod(0o755)
 
     def start(self, request: dict[str, bytes]) -> subprocess.Popen[bytes]:
-        text = script("commit.sh").replace("GPUNODE_STATE=/var/lib/gpunode", f"GPUNODE_STATE='{self.state}'")
-        assert str(self.state) in text
         # the script appends the usual folders to PATH; the shims stay in front
         env = {"PATH": f"{self.bin}:/usr/bin:/bin", "NODE": str(self.root), "TMPDIR": str(self.root)}
         process = subprocess.Popen(
@@ -91,7 +90,7 @@ class Node:
             start_new_session=True,
         )
         assert process.stdin
-        process.stdin.write(program(text, request).encode())
+        process.stdin.write(program(script("commit.sh"), {"state": f"{self.state}\n".encode(), **request}).encode())
         process.stdin.close()
         return process
 
@@ -102,7 +101,7 @@ class Node:
         return parse_outcome(text, process.wait())
 
     def run(self, *changes: FileChange, after: Activation | None = None, check: bool = False) -> Outcome:
-        return self.finish(self.start(commit_request(changes, after=after, settle=1, check=check)))
+        return self.finish(self.start(commit_request(changes, after=after, settle=0, check=check)))
 
     @property
     def journal(self) -> list[dict[str, object]]:
@@ -342,6 +341,7 @@ def test_a_socket_that_does_not_answer_is_unhealthy(dash: Node) -> None:
     assert "ping me twice" in asked.read_text()
 
 
+CTR = (("ctr", "--address", "/run/c.sock", "version"),)
 PLUGINS = """#!/bin/sh
 if grep -q new "$NODE/etc/config"; then echo "io.containerd.grpc.v1 cri linux/amd64 error"; else
 echo "io.containerd.grpc.v1 cri linux/amd64 {before}"; fi
@@ -351,7 +351,7 @@ echo "io.containerd.grpc.v1 cri linux/amd64 {before}"; fi
 @pytest.mark.parametrize(("before", "status"), [("ok", "rolled_back"), ("error", "changed")])
 def test_the_cri_plugin_must_load_if_it_did_before(dash: Node, before: str, status: str) -> None:
     dash.shim("ctr", PLUGINS.format(before=before))
-    outcome = dash.run(FileChange(path=str(dash.config), data=b"new\n"), after=unit(dash, plugin="cri"))
+    outcome = dash.run(FileChange(path=str(dash.config), data=b"new\n"), after=unit(dash, plugin="cri", health=CTR))
     assert outcome.status == status
 
 
@@ -396,7 +396,7 @@ def test_kill_at_any_command_loses_nothing(tmp_path: Path, text: str) -> None:
             FileChange(path=str(drop_in), data=b"drop-in\n", expect=""),
             FileChange(path=str(node.config), data=text.encode()),
         )
-        process = node.start(commit_request(changes, after=unit(node), settle=1))
+        process = node.start(commit_request(changes, after=unit(node), settle=0))
         node.finish(process)
         killed = process.returncode == -signal.SIGKILL
         assert node.config.read_text() in ("old\n", text), "no file is ever half written"
@@ -431,7 +431,7 @@ def test_recovery_leaves_what_somebody_else_wrote_since(dash: Node) -> None:
 
 def test_two_writers_take_turns(node: Node) -> None:
     requests = [
-        commit_request((FileChange(path=str(node.root / f"etc/{i}"), data=b"x"),), after=unit(node), settle=1)
+        commit_request((FileChange(path=str(node.root / f"etc/{i}"), data=b"x"),), after=unit(node), settle=0)
         for i in range(4)
     ]
     outcomes = [node.finish(process) for process in [node.start(request) for request in requests]]
@@ -454,14 +454,19 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
         site: ConfigFile(path=site, sha256="bb", data=b""),
     }
     facts = NodeFacts(runtimes=(runtime,), files=files)
-    edit = Edit(changes={root: b"R", drop_in: b"D"})
+    undo = {path: record(None, data) for path, data in ((root, b"R"), (drop_in, b"D"))}
+    edit = Edit(changes={root: b"R", drop_in: b"D"}, undo=undo, meant=("imports", "plugins.x"))
     request = edit_request(facts, RuntimeWish(runtime="containerd"), edit, check=True)
     assert request["changes"].decode() == (
-        f"0\tread\t0600\tbb\t{site}\n1\twrite\t0600\tabsent\t{drop_in}\n2\twrite\t0600\taa\t{root}\n"
+        f"0\tread\t0644\tbb\t{root}\t{site}\n1\twrite\t0644\tabsent\t{root}\t{drop_in}\n"
+        f"2\twrite\t0644\taa\t{root}\t{root}\n"
     )
     assert (request["data.1"], request["data.2"], request["check"]) == (b"D", b"R", b"1\n")
     assert request["validate"] == b"containerd\n-c\n@FILE@\nconfig\ndump\n"
     assert b"unit containerd.service\nverb restart\n" in request["after"]
+    assert b"\ndump yes\nhandlers nvidia\n" in request["after"]
+    assert json.loads(request["undo"]) == {"label": f"containerd {root}", **undo_data(edit.undo)}
+    assert request["meant"] == b"imports\nplugins.x\n"
 
 
 def test_files_of_a_role_become_changes() -> None:

@@ -1,0 +1,115 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
+# One file of a transaction: its hash, where its path leads, how new bytes get there.  Stands before commit.sh.
+
+# hash_of PATH: sha256 in hex, or "absent"
+hash_of() {
+  if [ -e "$1" ]; then
+    sum=$(sha256sum <"$1") && printf '%s\n' "${sum%% *}"
+  else
+    echo absent
+  fi
+}
+
+# flush PATH …: on disk.  An old sync knows no arguments, and then does it for everything; a disk that fails is a failure.
+flush() {
+  said=$(sync "$@" 2>&1) && return
+  case $said in
+    *'put/output error'* | *'No space left'*)
+      printf '%s\n' "$said" >>"$log"
+      return 1
+      ;;
+  esac
+  sync
+}
+
+# temporary PATH N: a name on the same file system that no daemon reads.  CRI-O reads every file below crio.conf.d, the
+# kubelet those of manifests: for such a folder it is beside the folder, unless that is another file system.
+temporary() {
+  place=$(dirname "$1")
+  case ${place##*/} in
+    *.d | manifests)
+      # shellcheck disable=SC2046  # two numbers
+      set -- "$1" "$2" $(stat -c %d "$place" "$(dirname "$place")" 2>/dev/null)
+      [ "${3:-}" != "${4:-}" ] || place=$(dirname "$place")
+      ;;
+  esac
+  printf '%s/.gpunode.%s.%s' "$place" "${backup##*/}" "$2"
+}
+
+# resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $mend
+resolve() {
+  target=$1 trouble='' mend=''
+  if [ -L "$1" ]; then
+    target=$(readlink -f "$1")
+    [ -e "${target:-/nowhere/}" ] || dangling "$1" || return 1
+  fi
+  if [ -e "$target" ] && [ ! -f "$target" ]; then
+    kind="no regular file"
+    [ ! -d "$target" ] || kind="a directory"
+    trouble="$1 is $kind" mend="move it away: a file has to be there"
+    return 1
+  fi
+  above=$(dirname "$target")
+  while [ ! -e "$above" ]; do
+    [ ! -L "$above" ] || dangling "$above" || return 1
+    above=$(dirname "$above")
+  done
+  [ -d "$above" ] || {
+    trouble="$above is a file, and $1 needs a directory there" mend="move it away"
+    return 1
+  }
+}
+
+dangling() {
+  trouble="$1 is a symbolic link that leads nowhere ($(readlink "$1"))" mend="remove the link, or create what it names"
+  return 1
+}
+
+# copy FROM TO: with owner, mode, times, and where cp knows them ACL, extended attributes and label
+copy() {
+  cp -a "$1" "$2" 2>>"$log" || cp -p "$1" "$2" 2>>"$log" || return 1
+  [ "$(stat -c '%u:%g %a' "$1")" = "$(stat -c '%u:%g %a' "$2")" ] && return
+  echo "the owner and mode of $1 cannot be kept" >>"$log"
+  return 1
+}
+
+# stage FILE OLD|- NEW MODE LIKE|-: NEW gets FILE's bytes, and owner, mode and labels of OLD when there is one
+stage() {
+  rm -f "$3"
+  if [ "$2" != - ]; then
+    copy "$2" "$3" || return 1
+  else
+    (umask 077 && : >"$3") 2>>"$log" || return 1
+  fi
+  dd if="$1" of="$3" bs=65536 conv=fsync 2>"$log.dd" || {
+    grep '^dd' "$log.dd" >>"$log" # and not how fast it was
+    return 1
+  }
+  [ "$2" != - ] || own "$3" "$4" "$5" || return 1
+  [ "$(hash_of "$3")" = "$(hash_of "$1")" ]
+}
+
+# own FILE MODE LIKE|-: mode and owner of a new file; it is never more readable than LIKE
+own() {
+  bits=$((0$2))
+  if [ -e "$3" ]; then
+    bits=$((bits & 0$(stat -L -c %a "$3")))
+    chown "$(stat -L -c %u:%g "$3")" "$1" 2>>"$log" || bits=$((bits & 0705)) # not root: the group is another one
+  fi
+  chmod "$(printf '%04o' "$bits")" "$1" 2>>"$log"
+}
+
+# why_not: a hint at what mends the failure that $log ends with
+why_not() {
+  case $(last_words) in
+    *'No space left'* | *'uota exceeded'*) echo "make room on that file system, then run again" ;;
+    *'Read-only file system'*) echo "make the file system writable, then run again" ;;
+    *'not permitted'*) echo "the file or its folder may be immutable (lsattr, chattr -i); then run again" ;;
+    *'ermission denied'*) echo "run as root; look whether a security module forbids it, then run again" ;;
+    *'put/output error'*) echo "the disk fails: look at dmesg" ;;
+    *) echo "mend that, then run again" ;;
+  esac
+}
+
+last_words() { tail -n 1 "$log"; }
