@@ -266,22 +266,6 @@ def test_setting_a_key_of_any_toml_sets_it_and_nothing_else(
     assert toml.set_key(after, tuple(path), value) == after
 
 
-@given(
-    st.dictionaries(
-        KEYS, st.recursive(SCALARS, lambda s: st.dictionaries(KEYS, s, max_size=3), max_leaves=6), max_size=5
-    ),
-    st.integers(0, 4),
-)
-@settings(max_examples=200, deadline=None)
-def test_any_daemon_json_keeps_what_it_says(doc: dict[str, object], indent: int) -> None:
-    doc = {k: v for k, v in doc.items() if k not in ("runtimes", "default-runtime")}
-    text = json.dumps(doc, indent=indent or None)
-    request = RuntimeRequest(runtime="docker", version="26.1.5")
-    after = json.loads(configure_runtime({DOCKER: text.encode()}, request).changes[DOCKER])
-    assert {k: v for k, v in after.items() if k in doc} == doc
-    assert after.keys() - doc.keys() == {"runtimes", "default-runtime"}
-
-
 @given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))
 @settings(max_examples=300, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(runtime: str, data: bytes) -> None:

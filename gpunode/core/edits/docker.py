@@ -1,32 +1,32 @@
 """Docker's daemon.json: one file, no drop-ins; merged key by key, all else of its bytes kept.
 
-Sources: moby daemon/config/config.go, daemon/runtime_unix.go; tried with `dockerd --validate` of 26.1 and 28.5.
+What dockerd takes is in docker_settings.py and docker_file.py, how it takes a change up in docker_activation.py.
 """
 
 from __future__ import annotations
 
-import codecs
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpunode.core.edits import jsontext
-from gpunode.core.edits.engine import Activation, RuntimeState
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, check_size, decode, release
+from gpunode.core.edits.docker_activation import activation
+from gpunode.core.edits.docker_file import CGROUP_KEY, DaemonFile, Runtime, read
+from gpunode.core.edits.docker_settings import arguments
+from gpunode.core.edits.engine import RuntimeState
+from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
+from gpunode.core.model import Edit, Reason
+
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
 
 CONFIG = "/etc/docker/daemon.json"
 SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
-_CGROUP = "native.cgroupdriver="
-_MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
-# a setting as an argument of dockerd → the key of the file; given twice, dockerd does not start
-FLAGS = {
-    "--add-runtime": "runtimes",
-    "--default-runtime": "default-runtime",
-    "--exec-opt": "exec-opts",
-    "--feature": "features",
-}
+RUNC_SHIM = "io.containerd.runc.v2"
+# dockerd's own names: an entry of that name would stand for every container's runtime
+_STOCK = ("runc", RUNC_SHIM, "io.containerd.runtime.v1.linux")
+Sets = dict[jsontext.Path, Any]
+Flags = Mapping[str, list[str]]
 
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
@@ -36,110 +36,92 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  A missing daemon.json counts as empty, as dockerd takes it."""
-    path = request.config or CONFIG
-    before = files.get(path, b"")
-    text, mark, encoding = _read(path, before, request)
-    blank = not text.strip() or text.strip() == "null"
-    have = {} if blank else jsontext.parse(path, text)
-    if not isinstance(have, dict):
-        raise InputError(
-            f"{path} holds {type(have).__name__}", expected="a JSON object", fix="write {} or remove the file"
-        )
-    _check_shapes(path, have)
-    sets = _wanted(have, request)
+    if request.name in _STOCK:
+        raise InputError(f"runtime name {request.name!r}", expected="another name: it is one of dockerd's own")
+    file = read(files, request.config or CONFIG, request)
+    flags = arguments(request.flags)
+    sets = _runtime(file, flags, request) | _default(file, flags, request)
+    sets |= _cgroup(file, flags, request) | _cdi(file, flags, request)
+    _check_default(file, flags, sets, request)
     if not sets:
         return Edit()
-    after = "{}\n" if blank else text
-    for key, value in sets.items():
-        after = jsontext.set_key(after, key, value)
-    _prove(path, after, have, sets)
-    data = mark + after.encode(encoding)
-    changes = changed(files, {path: data})
     settings = ", ".join(f"{'.'.join(key)} = {value!r}" for key, value in sets.items())
+    return _edited(files, file, sets, (), (Reason(what=file.path, why=f"sets {settings}", source=SOURCE),))
+
+
+def _edited(
+    files: Mapping[str, bytes],
+    file: DaemonFile,
+    sets: Sets,
+    removes: Collection[jsontext.Path],
+    reasons: tuple[Reason, ...],
+) -> Edit:
+    """The edit of the file's text, proven: read again it says what it said, but for `sets` and `removes`."""
+    text = jsontext.edit("{}\n" if file.blank else file.text, sets, removes)
+    wanted: dict[str, Any] = jsontext.plain(file.plain)
+    for key in removes:
+        _at(wanted, key[:-1]).pop(key[-1], None)
+    for key, value in sets.items():
+        _at(wanted, key[:-1])[key[-1]] = value
+    if jsontext.parse(file.path, text) != wanted:
+        raise Refusal(
+            f"{file.path} is written in a way that gpunode cannot edit", "simplify the file, or edit it by hand"
+        )
     return Edit(
-        changes=changes,
-        reasons=(Reason(what=path, why=f"sets {settings}", source=SOURCE),),
+        changes=changed(files, {file.path: file.bytes_of(text)}),
+        reasons=reasons,
+        meant=tuple(dict.fromkeys(".".join(key[:2]) for key in (*sets, *removes))),
     )
 
 
-def _read(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, bytes, str]:
-    """Text, byte order mark and encoding: dockerd takes UTF-8 and UTF-16 with a mark from 23.0 on."""
-    check_size(path, data)
-    for mark, encoding in _MARKS:
-        if not data.startswith(mark):
-            continue
-        if (0, 0) < release(request.version) < (23, 0):
-            raise Refusal(
-                f"{path} begins with a byte order mark: Docker {request.version} refuses it", "save it as plain UTF-8"
-            )
-        try:
-            return data[len(mark) :].decode(encoding), mark, encoding
-        except UnicodeDecodeError as error:
-            raise InputError(f"{path}: byte {error.start + len(mark)} is not {encoding}", expected="text") from None
-    return decode(path, data), b"", "utf-8"
+def _at(table: dict[str, Any], path: jsontext.Path) -> dict[str, Any]:
+    for name in path:
+        table[name] = table.get(name) or {}
+        table = table[name]
+    return table
 
 
-_SHAPES: dict[str, tuple[type, str]] = {
-    "runtimes": (dict, "an object"),
-    "features": (dict, "an object"),
-    "exec-opts": (list, "a list of strings"),
-    "default-runtime": (str, "a string"),
-}
+# ---------------------------------------------------------------- what has to be set
 
 
-def _check_shapes(path: str, have: Mapping[str, Any]) -> None:
-    for key, (kind, words) in _SHAPES.items():
-        if have.get(key) is not None and not isinstance(have[key], kind):
-            raise InputError(
-                f"{path}: {key} is {have[key]!r}", expected=words, fix="mend the file: dockerd refuses it too"
-            )
-    if not all(isinstance(item, str) for item in have.get("exec-opts") or ()):
-        raise InputError(f"{path}: exec-opts holds something other than strings", expected="a list of strings")
-    for name, runtime in (have.get("runtimes") or {}).items():
-        if name == "runc":
-            raise Refusal(f"{path}: a runtime is named runc, a name that dockerd reserves", "name it otherwise")
-        if runtime is not None and not isinstance(runtime, dict):
-            raise InputError(f"{path}: runtimes.{name} is {runtime!r}", expected="an object with path")
-    for name, value in (have.get("features") or {}).items():
-        if not isinstance(value, bool):
-            raise InputError(f"{path}: features.{name} is {value!r}", expected="true or false")
+def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    """runtimes.NAME: its path, or BinaryName of an entry that names containerd's shim for runc.
 
-
-def _wanted(have: Mapping[str, Any], request: RuntimeRequest) -> dict[jsontext.Path, Any]:
-    """Key path → value, only what differs from what is in force, flags counted in."""
-    flags = flag_values(request.flags)
-    for key in flags:
-        if key in have:
-            raise Refusal(
-                f"{key} is set in daemon.json and as an argument of dockerd: dockerd does not start so",
-                "remove the argument from docker's unit (systemctl cat docker), or the key from daemon.json",
-            )
-    sets: dict[jsontext.Path, Any] = {}
-    runtimes = have.get("runtimes") or {}
-    runtime = runtimes.get(request.name) or {}
-    if "runtimes" in flags:
-        _flag(f"{request.name}={request.path}" in flags["runtimes"], "--add-runtime", f"{request.name}={request.path}")
-    elif runtime.get("path") != request.path:
-        if "runtimeType" in runtime:
-            raise Refusal(
-                f"runtimes.{request.name} has a runtimeType, which excludes a path",
-                f"remove runtimes.{request.name} from daemon.json",
-            )
-        sets["runtimes", request.name, "path"] = request.path
-        if "runtimeArgs" not in runtime:
-            sets["runtimes", request.name, "runtimeArgs"] = []
-    elif "runtimeType" in runtime:
+    Those of --add-runtime are added to the file's, whose entry counts where both have one.
+    """
+    added = f"{request.name}={request.path}" in flags.get("runtimes", ())
+    now = file.runtimes.get(request.name, Runtime())
+    if now.kind == RUNC_SHIM and not (0, 0) < release(request.version) < (24, 0):
+        if now.options.get("BinaryName") == request.path:
+            return {}
+        return {("runtimes", request.name, now.keys.get("options", "options"), "BinaryName"): request.path}
+    if now.kind:
         raise Refusal(
-            f"runtimes.{request.name} has both path and runtimeType: dockerd does not start so",
-            "remove the runtimeType",
+            f"runtimes.{request.name} has a runtimeType, which excludes a path",
+            f"remove runtimes.{request.name} from {file.path}",
         )
-    now = (flags.get("default-runtime") or [""])[-1] or have.get("default-runtime") or "runc"
+    if now.path == request.path or (added and not now.keys and not _needs_entry(flags, request)):
+        return {}
+    sets: Sets = {("runtimes", request.name, now.keys.get("path", "path")): request.path}
+    return sets if "args" in now.keys else sets | {("runtimes", request.name, "runtimeArgs"): []}
+
+
+def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:
+    """Whether the file's default has to be one of the file's runtimes: before 25.0 it is checked by itself."""
+    return request.default_runtime == "nvidia" and "default-runtime" not in flags and release(request.version) < (25, 0)
+
+
+def _default(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    now = _default_now(file, flags)
     wish = {"nvidia": request.name, "runc": "runc", "keep": now}[request.default_runtime]
     if "default-runtime" in flags:
-        _flag(flags["default-runtime"][-1:] == [wish], "--default-runtime", wish)
-    elif (have.get("default-runtime") or "runc") != wish:
-        sets["default-runtime",] = wish
-    return sets | _cgroup(have, flags, request) | _cdi(have, flags, request)
+        _flag(now == wish, "--default-runtime", wish)
+        return {}
+    return {} if now == wish else {("default-runtime",): wish}
+
+
+def _default_now(file: DaemonFile, flags: Flags) -> str:
+    return (flags.get("default-runtime") or [""])[-1] or file.default or "runc"
 
 
 def _flag(right: bool, flag: str, wish: str) -> None:
@@ -150,25 +132,47 @@ def _flag(right: bool, flag: str, wish: str) -> None:
         )
 
 
-def _cgroup(
-    have: Mapping[str, Any], flags: Mapping[str, list[str]], request: RuntimeRequest
-) -> dict[jsontext.Path, Any]:
+def _check_default(file: DaemonFile, flags: Flags, sets: Sets, request: RuntimeRequest) -> None:
+    """A default that no runtime has keeps dockerd from starting; from 25.0 on it may be the name of a shim."""
+    default = sets.get(("default-runtime",)) or _default_now(file, flags)
+    added = [word.partition("=")[0] for word in flags.get("runtimes", ())]
+    known = {*_STOCK, *file.runtimes, *added, request.name}
+    shim = not (0, 0) < release(request.version) < (25, 0) and "/" not in default and default.find(".") > 0
+    if default not in known and not shim:
+        raise Refusal(
+            f"the default runtime {default} is none of the runtimes: dockerd does not start so",
+            "name the default runtime (--set-as-default, or runtimes.docker.default_runtime), or add that runtime",
+        )
+
+
+def _cgroup_drivers(options: Collection[str]) -> list[str]:
+    """The values of native.cgroupdriver among options as dockerd reads them: any case, spaces around the sign."""
+    pairs = [[part.strip() for part in option.split("=", 1)] for option in options]
+    return [pair[1] for pair in pairs if len(pair) == 2 and pair[0].lower() == CGROUP_KEY]
+
+
+def _cgroup(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    now = _cgroup_drivers(file.exec_opts)
     if not request.cgroup_driver:
+        if any(driver not in ("systemd", "cgroupfs") for driver in now):
+            raise Refusal(
+                f"{file.path}: exec-opts has {CGROUP_KEY}={now[0]}: dockerd does not start so",
+                f"set {CGROUP_KEY} to systemd or cgroupfs",
+            )
         return {}
-    wish = _CGROUP + request.cgroup_driver
+    wish = f"{CGROUP_KEY}={request.cgroup_driver}"
     if "exec-opts" in flags:
-        _flag(wish in flags["exec-opts"], "--exec-opt", wish)
+        _flag(_cgroup_drivers(flags["exec-opts"]) == [request.cgroup_driver], "--exec-opt", wish)
         return {}
-    options = have.get("exec-opts") or []
-    now = [item for item in options if item.startswith(_CGROUP)]
-    if now == [wish]:
+    if now and set(now) == {request.cgroup_driver}:
         return {}
-    kept = [item for item in options if not item.startswith(_CGROUP)]
-    at = options.index(now[0]) if now else len(kept)
-    return {("exec-opts",): [*kept[:at], wish, *kept[at:]]}
+    kept: list[str] = []
+    for option in file.exec_opts:  # in the place of the first, the others go
+        kept += [option] if not _cgroup_drivers([option]) else [wish] if wish not in kept else []
+    return {("exec-opts",): kept if wish in kept else [*kept, wish]}
 
 
-def _cdi(have: Mapping[str, Any], flags: Mapping[str, list[str]], request: RuntimeRequest) -> dict[jsontext.Path, Any]:
+def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     """features.cdi: from 25.0 on asked for, from 28.2 on there unless forbidden."""
     if request.cdi is None:
         return {}
@@ -177,72 +181,91 @@ def _cdi(have: Mapping[str, Any], flags: Mapping[str, list[str]], request: Runti
         if not request.cdi:
             return {}
         raise Refusal(f"Docker {request.version} has no CDI", "install Docker 25.0 or later, or leave cdi out")
+    dirs = tuple(flags.get("cdi-spec-dirs", ())) or file.cdi_dirs
+    if request.cdi and dirs == ("",):
+        raise Refusal('cdi-spec-dirs is [""], which turns CDI off', "remove cdi-spec-dirs, or name the folders there")
     if "features" in flags:
         wish = f"cdi={'true' if request.cdi else 'false'}"
-        _flag(wish in flags["features"], "--feature", wish)
+        _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", wish)
         return {}
-    if (have.get("features") or {}).get("cdi", number >= (28, 2)) is request.cdi:
+    if file.features.get("cdi", number >= (28, 2)) is request.cdi:
         return {}
     return {("features", "cdi"): request.cdi}
 
 
-def flag_values(flags: tuple[str, ...]) -> dict[str, list[str]]:
-    """Key of daemon.json → values, of those arguments of dockerd that matter here (--flag=value or --flag value)."""
-    found: dict[str, list[str]] = {}
-    for at, word in enumerate(flags):
-        name, equals, value = word.partition("=")
-        if name in FLAGS:
-            found.setdefault(FLAGS[name], []).append(value if equals else "".join(flags[at + 1 : at + 2]))
-    return found
+def _features(file: DaemonFile, flags: Flags) -> dict[str, bool]:
+    """Those in force; `--feature cdi` means true."""
+    given = [word.partition("=") for word in flags.get("features", ())]
+    return {**file.features, **{name: value.lower() in ("", "1", "t", "true") for name, _, value in given}}
 
 
-def _prove(path: str, text: str, have: Mapping[str, Any], sets: Mapping[jsontext.Path, Any]) -> None:
-    wanted: dict[str, Any] = jsontext.plain(have)
-    for key, value in sets.items():
-        table = wanted
-        for name in key[:-1]:
-            table[name] = table.get(name) or {}
-            table = table[name]
-        table[key[-1]] = value
-    if jsontext.parse(path, text) != wanted:
-        raise Refusal(f"{path} is written in a way that gpunode cannot edit", "simplify the file, or edit it by hand")
+# ---------------------------------------------------------------- the way back
 
 
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-    """Takes the nvidia runtime out."""
-    raise Refusal("docker cannot be unconfigured yet", "restore the file from a backup")
+    """Without a record: runtimes.NAME goes, `runtimes` when nothing else is in it, and a default that names it.
+
+    What configure may have set besides (features.cdi, exec-opts) stays and is said: it may be somebody else's.
+    """
+    path = request.config or CONFIG
+    file = read(files, path, request)
+    flags = arguments(request.flags)
+    if request.name in flags.get("default-runtime", ()):
+        raise Refusal(
+            f"docker's unit gives --default-runtime {request.name}: without that runtime dockerd does not start",
+            "remove --default-runtime from the unit (systemctl edit docker)",
+        )
+    removes: list[jsontext.Path] = []
+    if file.default == request.name:
+        removes.append(("default-runtime",))
+    if request.name in file.runtimes:
+        alone = set(file.runtimes) == {request.name}
+        removes.append(("runtimes",) if alone else ("runtimes", request.name))
+    if not removes:
+        return Edit(reasons=_left(file, flags, request))
+    _refuse_twice(file, removes)
+    gone = ", ".join(".".join(key) for key in removes)
+    reasons = (Reason(what=path, why=f"removes {gone}", source=SOURCE), *_left(file, flags, request))
+    return _edited(files, file, {}, removes, reasons)
+
+
+def _refuse_twice(file: DaemonFile, removes: Collection[jsontext.Path]) -> None:
+    """Of a key written twice the editor takes the last away, and the first would come into force."""
+    for key in dict.fromkeys(key[0] for key in removes):
+        if len(re.findall(rf'"{key}"\s*:', file.text)) > 1:
+            raise Refusal(f"{file.path} has the key {key} twice", "remove one of them")
+
+
+def _left(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> tuple[Reason, ...]:
+    said = []
+    if "cdi" in file.features:
+        said.append(f"features.cdi stays {'true' if file.features['cdi'] else 'false'}")
+    if _cgroup_drivers(file.exec_opts):
+        said.append(f"exec-opts stays {list(file.exec_opts)}")
+    if any(word.partition("=")[0] == request.name for word in flags.get("runtimes", ())):
+        said.append(f"--add-runtime {request.name} stays in docker's unit")
+    return tuple(Reason(what=file.path, why=why, source="") for why in said)
+
+
+# ---------------------------------------------------------------- what is in force
 
 
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
-    """What is in force."""
+    """What is in force, arguments of dockerd counted in."""
     path = request.config or CONFIG
-    text, _, _ = _read(path, files.get(path, b""), request)
-    have = jsontext.parse(path, text) if text.strip() else {}
-    runtimes = have.get("runtimes") or {}
+    file = read(files, path, request)
+    flags = arguments(request.flags)
+    given = dict(word.partition("=")[::2] for word in flags.get("runtimes", ()))
+    runtimes = {name: Runtime(path=binary) for name, binary in given.items()} | dict(file.runtimes)
+    mine = runtimes.get(request.name, Runtime())
+    drivers = _cgroup_drivers([*flags.get("exec-opts", ()), *file.exec_opts])
+    number = release(request.version)
+    cdi = _features(file, flags).get("cdi", number >= (28, 2) if number >= (25, 0) else None)
     return RuntimeState(
         runtimes=tuple(runtimes),
-        default=have.get("default-runtime") or "runc",
-        path=(runtimes.get(request.name) or {}).get("path", ""),
+        default=_default_now(file, flags),
+        path=mine.path or (str(mine.options.get("BinaryName", "")) if mine.kind == RUNC_SHIM else ""),
+        cdi=cdi,
+        cgroup_driver=drivers[-1] if drivers else "",
         files=(path,) if path in files else (),
-    )
-
-
-def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
-    """docker is restarted."""
-    unit, config = runtime.unit or "docker.service", runtime.config
-    data = facts.files[config].data if config in facts.files else b""
-    live = re.search(rb'"live-restore"\s*:\s*true', data or b"") is not None or "--live-restore" in runtime.flags
-    stops = "running containers keep running (live-restore)" if live else "running containers stop"
-    socket = runtime.socket or "/run/docker.sock"
-    return Activation(
-        unit=unit,
-        verb="restart",
-        config=config,
-        validate=(runtime.binary or "dockerd", "--validate", "--config-file", "@FILE@"),
-        socket=socket,
-        health=(
-            ("docker", "-H", f"unix://{socket}", "version"),
-            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://docker/_ping"),
-        ),
-        disrupts=f"restarts {unit}: {stops}" if edit.changes else "",
     )

@@ -1,0 +1,190 @@
+"""daemon.json: what dockerd takes and refuses, edited and taken back; how a change is taken up."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits import (
+    Activation,
+    RuntimeRequest,
+    RuntimeState,
+    activation,
+    configure_runtime,
+    edit_runtime,
+    runtime_state,
+    unconfigure_runtime,
+)
+from gpunode.core.edits.docker_settings import SETTINGS, arguments, is_known
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Running, Runtime, RuntimeWish
+
+DOCKER = "/etc/docker/daemon.json"
+CASES = Path(__file__).parents[1] / "edits" / "docker"
+NVIDIA = {"path": "/usr/bin/nvidia-container-runtime", "runtimeArgs": []}
+
+
+def request(**options: object) -> RuntimeRequest:
+    return RuntimeRequest(**{"runtime": "docker", "version": "28.5.2", **options})  # type: ignore[arg-type]
+
+
+def said(data: bytes | None) -> dict[str, object]:
+    assert data is not None
+    found = json.loads(data)
+    assert isinstance(found, dict)
+    return found
+
+
+# ---------------------------------------------------------------- the way back without a record
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ({"runtimes": {"nvidia": NVIDIA}, "default-runtime": "nvidia", "debug": True}, {"debug": True}),
+        ({"runtimes": {"nvidia": NVIDIA, "kata": {"path": "/k"}}}, {"runtimes": {"kata": {"path": "/k"}}}),
+        (
+            {"runtimes": {"nvidia": NVIDIA, "kata": {"path": "/k"}}, "default-runtime": "kata"},
+            {"runtimes": {"kata": {"path": "/k"}}, "default-runtime": "kata"},
+        ),
+        ({"runtimes": {"nvidia": None}}, {}),
+        (
+            {"exec-opts": ["native.cgroupdriver=systemd"], "features": {"cdi": True}, "runtimes": {"nvidia": NVIDIA}},
+            {"exec-opts": ["native.cgroupdriver=systemd"], "features": {"cdi": True}},
+        ),
+    ],
+)
+def test_without_a_record_only_nvidias_entries_go(before: dict[str, object], after: dict[str, object]) -> None:
+    files = {DOCKER: json.dumps(before, indent=2).encode()}
+    edit = unconfigure_runtime(files, request())
+    assert edit.problems == ()
+    assert said(edit.changes[DOCKER]) == after
+    assert unconfigure_runtime({DOCKER: edit.changes[DOCKER] or b""}, request()).changes == {}
+
+
+def test_what_stays_is_said() -> None:
+    file = {"exec-opts": ["native.cgroupdriver=systemd"], "features": {"cdi": True}, "runtimes": {"nvidia": NVIDIA}}
+    edit = unconfigure_runtime({DOCKER: json.dumps(file).encode()}, request())
+    assert [reason.why for reason in edit.reasons] == [
+        "removes runtimes",
+        "features.cdi stays true",
+        "exec-opts stays ['native.cgroupdriver=systemd']",
+    ]
+
+
+@pytest.mark.parametrize("data", [None, b"", b"null", b"{}", b'{"runtimes": {}}', b'{"runtimes": null}', b"\xff\xfe"])
+def test_a_file_without_nvidia_is_left_alone(data: bytes | None) -> None:
+    assert unconfigure_runtime({} if data is None else {DOCKER: data}, request()) == Edit()
+
+
+def test_utf_16_stays_utf_16_on_the_way_back() -> None:
+    text = '{\r\n  "debug": true,\r\n  "runtimes": {"nvidia": {"path": "/n"}}\r\n}'
+    edit = unconfigure_runtime({DOCKER: "\ufeff".encode("utf-16-be") + text.encode("utf-16-be")}, request())
+    assert edit.changes[DOCKER] == '\ufeff{\r\n  "debug": true\r\n}'.encode("utf-16-be")
+
+
+@pytest.mark.parametrize(
+    ("flags", "file", "words"),
+    [
+        (("--default-runtime=nvidia",), {"runtimes": {"nvidia": NVIDIA}}, "gives --default-runtime nvidia"),
+        ((), '{"runtimes": {"nvidia": {"path": "/a"}}, "runtimes": {"kata": {"path": "/k"}}}', "key runtimes twice"),
+    ],
+)
+def test_a_way_back_that_would_not_work_is_refused(flags: tuple[str, ...], file: object, words: str) -> None:
+    data = file.encode() if isinstance(file, str) else json.dumps(file).encode()
+    edit = unconfigure_runtime({DOCKER: data}, request(flags=flags))
+    assert edit.changes == {}
+    assert words in edit.problems[0].what
+
+
+# ---------------------------------------------------------------- what is in force
+
+
+@pytest.mark.parametrize(
+    ("file", "options", "expected"),
+    [
+        ("{}", {}, RuntimeState(default="runc", cdi=True, files=(DOCKER,))),
+        ("{}", {"version": "26.1.5"}, RuntimeState(default="runc", cdi=False, files=(DOCKER,))),
+        ("null", {"version": "20.10.24"}, RuntimeState(default="runc", files=(DOCKER,))),
+        (
+            '{"runtimes": {"nvidia": {"Path": "/n"}}, "default-runtime": "nvidia", "features": {"cdi": null}}',
+            {},
+            RuntimeState(runtimes=("nvidia",), default="nvidia", path="/n", cdi=False, files=(DOCKER,)),
+        ),
+        (
+            '{"runtimes": {"nvidia": {"runtimeType": "io.containerd.runc.v2", "options": {"BinaryName": "/b"}}}}',
+            {},
+            RuntimeState(runtimes=("nvidia",), default="runc", path="/b", cdi=True, files=(DOCKER,)),
+        ),
+        (
+            '{"runtimes": {"kata": {"path": "/k"}}, "exec-opts": [" Native.CgroupDriver = cgroupfs"]}',
+            {"flags": ("--add-runtime", "nvidia=/flag", "--default-runtime=nvidia", "--feature=cdi=false")},
+            RuntimeState(
+                runtimes=("nvidia", "kata"),
+                default="nvidia",
+                path="/flag",
+                cdi=False,
+                cgroup_driver="cgroupfs",
+                files=(DOCKER,),
+            ),
+        ),
+    ],
+)
+def test_the_state_is_what_the_daemon_has_in_force(
+    file: str, options: dict[str, object], expected: RuntimeState
+) -> None:
+    assert runtime_state({DOCKER: file.encode()}, request(**options)) == expected
+    marked = file.encode("utf-16")  # with a byte order mark
+    if options.get("version") != "20.10.24":
+        assert runtime_state({DOCKER: marked}, request(**options)) == expected
+
+
+def test_an_edit_says_which_settings_it_meant() -> None:
+    edit = configure_runtime({}, request(cdi=True, version="26.1.5", cgroup_driver="systemd"))
+    assert edit.meant == ("runtimes.nvidia", "default-runtime", "exec-opts", "features.cdi")
+
+
+# ---------------------------------------------------------------- arguments
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("-H fd:// --containerd=/run/c.sock", {"hosts": ["fd://"], "containerd": ["/run/c.sock"]}),
+        ("-Hfd:// -D -l warn", {"hosts": ["fd://"], "debug": ["true"], "log-level": ["warn"]}),
+        ("--iptables=false --live-restore --icc", {"iptables": ["false"], "live-restore": ["true"], "icc": ["true"]}),
+        ("--exec-opt a=b --exec-opt=c=d", {"exec-opts": ["a=b", "c=d"]}),
+        ("--add-runtime nvidia=/n --label x=y", {"runtimes": ["nvidia=/n"], "labels": ["x=y"]}),
+        ("$DOCKER_OPTS --bridge", {"bridge": [""]}),
+        ("--unknown x --debug", {"debug": ["true"]}),
+    ],
+)
+def test_arguments_are_read_as_dockerd_reads_them(line: str, expected: dict[str, list[str]]) -> None:
+    assert arguments(line.split()) == expected
+
+
+@pytest.mark.parametrize(
+    ("key", "version", "known"),
+    [
+        ("runtimes", "20.10.24", True),
+        ("Runtimes", "20.10.24", False),
+        ("exec-opt", "28.5.2", True),
+        ("H", "28.5.2", False),
+        ("graph", "23.0.1", True),
+        ("graph", "24.0.0", False),
+        ("graph", "", True),
+        ("min-api-version", "28.5.2", False),
+        ("min-api-version", "29.0.1", True),
+        ("default-stop-timeout", "29.6.2", False),
+        ("what-is-to-come", "29.7.2", False),
+        ("what-is-to-come", "30.0.0", True),
+    ],
+)
+def test_keys_are_known_by_version(key: str, version: str, known: bool) -> None:
+    assert is_known(key, version) is known
