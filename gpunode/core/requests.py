@@ -30,6 +30,7 @@ from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
 
+TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
 
 

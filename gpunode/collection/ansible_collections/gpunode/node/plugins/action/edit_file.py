@@ -43,6 +43,16 @@ class ActionModule(NodeAction):
         return result_of(outcome) | {"diff": diff}
 
     def _runtime(self, value):
+        """One engine; read and edited anew when somebody else wrote the same files in between."""
+        from gpunode.core.requests import TRIES
+
+        for _ in range(TRIES):
+            result = self._attempt(value)
+            if not result.get("stale"):
+                break
+        return result
+
+    def _attempt(self, value):
         from gpunode.core.edits import edit_runtime
         from gpunode.core.errors import RefusedError, StaleError
         from gpunode.core.requests import edit_request
@@ -65,7 +75,8 @@ class ActionModule(NodeAction):
             raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
         if edit.changes:
             outcome, _text = self.node("commit.sh", edit_request(facts, wish, edit, check=self.check))
-            return result_of(outcome) | {"diff": self._diff(edit.changes, facts)}
+            found = {"diff": self._diff(edit.changes, facts), "stale": list(outcome.stale)}
+            return result_of(outcome) | found
         if value.get("restart"):  # the configuration is right, what the engine starts from it is new
             request = activate_request({"restart": [facts.runtime(wish.runtime).unit]}, check=self.check)
             return result_of(self.node("activate.sh", request)[0])

@@ -64,6 +64,11 @@ notes:
   type: list
   elements: str
   returned: when the node was asked
+stale:
+  description: Files that changed since they were read, three times in a row; nothing was written.
+  type: list
+  elements: str
+  returned: when an engine's files were to change
 fix:
   description: What to do next.
   type: str
