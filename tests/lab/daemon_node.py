@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import io
+import shlex
 import tarfile
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from gpunode.core.facts import parse_probe
@@ -17,6 +19,8 @@ from gpunode.node import script
 # What the engines of each distribution are: the versions that Debian's archive has.
 DISTROS = ("debian:12", "debian:13", "debian:13+forky")
 TRACE = "/var/log/nvidia-container-runtime.trace"
+IMAGE = "localhost/gpunode-test:1"
+POD = (Path(__file__).parent / "pod.sh").read_text()
 _TOOLKIT = """
 set -e
 mkdir -p /etc/apt/keyrings
@@ -56,6 +60,14 @@ class DaemonNode:
     def install_toolkit(self) -> None:
         """The lab's nvidia-container-toolkit, from the repository that the node's gpunode.yml points at."""
         self.sh(_TOOLKIT.format(**self.node.sources["nvidia-container-toolkit"]))
+
+    def pod(self, verb: str, *words: str) -> Any:
+        """pod.sh: `image`, or `run` or `keep` with HANDLER COMMAND [NAME=VALUE …]."""
+        return self.run(f"sh -s -- {shlex.join((verb, *words))}", stdin=POD)
+
+    def trace(self) -> list[str]:
+        """What the stand-in nvidia-container-runtime was called with since the last time that somebody asked."""
+        return self.sh(f"cat {TRACE} 2>/dev/null; rm -f {TRACE}").splitlines()
 
     def put(self, folder: str, files: Mapping[str, bytes]) -> None:
         """Write files, named relative to the folder, in one round trip."""

@@ -1,9 +1,9 @@
 """The stand-ins at work in a node: one story from a bare kernel to a container with GPUs."""
 
 import shlex
-from pathlib import Path
 
 import pytest
+from daemon_node import POD
 
 from gpunode.lab import up
 
@@ -24,6 +24,17 @@ apt-get -qq update
 apt-get -qq install nvidia-driver-pinning-580 linux-image-6.1.0-56-amd64 linux-headers-6.1.0-50-amd64 \\
     linux-headers-6.1.0-56-amd64
 apt-get -qq install --no-install-recommends nvidia-open-580 cuda-toolkit-12-8 cuda-toolkit-12-4 nvidia-container-toolkit
+"""
+CONFIGURED = """
+cat >>/etc/containerd/config.toml <<'TOML'
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia]
+runtime_type = "io.containerd.runc.v2"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia.options]
+BinaryName = "/usr/bin/nvidia-container-runtime"
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+runtime_type = "io.containerd.runc.v2"
+TOML
+systemctl restart containerd
 """
 
 
@@ -81,8 +92,9 @@ def test_the_newest_cuda_is_the_default_through_the_alternatives(installed):
 
 def test_a_pod_of_the_nvidia_handler_gets_the_gpu_that_it_asked_for_and_leaves_a_trace(installed):
     installed("modprobe -r nouveau; modprobe nvidia")
-    script = (Path(__file__).parent / "pod.sh").read_text()
-    shown = installed(f"sh -c {shlex.quote(script)}")
+    assert installed(CONFIGURED).returncode == 0
+    for words in ("image", "run nvidia 'echo /dev/nvidia*' NVIDIA_VISIBLE_DEVICES=1"):
+        shown = installed(f"sh -c {shlex.quote(POD)} pod.sh {words}")
     assert "/dev/nvidia1" in shown.stdout and "/dev/nvidia0" not in shown.stdout, shown.stdout + shown.stderr
     assert "NVIDIA_VISIBLE_DEVICES=1" in installed("cat /var/log/nvidia-container-runtime.trace").stdout
 
