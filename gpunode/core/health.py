@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gpunode.core.gpu_containers import container_checks
 from gpunode.core.model import Check, NodeFacts
 
 # Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
@@ -15,7 +16,7 @@ def health_checks(facts: NodeFacts) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric."""
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
-    return [*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts)]
+    return [*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts), *container_checks(facts)]
 
 
 def _driver(facts: NodeFacts) -> Iterator[Check]:

@@ -14,6 +14,7 @@ from typing import Any
 from gpunode.core.diff import unified
 from gpunode.core.edits import activation
 from gpunode.core.facts import facts_hash
+from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import (
     NodeFacts,
     PackageWant,
@@ -45,8 +46,8 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
     ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
     ("runtime", "packages"): "Install the container engines",
-    ("runtime", "files"): "Have the kernel modules of container engines loaded at boot",
-    ("runtime", "activate"): "Load kernel modules and start the container engines",
+    ("runtime", "files"): "Have kernel modules loaded and GPU devices linked at boot",
+    ("runtime", "activate"): "Load kernel modules, link GPU devices and start the container engines",
     ("runtime", "edits"): "Give the container engines the nvidia runtime",
     ("verify", "smoke"): "Prove it with real use of the GPU",
 }
@@ -149,6 +150,8 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     again: dict[Key, Want] = {}
     if ("driver", "packages") in changed or ("driver", "files") in changed:
         again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("driver", "activate")}
+    if "driver" in {k.role for k in pending}:
+        again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
     if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
         again |= {k: w for k, w in want.items.items() if k.option == "edits"}
     return again
@@ -200,6 +203,7 @@ def _activate_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
         "version": case.spec.driver.version if driver else "",
         "reboot": case.spec.reboot if driver else "never",
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
+        **({"links": True} if Key(role, "activate", LINKS) in mine else {}),
     }
 
 

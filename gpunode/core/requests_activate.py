@@ -1,7 +1,7 @@
 """The request of node/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
 
 Request files: `load`, `unload`, `services` (to enable and start), `restart` (where they run) one name a line,
-`initramfs` (1), `version`, `alternatives` lines `NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.
+`initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives` lines `NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -17,7 +17,8 @@ from gpunode.core.errors import InputError
 
 REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "restart")
-_KEYS = (*_LISTS, "initramfs", "version", "reboot", "alternatives")
+_FLAGS = ("initramfs", "links")
+_KEYS = (*_LISTS, *_FLAGS, "version", "reboot", "alternatives")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 
@@ -31,7 +32,7 @@ class Activation:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, initramfs, version, services, restart, alternatives, reboot} → files.  Raises InputError."""
+    """{load, unload, initramfs, links, version, services, restart, alternatives, reboot} → files.  Raises InputError."""
     for key in value:
         if key not in _KEYS:
             raise InputError(f"activate: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
@@ -39,7 +40,7 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
         raise InputError(f"activate: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
     lines = {key: [_checked(_WORD, name, key) for name in value.get(key) or ()] for key in _LISTS}
     lines["version"] = [_checked(_WORD, value["version"], "version")] if value.get("version") else []
-    lines["initramfs"] = ["1"] if value.get("initramfs") else []
+    lines |= {key: ["1"] if value.get(key) else [] for key in _FLAGS}
     lines["alternatives"] = [
         f"{_checked(_WORD, name, 'alternative')} {_checked(_PATH, path, 'path')}"
         for name, path in (value.get("alternatives") or {}).items()
@@ -50,7 +51,7 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for nothing: then the node need not be asked."""
-    return not any(value.get(key) for key in (*_LISTS, "initramfs", "alternatives"))
+    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives"))
 
 
 def parse_activation(stdout: str) -> Activation:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 from gpunode.core.edits import edit_runtime
 from gpunode.core.errors import GpunodeError
+from gpunode.core.gpu_containers import LINKED, LINKS, LINKS_RULE, links_found, needs_links
 from gpunode.core.model import (
     DriverChoice,
     Edit,
@@ -176,6 +177,9 @@ def _runtime(
         items[Key("runtime", "files", MODULES_CONF)] = _file(MODULES_CONF, templates["modules-load.conf.j2"])
         for module in ENGINE_MODULES:
             items[Key("runtime", "activate", f"module {module}")] = Want(value=PRESENT)
+    if needs_links(facts, wish):
+        items[Key("runtime", "files", LINKS_RULE)] = _file(LINKS_RULE, templates["dev-char.rules.j2"])
+        items[Key("runtime", "activate", LINKS)] = Want(value=LINKED)
     edit = _edit(facts, wish, installed)
     items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=edit.reasons)
     return items, edit
@@ -227,6 +231,8 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
     kind, _, name = key.name.partition(" ")
     if key == Key("cuda", "activate", "default"):
         return facts.cuda_default
+    if key.name == LINKS:
+        return links_found(facts)
     if kind == "service":
         service = facts.services.get(name.removesuffix(".service"))
         if service is None:

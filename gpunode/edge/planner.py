@@ -11,6 +11,7 @@ from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash
+from gpunode.core.gpu_containers import say_gpu_containers
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Repository, Solution
 from gpunode.core.plan import make_plan, pending_items, smoke_request
@@ -79,14 +80,15 @@ class Planner:
     def plan(self, host: str, facts: NodeFacts, over: Mapping[str, Any] | None = None) -> Planned:
         """The plan of one host; `over` is its `gpunode_spec` from the inventory.
 
-        A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.
+        A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.  Only its
+        words about the containers that run there now are the host's own.
         """
         spec = self.spec(over, host=host)
         kind = (facts_hash(facts), id(spec))  # self._specs keeps every spec alive: no two have the same id
         if kind not in self._planned:
             self._planned[kind] = self._plan(host, facts, spec)
         known = self._planned[kind]
-        return replace(known, plan=replace(known.plan, host=host), facts=facts)
+        return replace(known, plan=say_gpu_containers(replace(known.plan, host=host), facts), facts=facts)
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
         solution = self.solution(facts, spec)

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
-# way, load modules, set alternatives, start services; or say why only a reboot can do it.
-# Request and output: core/requests_activate.py.  Runs behind common.sh.
+# way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
+# Request and output: core/requests_activate.py.  Runs behind common.sh and devices.sh.
 
 log=$GPUNODE_IN/.log
 : >"$log"
@@ -176,7 +176,23 @@ modules() {
       "modinfo nvidia shows which file was taken: remove the older module (runfile, another DKMS version)"
 }
 
-# ---------------------------------------------------------------- alternatives and services
+# ---------------------------------------------------------------- links, alternatives and services
+
+# runc of 1.1.3 to 1.1.6 tells systemd only of devices whose number has a link in /dev/char, and systemd before 240 finds
+# them by it.  NVIDIA's devices are no udev devices, so nobody makes theirs.
+links() {
+  [ -n "$(requested links)" ] || return 0
+  if ! checking && loaded nvidia; then # they make the nodes that are not there yet
+    ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
+    ! have nvidia-modprobe || briefly nvidia-modprobe -c 0 -u >>"$log" 2>&1
+  fi
+  unlinked_nodes >"$GPUNODE_IN/.unlinked"
+  while read -r number path; do
+    checking || { mkdir -p /dev/char && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
+      fail "/dev/char/$number cannot be made" "see the log: is /dev writable?"
+    changed "link /dev/char/$number to $path"
+  done <"$GPUNODE_IN/.unlinked"
+}
 
 # NAME PATH: the link /usr/local/NAME, by update-alternatives where that knows it (NVIDIA's packages), else plainly
 alternatives() {
@@ -197,17 +213,30 @@ alternatives() {
   [ ! -e "$GPUNODE_IN/.alternatives" ] || while read -r line; do changed "$line"; done <"$GPUNODE_IN/.alternatives"
 }
 
+# spare_containers UNIT: what follows makes systemd reload
+spare_containers() {
+  keep_gpus && return
+  # shellcheck disable=SC2154 # by keep_gpus
+  set -- "enabling $1 makes systemd reload, and the running containers $losers would lose their GPUs" \
+    "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/gpu-containers.md"
+  [ "$steps" != 0 ] || finish refused "$@"
+  fail "$@"
+}
+
 services() {
   [ -n "$(requested services)" ] || return 0
-  checking || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
   for unit in $(requested services); do
     state=$(systemctl is-active "$unit" 2>/dev/null)
     enabled=$(systemctl is-enabled "$unit" 2>/dev/null)
     case $enabled in enabled | static | alias | indirect | generated | enabled-runtime) is_enabled=1 ;; *) is_enabled= ;; esac
     [ "$state" != active ] || [ -z "$is_enabled" ] || continue
+    stale=$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)
+    [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
     checking && changed "enable and start $unit" && continue
     case $enabled in masked*) fail "$unit is masked" "systemctl unmask $unit, if it may run" ;; esac
-    [ -n "$is_enabled" ] || systemctl enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
+    [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
+    # a unit with an init script reloads in spite of --no-reload (update-rc.d)
+    [ -n "$is_enabled" ] || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
     # after the reboot it starts by itself, and before it cannot
     [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
       journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
@@ -241,6 +270,7 @@ initramfs
 modules
 restart_stopped
 alternatives
+links
 services
 restarts
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"

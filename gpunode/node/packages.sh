@@ -1,7 +1,7 @@
 #!/bin/sh
 # One package transaction: recover what was interrupted, wait for the lock, refresh, install and remove in one go,
 # hold, check that DKMS built what was installed, and write to the journal what was there before.
-# Request and output: core/requests_packages.py.  Runs behind common.sh.
+# Request and output: core/requests_packages.py.  Runs behind common.sh and devices.sh.
 #
 # A package manager is seven functions NAME_…: installed, wait, recover, configured, refresh, simulate, commit.
 # «Simulate» prints what would happen as lines `install NAME VERSION` and `remove NAME`.
@@ -379,6 +379,8 @@ main() {
   need_root
   lock
   manager_ wait
+  # shellcheck disable=SC2154 # by keep_gpus
+  keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $losers lose their GPUs"
   manager_ recover
   close_interrupted packages 'interrupted; what dpkg had begun was finished by a later run'
   manager_ installed >"$GPUNODE_IN/.before"

@@ -5,8 +5,8 @@
 # begin with "| ", its remarks (no such tool, no permission, no answer, cut off) with "! ".  docs/probe.md describes
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
-SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids cuda toolkit
-tools units runtimes kubernetes packages holds locks disk journal files"
+SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
+gpu_containers cuda toolkit tools units runtimes kubernetes packages holds locks disk journal files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
@@ -340,6 +340,22 @@ probe_xids() {
 	fi
 }
 
+# by devices.sh, which is sent before this
+probe_gpu_containers() {
+	if ! have gpu_containers; then
+		remark "sent without devices.sh"
+		return
+	fi
+	nvidia_nodes | while read -r number path; do
+		if [ -e "/dev/char/$number" ]; then line "linked $number $path"; else line "unlinked $number $path"; fi
+	done
+	if [ "$(id -u)" = 0 ]; then
+		gpu_containers | sed 's/^/| container /'
+	elif [ -e /dev/nvidiactl ]; then
+		remark "not root: containers are not seen"
+	fi
+}
+
 # ---------------------------------------------------------------- CUDA and the container toolkit
 
 probe_cuda() {
@@ -562,7 +578,7 @@ probe_files() {
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
 		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pacman.conf \
 		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* \
-		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf
+		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf /etc/udev/rules.d/*nvidia*
 	# shellcheck disable=SC2046 # paths of configuration files, one word each
 	set -- "$@" $(containerd_imports "$containerd_config" 3) \
 		$(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from gpunode.core.facts.data import facts_from_data, facts_to_data
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
 from gpunode.core.facts.engines import read_kubernetes, read_runtimes, read_units
+from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
 from gpunode.core.facts.machine import (
     read_devices,
     read_disk,
@@ -39,6 +40,7 @@ VOLATILE = frozenset(
         "disk_free_mib",
         "xids",
         "nvlink_inactive",
+        "gpu_containers",
         "tools",
         "notes",
     )
@@ -97,6 +99,8 @@ def parse_probe(text: str) -> NodeFacts:
         "services": units.services,
         "modules": read_loaded_modules(probe),
         "files": files,
+        "device_nodes": read_device_nodes(probe),
+        "gpu_containers": read_gpu_containers(probe),
         "disk_free_mib": read_disk(probe),
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
@@ -176,6 +180,9 @@ def facts_hash(facts: NodeFacts) -> str:
     data = facts_to_data(facts)
     kept = {key: value for key, value in data.items() if key not in VOLATILE}
     kept["driver"] = {key: value for key, value in data["driver"].items() if key not in VOLATILE_DRIVER}
+    kept["device_nodes"] = [
+        node for node in data["device_nodes"] if not node["linked"]
+    ]  # the driver makes them at need
     kept["files"] = {
         path: {key: value for key, value in file.items() if key != "data"} for path, file in data["files"].items()
     }

@@ -1,0 +1,131 @@
+"""Running GPU containers and systemd's daemon-reload: what is wanted, what the plan says, what verify checks.
+
+systemd applies its device rules to every scope anew when it reloads, and takes what a container got behind its back
+(docs/gpu-containers.md has the conditions, measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, RuntimeWish, Step
+
+LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
+LINKS = "links of GPU devices"  # a key's name in core/state.py
+LINKED = "all in /dev/char"
+SOURCE = "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48"
+# The scripts of every package that brings a unit reload systemd (deb-systemd-helper and dh_installsystemd's snippets,
+# rpm's systemd macros and file triggers), and which packages do is known only when they are unpacked: so all of them.
+RELOADS = "package scripts run systemctl daemon-reload"
+
+
+def needs_links(facts: NodeFacts, wish: RuntimeWish) -> bool:
+    """Whether an engine may leave its containers' devices to systemd; unknown is as good as yes."""
+    found = facts.runtime(wish.runtime)
+    return (wish.cgroup_driver or (found.cgroup_driver if found else "")) != "cgroupfs"
+
+
+def links_found(facts: NodeFacts) -> str:
+    """LINKED, or which links are missing.  A node without device files has none to link."""
+    missing = [node for node in facts.device_nodes if not node.linked]
+    return f"missing: {_links(missing)}" if missing else LINKED
+
+
+def say_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
+    """The plan with what its steps do to the GPU containers that run on the node now; its values stay the same."""
+    kept, taken = _in_state(facts, "keepable"), _in_state(facts, "exposed")
+    if not plan.steps or not (kept or taken):
+        return plan
+    steps = tuple(_told(step, kept, taken) for step in plan.steps)
+    if not taken:
+        return replace(plan, steps=steps)
+    warning = (
+        f"running GPU containers {_names(taken)} lose their GPUs when systemd reloads; enabling a service, which "
+        "reloads it, is refused beside them: stop them, or start them with CDI (docs/gpu-containers.md)"
+    )
+    return replace(plan, steps=steps, warnings=(*plan.warnings, warning))
+
+
+def _told(step: Step, kept: list[GpuContainer], taken: list[GpuContainer]) -> Step:
+    if step.option == "packages":
+        cause = RELOADS
+    elif step.option == "activate" and step.value.get("services"):
+        cause = "enabling a service may reload systemd"
+    else:
+        return step
+    if kept:
+        why = f"{cause}: before, systemd is told of their GPUs, so that it leaves them"
+        reason = Reason(what=f"running GPU containers {_names(kept)}", why=why, source=SOURCE)
+        step = replace(step, reasons=(*step.reasons, reason))
+    if taken and step.option == "packages":
+        said = f"{cause}: running GPU containers {_names(taken)} lose their GPUs"
+        step = replace(step, disruptive="; ".join(filter(None, (step.disruptive, said))))
+    return step
+
+
+def container_checks(facts: NodeFacts) -> Iterator[Check]:
+    """devices.char-links and containers.gpu-kept."""
+    yield from _link_checks(facts)
+    if not facts.gpu_containers:
+        return
+    lost = _in_state(facts, "lost")
+    risked = [c for c in facts.gpu_containers if c.state in ("keepable", "exposed")]
+    if lost:
+        text = f"{_names(lost)} lost {_devices(lost)} («Failed to initialize NVML: Unknown Error»)"
+        yield Check(id="containers.gpu-kept", status="failed", message=text, fix="restart these containers")
+    elif risked:
+        text = f"at the next systemctl daemon-reload {_names(risked)} would lose {_devices(risked)}"
+        yield Check(id="containers.gpu-kept", status="warning", message=text, fix=_fix(risked))
+    else:
+        count = len(facts.gpu_containers)
+        text = f"{count} running GPU container{'s keep their' if count > 1 else ' keeps its'} GPUs when systemd reloads"
+        yield Check(id="containers.gpu-kept", status="passed", message=text)
+
+
+def _link_checks(facts: NodeFacts) -> Iterator[Check]:
+    drivers = {r.cgroup_driver for r in facts.runtimes if r.name != "podman"}
+    if not facts.device_nodes or not drivers - {"cgroupfs"} or not facts.toolkit:
+        return
+    found = links_found(facts)
+    if found == LINKED:
+        text = f"all {len(facts.device_nodes)} NVIDIA device files have their links in /dev/char"
+        yield Check(id="devices.char-links", status="passed", message=text)
+        return
+    yield Check(
+        id="devices.char-links",
+        status="failed" if "systemd" in drivers else "warning",
+        message=f"{found}: containers started now may lose their GPUs when systemd reloads",
+        fix="gpunode provision, or nvidia-ctk system create-dev-char-symlinks --create-all",
+    )
+
+
+def _fix(containers: list[GpuContainer]) -> str:
+    """How the containers keep what they have until they end, where that can be said."""
+    sure = [c for c in containers if c.state == "keepable"]
+    if len(sure) < len(containers):
+        return (
+            "restart them with CDI: docker run --device nvidia.com/gpu=…, or deviceListStrategy cdi-cri in Kubernetes"
+        )
+    return f"until they end: {'; '.join(map(_command, sure))}; for good: start them with CDI"
+
+
+def _command(container: GpuContainer) -> str:
+    words = " ".join(f"'DeviceAllow={device} rw'" for device in container.devices)
+    return f"systemctl set-property --runtime {container.unit} {words}"
+
+
+def _in_state(facts: NodeFacts, state: str) -> list[GpuContainer]:
+    return [c for c in facts.gpu_containers if c.state == state]
+
+
+def _names(containers: Iterable[GpuContainer]) -> str:
+    return ", ".join(c.name for c in containers)
+
+
+def _devices(containers: Iterable[GpuContainer]) -> str:
+    return ", ".join(dict.fromkeys(d for c in containers for d in c.devices))
+
+
+def _links(nodes: Iterable[DeviceNode]) -> str:
+    return ", ".join(f"/dev/char/{node.number} ({node.path})" for node in nodes)

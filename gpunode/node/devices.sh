@@ -1,0 +1,176 @@
+# shellcheck shell=sh
+# NVIDIA's device files, and the running containers that have some of them; put before probe.sh, packages.sh and activate.sh.
+#
+# systemd applies its own device rules to every scope anew at each daemon-reload (`systemctl enable` and package scripts
+# do one, too).  What a container got behind its back is then gone: «Failed to initialize NVML: Unknown Error».  So what
+# counts is what systemd has noted for the container's scope, whatever engine, mode or link brought it there
+# (docs/gpu-containers.md).
+
+eol='
+'
+limit=
+timeout -k 1 1 true >/dev/null 2>&1 && limit='timeout -k 1 5'
+
+# briefly COMMAND…: 5 s are enough, where there is a timeout
+briefly() { $limit "$@" </dev/null 9>&-; }
+
+# nvidia_nodes [ROOT]: lines `MAJOR:MINOR PATH`.  Links are not followed: a container's may lead anywhere.
+nvidia_nodes() {
+  stat -c '%f %t %T %n' "${1:-}"/dev/nvidia* "${1:-}"/dev/nvidia*/* 2>/dev/null | while read -r kind major minor path; do
+    case $kind in 2???) echo "$((0x$major)):$((0x$minor)) ${path#"${1:-}"}" ;; esac # character devices
+  done
+}
+
+# gpu_containers: lines `ID NAME UNIT MODE STATE DEVICE,DEVICE…` of the running containers that have GPUs.
+# UNIT is the scope in which systemd keeps its devices, - where systemd does not (cgroupfs).  MODE: `hook` when the
+# devices were mounted into it behind the runtime's back (legacy), `spec` when they stand in its specification (CDI,
+# --device).  STATE, and the devices it is about:
+#   kept      systemd leaves them
+#   keepable  systemd would take them, unless it is told of them before (keep_gpus in common.sh)
+#   exposed   systemd would take them, and whether the container has a right to them cannot be seen
+#   lost      they were taken already
+gpu_containers() {
+  nodes=$(nvidia_nodes)
+  [ -n "$nodes" ] || return 0
+  seen=' '
+  container_processes | while read -r pid cgroup; do
+    case $seen in *" $cgroup "*) continue ;; esac
+    dev=$(stat -c %d "/proc/$pid/root/dev" 2>/dev/null) || continue # it has ended
+    seen="$seen$cgroup "
+    [ "$dev" != "$(stat -c %d /dev)" ] || continue # this machine's own /dev shows all devices, and gives no right to any
+    set -- "$(nvidia_nodes "/proc/$pid/root")"
+    [ -z "$1" ] || gpu_container "$pid" "$cgroup" "$1"
+  done
+}
+
+# container_processes: lines `PID CGROUP` of all processes in a cgroup that is named by a container's id, 64 hex digits
+container_processes() {
+  # with cgroups of version 1 the controller of devices counts; the outermost container is the one this systemd knows
+  grep -s -E '^([0-9]+:([a-z,]+,)?devices(,[a-z,]+)?|0:):.*[0-9a-f]{64}' /proc/[0-9]*/cgroup |
+    sed -n 's|^/proc/\([0-9]*\)/cgroup:[^:]*:[^:]*:\(.*\)$|\1 \2|; s|\(/[^/]*[0-9a-f]\{64\}[^/]*\).*|\1|p'
+}
+
+# gpu_container PID CGROUP NODES: its line, from the container's nodes and $nodes, those of this machine
+gpu_container() {
+  unit=${2##*/}
+  id=$(printf '%s' "$unit" | sed 's/.*\([0-9a-f]\{64\}\).*/\1/')
+  case $unit in *.scope | *.service) ;; *) unit=- ;; esac
+  bound=$(sed -n 's|^[^ ]* [^ ]* [^ ]* [^ ]* \(/dev/nvidia[^ ]*\) .*|\1 |p' "/proc/$1/mountinfo" 2>/dev/null)
+  mode=spec
+  [ -z "$bound" ] || mode=hook
+  # of cgroups of version 1 the kernel says what is allowed; of version 2, where a program decides, it does not
+  allowed=$(cat "/sys/fs/cgroup/devices$2/devices.list" 2>/dev/null)
+  noted=$(noted_devices "$unit")
+  kept='' keepable='' exposed='' lost=''
+  while read -r number path; do
+    case "$eol$3" in *"$eol$number "*) ;; *) continue ;; esac
+    if [ -n "$allowed" ] && ! cgroup_allows "$number"; then
+      case $bound in *"$path "*) lost=$lost,$path ;; esac # else it was never given: a node can be made by anybody
+    elif systemd_keeps "$number" "$path"; then
+      kept=$kept,$path
+    else
+      case $allowed:$bound in
+        :*"$path "* | [!:]*) keepable=$keepable,$path ;;
+        *) exposed=$exposed,$path ;;
+      esac
+    fi
+  done <<NODES
+$nodes
+NODES
+  for state in exposed keepable lost kept; do
+    eval "devices=\$$state"
+    [ -z "$devices" ] || break
+  done
+  [ -z "$devices" ] || echo "$id $(container_name "$id" "$2") $unit $mode $state ${devices#,}"
+}
+
+# cgroup_allows NUMBER: by $allowed, the kernel's list for a cgroup of version 1
+cgroup_allows() {
+  case $allowed in *"c $1 rw"* | *"c ${1%:*}:* rw"* | *'a *:* rw'*) ;; *) return 1 ;; esac
+}
+
+# unlinked_nodes: lines of nvidia_nodes whose /dev/char/MAJOR:MINOR is missing
+unlinked_nodes() {
+  nvidia_nodes | while read -r number path; do [ -e "/dev/char/$number" ] || echo "$number $path"; done
+}
+
+# noted_devices UNIT: what systemd would apply, lines `DeviceAllow=WHAT ACCESS`; `all` where it restricts nothing
+noted_devices() {
+  [ "$1" != - ] || { echo all && return; }
+  answer=$(briefly systemctl show -p DevicePolicy -p DeviceAllow "$1" 2>/dev/null)
+  case $answer in
+    DevicePolicy=auto) echo all ;; # policy auto restricts as soon as something is listed
+    *) echo "$answer" ;;
+  esac
+}
+
+# systemd_keeps NUMBER PATH: by $noted
+systemd_keeps() {
+  case $noted in
+    all | *"DeviceAllow=$2 rw"* | *'DeviceAllow=char-* rw'* | *"DeviceAllow=char-$(driver_name "${1%:*}") rw"*) return 0 ;;
+    *"DeviceAllow=/dev/char/$1 rw"*) ;;
+    *) return 1 ;;
+  esac
+  # from 240 on systemd reads the number out of the path, before it needed the link (systemd pull request 10750)
+  [ -e "/dev/char/$1" ] || [ "$(systemd_version)" -ge 240 ]
+}
+
+driver_name() { sed -n "/^Block/q; s/^ *$1 //p" /proc/devices | head -n 1; }
+
+systemd_version() {
+  answer=$(briefly systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+  echo "${answer:-0}"
+}
+
+# container_name ID CGROUP: as its engine calls it, else the beginning of the id.  Kubernetes' ones are POD/CONTAINER, by
+# the file that the runtime was started with.
+container_name() {
+  case $2 in
+    *libpod*) name=$(briefly podman inspect --format '{{.Name}}' "$1" 2>/dev/null) ;;
+    *docker*) name=$(briefly docker inspect --format '{{.Name}}' "$1" 2>/dev/null) ;;
+    *)
+      name=
+      for file in /run/containerd /run/k3s/containerd /run/k0s/containerd /var/snap/microk8s/common/run/containerd; do
+        name=$name$(kubernetes_name "$file/io.containerd.runtime.v2.task/k8s.io/$1/config.json")
+      done
+      name=$name$(kubernetes_name "/run/containers/storage/overlay-containers/$1/userdata/config.json") ;;
+  esac
+  name=$(printf '%s' "${name#/}" | tr -cd 'A-Za-z0-9_./-')
+  echo "${name:-$(printf '%.12s' "$1")}"
+}
+
+kubernetes_name() {
+  [ -r "$1" ] || return 0
+  pod=$(sed -n 's/.*"io\.kubernetes\.\(cri\.sandbox-name\|pod\.name\)" *: *"\([^"]*\)".*/\2/p' "$1" | head -n 1)
+  container=$(sed -n 's/.*"io\.kubernetes\.\(cri\.container-name\|container\.name\)" *: *"\([^"]*\)".*/\2/p' "$1" | head -n 1)
+  echo "${pod:+$pod/}$container"
+}
+
+# keep_gpus: Before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
+# as well), tells it of the GPUs that it would take from running containers.  Needs common.sh.
+# Where that is not possible, 1, and $losers names the containers.
+keep_gpus() {
+  losers=
+  [ -d /run/systemd/system ] || return 0
+  gpu_containers >"$GPUNODE_IN/.gpu_containers"
+  while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
+    case $gpu_state in keepable | exposed) ;; *) continue ;; esac
+    if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then
+      losers="${losers:+$losers, }$gpu_name"
+    elif ! checking; then
+      say note "told systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
+    fi
+  done <"$GPUNODE_IN/.gpu_containers"
+  [ -z "$losers" ]
+}
+
+# tell_systemd UNIT DEVICE,DEVICE…: until the unit ends; reloads nothing, and writes nothing that outlives it
+tell_systemd() (
+  unit=$1 devices=$2,
+  set --
+  while [ -n "$devices" ]; do
+    set -- "$@" "DeviceAllow=${devices%%,*} rw"
+    devices=${devices#*,}
+  done
+  systemctl set-property --runtime "$unit" "$@" >>"${log:-/dev/null}" 2>&1 </dev/null 9>&-
+)
