@@ -143,7 +143,9 @@ class Kubernetes:
     role: str = ""  # control-plane, worker, ""
     kubelet: str = ""  # version
     cri_socket: str = ""
-    cgroup_driver: str = ""
+    cgroup_driver: str = ""  # that the kubelet was given, "" when nothing says it
+    cgroup_source: str = ""  # what says it: a flag or a file
+    cgroup_from_cri: bool | None = None  # feature gate KubeletCgroupDriverFromCRI, None when nobody sets it
     gpu_operator: bool = False
 
 
@@ -233,6 +235,7 @@ class NodeFacts:
     package_lock: str = ""  # who holds the package manager's lock, "" when free
     services: Mapping[str, Service] = field(default_factory=dict)
     modules: tuple[str, ...] = ()  # loaded kernel modules that concern us: nvidia, nouveau, overlay, br_netfilter …
+    sysctl: Mapping[str, str] = field(default_factory=dict)  # values in force that concern us; no br_netfilter: no key
     files: Mapping[str, ConfigFile] = field(
         default_factory=dict
     )  # by path: repositories, keyrings, modprobe.d, engine configs …

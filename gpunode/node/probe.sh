@@ -6,11 +6,12 @@
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
-gpu_containers cuda toolkit tools units runtimes kubernetes packages holds locks disk journal files"
+gpu_containers cuda toolkit tools units runtimes kubernetes sysctl packages holds locks disk journal files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
+snap.microk8s.daemon-containerd.service cri-docker.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
 dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
@@ -427,6 +428,7 @@ probe_runtimes() {
 		/var/snap/microk8s/common/run/containerd.sock; do
 		[ -S "$socket" ] && line "socket $socket"
 	done
+	bundled_containerd
 	have containerd || return 0
 	containerd_root
 	echo "#: containerd_dump"
@@ -439,6 +441,28 @@ probe_runtimes() {
 		echo "#: containerd_error"
 		ask 5 containerd --config "$containerd_config" config "$show" | grep -v '^| *$' | tail -n 5
 	fi
+}
+
+# the containerd that a Kubernetes distribution brings
+bundled_containerd() {
+	rancher_folder k3s
+	set -- k3s "$folder/data/current/bin/containerd"
+	rancher_folder rke2
+	set -- "$@" rke2 "$folder/bin/containerd" k0s /var/lib/k0s/bin/containerd microk8s /snap/microk8s/current/bin/containerd
+	while [ $# -gt 0 ]; do
+		[ -x "$2" ] && line "bundled $1 $2" && ask 3 "$2" --version
+		shift 2
+	done
+}
+
+# rancher_folder KIND: sets $folder to the data folder of k3s or rke2: what its unit or its config files say
+rancher_folder() {
+	[ "${units+set}" ] || units=$(probe_units)
+	unit_flags "$1.service" "$1"
+	folder=$(printf '%s\n' "$flags" | sed -n 's/.* \(--data-dir\|-d\)[= ]\([^ ]*\).*/\2/p')
+	[ "$folder" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
+		"/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.yaml 2>/dev/null | tail -n 1)
+	folder=${folder:-/var/lib/rancher/$1}
 }
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
@@ -471,11 +495,21 @@ probe_kubernetes() {
 	if have kubelet; then ask 5 kubelet --version; fi
 	if have k3s; then ask 5 k3s --version; fi
 	if have rke2; then ask 5 rke2 --version; fi
+	if have k0s; then ask 5 k0s version; fi
+	[ -r /snap/microk8s/current/meta/snap.yaml ] && sed -n "s/^version: *'\{0,1\}\(v[0-9.]*\).*/| microk8s \1/p" \
+		/snap/microk8s/current/meta/snap.yaml
 	for marker in /etc/kubernetes/kubelet.conf /var/lib/kubelet/kubeadm-flags.env /etc/kubernetes/manifests/kube-apiserver.yaml \
 		/var/lib/rancher/k3s/server /var/lib/rancher/k3s/agent /var/lib/rancher/rke2/server /var/lib/rancher/rke2/agent \
 		/var/lib/k0s/pki/ca.key /var/lib/k0s /var/snap/microk8s/current /run/nvidia/validations /run/nvidia/driver \
 		/usr/local/nvidia/toolkit; do
 		exists "$marker" && line "exists $marker"
+	done
+	return 0
+}
+
+probe_sysctl() {
+	for key in net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables net.bridge.bridge-nf-call-ip6tables; do
+		first "/proc/sys/$(printf '%s' "$key" | tr . /)" && line "$key $REPLY"
 	done
 	return 0
 }
@@ -566,6 +600,9 @@ probe_files() {
 	set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
 		/etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
 		/etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
+		/etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
+		/etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
+		/var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
 		/var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
 		/etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /var/snap/microk8s/current/args/containerd-template.toml \
 		/var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
@@ -583,7 +620,8 @@ probe_files() {
 	set -- "$@" $(containerd_imports "$containerd_config" 3) \
 		$(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
 		$(grep -l -E '^[^#]*(nvidia|overlay|br_netfilter)' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
-		$(grep -l -E '^[^#]*(bridge-nf-call|ip_forward)' /etc/sysctl.conf /etc/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
+		$(grep -l -E '^[^#;]*(bridge-nf-call|ip_forward)' /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* \
+			/usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null) $(rancher_files k3s) $(rancher_files rke2)
 	sent=$newline
 	for file in "$@"; do
 		exists "$file" || continue
@@ -593,6 +631,16 @@ probe_files() {
 	done
 	# shellcheck disable=SC2046,SC2086 # a list of paths
 	files_meta $sent
+}
+
+# rancher_files KIND: containerd's files of k3s or rke2, where its data folder is not the usual one
+rancher_files() {
+	rancher_folder "$1"
+	[ "$folder" = "/var/lib/rancher/$1" ] && return
+	for file in "$folder"/agent/etc/containerd/*.toml "$folder"/agent/etc/containerd/*.tmpl \
+		"$folder"/agent/etc/containerd/config*.toml.d/*.toml; do
+		[ -e "$file" ] && echo "$file"
+	done
 }
 
 # files_meta PATH…: one stat for all, then the bytes of each
