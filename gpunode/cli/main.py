@@ -20,6 +20,7 @@ COMMANDS = {
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",
     ),
+    "knowledge": ("gpunode.cli.knowledge:knowledge", "What gpunode knows of the world: where from, how old."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 import tomllib
 import urllib.error
 import urllib.request
@@ -29,9 +30,33 @@ _ARMOR = "-----BEGIN PGP"
 @cache
 def load_knowledge() -> Knowledge:
     """All of knowledge/*.toml that solve() needs; read once a process."""
-    folder = files("gpunode") / "knowledge"
-    tables = {n: tomllib.loads((folder / f"{n}.toml").read_text()) for n in ("gpus", "drivers", "cuda", "repos")}
-    return parse_knowledge(**tables)
+    return parse_knowledge(**knowledge_tables())
+
+
+def knowledge_tables() -> dict[str, Any]:
+    """The parsed files of the knowledge by name: gpus, drivers, cuda, repos.  Raises InputError."""
+    return {name: _table(name) for name in ("gpus", "drivers", "cuda", "repos")}
+
+
+def knowledge_text(name: str) -> str:
+    """The text of one file of the knowledge: that of the folder $GPUNODE_KNOWLEDGE, where it has one, else ours."""
+    folder = os.environ.get("GPUNODE_KNOWLEDGE")
+    own = Path(folder) / f"{name}.toml" if folder else None
+    try:
+        if own and own.exists():
+            return own.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {own}: {error}", fix="mend the file, or unset GPUNODE_KNOWLEDGE") from error
+    return (files("gpunode") / "knowledge" / f"{name}.toml").read_text(encoding="utf-8")
+
+
+def _table(name: str) -> Any:
+    try:
+        return tomllib.loads(knowledge_text(name))
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(
+            f"{name}.toml in $GPUNODE_KNOWLEDGE: {error}", fix="make it again: gpunode knowledge refresh"
+        ) from error
 
 
 # ---------------------------------------------------------------- gpunode.yml

@@ -1,0 +1,202 @@
+"""gpunode knowledge."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json
+from gpunode.core.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from gpunode.core.knowledge_rows import Row
+    from gpunode.core.pciids import PciGpu
+
+PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
+
+
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode knowledge show 10de:2330\n"
+    "  gpunode knowledge show debian:13\n"
+    "  gpunode knowledge check --pci-ids /usr/share/misc/pci.ids\n"
+    "  gpunode knowledge refresh --pci-ids pci.ids -o ~/.config/gpunode/knowledge"
+)
+def knowledge() -> None:
+    """What gpunode knows of GPUs, driver branches, CUDA, distributions and repositories: where from, how old."""
+
+
+@knowledge.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode knowledge show\n"
+    "  gpunode knowledge show 580\n"
+    "  gpunode knowledge show 'H100 PCIe' --format json\n\n"
+    "Exit codes: 0 found, 2 no such row."
+)
+@click.argument("key", required=False)
+@format_option("text", "json")
+def show(key: str | None, output_format: str) -> int:
+    """Print the rows that KEY names (a PCI id, product, branch, CUDA release, distribution, key), or what there is."""
+    from gpunode.core.knowledge_rows import find
+
+    every = _rows()
+    if not key:
+        _show_tables(every, output_format)
+        return Exit.OK
+    found = find(key, iter(every))
+    if not found:
+        raise InputError(f"nothing known is called {key!r}", fix="gpunode knowledge show lists what there is")
+    if output_format == "json":
+        print_json({"rows": [_data(row) for row in found]})
+        return Exit.OK
+    for row in found[:50]:
+        click.echo(f"{row.table} {', '.join(row.keys)}")
+        for name, value in row.data.items():
+            click.echo(f"  {name:<20} {value}")
+        click.echo(f"  {'checked':<20} {row.checked} ({_age(row)} days ago)\n  {'source':<20} {row.source}")
+    if len(found) > 50:
+        click.echo(f"… and {len(found) - 50} more")
+    return Exit.OK
+
+
+@knowledge.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode knowledge check\n"
+    "  gpunode knowledge check --max-age 90 --format json\n\n"
+    "Exit codes: 0 fresh and complete, 2 a file that cannot be read, 3 something is old or missing."
+)
+@click.option("--max-age", type=click.IntRange(0), default=180, show_default=True, metavar="DAYS", help="What is old.")
+@click.option(
+    "--pci-ids",
+    "pci_ids",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="A pci.ids to compare with; this machine's own where it has one.",
+)
+@format_option("text", "json")
+def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
+    """Say which rows are old, and which GPUs a newer pci.ids names that gpunode does not know."""
+    from gpunode.core.pciids import Comparison, compare, parse_pci_ids
+    from gpunode.edge.load import load_knowledge
+
+    old = [row for row in _rows() if _age(row) > max_age]
+    path = pci_ids or next((Path(p) for p in PCI_IDS if Path(p).exists()), None)
+    compared = compare(parse_pci_ids(_text(path)), load_knowledge()) if path else Comparison()
+    if output_format == "json":
+        missing = [{"id": gpu.id, "chip": gpu.chip, "name": gpu.name} for gpu in compared.missing]
+        print_json({"old": [_data(row) for row in old], "pci_ids": str(path or ""), "missing": missing})
+    else:
+        click.echo(f"{len(old)} rows are older than {max_age} days" if old else f"no row is older than {max_age} days")
+        for table, number in sorted(_count(old).items()):
+            click.echo(f"  {table}: {number}")
+        if path is None:
+            click.echo("no pci.ids here to compare with (Debian's package pci.ids)")
+        elif not compared.missing:
+            click.echo(f"every GPU that {path} names is known")
+        for gpu in compared.missing:
+            click.echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
+        for gpu, chip in compared.other_chip:
+            click.echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
+    return Exit.PENDING if old or compared.missing or compared.other_chip else Exit.OK
+
+
+@knowledge.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode knowledge refresh --pci-ids /usr/share/misc/pci.ids -o ~/.config/gpunode/knowledge\n"
+    "  export GPUNODE_KNOWLEDGE=~/.config/gpunode/knowledge\n\n"
+    "Exit codes: 0 written, or nothing to add; 2 a file that cannot be read."
+)
+@click.option("--pci-ids", "pci_ids", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A pci.ids.")
+@click.option(
+    "--supported-gpus",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help="The supported-gpus.json of a driver package; its GPUs need a chip, so give a pci.ids as well.",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(file_okay=False, path_type=Path),
+    help="Folder to write gpus.toml to; GPUNODE_KNOWLEDGE names it for all commands.",
+)
+@format_option("text", "json")
+def refresh(pci_ids: Path | None, supported_gpus: Path | None, output: Path, output_format: str) -> int:
+    """Write a GPU table that also has the GPUs of a newer list; what is known already stays as it is."""
+    from dataclasses import replace
+    from datetime import UTC, datetime
+
+    from gpunode.core.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus
+    from gpunode.edge.load import knowledge_text, load_knowledge
+
+    if not pci_ids and not supported_gpus:
+        raise InputError("nothing to refresh from", expected="--pci-ids FILE, --supported-gpus FILE, or both")
+    found: dict[str, PciGpu] = parse_pci_ids(_text(pci_ids)) if pci_ids else {}
+    for pci_id, gpu in (parse_supported_gpus(_text(supported_gpus)) if supported_gpus else {}).items():
+        listed = found.get(pci_id)
+        found[pci_id] = replace(listed, name=gpu.name, source=listed.source + "S") if listed else gpu
+    missing = compare(found, load_knowledge()).missing
+    text, unknown = add_gpus(
+        knowledge_text("gpus"), missing, load_knowledge(), checked=datetime.now(UTC).date().isoformat()
+    )
+    output.mkdir(parents=True, exist_ok=True)
+    (output / "gpus.toml").write_text(text, encoding="utf-8")
+    added = [gpu for gpu in missing if gpu not in unknown]
+    if output_format == "json":
+        print_json(
+            {"file": str(output / "gpus.toml"), "added": [g.id for g in added], "no_chip": [g.id for g in unknown]}
+        )
+        return Exit.OK
+    for gpu in added:
+        click.echo(f"added {gpu.id} {gpu.chip} {gpu.name}")
+    for gpu in unknown:
+        click.echo(f"left out {gpu.id} {gpu.name}: no list names its chip")
+    click.echo(f"{output}/gpus.toml: {len(added)} GPUs added; use it with GPUNODE_KNOWLEDGE={output}")
+    return Exit.OK
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _rows() -> list[Row]:
+    from gpunode.core.knowledge_rows import rows
+    from gpunode.edge.load import knowledge_tables, load_knowledge
+
+    return list(rows(knowledge_tables(), load_knowledge()))
+
+
+def _age(row: Row) -> int:
+    from datetime import UTC, datetime
+
+    return row.age(datetime.now(UTC).date())
+
+
+def _data(row: Row) -> dict[str, Any]:
+    return {
+        "table": row.table,
+        "keys": list(row.keys),
+        "data": dict(row.data),
+        "source": row.source,
+        "checked": row.checked,
+        "age_days": _age(row),
+    }
+
+
+def _count(every: list[Row]) -> dict[str, int]:
+    from collections import Counter
+
+    return dict(Counter(row.table for row in every))
+
+
+def _show_tables(every: list[Row], output_format: str) -> None:
+    tables = _count(every)
+    oldest = {table: min(row.checked for row in every if row.table == table) for table in tables}
+    if output_format == "json":
+        print_json({"tables": {table: {"rows": n, "oldest": oldest[table]} for table, n in tables.items()}})
+        return
+    for table, number in tables.items():
+        click.echo(f"{table:<16} {number:>4} rows, the oldest checked {oldest[table]}")
+
+
+def _text(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")

@@ -1,0 +1,71 @@
+"""The rows of the knowledge, for a person who asks where one comes from and how old it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from datetime import date
+from typing import Any
+
+from gpunode.core.knowledge import Knowledge
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One thing that is known: `keys` name it, `data` is plain, `checked` the day it was compared with `source`."""
+
+    table: str  # GPU, driver branch, CUDA release, distribution, repository key, repository, packages
+    keys: tuple[str, ...]
+    data: Mapping[str, Any]
+    source: str
+    checked: str
+
+    def age(self, today: date) -> int:
+        """Days since it was checked."""
+        return (today - date.fromisoformat(self.checked)).days
+
+
+def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
+    """Every row, in the order of the files."""
+    gpus, drivers, cuda, repos = (tables[name] for name in ("gpus", "drivers", "cuda", "repos"))
+    for model in knowledge.gpus.values():
+        data = {k: getattr(model, k) for k in _GPU}
+        source = "; ".join(gpus["sources"][letter] for letter in model.source)
+        yield Row(table="GPU", keys=(model.id, model.name), data=data, source=source, checked=gpus["checked"])
+    for branch in drivers["branches"]:
+        yield _row("driver branch", (str(branch["branch"]),), branch, drivers)
+    for release in cuda["toolkits"]:
+        yield _row("CUDA release", (release["version"],), release, cuda)
+    for distro in repos["distros"]:
+        yield _row("distribution", tuple(distro["keys"]), distro, repos)
+    for key in repos["keys"]:
+        yield _row("repository key", (key["id"], key["fingerprint"]), key, repos)
+    for name, row in repos["repositories"].items():
+        yield _row("repository", (name,), row, repos)
+    for name, row in repos["packages"].items():
+        yield _row("packages", (name,), row, repos)
+
+
+_GPU = (
+    "id", "name", "chip", "arch", "compute_capability", "kind", "memory_gb", "mig", "fabric", "open", "confidence",
+)  # fmt: skip
+
+
+def _row(table: str, keys: tuple[str, ...], row: Table, file: Table) -> Row:
+    """A row with the short names of its sources spelled out."""
+    words = [part.strip().partition(" ") for part in str(row["source"]).split(";")]
+    source = "; ".join(file["sources"].get(name, name) + space + rest for name, space, rest in words)
+    data = {k: v for k, v in row.items() if k not in ("source", "checked")}
+    return Row(table=table, keys=keys, data=data, source=source, checked=row.get("checked") or file["checked"])
+
+
+def find(wanted: str, found: Iterator[Row]) -> list[Row]:
+    """The rows that a word names: an id, a branch, a release; rocky:9.4 names rocky:9; else a part of a name."""
+    word = wanted.strip().lower()
+    every = list(found)
+    exact = [row for row in every if any(word in (key.lower(), f"10de:{key}".lower()) for key in row.keys)]
+    exact = exact or [row for row in every if any(f"10de:{word}" == key for key in row.keys)]
+    minor = [row for row in every if row.table == "distribution" and word.partition(".")[0] in row.keys]
+    return exact or minor or [row for row in every if any(word in key.lower() for key in row.keys)]

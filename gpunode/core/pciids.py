@@ -1,0 +1,158 @@
+"""The GPU table of the knowledge against lists that others keep: pci.ids, and supported-gpus.json of a driver."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+
+from gpunode.core.errors import InputError
+from gpunode.core.knowledge import Knowledge
+
+_DEVICE = re.compile(r"\t([0-9a-f]{4})  (.+)")
+# GH100 [H100 SXM5 80GB], GK107GLM [Quadro K500M]: chip, its letters for the kind of board, product
+_GPU = re.compile(
+    r"(?P<chip>(?:G[KMPVAHBR]|TU|AD)\d\w\w?\w?)(?:(?<=\d)|(?<=[A-F]))(?P<board>GLM|GL|M|S)?(?: \[(?P<name>.+)\])?\Z"
+)
+_NOT_A_GPU = re.compile(r"audio|usb|bridge|smbus|controller|nvswitch|i2c|ucsi|peatrans", re.IGNORECASE)
+_GENERATION = {
+    "GK": "Kepler", "GM": "Maxwell", "GP": "Pascal", "GV": "Volta", "TU": "Turing", "GA": "Ampere",
+    "AD": "Ada Lovelace", "GH": "Hopper", "GB": "Blackwell", "GR": "Rubin",
+}  # fmt: skip
+_KINDS = (
+    ("unnamed", re.compile(r"-(ES|ESP|INT\d*|88K)\b")),
+    ("grace-soc", re.compile(r"RTX Spark|^GB10$")),
+    ("geforce", re.compile(r"GeForce|TITAN", re.IGNORECASE)),
+    ("mining", re.compile(r"CMP |P10[246]-|Mining")),
+    ("tegra", re.compile(r"Tegra|Jetson|DRIVE|JMJWOA")),
+    ("datacenter", re.compile(r"Tesla|GRID|DGX|Server Edition")),
+    ("workstation", re.compile(r"Quadro|NVS|RTX (A|PRO|[2456]000)|T\d{3,4}\b|Ada Generation")),
+    ("datacenter", re.compile(r"\b(A|L|H|B|GH|GB|T|P|V|K|M)\d{1,3}[A-Z]?\b")),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PciGpu:
+    """A GPU as a public list names it.  Chip "" where the list has none, name "" where it has no product."""
+
+    id: str  # 10de:2330
+    chip: str
+    name: str
+    source: str  # letter of gpus.toml's [sources]
+    mobile: bool = False
+
+
+def parse_pci_ids(text: str) -> dict[str, PciGpu]:
+    """NVIDIA's GPUs from Kepler on in a pci.ids file; InputError where it has no vendor 10de."""
+    found: dict[str, PciGpu] = {}
+    _, vendor, rest = text.partition("\n10de  ")
+    if not vendor:
+        raise InputError("no vendor 10de in this file", expected="a pci.ids", fix="/usr/share/misc/pci.ids is one")
+    for line in rest.splitlines()[1:]:
+        if line and line[0] not in "\t#":
+            break
+        device = _DEVICE.match(line)
+        gpu = device and _GPU.match(device[2])
+        if not device or not gpu or _NOT_A_GPU.search(device[2]):
+            continue
+        name = gpu["name"] or ""
+        mobile = "M" in (gpu["board"] or "") or "Mobile" in name
+        pci_id = f"10de:{device[1]}"
+        found[pci_id] = PciGpu(id=pci_id, chip=gpu["chip"], name=name, source="P", mobile=mobile)
+    return found
+
+
+def parse_supported_gpus(text: str) -> dict[str, PciGpu]:
+    """The GPUs of the supported-gpus.json that NVIDIA's driver packages carry; InputError for any other JSON."""
+    try:
+        chips = json.loads(text)["chips"]
+        pairs = [(f"10de:{int(chip['devid'], 16):04x}", str(chip["name"])) for chip in chips]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(
+            f"this is no supported-gpus.json: {type(error).__name__} {error}",
+            expected='{"chips": [{"devid": "0x2330", "name": …}]}',
+            fix="it lies in /usr/share/doc/nvidia-driver-*/supported-gpus/",
+        ) from None
+    return {pci_id: PciGpu(id=pci_id, chip="", name=name.removeprefix("NVIDIA "), source="S") for pci_id, name in pairs}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """What a list has that the knowledge has not, or names otherwise."""
+
+    missing: tuple[PciGpu, ...] = ()
+    other_chip: tuple[tuple[PciGpu, str], ...] = ()  # with the chip that the knowledge names
+
+
+def compare(found: Mapping[str, PciGpu], knowledge: Knowledge) -> Comparison:
+    """A list against the knowledge."""
+    known = {*knowledge.gpus, *knowledge.legacy, *knowledge.nvswitches}
+    chips = {model.chip for model in knowledge.gpus.values()}
+    return Comparison(
+        missing=tuple(gpu for pci_id, gpu in sorted(found.items()) if pci_id not in known),
+        other_chip=tuple(
+            (gpu, knowledge.gpus[pci_id].chip)
+            for pci_id, gpu in sorted(found.items())
+            if pci_id in knowledge.gpus and gpu.chip and _base(gpu.chip, chips) != knowledge.gpus[pci_id].chip
+        ),
+    )
+
+
+def _base(chip: str, chips: Collection[str]) -> str:
+    """GK110B is a later stepping of GK110."""
+    return chip[:-1] if chip not in chips and chip[:-1] in chips else chip
+
+
+def add_gpus(table: str, gpus: Iterable[PciGpu], knowledge: Knowledge, *, checked: str) -> tuple[str, list[PciGpu]]:
+    """gpus.toml with a row for each of the GPUs, in the order of ids, and those whose generation cannot be told.
+
+    Their class is read off the name, so the rows say confidence low.  `checked` is the day, YYYY-MM-DD.
+    """
+    known = {model.chip for model in knowledge.gpus.values()}
+    unknown, rows, chips = [], {}, {}
+    for gpu in gpus:
+        if gpu.chip[:2] not in _GENERATION:
+            unknown.append(gpu)
+            continue
+        chip = _base(gpu.chip, known)
+        rows[gpu.id.removeprefix("10de:")] = _row(gpu, chip)
+        if chip not in known:
+            chips[chip] = f"{chip:<7} | {_GENERATION[chip[:2]]:<12} |"
+    text = re.sub(r'^checked = "[^"]*"', f'checked = "{checked}"', table, count=1, flags=re.MULTILINE)
+    return _merged(_merged(text, "gpus", rows), "chips", chips), unknown
+
+
+def kind_of(name: str) -> str:
+    """The class of a product by its name: geforce, workstation, datacenter …, unnamed for what says nothing."""
+    return next((kind for kind, pattern in _KINDS if pattern.search(name)), "unnamed")
+
+
+def _row(gpu: PciGpu, chip: str) -> str:
+    cells = (
+        f"{gpu.id.removeprefix('10de:')}",
+        f"{gpu.name or gpu.chip:<56}",
+        f"{chip:<7}",
+        f"{kind_of(gpu.name):<11}",
+        f"{'mobile' if gpu.mobile else '':<6}",
+        "   ",
+        f"{'':<10}",
+        f"{'':<8}",
+        f"{'':<8}",
+        f"{'':<10}",
+        f"{gpu.source:<4}",
+        "low",
+    )
+    return " | ".join(cells)
+
+
+def _merged(text: str, table: str, rows: Mapping[str, str]) -> str:
+    """The text with rows put into one of its ''' tables: before the first row whose key is greater."""
+    head, start, rest = text.partition(f"\n{table} = '''\n")
+    body, end, tail = rest.partition("\n'''")
+    lines = body.split("\n")
+    for key, row in sorted(rows.items()):
+        keys = [line.split("|")[0].strip() for line in lines]
+        at = next((n for n, other in enumerate(keys) if other > key), len(lines)) if table == "gpus" else len(lines)
+        lines.insert(at, row)
+    return f"{head}{start}{chr(10).join(lines)}{end}{tail}"

@@ -1,0 +1,125 @@
+"""gpunode knowledge: rows with their sources, and the GPU table against public lists."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cli.main import cli
+from gpunode.core.errors import InputError
+from gpunode.core.knowledge import parse_knowledge
+from gpunode.core.pciids import compare, parse_pci_ids, parse_supported_gpus
+from gpunode.edge.load import knowledge_tables, load_knowledge
+
+PCI_IDS = """# a list
+1000  Somebody else
+\t2330  Not NVIDIA
+10de  NVIDIA Corporation
+\t10f0  GP104 High Definition Audio Controller
+\t2330  GH100 [H100 SXM5 80GB]
+\t\t10de 16c0  a board
+\t22a3  GH100 [H100 NVSwitch]
+\t2bff  GB202GLM [RTX PRO 7000 Blackwell Generation Laptop GPU]
+\t3fff  GR104 [GeForce RTX 6090]
+10df  Emulex
+\t2bfe  GB202 [Not NVIDIA]
+"""
+
+
+def run(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["knowledge", *args], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("key", "shown"),
+    [
+        ("10de:2330", "H100"),
+        ("2330", "GPU 10de:2330"),
+        ("580", "driver branch 580"),
+        ("12.8", "CUDA release 12.8"),
+        ("rocky:9.4", "distribution rhel:9"),
+        ("3bf863cc", "EB693B3035CD5710E231E123A4B469963BF863CC"),
+        ("debian-own", "packages debian-own"),
+    ],
+)
+def test_a_row_is_shown_with_its_source_and_age(key: str, shown: str) -> None:
+    done = run("show", key)
+    assert done.return_value == 0
+    assert shown in done.output
+    assert " days ago)" in done.output
+    rows = json.loads(run("show", key, "--format", "json").output)["rows"]
+    assert all(row["source"] and row["checked"] for row in rows)
+
+
+def test_an_unknown_key_is_bad_input_and_no_key_lists_the_tables() -> None:
+    assert run("show", "nothing-of-the-kind").return_value == 2
+    assert "GPU               845 rows" in run("show").output
+
+
+def test_the_list_counts_the_rows_of_each_table() -> None:
+    tables = json.loads(run("show", "--format", "json").output)["tables"]
+    assert {name: table["rows"] for name, table in tables.items()}["driver branch"] == len(
+        knowledge_tables()["drivers"]["branches"]
+    )
+
+
+def test_check_names_what_is_old_and_what_a_newer_list_has(tmp_path: Path) -> None:
+    (tmp_path / "pci.ids").write_text(PCI_IDS)
+    done = run("check", "--max-age", "100000", "--pci-ids", str(tmp_path / "pci.ids"))
+    assert done.return_value == 3
+    assert "not known: 10de:2bff" in done.output
+    assert "10de:2330" not in done.output
+    (tmp_path / "pci.ids").write_text(PCI_IDS.replace("\t2bff", "\t2331").replace("\t3fff", "\t2339"))
+    assert "is older" in run("check", "--max-age", "100000", "--pci-ids", str(tmp_path / "pci.ids")).output
+
+
+def test_refresh_adds_rows_that_the_solver_then_knows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    (tmp_path / "pci.ids").write_text(PCI_IDS)
+    supported = {"chips": [{"devid": "0x3FFF", "name": "NVIDIA GeForce RTX 6090"}, {"devid": "0x3FFE", "name": "X"}]}
+    (tmp_path / "gpus.json").write_text(json.dumps(supported))
+    out = tmp_path / "own"
+    args = ("--pci-ids", str(tmp_path / "pci.ids"), "--supported-gpus", str(tmp_path / "gpus.json"), "-o", str(out))
+    done = run("refresh", *args)
+    assert done.return_value == 0, done.output
+    assert "left out 10de:3ffe" in done.output
+    tables = knowledge_tables() | {"gpus": tomllib.loads((out / "gpus.toml").read_text())}
+    fresh = parse_knowledge(**tables)
+    assert fresh.gpus["10de:2bff"].arch == "Blackwell"
+    assert (fresh.gpus["10de:2bff"].kind, fresh.gpus["10de:2bff"].mobile) == ("workstation", True)
+    assert (fresh.gpus["10de:3fff"].chip, fresh.gpus["10de:3fff"].arch) == ("GR104", "Rubin")
+    assert {i: m for i, m in fresh.gpus.items() if i not in ("10de:2bff", "10de:3fff")} == load_knowledge().gpus
+    assert list(fresh.gpus) == sorted(fresh.gpus)
+    assert not compare(parse_pci_ids(PCI_IDS), fresh).missing
+
+    monkeypatch.setenv("GPUNODE_KNOWLEDGE", str(out))
+    load_knowledge.cache_clear()
+    request.addfinalizer(load_knowledge.cache_clear)
+    assert "RTX 6090" in run("show", "10de:3fff").output
+    (out / "gpus.toml").write_text("tables = [")
+    assert run("show").return_value == 2
+
+
+def test_a_pci_ids_of_this_machine_names_no_gpu_with_another_chip() -> None:
+    path = next((Path(p) for p in ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids") if Path(p).exists()), None)
+    if path is None:
+        pytest.skip("no pci.ids here (Debian's package pci.ids)")
+    found = parse_pci_ids(path.read_text(encoding="utf-8", errors="replace"))
+    compared = compare(found, load_knowledge())
+    assert (compared.missing, compared.other_chip) == ((), ())
+
+
+@given(st.text())
+def test_no_list_makes_the_parsers_raise_anything_but_bad_input(text: str) -> None:
+    for parse in (parse_pci_ids, parse_supported_gpus, lambda t: parse_pci_ids(f"\n10de  NVIDIA\n{t}")):
+        try:
+            parse(text)
+        except InputError as error:
+            assert error.expected
