@@ -1,364 +1,223 @@
 """containerd's config.toml: the nvidia runtime in the CRI plugin's table, in place or as a drop-in.
 
 containerd 1.x and engines of unknown version are edited in place, in the file whose CRI section is in force: there
-the CRI tables of an imported file replace those of the root.  From 2.0 on tables are merged key by key, and the
-drop-in holds only what is ours; it carries the root's version, because 2.3.0-2.3.4 do not start with a newer one.
-Sources: containerd/containerd cmd/containerd/server/config/config.go; tried on 1.6.20, 1.7.24 and 2.1.9.
+the CRI tables of an imported file replace those of the root.  From 2.0 on a drop-in holds only what is ours; it carries
+the root's version, because 2.3 does not start with a newer one.  What the files say together is in containerd_files.py,
+what they lack in containerd_wish.py; whatever is written is read again as the daemon does before it counts.
 """
 
 from __future__ import annotations
 
-import fnmatch
 import posixpath
 import tomllib
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 
 from gpunode.core.edits import toml
+from gpunode.core.edits.containerd_file import CONFIG, IMAGES, NAMES, File, drop_in_path, encode, read, resolve
+from gpunode.core.edits.containerd_files import Config, differences, dumped, in_force, load, unmeant
+from gpunode.core.edits.containerd_removal import unconfigure
+from gpunode.core.edits.containerd_wish import RUNC, RUNTIMES, SOURCE, Wish, default_in_force, runtimes_in_force, wish
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
-CONFIG = "/etc/containerd/config.toml"
-DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
-SOURCE = "containerd docs/cri/config.md"
-RUNC = "io.containerd.runc.v2"
-_BOM = b"\xef\xbb\xbf"
-# the plugin that holds the runtimes, by the version of the file
-_CRI = {1: "cri", 2: "io.containerd.grpc.v1.cri", 3: "io.containerd.cri.v1.runtime", 4: "io.containerd.cri.v1.runtime"}
-# keys of a runtime that containerd 2 no longer knows, or that belong to one runtime alone
-_OWN = {"runtime_type", "runtime_root", "runtime_engine", "runtime_path", "options", "sandboxer", "sandbox_mode"}
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
 
-
-@dataclass(frozen=True)
-class Document:
-    """One config file as it is read."""
-
-    path: str
-    text: str
-    doc: dict[str, Any]
-    version: int
-
-    @property
-    def plugin(self) -> tuple[str, str]:
-        return ("plugins", _CRI[self.version])
-
-    @property
-    def cri(self) -> dict[str, Any]:
-        """The CRI plugin's table, {} when there is none."""
-        found = toml.lookup(self.doc, self.plugin)
-        return _table(found, ".".join(self.plugin))
-
-
-def _table(value: Any, name: str) -> dict[str, Any]:
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Refusal(f"{name} is no table", "make it a table: containerd expects one there")
-    return value
+_CRI_OFF = "disables the CRI plugin"
 
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
-    """The root, what it imports as far as it was read, and the drop-in."""
-    root = request.config or CONFIG
-    found = [root]
-    for path in (root, *sorted(files)):
-        imports = toml.parse(path, files[path])[1].get("imports", []) if path in files else []
-        found += [posixpath.join(posixpath.dirname(path), item) for item in imports if isinstance(item, str)]
-    return tuple(dict.fromkeys((*found, request.drop_in or DROP_IN)))
+    """The root, what it imports as far as it was read, and the drop-in's folder: a glob import brings in all of it."""
+    found, drop_in = [request.config or CONFIG], drop_in_path(request)
+    for path in found:
+        if path in files:
+            for item in read(path, files[path], request).imports:
+                found += [one for one in (item, *resolve(item, files)) if one not in found]
+    return tuple(dict.fromkeys((*found, drop_in, f"{posixpath.dirname(drop_in)}/*.toml")))
 
 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
-    root_path = request.config or CONFIG
-    root = _read(root_path, files.get(root_path, b""), request)
-    if root_path not in files or not root.doc:
-        root = _fresh(root, request)
-    documents = _in_force(files, root, request)
-    two = release(request.version) >= (2, 0)
-    if two and root.version == 1:
-        raise Refusal(
-            f"{root_path} is a version 1 config: containerd {request.version} does not carry its CRI settings over",
-            f"run containerd config migrate, look at what it prints, and put that into {root_path}",
-        )
-    sets = _wanted(_merged(documents, two), request, two)
-    enable = _enable_cri(documents, request)
-    if not sets and not enable:
-        return Edit(reasons=_remarks(documents, request))
-    after = _as_drop_in(files, documents, sets, request) if two else _in_place(documents, sets)
-    for path, value in enable.items():
-        after[path] = toml.set_key(after.get(path) or next(d.text for d in documents if d.path == path), *value)
-    data = {path: _encode(text, files.get(path, b"")) for path, text in after.items()}
-    _prove({**files, **data}, request, two)
-    changes = changed(files, data)
+    enabled = _enable_cri(files, request) if request.enable_cri else {}
+    config = in_force({**files, **enabled}, request)
+    wanted = wish(config, request)
+    if not wanted and not enabled:
+        return Edit(reasons=_remarks(config))
+    after = {**enabled, **(_written(files, config, wanted, request) if wanted else {})}
+    changes = changed(files, after)
     return Edit(
         changes=changes,
-        reasons=(*_reasons(sets, changes), *_remarks(documents, request)),
+        reasons=(*_reasons(wanted, changes, enabled, request), *_remarks(config)),
+        meant=dumped(wanted.paths, enabled=bool(enabled)),
     )
 
 
-# ---------------------------------------------------------------- reading
-
-
-def _read(path: str, data: bytes, request: RuntimeRequest) -> Document:
-    if data.startswith(_BOM) and release(request.version) < (2, 0):
-        data = data[len(_BOM) :]  # containerd 1.x skips it, 2.x refuses it
-    text, doc = toml.parse(path, data)
-    version = doc.get("version", 1)
-    if type(version) is not int:
-        raise Refusal(f"{path}: version is {version!r}, not a number", "write version = 2")
-    highest = _highest(request.version)
-    if not 0 <= version <= highest:
-        raise Refusal(
-            f"{path} is config version {version}; containerd {request.version} reads at most {highest}".replace(
-                "  ", " "
-            ),
-            "write the file in a version that this containerd reads, or install a newer containerd",
-        )
-    return Document(path, text, doc, max(version, 1))
-
-
-def _highest(version: str) -> int:
-    number = release(version)
-    if number == (0, 0) or number >= (2, 3):
-        return 4
-    return 3 if number >= (2, 0) else 2
-
-
-def _encode(text: str, before: bytes) -> bytes:
-    return (_BOM if before.startswith(_BOM) else b"") + text.encode()
-
-
-def _fresh(root: Document, request: RuntimeRequest) -> Document:
-    """A root that says nothing: it gets a version, the newest that every release of this major version reads."""
-    version = 3 if release(request.version) >= (2, 0) else 2
-    text = toml.set_key(root.text, ("version",), version)
-    return Document(root.path, text, {"version": version}, version)
-
-
-def _in_force(files: Mapping[str, bytes], root: Document, request: RuntimeRequest) -> list[Document]:
-    """The root and what it imports, in the order in which containerd reads them: a later one overrides."""
-    found = [root]
-    for document in found:
-        imports = document.doc.get("imports", [])
-        if not isinstance(imports, list) or not all(isinstance(item, str) for item in imports):
-            raise Refusal(f"{document.path}: imports is no list of paths", 'write imports = ["/path/*.toml"]')
-        for pattern in imports:
-            full = posixpath.join(posixpath.dirname(document.path), pattern)
-            for path in sorted(files):
-                if path not in [d.path for d in found] and fnmatch.fnmatchcase(path, full):
-                    found.append(_read(path, files[path], request))
-    return found
-
-
-def _merged(documents: list[Document], deep: bool) -> dict[str, Any]:
-    """The CRI settings in force."""
-    result: dict[str, Any] = {}
-    for document in documents:
-        if not document.cri:
-            continue
-        result = _merge(result, document.cri) if deep else document.cri
-    return result
-
-
-def _merge(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    result = dict(below)
-    for key, value in above.items():
-        old = result.get(key)
-        result[key] = _merge(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
-    return result
-
-
-# ---------------------------------------------------------------- deciding
-
-
-def _wanted(cri: Mapping[str, Any], request: RuntimeRequest, two: bool) -> dict[toml.Path, Any]:
-    """What to set below the CRI plugin's table: path → value, only what differs from what is in force."""
-    section = _table(cri.get("containerd"), "containerd")
-    runtimes = _table(section.get("runtimes"), "containerd.runtimes")
-    for name, runtime in runtimes.items():
-        _table(_table(runtime, f"runtimes.{name}").get("options"), f"runtimes.{name}.options")
-    old_default = section.get("default_runtime")
-    if isinstance(old_default, dict) and old_default.get("runtime_type"):
-        raise Refusal(
-            "containerd.default_runtime is a table with a runtime_type: it overrules default_runtime_name",
-            "name that runtime in containerd.runtimes and containerd.default_runtime_name, and remove the table",
-        )
-    default = section.get("default_runtime_name") or "runc"
-    wish = {"nvidia": request.name, "runc": "runc", "keep": default}[request.default_runtime]
-    base = ("containerd", "runtimes")
-    sets: dict[toml.Path, Any] = {("containerd", "default_runtime_name"): wish} if default != wish else {}
-    runc = dict(runtimes.get("runc", {}))
-    if not two and "runc" not in runtimes and (not runtimes or "runc" in (default, wish)):
-        # 1.x: a runtimes table of one's own replaces the built-in one, and runc would be gone
-        sets[(*base, "runc", "runtime_type")] = RUNC
-        runc = {"runtime_type": RUNC}
-    if request.cgroup_driver:
-        systemd = request.cgroup_driver == "systemd"
-        if bool(_option(runc, "SystemdCgroup")) is not systemd:
-            sets[(*base, "runc", "options", "SystemdCgroup")] = systemd
-        runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
-    parent = runtimes.get(default, {}) if default not in ("runc", request.name) else runc
-    if not str(parent.get("runtime_type", RUNC)).startswith("io.containerd.runc."):
-        parent = runc if str(runc.get("runtime_type", RUNC)).startswith("io.containerd.runc.") else {}
-    sets |= _nvidia(runtimes.get(request.name), parent, runc, (*base, request.name), request)
-    return sets | _cdi(cri, request)
-
-
-def _option(runtime: Mapping[str, Any], key: str) -> Any:
-    return runtime.get("options", {}).get(key)
-
-
-def _nvidia(
-    have: Mapping[str, Any] | None,
-    parent: Mapping[str, Any],
-    runc: Mapping[str, Any],
-    at: toml.Path,
-    request: RuntimeRequest,
-) -> dict[toml.Path, Any]:
-    """The runtime's own table: new ones inherit what runc was given, of present ones only ours is set right."""
-    wanted: dict[toml.Path, Any] = {("runtime_type",): RUNC}
-    if have is None:
-        wanted[("privileged_without_host_devices",)] = False
-        wanted |= {(k,): v for k, v in parent.items() if k not in _OWN and v not in ("", 0, [], {})}
-        wanted |= {
-            ("options", k): v
-            for k, v in parent.get("options", {}).items()
-            if v not in ("", 0, []) and k != "BinaryName"
-        }
-    wanted[("options", "BinaryName")] = request.path
-    systemd = _option(runc, "SystemdCgroup")
-    if systemd is not None and (have is None or bool(_option(have, "SystemdCgroup")) is not bool(systemd)):
-        wanted[("options", "SystemdCgroup")] = systemd
-    return {(*at, *path): v for path, v in wanted.items() if toml.lookup(have or {}, path) != v}
-
-
-def _cdi(cri: Mapping[str, Any], request: RuntimeRequest) -> dict[toml.Path, Any]:
-    """enable_cdi: unknown to 1.6, false by default in 1.7, true from 2.0."""
-    if request.cdi is None:
-        return {}
-    number = release(request.version)
-    if (0, 0) < number < (1, 7):
-        if not request.cdi:
-            return {}
-        raise Refusal(f"containerd {request.version} has no CDI", "install containerd 1.7 or later, or leave cdi out")
-    if bool(cri.get("enable_cdi", number >= (2, 0))) is request.cdi:
-        return {}
-    return {("enable_cdi",): request.cdi}
-
-
-def _enable_cri(documents: list[Document], request: RuntimeRequest) -> dict[str, tuple[toml.Path, list[str]]]:
-    if not request.enable_cri:
-        return {}
-    return {
-        d.path: (("disabled_plugins",), [p for p in d.doc["disabled_plugins"] if p not in _CRI.values()])
-        for d in documents
-        if _disables_cri(d)
-    }
-
-
-def _disables_cri(document: Document) -> bool:
-    disabled = document.doc.get("disabled_plugins", [])
-    return isinstance(disabled, list) and any(isinstance(p, str) and p in _CRI.values() for p in disabled)
+def _enable_cri(files: Mapping[str, bytes], request: RuntimeRequest) -> dict[str, bytes]:
+    """The files that disable the CRI plugin, with its names taken out of disabled_plugins."""
+    names = {*NAMES, IMAGES}
+    after = {}
+    for path in patterns(files, request):
+        file = read(path, files[path], request) if path in files else None
+        disabled = file.names("disabled_plugins") if file else []
+        if file and names & set(disabled):
+            content = file.content.edit({("disabled_plugins",): [name for name in disabled if name not in names]})
+            after[path] = encode(content.text, files[path])
+    return after
 
 
 # ---------------------------------------------------------------- writing
 
 
-def _in_place(documents: list[Document], sets: Mapping[toml.Path, Any]) -> dict[str, str]:
-    target = next((d for d in reversed(documents) if d.cri), documents[0])
-    text = target.text
-    for path, value in sets.items():
-        text = toml.set_key(text, (*target.plugin, *path), value)
-    return {target.path: text}
+def _written(files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest) -> dict[str, bytes]:
+    """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed."""
+    refused: Refusal | None = None
+    ways = _as_drop_in if config.merges and release(request.version) != (0, 0) and not request.in_place else _in_place
+    for changes in ways(files, config, wanted, request):
+        try:
+            _prove(files, config, changes, wanted, request)
+        except Refusal as refusal:
+            refused = refused or refusal
+        else:
+            return {path: encode(file.content.text, files.get(path, b"")) for path, file in changes.items()}
+    assert refused is not None
+    raise refused
+
+
+def _edited(file: File, config: Config, wanted: Wish) -> File:
+    """The file with what is wanted, below the name of the CRI plugin that counts in it."""
+
+    def full(path: toml.Path) -> toml.Path:
+        key = ".".join(path[:2]) if path[0] == "containerd" else path[0]
+        return ("plugins", config.plugin(file, key), *path)
+
+    sets = {full(path): value for path, value in wanted.sets.items()}
+    return replace(file, content=file.content.edit(sets, [full(path) for path in wanted.removes]))
+
+
+def _in_place(
+    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+) -> Iterator[dict[str, File]]:
+    """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
+    with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
+    if not config.merges:
+        name = config.plugin(config.root, "")
+        with_cri = [file for file in with_cri if name in file.plugins][:1]
+    order = [config.root, *with_cri] if config.merges else [*with_cri, config.root][:1]
+    for file in dict.fromkeys(file.path for file in order):
+        found = config.file(file)
+        assert found is not None
+        yield {file: _edited(found, config, wanted)}
 
 
 def _as_drop_in(
-    files: Mapping[str, bytes], documents: list[Document], sets: Mapping[toml.Path, Any], request: RuntimeRequest
-) -> dict[str, str]:
-    root = documents[0]
-    path = request.drop_in or DROP_IN
+    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+) -> Iterator[dict[str, File]]:
+    """In our own file, and `imports` of the root where it does not cover that one yet."""
+    path, root = drop_in_path(request), config.root
+    if any(key[:3] == (*RUNTIMES, request.name) for key in wanted.sets):
+        # a runtime without its type fails when a container starts
+        wanted = replace(wanted, sets={**wanted.sets, (*RUNTIMES, request.name, "runtime_type"): RUNC})
+    roots = {} if root.path in files else {root.path: root}
+    in_force = config.file(path)
+    if in_force:
+        yield {path: _edited(in_force, config, wanted), **roots}
+        return
+    if path not in {found for item in root.imports for found in resolve(item, [path])}:
+        item = _import(path, config, files)
+        imports = [*root.content.doc.get("imports", []), item]
+        roots = {root.path: replace(root, content=root.content.edit({("imports",): imports}))}
     if path in files:
-        drop_in = _read(path, files[path], request)
-    else:
-        drop_in = Document(path, f"version = {root.version}\n", {}, root.version)
-    text = drop_in.text
-    if not drop_in.doc:  # new, or empty
-        text = toml.set_key(text, ("version",), root.version)
-        drop_in = Document(path, text, {}, root.version)
-    for key, value in sets.items():
-        if key[:2] == ("containerd", "runtimes"):  # a runtime without its type fails when a container starts
-            text = toml.set_key(text, (*drop_in.plugin, *key[:3], "runtime_type"), RUNC)
-        text = toml.set_key(text, (*drop_in.plugin, *key), value)
-    after = {path: text}
-    if path not in [d.path for d in documents]:
-        imports = root.doc.get("imports", [])
-        full = [posixpath.join(posixpath.dirname(root.path), item) for item in imports]
-        if not any(fnmatch.fnmatchcase(path, item) for item in full):
-            imports = [*imports, f"{posixpath.dirname(path)}/*.toml"]
-            after[root.path] = toml.set_key(root.text, ("imports",), imports)
-        elif root.path not in files:
-            after[root.path] = root.text
-    return after
+        found = read(path, files[path], request)
+        yield {path: _edited(found, config, wanted), **roots}
+        if not _only_ours(found, request):
+            return
+    for version in dict.fromkeys((root.version, config.version, 0)):
+        empty = File(path, toml.load(path, b""), version)
+        content = empty.content.edit({("version",): version} if version else {})
+        yield {path: _edited(replace(empty, content=content), config, wanted), **roots}
 
 
-def _prove(files: Mapping[str, bytes], request: RuntimeRequest, two: bool) -> None:
-    """Read the outcome as containerd does: it must say what was asked, or a later file overrules ours."""
-    root_path = request.config or CONFIG
-    documents = _in_force(files, _read(root_path, files[root_path], request), request)
-    left = _wanted(_merged(documents, two), request, two)
+def _import(path: str, config: Config, files: Mapping[str, bytes]) -> str:
+    """The usual glob, or the path alone where the glob would bring in files that nobody reads now."""
+    pattern = f"{posixpath.dirname(path)}/*.toml"
+    unread = set(resolve(pattern, files)) - {path, *(file.path for file in config.files)}
+    return path if unread or path not in resolve(pattern, [path]) else pattern
+
+
+def _only_ours(file: File, request: RuntimeRequest) -> bool:
+    """Whether a file says nothing but its version and the runtime that is being configured."""
+    ours = {("plugins", name, *RUNTIMES, request.name) for name in NAMES}
+    allowed = {("plugins", name, "containerd", "default_runtime_name") for name in NAMES} | {("version",)}
+    return all(path in allowed or path[:5] in ours for path in differences({}, file.content.doc))
+
+
+def _prove(
+    files: Mapping[str, bytes], before: Config, changes: Mapping[str, File], wanted: Wish, request: RuntimeRequest
+) -> None:
+    """Read the outcome as containerd does: it must say what was asked, and all else what it said before."""
+    path = request.config or CONFIG
+    after = load(files, request, {**{file.path: file for file in before.files}, **changes})
+    left = wish(after, request)
     if left:
-        names = ", ".join(".".join(path) for path in left)
+        names = ", ".join(".".join(key) for key in left.paths)
+        others = [file.path for file in after.files if file.path not in changes and _says_one(file, left.paths)]
+        raise Refusal(f"another file that {path} imports overrules {names}", f"remove it there: {', '.join(others)}")
+    at = unmeant(before, after, wanted.paths)
+    if at:
         raise Refusal(
-            f"another file that {root_path} imports overrules {names}",
-            f"remove it there: {', '.join(d.path for d in documents[1:])}",
+            f"{', '.join(changes)}: with it, {'.'.join(at)} would change too",
+            "remove that from the files that containerd does not read now, or import them",
         )
+
+
+def _says_one(file: File, paths: Collection[toml.Path]) -> bool:
+    tables = [file.plugins[name] for name in NAMES if name in file.plugins]
+    return any(toml.lookup(table, path) is not None for table in tables for path in paths)
 
 
 # ---------------------------------------------------------------- saying
 
 
-def _reasons(sets: Mapping[toml.Path, Any], changes: Mapping[str, bytes]) -> list[Reason]:
-    where = " and ".join(sorted(changes))
-    settings = ", ".join(
-        f"{'.'.join(path[1:] if path[0] == 'containerd' else path)} = {toml.literal(v)}" for path, v in sets.items()
-    )
-    return [Reason(what=where, why=f"sets {settings}" if settings else "enables the CRI plugin", source=SOURCE)]
+def _reasons(
+    wanted: Wish, changes: Mapping[str, bytes], enabled: Mapping[str, bytes], request: RuntimeRequest
+) -> list[Reason]:
+    def name(path: toml.Path) -> str:
+        return ".".join(path[1:] if path[0] == "containerd" else path)
+
+    said = [f"{name(path)} = {toml.literal(value)}" for path, value in wanted.sets.items()]
+    why = [f"sets {', '.join(said)}"] if said else []
+    why += [f"removes {name(path)}" for path in wanted.removes]
+    why += ["enables the CRI plugin"] if enabled else []
+    reasons = [Reason(what=" and ".join(sorted(changes)), why="; ".join(why), source=SOURCE)]
+    if request.drop_in and request.drop_in not in changes:
+        why = [f"{request.drop_in} is not written: this containerd is configured in place"]
+        reasons.append(Reason(what="no drop-in", why=why[0], source=SOURCE))
+    return reasons
 
 
-def _remarks(documents: list[Document], request: RuntimeRequest) -> tuple[Reason, ...]:
-    if request.enable_cri:
+def _remarks(config: Config) -> tuple[Reason, ...]:
+    file = config.without_cri
+    if file is None:
         return ()
-    return tuple(
-        Reason(
-            what=f"{d.path} disables the CRI plugin",
-            why="disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it",
-            source=SOURCE,
-        )
-        for d in documents
-        if _disables_cri(d)
-    )
-
-
-def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-    """Takes the nvidia runtime out."""
-    raise Refusal("containerd cannot be unconfigured yet", "restore the file from a backup")
+    why = "disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it"
+    return (Reason(what=f"{file.path} {_CRI_OFF}", why=why, source=SOURCE),)
 
 
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
-    """What is in force."""
-    documents = _in_force(
-        files, _read(request.config or CONFIG, files.get(request.config or CONFIG, b""), request), request
-    )
-    section = _merged(documents, release(request.version) >= (2, 0)).get("containerd", {})
-    runtimes = section.get("runtimes", {})
+    """What is in force, with the built-in runc."""
+    config = in_force(files, request)
+    runtimes = runtimes_in_force(config)
+    driver = toml.lookup(runtimes.get("runc", {}), ("options", "SystemdCgroup"))
+    cdi = None if (1, 0) < config.daemon < (1, 7) else bool(config.cri.get("enable_cdi", config.merges))
     return RuntimeState(
         runtimes=tuple(runtimes),
-        default=section.get("default_runtime_name", ""),
-        path=toml.lookup(runtimes, (request.name, "options", "BinaryName")) or "",
-        files=tuple(d.path for d in documents if d.path in files),
-        notes=_remarks(documents, request),
+        default=default_in_force(config),
+        path=str(toml.lookup(runtimes.get(request.name, {}), ("options", "BinaryName")) or ""),
+        cdi=cdi,
+        cgroup_driver="" if driver is None else "systemd" if driver else "cgroupfs",
+        files=tuple(file.path for file in config.files if file.path in files),
+        notes=_remarks(config),
     )
 
 
@@ -367,7 +226,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     unit = runtime.unit or "containerd.service"
     files = [facts.files[path].data or b"" for path in runtime.files if path in facts.files]
     socket = runtime.socket or "/run/containerd/containerd.sock"
-    disabled = any(reason.what.endswith("disables the CRI plugin") for reason in edit.reasons) or _no_cri(files)
+    disabled = any(reason.what.endswith(_CRI_OFF) for reason in edit.reasons) or _no_cri(files)
     return Activation(
         unit=unit,
         verb="restart",
@@ -387,6 +246,6 @@ def _no_cri(files: list[bytes]) -> bool:
             disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
         except (UnicodeDecodeError, tomllib.TOMLDecodeError):
             continue
-        if isinstance(disabled, list) and {"cri", "io.containerd.grpc.v1.cri"} & {str(item) for item in disabled}:
+        if isinstance(disabled, list) and set(NAMES) & {str(item) for item in disabled}:
             return True
     return False

@@ -1,0 +1,172 @@
+"""One of containerd's config files: what it says, its shape, and what its imports mean."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from gpunode.core.edits import toml
+from gpunode.core.edits.request import Refusal, RuntimeRequest, place, release
+
+CONFIG = "/etc/containerd/config.toml"
+BOM = b"\xef\xbb\xbf"
+V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
+NAMES = (V1, GRPC, RUNTIME)  # of the plugin that holds the runtimes: version 1, 2, 3 and later
+IMAGES = "io.containerd.cri.v1.images"
+_TABLE, _TEXT, _LIST, _BOOL = "a table", "a string", "an array of strings", "true or false"
+
+
+@dataclass(frozen=True)
+class File:
+    """One config file as it is read; `version` is 0 where it names none."""
+
+    path: str
+    content: toml.Document
+    version: int
+
+    @property
+    def plugins(self) -> dict[str, Any]:
+        found: dict[str, Any] = self.content.doc.get("plugins", {})
+        return found
+
+    @cached_property
+    def renamed(self) -> dict[str, Any]:
+        """The plugins' tables as containerd 2 calls them."""
+        if self.version > 1:
+            return self.plugins
+        return {renamed(name): table for name, table in self.plugins.items()}
+
+    def names(self, key: str) -> list[str]:
+        """The plugins that a list such as disabled_plugins names."""
+        return list(self.content.doc.get(key, []))
+
+    @property
+    def imports(self) -> Iterator[str]:
+        """Absolute paths and globs, as containerd resolves them."""
+        for item in self.content.doc.get("imports", []):
+            yield posixpath.normpath(posixpath.join(posixpath.dirname(self.path), item))
+
+
+def renamed(name: str) -> str:
+    """What containerd 2 calls a plugin of a version 1 file, as far as it concerns us."""
+    return GRPC if name == V1 else name
+
+
+def drop_in_path(request: RuntimeRequest) -> str:
+    """Our own file: conf.d/99-nvidia.toml beside the root."""
+    return request.drop_in or posixpath.join(posixpath.dirname(request.config or CONFIG), "conf.d/99-nvidia.toml")
+
+
+def encode(text: str, before: bytes) -> bytes:
+    """The bytes of an edited file: with the byte order mark that it had."""
+    return (BOM if before.startswith(BOM) else b"") + text.encode()
+
+
+# ---------------------------------------------------------------- reading
+
+
+def read(path: str, data: bytes, request: RuntimeRequest) -> File:
+    """One file, its shape checked as far as this package looks into it."""
+    if data.startswith(BOM) and release(request.version) < (2, 0):
+        data = data[len(BOM) :]  # containerd 1.x skips it, 2.x refuses it
+    content = toml.load(path, data)
+    version = content.doc.get("version", 0)
+    if type(version) is not int:
+        raise Refusal(f"{path}: version is {version!r}, not a number", "write version = 2")
+    highest = _highest(request.version)
+    if not 0 <= version <= highest:
+        daemon = f"containerd {request.version}".strip()
+        raise Refusal(
+            f"{path} is config version {version}; {daemon} reads at most {highest}",
+            "write the file in a version that this containerd reads, or install a newer containerd",
+        )
+    file = File(path, content, version)
+    _check_shape(file)
+    return file
+
+
+def _highest(version: str) -> int:
+    number = release(version)
+    if number == (0, 0) or number >= (2, 3):
+        return 4
+    return 3 if number >= (2, 0) else 2
+
+
+def _check_shape(file: File) -> None:
+    doc = file.content.doc
+    for key in ("imports", "disabled_plugins", "required_plugins"):
+        _must_be(file, (key,), doc.get(key), _LIST)
+    _must_be(file, ("plugins",), doc.get("plugins"), _TABLE)
+    for name, table in file.plugins.items():
+        _must_be(file, ("plugins", name), table, _TABLE)
+    for name in NAMES:
+        if name in file.plugins:
+            _check_cri(file, ("plugins", name), file.plugins[name])
+
+
+def _check_cri(file: File, at: toml.Path, cri: dict[str, Any]) -> None:
+    _must_be(file, (*at, "enable_cdi"), cri.get("enable_cdi"), _BOOL)
+    _must_be(file, (*at, "containerd"), cri.get("containerd"), _TABLE)
+    at, section = (*at, "containerd"), cri.get("containerd", {})
+    _must_be(file, (*at, "default_runtime_name"), section.get("default_runtime_name"), _TEXT)
+    _must_be(file, (*at, "runtimes"), section.get("runtimes"), _TABLE)
+    runtimes = {("runtimes", name): table for name, table in section.get("runtimes", {}).items()}
+    for path, runtime in (runtimes | {("default_runtime",): section.get("default_runtime")}).items():
+        _must_be(file, (*at, *path), runtime, _TABLE)
+        said = runtime or {}
+        _must_be(file, (*at, *path, "runtime_type"), said.get("runtime_type"), _TEXT)
+        _must_be(file, (*at, *path, "options"), said.get("options"), _TABLE)
+        _must_be(file, (*at, *path, "options", "SystemdCgroup"), said.get("options", {}).get("SystemdCgroup"), _BOOL)
+
+
+def _must_be(file: File, path: toml.Path, value: Any, wanted: str) -> None:
+    """Raise Refusal with the place in the file, where a value that is there has another shape."""
+    if value is None or _is(value, wanted):
+        return
+    name = ".".join(path[2:] if path[0] == "plugins" and len(path) > 2 else path)
+    raise Refusal(
+        f"{file.path}:{_place(file.content, path)}: {name} is not {wanted}",
+        f"make it {wanted}: containerd expects one there",
+    )
+
+
+def _place(content: toml.Document, path: toml.Path) -> str:
+    """Where a setting stands, or the innermost thing around it that has a place of its own."""
+    for depth in range(len(path), 0, -1):
+        way = path[:depth]
+        starts = [table.start for table in content.at.get(way, ())]
+        starts += [pair.start for pair in content.pairs_towards(way) if pair.path == way]
+        if starts:
+            return place(content.text, starts[0])
+    return place(content.text, 0)
+
+
+def _is(value: Any, wanted: str) -> bool:
+    if wanted == _LIST:
+        return isinstance(value, list) and all(isinstance(item, str) for item in value)
+    return isinstance(value, {_TABLE: dict, _TEXT: str, _BOOL: bool}[wanted])
+
+
+def resolve(item: str, files: Collection[str]) -> list[str]:
+    """The files that one import means, in containerd's order."""
+    if "*" not in item:
+        return [item] if item in files else []
+    matches = _glob(item)
+    return sorted((path for path in files if matches.fullmatch(path)), key=lambda path: path.split("/"))
+
+
+def _glob(pattern: str) -> re.Pattern[str]:
+    """Go's filepath.Match: * and ? stop at a slash, [^…] negates, a backslash quotes."""
+    tokens = re.findall(r"\\.|\[\^?(?:\\.|[^\]\\])+\]|.", pattern, re.DOTALL)
+    if "[" in tokens:
+        raise Refusal(f"imports has {pattern!r}, which is no pattern", "close the bracket")
+    special = {"*": "[^/]*", "?": "[^/]"}
+    return re.compile(
+        "".join(
+            special.get(t) or (t if t[0] == "[" and t[-1] == "]" else re.escape(t.removeprefix("\\"))) for t in tokens
+        )
+    )

@@ -1,0 +1,126 @@
+"""Taking the nvidia runtime out of containerd's files without a record of what was written: only its own entries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.edits import toml
+from gpunode.core.edits.containerd_file import NAMES, File, drop_in_path, encode, read, resolve
+from gpunode.core.edits.containerd_files import Config, differences, dumped, in_force, load, unmeant
+from gpunode.core.edits.containerd_wish import (
+    DEFAULT,
+    RUNTIMES,
+    SOURCE,
+    built_in_runc,
+    default_in_force,
+    runtimes_in_force,
+)
+from gpunode.core.edits.request import Refusal, RuntimeRequest
+from gpunode.core.model import Edit, Reason
+
+Files = dict[str, File]
+
+
+def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """The runtime's table goes, default_runtime_name where it names it, our drop-in when nothing else is in it.
+
+    A runtimes table that would hold no more than what 1.x has built in goes too; where the default is left without a
+    runtime, runc is written.
+    """
+    config = in_force(files, request)
+    there = {file.path: file for file in config.files if file.path in files}
+    drop_in = drop_in_path(request)
+    if drop_in in files and drop_in not in there:
+        there[drop_in] = read(drop_in, files[drop_in], request)
+    edited = {path: _without(file, config, request) for path, file in there.items()}
+    edited = {path: file for path, file in edited.items() if file is not there[path]}
+    if not edited:
+        return Edit()
+    meant = [(*RUNTIMES, request.name), DEFAULT]
+    gone = drop_in if drop_in in edited and not _says(edited[drop_in]) else ""
+    for without in dict.fromkeys((gone, "")):
+        after_files = {**edited, **_not_importing(there | edited, without)} if without else edited
+        after = _loaded(files, config, after_files, request, without)
+        if not unmeant(config, after, [*meant, (*RUNTIMES, "runc")]):
+            break
+    else:
+        raise Refusal(
+            f"without the runtime {request.name}, other settings of containerd would change", "edit the files by hand"
+        )
+    if default_in_force(after) not in runtimes_in_force(after) and default_in_force(config) == request.name:
+        after_files = after_files | _with_runc(after)
+        meant.append((*RUNTIMES, "runc"))
+    changes: dict[str, bytes | None] = {
+        path: encode(file.content.text, files[path]) for path, file in after_files.items() if path != without
+    }
+    changes |= {without: None} if without else {}
+    reasons = (*_removed(changes, after, request), *_stays(after, request, without))
+    return Edit(changes=changes, reasons=reasons, meant=dumped(meant))
+
+
+def _without(file: File, config: Config, request: RuntimeRequest) -> File:
+    removes: list[toml.Path] = []
+    for name in NAMES:
+        at = ("plugins", name)
+        runtimes = dict(toml.lookup(file.content.doc, (*at, *RUNTIMES)) or {})
+        if toml.lookup(file.content.doc, (*at, *DEFAULT)) == request.name:
+            removes.append((*at, *DEFAULT))
+        if runtimes.pop(request.name, None) is not None:
+            implicit = not config.merges and runtimes in ({}, {"runc": built_in_runc(config)})
+            removes.append((*at, *RUNTIMES) if implicit else (*at, *RUNTIMES, request.name))
+    return replace(file, content=file.content.edit(removes=removes)) if removes else file
+
+
+def _says(file: File) -> bool:
+    """Whether a file says anything besides its version."""
+    return any(path != ("version",) for path in differences({}, file.content.doc))
+
+
+def _not_importing(files: Files, gone: str) -> Files:
+    """The files that import exactly that path, without it: containerd does not start when it is not there."""
+    after = {}
+    for path, file in files.items():
+        items = file.content.doc.get("imports", [])
+        kept = [item for item, full in zip(items, file.imports, strict=True) if full != gone]
+        if kept != items:
+            sets: dict[toml.Path, Any] = {("imports",): kept} if kept else {}
+            after[path] = replace(file, content=file.content.edit(sets, [] if kept else [("imports",)]))
+    return after
+
+
+def _loaded(files: Mapping[str, bytes], config: Config, edited: Files, request: RuntimeRequest, without: str) -> Config:
+    kept = {path: data for path, data in files.items() if path != without}
+    known = {path: file for path, file in ({f.path: f for f in config.files} | edited).items() if path != without}
+    return load(kept, request, known)
+
+
+def _with_runc(after: Config) -> Files:
+    """1.x: the runtimes that are left do not have the default one among them."""
+    name = after.plugin(after.root, "containerd.runtimes")
+    file = next((file for file in reversed(after.files) if name in file.plugins), after.root)
+    sets = {("plugins", name, *RUNTIMES, "runc"): built_in_runc(after)}
+    return {file.path: replace(file, content=file.content.edit(sets))}
+
+
+# ---------------------------------------------------------------- saying
+
+
+def _removed(changes: Mapping[str, bytes | None], after: Config, request: RuntimeRequest) -> list[Reason]:
+    why = f"removes the runtime {request.name}; the default runtime is {default_in_force(after)}"
+    return [Reason(what=" and ".join(sorted(changes)), why=why, source=SOURCE)]
+
+
+def _stays(after: Config, request: RuntimeRequest, without: str) -> list[Reason]:
+    stays = []
+    if "enable_cdi" in after.cri:
+        stays.append(("enable_cdi", "other runtimes may use CDI devices"))
+    if toml.lookup(after.cri, (*RUNTIMES, "runc", "options", "SystemdCgroup")) is not None:
+        stays.append(("SystemdCgroup of runc", "it is the kubelet's"))
+    drop_in = drop_in_path(request)
+    if after.file(drop_in) and drop_in != without:
+        stays.append((drop_in, "it says more than the runtime"))
+    globs = [item for file in after.files for item in file.imports if "*" in item and resolve(item, [drop_in])]
+    stays += [(f"the import of {item}", "other files may be there") for item in globs]
+    return [Reason(what=what, why=f"stays: {why}", source=SOURCE) for what, why in stays]

@@ -1,0 +1,157 @@
+"""The contract of every containerd edit on real daemons: it loads, the runtime is in force, nothing else has changed.
+
+GPUNODE_CONTAINERDS names containerd binaries (a list like PATH); without it there is nothing to run here.  Each case of
+tests/edits/containerd is edited for each of the binaries, whatever version the case itself is about: `config dump`
+needs neither root nor a running daemon.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import tomllib
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_edits import CASES, files, request_of
+
+from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
+from gpunode.core.edits.containerd_files import differences
+from gpunode.core.errors import GpunodeError
+from gpunode.core.model import Edit
+
+BINARIES = [Path(name) for name in os.environ.get("GPUNODE_CONTAINERDS", "").split(os.pathsep) if name]
+CONFIG = "/etc/containerd/config.toml"
+RUNTIMES = ("containerd", "runtimes")
+pytestmark = pytest.mark.skipif(not BINARIES, reason="GPUNODE_CONTAINERDS names no containerd")
+
+Dump = dict[str, Any]
+
+
+def version_of(binary: Path) -> str:
+    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", said)
+    assert found, said
+    return found[1]
+
+
+VERSIONS = {binary: version_of(binary) for binary in BINARIES}
+
+
+def dump(binary: Path, tree: Mapping[str, bytes], folder: Path, config: str) -> Dump | str:
+    """What the daemon has in force, or what it says when it does not load; all paths are taken below `folder`."""
+    for old in [path for path in folder.rglob("*") if path.is_file()]:
+        old.unlink()
+    for name, data in tree.items():
+        path = Path(f"{folder}{name}")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(re.sub(rb"""(?<=["'])/""", f"{folder}/".encode(), data))
+    done = subprocess.run([binary, "-c", f"{folder}{config}", "config", "dump"], capture_output=True, text=True)
+    if done.returncode:
+        return done.stderr.replace(str(folder), "")[-400:]
+    said = tomllib.loads(done.stdout.replace(str(folder), ""))
+    return {**said, "imports": sorted(said.get("imports", []))}
+
+
+def cri(said: Dump) -> Dump | None:
+    """The settings of the CRI plugin; None when it is disabled."""
+    plugins = said["plugins"]
+    for name in ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"):
+        if "containerd" in plugins.get(name, {}):
+            return dict(plugins[name])
+    return None
+
+
+def differs(before: Dump, after: Dump, meant: tuple[str, ...]) -> list[str]:
+    found = [".".join(path) for path in differences(before, after)]
+    return [path for path in found if not any(path == one or path.startswith(f"{one}.") for one in meant)]
+
+
+def unmet(said: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
+    """What was asked for and is not in force."""
+    settings = cri(said)
+    if settings is None or "io.containerd.grpc.v1.cri" not in said["plugins"]:
+        return []  # CRI is disabled
+    section = settings["containerd"]
+    runtime = section["runtimes"].get(request.name, {})
+    default, was = section["default_runtime_name"], cri(before) if isinstance(before, dict) else None
+    wanted = {"nvidia": request.name, "runc": "runc"}.get(request.default_runtime)
+    wanted = wanted or (was or settings)["containerd"]["default_runtime_name"]
+    checks = {
+        "runtime_type": runtime.get("runtime_type") == "io.containerd.runc.v2",
+        "BinaryName": runtime.get("options", {}).get("BinaryName") == request.path,
+        "default": default == wanted,
+        "the default is a runtime": default in section["runtimes"],
+        "no keys of shim v1": not runtime.get("runtime_engine") and not runtime.get("runtime_root"),
+        "cdi": request.cdi is None or settings.get("enable_cdi", False) is request.cdi,
+    }
+    if request.cgroup_driver:
+        systemd = request.cgroup_driver == "systemd"
+        both = [section["runtimes"].get(name, {}).get("options", {}) for name in ("runc", request.name)]
+        checks["SystemdCgroup"] = all(bool(options.get("SystemdCgroup")) is systemd for options in both)
+    return [name for name, met in checks.items() if not met]
+
+
+def attempt(edit: Any, *arguments: Any) -> Edit | None:
+    """The edit, None when it is refused."""
+    try:
+        made = edit(*arguments)
+    except GpunodeError:
+        return None
+    return None if made.problems else made
+
+
+def applied(tree: Mapping[str, bytes], edit: Edit) -> dict[str, bytes]:
+    return {path: data for path, data in {**tree, **edit.changes}.items() if data is not None}
+
+
+CASE_NAMES = sorted(path.parent.name for path in (CASES / "containerd").glob("*/request.json"))
+
+
+@pytest.mark.parametrize("binary", BINARIES, ids=lambda path: VERSIONS[path])
+@pytest.mark.parametrize("name", CASE_NAMES)
+def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, binary: Path, tmp_path: Path) -> None:
+    case = CASES / "containerd" / name
+    tree, request = files(case / "before"), replace(request_of(case), version=VERSIONS[binary])
+    config = request.config or CONFIG
+    before = dump(binary, tree, tmp_path, config)
+    edit = attempt(configure_runtime, tree, request)
+    if edit is None:
+        pytest.skip("refused")
+    after_tree = applied(tree, edit)
+    after = dump(binary, after_tree, tmp_path, config)
+    assert isinstance(after, dict), f"does not load: {after}"
+    assert unmet(after, request, before) == []
+    assert configure_runtime(after_tree, request).changes == {}, "editing twice equals editing once"
+    if isinstance(before, dict):
+        assert differs(before, after, edit.meant) == []
+
+    removal = unconfigure_runtime(after_tree, request)
+    assert removal.problems == ()
+    left_tree = applied(after_tree, removal)
+    left = dump(binary, left_tree, tmp_path, config)
+    assert isinstance(left, dict), f"does not load without the runtime: {left}"
+    assert differs(after, left, removal.meant) == []
+    assert unconfigure_runtime(left_tree, request).changes == {}
+    settings = cri(left)
+    if settings:
+        section = settings["containerd"]
+        assert request.name not in section["runtimes"]
+        assert section["default_runtime_name"] in section["runtimes"]
+    was = cri(before) if isinstance(before, dict) and not request.enable_cri else None
+    if isinstance(before, dict) and was and request.name not in was["containerd"]["runtimes"]:
+        assert differs(before, left, unknown(was, request)) == [], "without a record, too, all is as before"
+
+
+def unknown(was: Dump, request: RuntimeRequest) -> tuple[str, ...]:
+    """The settings that nobody can restore without a record: they had another value, and are not nvidia's own."""
+    other_default = was["containerd"]["default_runtime_name"] not in ("runc", request.name)
+    keys = ["containerd.default_runtime_name"] * (other_default or request.default_runtime == "runc")
+    keys += ["containerd.runtimes.runc.options.SystemdCgroup"] * bool(request.cgroup_driver)
+    keys += ["enable_cdi"] * (request.cdi is not None)
+    names = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+    return ("imports", *(f"plugins.{name}.{key}" for name in names for key in keys))
