@@ -22,9 +22,10 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests import FileChange, commit_request
+from gpunode.core.requests import TRIES, runtime_request, undo_label
 from gpunode.edge.shell import local_run
 from gpunode.edge.state import state_dir
 from gpunode.edge.tree import Found, Tree
@@ -32,7 +33,6 @@ from gpunode.node import script
 
 SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
 STATE = "/var/lib/gpunode"
-TRIES = 3  # another program may write the same files; then it is all read again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,11 +66,12 @@ class Subject:
     request: RuntimeRequest
     facts: NodeFacts = field(default_factory=NodeFacts)
     runtime: Runtime | None = None  # None: not asked, or not installed here
-    files: Mapping[str, Found] = field(default_factory=dict)
+    seen: Mapping[str, Found | None] = field(default_factory=dict)  # the files by path, None for one that is not there
 
     @property
     def texts(self) -> dict[str, bytes]:
-        return {path: found.data for path, found in self.files.items()}
+        """The files that are there."""
+        return {path: found.data for path, found in self.seen.items() if found}
 
     @property
     def state(self) -> RuntimeState:
@@ -88,14 +89,14 @@ def look(options: Options) -> Subject:
     facts = _facts() if ask else NodeFacts()
     runtime = facts.runtime(options.runtime)
     request = _request(options, facts, runtime)
-    tree, files = Tree(options.root), dict[str, Found]()
+    tree, seen = Tree(options.root), dict[str, Found | None]()
     while True:
-        texts = {path: found.data for path, found in files.items()}
-        fresh = {p for pattern in runtime_files(texts, request) for p in tree.matching(pattern)} - set(files)
-        found = {path: tree.read(path) for path in sorted(fresh)}
-        if not any(found.values()):
-            return Subject(options=options, request=request, facts=facts, runtime=runtime, files=files)
-        files |= {path: one for path, one in found.items() if one}
+        subject = Subject(options=options, request=request, facts=facts, runtime=runtime, seen=seen)
+        wanted = runtime_files(subject.texts, request)
+        fresh = {path for pattern in wanted for path in tree.matching(pattern)} - set(seen)
+        if not fresh:
+            return subject
+        seen |= {path: tree.read(path) for path in sorted(fresh)}
 
 
 def _facts() -> NodeFacts:
@@ -171,12 +172,12 @@ def after(subject: Subject, edit: Edit) -> Activation:
 
 def configure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
     """Let the engine know the nvidia runtime; no outcome where the edit has problems.  `check` changes nothing."""
-    return _commit(options, lambda subject: (edit(subject), ()), check)
+    return _commit(options, lambda subject: (edit(subject), ()), keep=True, check=check)
 
 
 def unconfigure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
     """Take back what configure did, by the records it left in the journal, newest first."""
-    return _commit(options, _unconfigured, check)
+    return _commit(options, _unconfigured, keep=False, check=check)
 
 
 def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
@@ -185,7 +186,7 @@ def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
 
 
 def _commit(
-    options: Options, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], check: bool
+    options: Options, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], *, keep: bool, check: bool
 ) -> tuple[Subject, Edit, Outcome | None]:
     """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
     for left in reversed(range(TRIES)):
@@ -193,29 +194,32 @@ def _commit(
         made, used = make(subject)
         if made.problems:
             return subject, made, None
-        outcome = _run(_request_of_commit(subject, made, used, check), options)
-        if not left or not is_stale(outcome):
+        outcome = _run(_request_of_commit(subject, made, used, keep=keep, check=check))
+        if not left or not outcome.stale:
             break
     return subject, made, outcome
 
 
-def _request_of_commit(subject: Subject, edit: Edit, used: Sequence[str], check: bool) -> dict[str, bytes]:
-    """One transaction: every file that was read is compared, the root config is written last."""
+def _request_of_commit(
+    subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool
+) -> dict[str, bytes]:
+    """One transaction: every file that was read, or was not there, is compared."""
     tree, found = Tree(subject.options.root), after(subject, edit)
-    root = subject.files.get(subject.request.config or found.config)
-    paths = sorted({*edit.changes, *subject.files}, key=lambda path: (path == found.config, path))
-    changes = [
-        FileChange(
-            path=path if subject.options.here else str(tree.place(path)),
-            data=edit.changes.get(path),
-            mode=(root.mode if root else 0o644) & 0o644,
-            expect=subject.files[path].sha256 if path in subject.files else "",
-            read=path not in edit.changes,
-        )
-        for path in paths
-    ]
-    request = commit_request(changes, after=found, check=check)
-    state = _state(subject, [Path(change.path) for change in changes if not change.read])
+
+    def place(path: str) -> str:  # commit.sh itself follows this machine's links, and says so
+        return path if subject.options.here else str(tree.place(path))
+
+    request = runtime_request(
+        edit,
+        {path: (one.sha256, one.mode) if one else ("", 0) for path, one in subject.seen.items()},
+        found,
+        label=undo_label(subject.request) if keep else "",
+        used=used,
+        handlers=(subject.request.name,) if keep and found.unit else (),
+        place=place,
+        check=check,
+    )
+    state = _state(subject, [Path(place(path)) for path in edit.changes])
     return request if state == Path(STATE) else request | {"state": f"{state}\n".encode()}
 
 
@@ -227,7 +231,7 @@ def _state(subject: Subject, written: Sequence[Path] = ()) -> Path:
     return state_dir() / "node" if own else Path(STATE)
 
 
-def _run(request: Mapping[str, bytes], options: Options) -> Outcome:
+def _run(request: Mapping[str, bytes]) -> Outcome:
     rc, stdout, _ = local_run(program(script("commit.sh"), request), timeout=600)
     return parse_outcome(stdout, rc)
 
@@ -236,16 +240,14 @@ def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
     """What configure left in the journal for this engine's config, newest first: id → record."""
     found: dict[str, Mapping[str, Undo]] = {}
     for file in sorted((_state(subject) / "backup").glob("*/undo.json"), reverse=True):
-        data = json.loads(file.read_text(encoding="utf-8"))
-        if data.get("label") == label(subject):
-            found[file.parent.name] = undo_from_data(data)
+        try:
+            data = json.loads(file.read_text(encoding="utf-8"))
+            if isinstance(data, dict) and data.get("label") == undo_label(subject.request):
+                found[file.parent.name] = undo_from_data(data)
+        except (OSError, ValueError, GpunodeError) as error:
+            raise InputError(
+                f"{file}: {error}",
+                expected="an undo record that configure wrote",
+                fix="move it away: then unconfigure takes only the nvidia entries out",
+            ) from error
     return found
-
-
-def label(subject: Subject) -> str:
-    request = subject.request
-    return f"{request.distribution or request.runtime} {request.config}"
-
-
-def is_stale(outcome: Outcome) -> bool:
-    return outcome.status == "refused" and "changed since" in outcome.message

@@ -61,6 +61,20 @@ def test_configure_then_unconfigure_gives_every_byte_back(
     assert contents(tmp_path / "etc") == {path.removeprefix("etc/"): text.encode()}
 
 
+def test_a_damaged_undo_record_is_named_and_nothing_is_changed(tmp_path: Path) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", DOCKER)
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
+    (record,) = tmp_path.glob("var/lib/gpunode/backup/*/undo.json")
+    record.write_text(record.read_text().replace("hunks", "hunk"))
+    before = contents(tmp_path / "etc")
+    done = run("unconfigure", tmp_path, "--runtime", "docker")
+    assert (done.return_value, str(record) in done.output) == (2, True)
+    record.unlink()
+    assert contents(tmp_path / "etc") == before
+    assert run("unconfigure", tmp_path, "--runtime", "docker").return_value == 0
+    assert "nvidia" not in (tmp_path / "etc/docker/daemon.json").read_text()
+
+
 def test_lines_that_were_added_since_stay_when_configure_is_taken_back(tmp_path: Path) -> None:
     file = tree(tmp_path, "etc/docker/daemon.json", '{\n  "debug": true,\n  "log-driver": "journald"\n}\n')
     assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
