@@ -10,7 +10,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.edits import containerd, crio, docker, k0s, microk8s
+from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
@@ -32,7 +32,7 @@ __all__ = [
 ]
 
 # by distribution, else by runtime
-_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio}
+_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio, "podman": podman}
 _ENGINES |= {"k3s": k3s, "rke2": rke2, "k0s": k0s, "microk8s": microk8s}
 
 

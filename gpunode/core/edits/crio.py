@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.edits import toml
+from gpunode.core.edits import dropin, toml
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
@@ -26,7 +26,6 @@ UNREAD = (
     f"/etc/crio/conf.d/{NAME}"  # where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote it: CRI-O does not look there
 )
 SOURCE = "https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md"
-_BOM = b"\xef\xbb\xbf"
 _SECTION = ("crio", "runtime")
 _DEFAULT, _CGROUP, _CONMON_CGROUP, _CDI = "default_runtime", "cgroup_manager", "conmon_cgroup", "cdi_spec_dirs"
 _KEYS = (_DEFAULT, _CGROUP, _CONMON_CGROUP, _CDI, "runtimes")
@@ -111,7 +110,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     for key, value in sets.items():
         path = _home(documents, key, request)
         texts[path] = toml.edit(texts.get(path, ""), {(*_SECTION, *key): value})
-    data = {path: _encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
+    data = {path: dropin.encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
     _prove({**files, **data}, request)
     changes = changed(files, data)
     keys = [*sets, *[(_DEFAULT,)] * bool(unset)]
@@ -133,7 +132,7 @@ def _documents(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Docu
 
 
 def _read(path: str, data: bytes) -> Document:
-    text, doc = toml.parse(path, data.removeprefix(_BOM))  # the decoder skips the mark
+    text, doc = dropin.load(path, data)
     section = _table(_table(doc, path, ("crio",)).get("crio"), f"{path}: crio", ("runtime",)).get("runtime")
     section = _table(section, f"{path}: crio.runtime", _KEYS)
     runtimes = _table(section.get("runtimes"), f"{path}: crio.runtime.runtimes")
@@ -149,14 +148,11 @@ def _read(path: str, data: bytes) -> Document:
 
 def _table(value: Any, name: str, keys: Sequence[str] = ()) -> dict[str, Any]:
     """A table; its `keys` have to be in CRI-O's own spelling: the decoder would take Default_Runtime as well."""
-    if value is None:
-        return {}
-    if not isinstance(value, dict):
-        raise Refusal(f"{name} is no table", "make it a table: CRI-O expects one there")
-    for key in value:
+    found = dropin.table(value, name, "CRI-O")
+    for key in found:
         if key not in keys and key.lower() in keys:
             raise Refusal(f"{name} has the key {key}", f"write it as {key.lower()}")
-    return value
+    return found
 
 
 def _in_force(documents: Sequence[Document], request: RuntimeRequest) -> InForce:
@@ -302,10 +298,6 @@ def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest
     return request.config or CONFIG
 
 
-def _encode(text: str, before: bytes) -> bytes:
-    return (_BOM if before.startswith(_BOM) else b"") + text.encode()
-
-
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
     """Read the outcome as CRI-O does: it must say what was asked, or a later file overrules ours."""
     documents = _documents(files, request)
@@ -358,8 +350,8 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
             continue
         text = toml.edit(document.text, removes=[(*_SECTION, *key) for key in removes])
         left = _read(document.path, text.encode())
-        gone = document.path == drop_in and not left.section and not left.runtimes
-        changes[document.path] = None if gone else _encode(text, files[document.path])
+        gone = document.path == drop_in and dropin.empty(document.path, text)
+        changes[document.path] = None if gone else dropin.encode(text, files[document.path])
         why = "removes it" if gone else f"removes {' and '.join('.'.join(key) for key in removes)}"
         reasons.append(Reason(what=document.path, why=why, source=SOURCE))
         if document.path == drop_in and left.section:
