@@ -90,7 +90,17 @@ def test_broken_files_are_named_with_their_place(case: Path) -> None:
 @pytest.mark.parametrize("case", cases("after"))
 def test_every_line_that_was_there_is_still_there(case: Path) -> None:
     before, after = files(case / "before"), files(case / "after")
-    changing = ("imports", "disabled_plugins", "default", "BinaryName", "SystemdCgroup", "exec-opts", "path", "runtime = ", "= {")
+    changing = (
+        "imports",
+        "disabled_plugins",
+        "default",
+        "BinaryName",
+        "SystemdCgroup",
+        "exec-opts",
+        "path",
+        "runtime = ",
+        "= {",
+    )
     for path, data in before.items():
         if data.startswith((b"\xff\xfe", b"\xfe\xff")):
             continue
