@@ -151,7 +151,7 @@ kubernetes_name() {
 # Where that is not possible, 1, and $losers names the containers.
 keep_gpus() {
   losers=
-  [ -d /run/systemd/system ] || return 0
+  systemd_runs || return 0
   gpu_containers >"$GPUNODE_IN/.gpu_containers"
   while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
@@ -163,6 +163,8 @@ keep_gpus() {
   done <"$GPUNODE_IN/.gpu_containers"
   [ -z "$losers" ]
 }
+
+systemd_runs() { [ -d /run/systemd/system ]; }
 
 # tell_systemd UNIT DEVICE,DEVICE…: until the unit ends; reloads nothing, and writes nothing that outlives it
 tell_systemd() (

@@ -55,11 +55,20 @@ load() {
     done
     case $name in
     nvidia) start_nvidia "$1" || return ;;
-    nvidia_uvm) node nvidia-uvm && node nvidia-uvm-tools ;;
-    nvidia_modeset) node nvidia-modeset ;;
+    nvidia_uvm) node nvidia-uvm 510 0 && node nvidia-uvm-tools 510 1 ;;
+    nvidia_modeset) node nvidia-modeset 195 254 ;;
     nouveau) for slot in $(unbound 0x03); do bind nouveau "$slot"; done ;;
     esac
     enter "$name" "$1"
+    [ "$name" != nvidia ] || uevent /bus/pci/drivers/nvidia
+}
+
+# uevent DEVPATH: what the machine's udev would run for what was added there
+uevent() {
+    cat /etc/udev/rules.d/*.rules /usr/lib/udev/rules.d/*nvidia*.rules 2>/dev/null |
+        sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", RUN+=\"\(.*\)\"\$|\1|p" | while read -r command; do
+        sh -c "$command" </dev/null >/dev/null 2>&1
+    done
 }
 
 # enter NAME FILE: the module's folder in /sys/module, its line in /proc/modules, and its holds on those it needs
@@ -126,7 +135,7 @@ unload() {
     write_modules
 }
 
-# clients: does any process hold /dev/nvidia*?  (nvidia-persistenced does.)
+# clients: does any process hold /dev/nvidia*?  (nvidia-persistenced does: a file beside the devices.)
 clients() {
     for open in /proc/[0-9]*/fd/*; do
         case $(readlink "$open" 2>/dev/null) in /dev/nvidia*) return 0 ;; esac
@@ -134,8 +143,8 @@ clients() {
     return 1
 }
 
-# node NAME: a device node that can be opened and read without harm
-node() { [ -e "/dev/$1" ] || { mknod -m 666 "/dev/$1" c 1 3 2>/dev/null || : >"/dev/$1"; }; }
+# node NAME MAJOR MINOR: a device file with NVIDIA's numbers; to open it fails with ENXIO, as there is no such device
+node() { [ -e "/dev/$1" ] || { mknod -m 666 "/dev/$1" c "$2" "$3" 2>/dev/null || : >"/dev/$1"; }; }
 
 # start_nvidia FILE: bind the GPUs that no driver has and that this flavour drives; none: No such device
 start_nvidia() {
@@ -156,7 +165,7 @@ start_nvidia() {
     fi
     for slot in $(unbound 0x0680); do bind nvidia-nvswitch "$slot"; done
     fill_proc "$version" "$flavour"
-    node nvidiactl
+    node nvidiactl 195 255
     log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
 }
 
@@ -179,7 +188,7 @@ fill_proc() {
             print "Model: \t\t " $9; print "IRQ:   \t\t 11"; print "GPU UUID: \t " $3
             print "Bus Type: \t PCIe"; print "Bus Location: \t " slot; print "Device Minor: \t " minor
             print "GPU Firmware: \t " firmware; print "GPU Excluded:\t No" }' "$table" >"$proc/gpus/$slot/information"
-        node "nvidia$minor"
+        node "nvidia$minor" 195 "$minor"
         minor=$((minor + 1))
     done
 }
