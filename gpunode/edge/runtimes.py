@@ -31,7 +31,7 @@ from gpunode.edge.state import state_dir
 from gpunode.edge.tree import Found, Tree
 from gpunode.node import script
 
-SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
+SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
 STATE = "/var/lib/gpunode"
 
 

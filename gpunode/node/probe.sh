@@ -6,7 +6,7 @@
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
-gpu_containers cuda toolkit tools units runtimes kubernetes sysctl packages holds locks disk journal files"
+gpu_containers cuda toolkit tools units runtimes containers kubernetes sysctl packages holds locks disk journal files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
@@ -393,7 +393,7 @@ probe_units() {
 		return
 	fi
 	# shellcheck disable=SC2086 # a list of names
-	units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath $UNITS)
+	units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload $UNITS)
 	printf '%s\n' "$units"
 	main_pids=$(printf '%s\n' "$units" | sed -n 's/^| MainPID=\([1-9][0-9]*\)$/\1/p')
 	for pid in $main_pids; do process "$pid"; done
@@ -489,6 +489,101 @@ unit_flags() {
 	flags=$(printf '%s\n' "$units" | sed -n "/^| ExecStart=.*argv\[\]=[^ ;]*\/$2 /s/.*argv\[\]=\([^;]*\).*/\1/p" | head -n 1)
 	[ "$flags" ] && return
 	flags=$(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}$2$tab/$2 /p" | head -n 1)
+}
+
+# ---------------------------------------------------------------- what runs in the engines
+
+NAMED=20 # containers and pods that are named; all are counted
+
+# names ENGINE NAME…: how many there are, and the first ones
+names() {
+	engine=$1
+	shift
+	line "$engine count $#"
+	told=0
+	for name in "$@"; do
+		told=$((told + 1))
+		[ "$told" -gt "$NAMED" ] || line "$engine name $name"
+	done
+}
+
+probe_containers() {
+	[ "${units+set}" ] || units=$(probe_units)
+	dockers
+	for socket in /run/containerd/containerd.sock /run/crio/crio.sock /run/k3s/containerd/containerd.sock \
+		/run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock; do
+		[ -S "$socket" ] && pods "$socket"
+	done
+	[ ! -d /run/libpod ] || podmans
+}
+
+# podmans: by the processes that watch its containers, as `podman ps` writes files; those of CRI-O are called k8s_…
+podmans() {
+	set --
+	for folder in /proc/[0-9]*; do
+		first "$folder/comm" && [ "$REPLY" = conmon ] || continue
+		name=$(tr '\0' '\t' <"$folder/cmdline" | sed -n "s/.*${tab}-n$tab\([^$tab]*\).*/\1/p")
+		case $name in '' | k8s_*) ;; *) set -- "$@" "$name" ;; esac
+	done 2>/dev/null
+	names podman "$@"
+}
+
+# dockers: the running dockerd is asked; a connection to its socket would start one that does not run
+dockers() {
+	for socket in /run/user/*/docker.sock; do
+		[ -S "$socket" ] || continue
+		user=${socket#/run/user/}
+		line "docker rootless ${user%%/*}"
+	done
+	pid=$(printf '%s\n' "$units" | sed -n "s/^| process \([0-9]*\)$tab\([^$tab]*\/\)\{0,1\}dockerd$tab.*/\1/p" | head -n 1)
+	[ "$pid" ] || return 0
+	started "$pid"
+	for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts
+		have "$tool" && line "docker hook $(stat -L -c %Z "$(command -v "$tool")")"
+	done
+	if have docker; then
+		# shellcheck disable=SC2086 # a list of names
+		found=$(dockerd_says ps --format '{{.Names}}') && names docker $found &&
+			line "docker live_restore $(dockerd_says info --format '{{.LiveRestoreEnabled}}')"
+	elif have curl; then
+		# shellcheck disable=SC2046 # a list of names
+		found=$(within 5 curl -fsS --unix-socket /var/run/docker.sock http://docker/containers/json 2>/dev/null) &&
+			names docker $(printf '%s' "$found" | grep -o '"Names":\["/[^"/]*"' | sed 's/.*\/\(.*\)"/\1/')
+	else
+		remark "no docker and no curl to ask dockerd with"
+	fi
+}
+
+dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
+
+# started PID: when the process of dockerd started, in seconds since 1970: ticks of 1/100 s since the kernel started
+started() {
+	first "/proc/$1/stat" || return 0
+	# shellcheck disable=SC2086 # numbers
+	set -- ${REPLY##*) }
+	while read -r key boot; do
+		[ "$key" = btime ] && [ $# -ge 20 ] && shift 19 && line "docker started $((boot + $1 / 100))" && break
+	done </proc/stat
+}
+
+# pods SOCKET: NAMESPACE/NAME of the pods that an engine for Kubernetes runs; without crictl the number of its tasks
+pods() {
+	case $1 in
+	*/crio/*) kind=crio ;;
+	*/k3s/*) kind=k3s ;;
+	*/k0s/*) kind=k0s ;;
+	*/microk8s/*) kind=microk8s ;;
+	*) kind=containerd ;;
+	esac
+	if have crictl; then
+		# columns from the right: runtime (of late), attempt, namespace, name; the age before them is of several words
+		pod='^.* \([^ ][^ ]*\)  *\([^ ][^ ]*\)  *[0-9][0-9]*'
+		# shellcheck disable=SC2046 # a list of names
+		found=$(within 5 crictl --runtime-endpoint "unix://$1" pods --state ready 2>/dev/null </dev/null) &&
+			names "$kind" $(printf '%s\n' "$found" | sed -n -e "s/$pod  *[^ ][^ ]* *\$/\2\/\1/p;t" -e "s/$pod *\$/\2\/\1/p")
+	elif have ctr && [ "$kind" != crio ]; then
+		found=$(within 5 ctr -a "$1" -n k8s.io tasks ls -q 2>/dev/null </dev/null) && line "$kind tasks $(printf '%s' "$found" | grep -c .)"
+	fi
 }
 
 probe_kubernetes() {

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from gpunode.core.facts.containers import read_containers
 from gpunode.core.facts.data import facts_from_data, facts_to_data
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
 from gpunode.core.facts.engines import read_kubernetes, read_runtimes, read_units
@@ -35,6 +36,7 @@ VOLATILE = frozenset(
     (
         "hostname",
         "boot_id",
+        "containers",
         "nvml",
         "package_lock",
         "disk_free_mib",
@@ -91,6 +93,7 @@ def parse_probe(text: str) -> NodeFacts:
         "cuda_default": cuda_default,
         "toolkit": _toolkit(probe),
         "runtimes": read_runtimes(probe, units, files),
+        "containers": read_containers(probe),
         "kubernetes": read_kubernetes(probe, units, files),
         "package_manager": manager,
         "packages": packages,

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
 
-ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "kubernetes", "tools", "journal", "files")
+ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
 
 
 class ActionModule(NodeAction):
