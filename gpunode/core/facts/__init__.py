@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from gpunode.core.facts.containers import read_containers
 from gpunode.core.facts.data import facts_from_data, facts_to_data
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
-from gpunode.core.facts.engines import read_kubernetes, read_runtimes, read_units
+from gpunode.core.facts.engines import read_runtimes, read_units
 from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
+from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
     read_devices,
     read_disk,
@@ -27,6 +28,7 @@ from gpunode.core.facts.machine import (
 from gpunode.core.facts.packages import read_package_lock, read_packages
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.text import Probe, split_probe
+from gpunode.core.kubelet import kubelets_first
 from gpunode.core.model import ConfigFile, NodeFacts
 
 __all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "parse_probe", "redact"]
@@ -71,6 +73,8 @@ def parse_probe(text: str) -> NodeFacts:
     units = read_units(probe)
     manager, packages, broken = read_packages(probe, arch)
     cuda, cuda_default = _cuda(probe)
+    kubernetes = read_kubernetes(probe, units, files)
+    runtimes = (*read_runtimes(probe, units, files), *read_bundled(probe, units, files, kubernetes))
     facts = {
         "hostname": probe.value("system", "hostname"),
         "arch": arch,
@@ -92,15 +96,16 @@ def parse_probe(text: str) -> NodeFacts:
         "cuda": cuda,
         "cuda_default": cuda_default,
         "toolkit": _toolkit(probe),
-        "runtimes": read_runtimes(probe, units, files),
+        "runtimes": kubelets_first(runtimes, kubernetes),
         "containers": read_containers(probe),
-        "kubernetes": read_kubernetes(probe, units, files),
+        "kubernetes": kubernetes,
         "package_manager": manager,
         "packages": packages,
         "broken_packages": broken,
         "package_lock": read_package_lock(probe),
         "services": units.services,
         "modules": read_loaded_modules(probe),
+        "sysctl": dict(probe.pairs("sysctl")),
         "files": files,
         "device_nodes": read_device_nodes(probe),
         "gpu_containers": read_gpu_containers(probe),

@@ -1,4 +1,4 @@
-"""Sections about services, container engines and Kubernetes → values."""
+"""Sections about services and container engines → values; kubernetes.py reads what Kubernetes brings."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import ConfigFile, Kubernetes, Runtime, RuntimeName, Service
+from gpunode.core.model import ConfigFile, Runtime, RuntimeName, Service
 
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
 _ARGV = re.compile(r"argv\[\]=([^;]*)")
@@ -19,8 +19,6 @@ _RUNC_OPTIONS = re.compile(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.optio
 _SYSTEMD_CGROUP = re.compile(r"SystemdCgroup *= *(true|false)\b")
 _EXEC_OPT = re.compile(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
 _CGROUP_MANAGER = re.compile(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
-_KUBELET_CGROUP = re.compile(r"^cgroupDriver: *[\"']?(systemd|cgroupfs)\b", re.MULTILINE)
-_KUBELET_SOCKET = re.compile(r"^containerRuntimeEndpoint: *[\"']?([^\s\"']+)", re.MULTILINE)
 _DAEMONS: Mapping[RuntimeName, str] = {"containerd": "containerd", "docker": "dockerd", "crio": "crio", "podman": ""}
 _UNITS: Mapping[RuntimeName, str] = {
     "containerd": "containerd",
@@ -34,13 +32,6 @@ _SOCKETS: Mapping[RuntimeName, tuple[str, ...]] = {
     "crio": ("/run/crio/crio.sock",),
     "podman": ("/run/podman/podman.sock",),
 }
-# where each kind of Kubernetes keeps the socket of the engine it brings
-_CRI_SOCKETS = {
-    "k3s": "/run/k3s/containerd/containerd.sock",
-    "rke2": "/run/k3s/containerd/containerd.sock",
-    "k0s": "/run/k0s/containerd.sock",
-    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +40,7 @@ class Units:
 
     services: Mapping[str, Service]  # by name without .service
     commands: Mapping[str, tuple[str, ...]]  # service name → arguments of its running process, or of its ExecStart
+    starts: Mapping[str, tuple[str, ...]]  # service name → arguments of its ExecStart: k3s hides those of its process
     processes: tuple[tuple[str, ...], ...]  # command lines of all daemons found
 
 
@@ -69,6 +61,7 @@ def read_units(probe: Probe) -> Units:
             probe.unreadable("units", line)
     services: dict[str, Service] = {}
     commands: dict[str, tuple[str, ...]] = {}
+    starts: dict[str, tuple[str, ...]] = {}
     for block in blocks:
         if "Id" not in block or block.get("LoadState") == "not-found":
             continue
@@ -77,8 +70,9 @@ def read_units(probe: Probe) -> Units:
             name=name, active=block.get("ActiveState", ""), enabled=block.get("UnitFileState", "") or _masked(block)
         )
         start = _ARGV.search(block.get("ExecStart", ""))
-        commands[name] = processes.get(block.get("MainPID", ""), tuple(start[1].split()) if start else ())
-    return Units(services=services, commands=commands, processes=tuple(processes.values()))
+        starts[name] = tuple(start[1].split()) if start else ()
+        commands[name] = processes.get(block.get("MainPID", ""), starts[name])
+    return Units(services=services, commands=commands, starts=starts, processes=tuple(processes.values()))
 
 
 def _masked(block: Mapping[str, str]) -> str:
@@ -112,7 +106,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 files=in_force,
                 effective=dump,
                 effective_error=_error(probe) if name == "containerd" else "",
-                cgroup_driver=_cgroup_driver(probe, name, flags, dump, [_text(files, path) for path in in_force]),
+                cgroup_driver=_cgroup_driver(probe, name, flags, dump, [text_of(files, path) for path in in_force]),
             )
         )
     return tuple(found)
@@ -135,7 +129,7 @@ def _process(units: Units, daemon: str) -> tuple[str, ...]:
     return next((args for args in units.processes if args and posixpath.basename(args[0]) == daemon), ())
 
 
-def _flag(flags: tuple[str, ...], *names: str) -> str:
+def flag_value(flags: tuple[str, ...], *names: str) -> str:
     """Value of --name=VALUE or --name VALUE, "" when it is not given."""
     for i, flag in enumerate(flags):
         key, equals, value = flag.partition("=")
@@ -146,11 +140,11 @@ def _flag(flags: tuple[str, ...], *names: str) -> str:
 
 def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str:
     if name == "containerd":
-        return _flag(flags, "--config", "-c") or "/etc/containerd/config.toml"
+        return flag_value(flags, "--config", "-c") or "/etc/containerd/config.toml"
     if name == "docker":
-        return _flag(flags, "--config-file") or probe.value("files", "docker_config") or "/etc/docker/daemon.json"
+        return flag_value(flags, "--config-file") or probe.value("files", "docker_config") or "/etc/docker/daemon.json"
     if name == "crio":
-        return _flag(flags, "--config", "-c") or "/etc/crio/crio.conf"
+        return flag_value(flags, "--config", "-c") or "/etc/crio/crio.conf"
     return "/etc/containers/containers.conf"
 
 
@@ -174,7 +168,7 @@ def _imports(toml: str) -> list[str]:
 
 def _resolved(path: str, files: Mapping[str, ConfigFile], *, depth: int) -> list[str]:
     found: list[str] = []
-    for glob in _imports(_text(files, path)) if depth else ():
+    for glob in _imports(text_of(files, path)) if depth else ():
         pattern = glob if glob.startswith("/") else posixpath.join(posixpath.dirname(path), glob)
         folder = posixpath.dirname(pattern)
         for match in sorted(p for p in files if posixpath.dirname(p) == folder and fnmatch.fnmatchcase(p, pattern)):
@@ -182,7 +176,7 @@ def _resolved(path: str, files: Mapping[str, ConfigFile], *, depth: int) -> list
     return found
 
 
-def _text(files: Mapping[str, ConfigFile], path: str) -> str:
+def text_of(files: Mapping[str, ConfigFile], path: str) -> str:
     data = files[path].data if path in files else None
     return data.decode("utf-8", "replace") if data else ""
 
@@ -196,7 +190,7 @@ def _error(probe: Probe) -> str:
 def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump: str, texts: list[str]) -> str:
     systemd = probe.value("system", "init") == "systemd"
     if name == "containerd":
-        return _containerd_cgroup(dump or "\n".join(texts))
+        return containerd_cgroup(dump or "\n".join(texts))
     if name == "docker":
         if match := _EXEC_OPT.search("\n".join([*flags, *texts])):
             return match[1]
@@ -207,7 +201,7 @@ def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump
     return said[-1] if said else "systemd" if systemd else "cgroupfs"
 
 
-def _containerd_cgroup(toml: str) -> str:
+def containerd_cgroup(toml: str) -> str:
     """SystemdCgroup of the runc runtime: the last one said counts."""
     section = ""
     found = ""
@@ -218,53 +212,3 @@ def _containerd_cgroup(toml: str) -> str:
         elif (match := _SYSTEMD_CGROUP.match(text)) and _RUNC_OPTIONS.match(section):
             found = "systemd" if match[1] == "true" else "cgroupfs"
     return found
-
-
-def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> Kubernetes:
-    """What of Kubernetes is on the node, by its folders, units and the kubelet's command line."""
-    marks = probe.values("kubernetes", "exists")
-    operator = any(m in marks for m in ("/run/nvidia/validations", "/run/nvidia/driver", "/usr/local/nvidia/toolkit"))
-    kind = _kind(marks)
-    kubelet = _DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
-    if not kind and not kubelet:
-        return Kubernetes(gpu_operator=operator)
-    flags = (*units.commands.get("kubelet", ())[1:], *_text(files, "/var/lib/kubelet/kubeadm-flags.env").split())
-    flags = tuple(flag.strip("\"'").removeprefix("KUBELET_KUBEADM_ARGS=").strip("\"'") for flag in flags)
-    config = _text(files, "/var/lib/kubelet/config.yaml")
-    said = _KUBELET_SOCKET.search(config)
-    socket = _flag(flags, "--container-runtime-endpoint") or (said[1] if said else "") or _CRI_SOCKETS.get(kind, "")
-    driver = _KUBELET_CGROUP.search(config)
-    return Kubernetes(
-        kind=kind,
-        role=_role(kind, marks, units),
-        kubelet=kubelet[1] if kubelet else "",
-        cri_socket=socket.removeprefix("unix://"),
-        cgroup_driver=_flag(flags, "--cgroup-driver") or (driver[1] if driver else ""),
-        gpu_operator=operator,
-    )
-
-
-def _kind(marks: list[str]) -> str:
-    for kind, prefix in (
-        ("rke2", "/var/lib/rancher/rke2/"),
-        ("k3s", "/var/lib/rancher/k3s/"),
-        ("k0s", "/var/lib/k0s"),
-        ("microk8s", "/var/snap/microk8s/"),
-    ):
-        if any(mark.startswith(prefix) for mark in marks):
-            return kind
-    return "kubeadm" if "/etc/kubernetes/kubelet.conf" in marks or "/var/lib/kubelet/kubeadm-flags.env" in marks else ""
-
-
-def _role(kind: str, marks: list[str], units: Units) -> str:
-    if not kind:
-        return ""
-    signs = {
-        "kubeadm": "/etc/kubernetes/manifests/kube-apiserver.yaml",
-        "k3s": "/var/lib/rancher/k3s/server",
-        "rke2": "/var/lib/rancher/rke2/server",
-        "k0s": "/var/lib/k0s/pki/ca.key",
-    }
-    if kind in signs:
-        return "control-plane" if signs[kind] in marks else "worker"
-    return "control-plane" if "snap.microk8s.daemon-kubelite" in units.services else ""

@@ -1,0 +1,241 @@
+"""What of Kubernetes is on the node, and the containerd that a distribution of it brings."""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Mapping
+from typing import get_args
+
+from gpunode.core.facts.engines import Units, containerd_cgroup, flag_value, text_of
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
+
+_DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")
+_CGROUP = re.compile(r"^cgroupDriver: *[\"']?(systemd|cgroupfs)\b", re.MULTILINE)
+_CGROUP_ARG = re.compile(r"\bcgroup-driver=(systemd|cgroupfs)\b")
+_FROM_CRI = re.compile(r"\bKubeletCgroupDriverFromCRI[\"']?[:=] *(true|false)\b")
+_ENDPOINT = re.compile(r"^containerRuntimeEndpoint: *[\"']?([^\s\"']+)", re.MULTILINE)
+_RANCHER_ENDPOINT = re.compile(r"^ *[\"']?container-runtime-endpoint[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
+_RANCHER_DOCKER = re.compile(r"^ *[\"']?docker[\"']? *: *[\"']?true\b", re.MULTILINE)
+_RANCHER_DATA = re.compile(r"^ *[\"']?data-dir[\"']? *: *[\"']?([^\s\"'#]+)", re.MULTILINE)
+# the socket of the engine that each kind brings
+SOCKETS: Mapping[str, str] = {
+    "k3s": "/run/k3s/containerd/containerd.sock",
+    "rke2": "/run/k3s/containerd/containerd.sock",
+    "k0s": "/run/k0s/containerd.sock",
+    "microk8s": "/var/snap/microk8s/common/run/containerd.sock",
+}
+_RANCHER_CRI_DOCKERD = "/run/k3s/cri-dockerd/cri-dockerd.sock"
+_UNITS: Mapping[str, tuple[str, ...]] = {
+    "k3s": ("k3s", "k3s-agent"),
+    "rke2": ("rke2-server", "rke2-agent"),
+    "k0s": ("k0sworker", "k0scontroller"),
+    "microk8s": ("snap.microk8s.daemon-containerd",),
+}
+_CONFIGS: Mapping[str, str] = {
+    "k3s": "/etc/rancher/k3s/config.yaml",
+    "rke2": "/etc/rancher/rke2/config.yaml",
+    "k0s": "/etc/k0s/containerd.toml",
+    "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+}
+# where the kubelet's own configuration is
+_KUBELET_CONFIGS: Mapping[str, tuple[str, ...]] = {
+    "kubeadm": ("/var/lib/kubelet/config.yaml",),
+    "k0s": ("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
+}
+_KUBELET_FLAGS = (
+    "/var/lib/kubelet/kubeadm-flags.env",
+    "/etc/default/kubelet",
+    "/etc/sysconfig/kubelet",
+    "/var/snap/microk8s/current/args/kubelet",
+)
+
+
+def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -> Kubernetes:
+    """What of Kubernetes is on the node, by its folders, units and the kubelet's command line."""
+    marks = probe.values("kubernetes", "exists")
+    operator = any(m in marks for m in ("/run/nvidia/validations", "/run/nvidia/driver", "/usr/local/nvidia/toolkit"))
+    kind = _kind(marks)
+    kubelet = _DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
+    if not kind and not kubelet:
+        return Kubernetes(gpu_operator=operator)
+    flags = _kubelet_flags(kind, units, files)
+    paths = [path for path in _KUBELET_CONFIGS.get(kind, _KUBELET_CONFIGS["kubeadm"]) if path in files][:1]
+    driver, source = _cgroup_driver(kind, flags, paths, units, files)
+    gate = _FROM_CRI.search("\n".join([*flags, *(text_of(files, path) for path in paths)]))
+    return Kubernetes(
+        kind=kind,
+        role=_role(kind, marks, units),
+        kubelet=kubelet[1] if kubelet else "",
+        cri_socket=_socket(kind, flags, paths, units, files).removeprefix("remote:").removeprefix("unix://"),
+        cgroup_driver=driver,
+        cgroup_source=source,
+        cgroup_from_cri=gate[1] == "true" if gate else None,
+        gpu_operator=operator,
+    )
+
+
+def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
+    """Arguments of the kubelet's process, and of the files that its unit takes some from."""
+    written = [word for path in _KUBELET_FLAGS for word in text_of(files, path).split()]
+    words = (*(units.commands.get("kubelet", ())[1:] if kind not in SOCKETS else ()), *written)
+    return tuple(re.sub(r"\A[\"']?(?:KUBELET_[A-Z_]+=)?[\"']?|[\"']\Z", "", word) for word in words)
+
+
+def _cgroup_driver(
+    kind: str, flags: tuple[str, ...], configs: list[str], units: Units, files: Mapping[str, ConfigFile]
+) -> tuple[str, str]:
+    """The kubelet's cgroup driver and what says so; ("", "") when nothing does."""
+    if driver := flag_value(flags, "--cgroup-driver"):
+        return driver, "--cgroup-driver"
+    if kind in ("k3s", "rke2"):  # kubelet-arg: cgroup-driver=…
+        for path in (*reversed(_rancher_configs(kind, units, files)), ""):
+            text = text_of(files, path) if path else " ".join(_start(kind, units))
+            if found := _CGROUP_ARG.search(text):
+                return found[1], f"kubelet-arg in {path}" if path else "--kubelet-arg"
+    for path in configs:
+        if found := _CGROUP.search(text_of(files, path)):
+            return found[1], path
+    return "", ""
+
+
+def _socket(
+    kind: str, flags: tuple[str, ...], configs: list[str], units: Units, files: Mapping[str, ConfigFile]
+) -> str:
+    if kind in ("k3s", "rke2"):
+        start = _start(kind, units)
+        text = "\n".join(text_of(files, path) for path in _rancher_configs(kind, units, files))
+        if "--docker" in start or _RANCHER_DOCKER.search(text):
+            return _RANCHER_CRI_DOCKERD
+        said = _RANCHER_ENDPOINT.search(text)
+        return flag_value(start, "--container-runtime-endpoint") or (said[1] if said else SOCKETS[kind])
+    if kind == "k0s":
+        return flag_value(_start(kind, units), "--cri-socket") or SOCKETS[kind]
+    said = next((m for path in configs if (m := _ENDPOINT.search(text_of(files, path)))), None)
+    asked = flag_value(flags, "--container-runtime-endpoint").replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
+    return asked or (said[1] if said else SOCKETS.get(kind, ""))
+
+
+def _kind(marks: list[str]) -> str:
+    for kind, prefix in (
+        ("rke2", "/var/lib/rancher/rke2/"),
+        ("k3s", "/var/lib/rancher/k3s/"),
+        ("k0s", "/var/lib/k0s"),
+        ("microk8s", "/var/snap/microk8s/"),
+    ):
+        if any(mark.startswith(prefix) for mark in marks):
+            return kind
+    return "kubeadm" if "/etc/kubernetes/kubelet.conf" in marks or "/var/lib/kubelet/kubeadm-flags.env" in marks else ""
+
+
+def _role(kind: str, marks: list[str], units: Units) -> str:
+    if not kind:
+        return ""
+    signs = {
+        "kubeadm": "/etc/kubernetes/manifests/kube-apiserver.yaml",
+        "k3s": "/var/lib/rancher/k3s/server",
+        "rke2": "/var/lib/rancher/rke2/server",
+        "k0s": "/var/lib/k0s/pki/ca.key",
+    }
+    if kind in signs:
+        return "control-plane" if signs[kind] in marks else "worker"
+    return "control-plane" if "snap.microk8s.daemon-kubelite" in units.services else ""
+
+
+# ---------------------------------------------------------------- the engine that a distribution brings
+
+
+def read_bundled(
+    probe: Probe, units: Units, files: Mapping[str, ConfigFile], kubernetes: Kubernetes
+) -> tuple[Runtime, ...]:
+    """The containerd of each distribution on the node: its version, else that of the distribution itself."""
+    found = _binaries(probe)
+    if (
+        kubernetes.kind in SOCKETS
+        and kubernetes.kind not in found
+        and kubernetes.cri_socket == SOCKETS[kubernetes.kind]
+    ):
+        found[kubernetes.kind] = ("", "")
+    return tuple(
+        _bundled(kind, path, version or (kubernetes.kubelet if kind == kubernetes.kind else ""), probe, units, files)
+        for kind, (path, version) in found.items()
+    )
+
+
+def _binaries(probe: Probe) -> dict[str, tuple[str, str]]:
+    """Path and version by distribution, out of `bundled KIND PATH` and the --version output after it."""
+    found: dict[str, tuple[str, str]] = {}
+    kind = ""
+    for line in probe.lines("runtimes"):
+        word, _, rest = line.partition(" ")
+        if word in ("bundled", "binary", "socket", "config"):
+            kind, _, path = rest.partition(" ") if word == "bundled" else ("", "", "")
+            if kind in SOCKETS:
+                found[kind] = (path.strip(), "")
+        elif kind in found and not found[kind][1] and (match := _DOTTED.search(line.replace("k3s-io/", ""))):
+            found[kind] = (found[kind][0], match[1])
+    return found
+
+
+def _bundled(
+    kind: str, path: str, version: str, probe: Probe, units: Units, files: Mapping[str, ConfigFile]
+) -> Runtime:
+    unit = _unit(kind, units)
+    service = units.services.get(unit)
+    rancher = kind in ("k3s", "rke2")
+    flags = _start(kind, units)[2:] if rancher else ()
+    config = flag_value(flags, "--config", "-c") or _CONFIGS[kind]
+    in_force = _in_force(kind, config, units, files)
+    texts = [text_of(files, name) for name in in_force if name.endswith(".toml")]
+    return Runtime(
+        name="containerd",
+        distribution=next(name for name in get_args(Distribution) if name == kind),
+        version=version,
+        binary=path,
+        unit=f"{unit}.service" if service and service.active else "",
+        active=bool(service and service.active in ("active", "reloading", "activating")),
+        enabled=bool(service and service.enabled in ("enabled", "enabled-runtime", "alias")),
+        flags=flags,
+        socket=SOCKETS[kind] if SOCKETS[kind] in probe.values("runtimes", "socket") else "",
+        config=config,
+        files=in_force,
+        cgroup_driver=containerd_cgroup("\n".join(texts)),
+    )
+
+
+def _unit(kind: str, units: Units) -> str:
+    there = [name for name in _UNITS[kind] if name in units.services]
+    running = [name for name in there if units.services[name].active in ("active", "reloading", "activating")]
+    return next(iter([*running, *there, ""]))
+
+
+def _start(kind: str, units: Units) -> tuple[str, ...]:
+    """The distribution's command line as its unit has it: PROGRAM, COMMAND, arguments."""
+    return units.starts.get(_unit(kind, units), ())
+
+
+def _rancher_configs(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> list[str]:
+    config = flag_value(_start(kind, units), "--config", "-c") or _CONFIGS[kind]
+    dropped = sorted(p for p in files if posixpath.dirname(p) == f"{config}.d" and p.endswith((".yaml", ".yml")))
+    return [path for path in (config, *dropped) if path in files]
+
+
+def _in_force(kind: str, config: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
+    """The files that the engine's configuration comes from, root first."""
+    if kind == "k0s":
+        return tuple(path for path in (config, *_matching(files, "/etc/k0s/containerd.d/*.toml")) if path in files)
+    if kind == "microk8s":
+        return (config,) if config in files else ()
+    configs = _rancher_configs(kind, units, files)
+    said = [found[1] for path in configs if (found := _RANCHER_DATA.search(text_of(files, path)))]
+    data = flag_value(_start(kind, units), "--data-dir", "-d") or next(reversed(said), f"/var/lib/rancher/{kind}")
+    folder = f"{data.rstrip('/')}/agent/etc/containerd"
+    names = ("config.toml", "*.tmpl", "config.toml.d/*.toml", "config-v3.toml.d/*.toml")
+    return (*configs, *(path for name in names for path in _matching(files, f"{folder}/{name}")))
+
+
+def _matching(files: Mapping[str, ConfigFile], pattern: str) -> list[str]:
+    folder = posixpath.dirname(pattern)
+    return sorted(p for p in files if posixpath.dirname(p) == folder and fnmatch.fnmatchcase(p, pattern))
