@@ -128,7 +128,7 @@ class Runtime:
 class Running:
     """What runs in one engine while the probe looks."""
 
-    count: int | None = None  # containers, pods where the engine serves Kubernetes; None: nobody could be asked
+    count: int | None = None  # containers (pods, where crictl could be asked); None: nobody could be asked
     names: tuple[str, ...] = ()  # of the first ones
     live_restore: bool | None = None  # Docker's, as the running daemon says; None: not said
     knows_hook: bool = False  # dockerd started after nvidia-container-runtime-hook came onto the node
@@ -194,6 +194,37 @@ class GpuContainer:
 
 
 @dataclass(frozen=True, kw_only=True)
+class CdiSpec:
+    """One CDI specification.  `error` says why it cannot be read; then nothing else is known of it."""
+
+    path: str
+    kind: str = ""  # nvidia.com/gpu
+    devices: tuple[str, ...] = ()  # names: "0", "GPU-UUID", "0:1" and "MIG-UUID" (MIG devices), "all"
+    minors: tuple[int, ...] = ()  # N of every /dev/nvidiaN it brings
+    driver: str = ""  # version in the names of the libraries it brings, "" where they have none
+    needs: tuple[str, ...] = ()  # files of the host that it brings or runs
+    error: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CdiGpu:
+    """A GPU of the loaded driver: the N of its /dev/nvidiaN, and how many MIG devices it is cut into."""
+
+    minor: int
+    uuid: str = ""
+    mig_devices: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cdi:
+    """The CDI specifications of the node, and what they have to fit."""
+
+    specs: tuple[CdiSpec, ...] = ()
+    gpus: tuple[CdiGpu, ...] = ()  # () when no driver is loaded
+    missing: tuple[str, ...] = ()  # paths in specifications that are not on the node
+
+
+@dataclass(frozen=True, kw_only=True)
 class Xid:
     """One NVRM Xid line since boot."""
 
@@ -241,6 +272,7 @@ class NodeFacts:
     )  # by path: repositories, keyrings, modprobe.d, engine configs …
     device_nodes: tuple[DeviceNode, ...] = ()
     gpu_containers: tuple[GpuContainer, ...] = ()
+    cdi: Cdi = Cdi()
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
@@ -372,6 +404,7 @@ class Hunk:
     after: bytes
     lead: bytes = b""
     trail: bytes = b""
+    at: int = 0  # where `after` begins in the file as the edit left it
 
 
 @dataclass(frozen=True, kw_only=True)

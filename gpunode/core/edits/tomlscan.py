@@ -17,15 +17,16 @@ from gpunode.core.edits.request import Refusal
 Path = tuple[str, ...]
 
 _TEXT = r"""(?:"[^"\\\n]*"(?!")|'[^'\n]*'(?!'))"""  # on one line, without escapes
-_PLAIN = re.compile(
+_PLAIN = re.compile(  # plain lines, and the plain header that follows them
     rf"""(?:[ \t]*(?:[A-Za-z0-9_-]+[ \t]*=[ \t]*
-    (?:{_TEXT}|[A-Za-z0-9_.:+-]+|\[[ \t]*(?:{_TEXT}[ \t]*,?[ \t]*)*\])[ \t]*)?(?:\#[^\n]*)?\r?\n)*""",
+    (?:{_TEXT}|[A-Za-z0-9_.:+-]+|\[[ \t]*(?:{_TEXT}[ \t]*,?[ \t]*)*\])[ \t]*)?(?:\#[^\n]*)?\r?\n)*
+    [ \t]*(\[((?:[A-Za-z0-9_.-]+|"[^"\\\n]*")+)\])?""",
     re.VERBOSE,
 )
 _SKIP = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
 _KEY = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+|[ \t.])+""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+)""")
-_HEADER = re.compile(rf"(\[\[?)({_KEY.pattern})\]\]?")
+_HEADER = re.compile(rf"(\[\[?({_KEY.pattern})\]\]?)")
 _EQUALS = re.compile(r"=[ \t]*")
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
 _SCALAR = re.compile(r"[^\s,\]}#]+(?: \d\d:[^\s,\]}#]+)?")  # a date-time may have one space before its hour
@@ -55,17 +56,18 @@ def tables(text: str) -> list[Table]:
     """All tables of the text in order; those below arrays of tables too."""
     found = []
     path: Path = ()
-    start = body = 0
-    at = _skip_plain(text, 0)
+    start = body = at = 0
     while at < len(text):
-        if text[at] != "[":
-            at = _pair(text, at, (), 0).end
-        else:
-            found.append(Table(path, start, body, at))
+        header = plain = _must(_PLAIN.match(text, at))
+        if plain[1] is None:
+            at = skip(text, plain.end())
+            if text[at : at + 1] != "[":
+                at = _pair(text, at, (), 0).end if at < len(text) else at
+                continue
             header = _must(_HEADER.match(text, at))
-            path, start, at = _parts(header[2]), at, header.end()
-            body = at
-        at = _skip_plain(text, at)
+        found.append(Table(path, start, body, header.start(1)))
+        path, start, body = _parts(header[2]), header.start(1), header.end()
+        at = body
     return [*found, Table(path, start, body, len(text))]
 
 
@@ -98,10 +100,6 @@ def skip(text: str, at: int) -> int:
     return _must(_SKIP.match(text, at)).end()
 
 
-def _skip_plain(text: str, at: int) -> int:
-    return skip(text, _must(_PLAIN.match(text, at)).end())
-
-
 def _pair(text: str, at: int, table: Path, base: int) -> Pair:
     key = _must(_KEY.match(text, at))
     value = _must(_EQUALS.match(text, key.end())).end()
@@ -131,7 +129,7 @@ def _value(text: str, at: int) -> int:
 def _parts(key: str) -> Path:
     """The parts of a key as it stands in the text, dotted and quoted."""
     if "\\" not in key:
-        return tuple(double or single or bare for double, single, bare in _PART.findall(key))
+        return tuple([double or single or bare for double, single, bare in _PART.findall(key)])
     found: object = tomli.loads(f"{key} = 0")
     parts = []
     while isinstance(found, dict):

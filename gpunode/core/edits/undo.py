@@ -3,59 +3,175 @@
 from __future__ import annotations
 
 import base64
-import difflib
+import codecs
 import hashlib
-from collections.abc import Mapping
-from typing import Any
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Hunk, Undo
 
 FORMAT = 1
 _AROUND = 3  # lines of context
+_AHEAD = 400  # lines that are looked through for the next line that both have; beyond that all the rest is one hunk
+_REMNANT = re.compile(rb"\s*(#|version\s*=)")
+_WRITTEN = "what gpunode runtime configure wrote"
+_BYTES = ("before", "after", "lead", "trail")
+
+T = TypeVar("T")
 
 
 def record(before: bytes | None, after: bytes | None) -> Undo:
     """How `after` becomes `before` again; None stands for a file that is not there."""
-    sha256 = "" if after is None else hashlib.sha256(after).hexdigest()
-    old, new = (before or b"").splitlines(keepends=True), (after or b"").splitlines(keepends=True)
-    same = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    old, new = _lines(before or b""), _lines(after or b"")
+    starts = [0]
+    for line in new:
+        starts.append(starts[-1] + len(line))
     hunks = tuple(
         Hunk(
             before=b"".join(old[i1:i2]),
             after=b"".join(new[j1:j2]),
             lead=b"".join(new[max(0, j1 - _AROUND) : j1]),
             trail=b"".join(new[j2 : j2 + _AROUND]),
+            at=starts[j1],
         )
-        for tag, i1, i2, j1, j2 in same
-        if tag != "equal"
+        for i1, i2, j1, j2 in _differences(old, new)
     )
-    return Undo(created=before is None, hunks=hunks, sha256=sha256)
+    return Undo(created=before is None, hunks=hunks, sha256=_sha256(after))
+
+
+def _sha256(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()
+
+
+def _newline(data: bytes) -> bytes:
+    """The line feed in the encoding that the byte order mark names."""
+    if data.startswith(codecs.BOM_UTF16_LE):
+        return b"\n\0"
+    return b"\0\n" if data.startswith(codecs.BOM_UTF16_BE) else b"\n"
+
+
+def _lines(data: bytes, newline: bytes = b"") -> list[bytes]:
+    """Lines with their ends; of UTF-16 they consist of whole characters."""
+    newline = newline or _newline(data)
+    found, start, at = [], 0, data.find(newline)
+    while at >= 0:
+        if at % len(newline):
+            at = data.find(newline, at + 1)
+            continue
+        end = at + len(newline)
+        found.append(data[start:end])
+        start, at = end, data.find(newline, end)
+    return found + [data[start:]] * (start < len(data))
+
+
+def _differences(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
+    """Where lines differ, as (from, to) in the old and in the new ones; in linear time, and not always the fewest."""
+    i = j = 0
+    while True:
+        while i < len(old) and j < len(new) and old[i] == new[j]:
+            i += 1
+            j += 1
+        if i == len(old) and j == len(new):
+            return
+        more, less = _meet(old, new, i, j)
+        yield i, i + more, j, j + less
+        i, j = i + more, j + less
+
+
+def _meet(old: Sequence[bytes], new: Sequence[bytes], i: int, j: int) -> tuple[int, int]:
+    """How many lines to pass over on both sides, at least, until three are the same, or both end."""
+    for both in range(1, _AHEAD):
+        for more in range(max(0, both - len(new) + j), min(both, len(old) - i) + 1):
+            less = both - more
+            if old[i + more : i + more + _AROUND] == new[j + less : j + less + _AROUND]:
+                return more, less
+    return len(old) - i, len(new) - j
+
+
+# ---------------------------------------------------------------- back
 
 
 def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ...]]:
-    """The file without the edit, and the hunks that could not be found again."""
-    if undo.sha256 == ("" if data is None else hashlib.sha256(data).hexdigest()) and undo.created:
-        return None, ()
+    """The file without the edit, and the hunks that could not be found again.
+
+    A file that is as the edit left it becomes what it was.  Of one that has changed since, each hunk goes back whose
+    lines stand there once with lines around them that were there; a file that the edit made stays then, unless
+    nothing of anybody else's is left in it (`remnant`).  Hunks that are back already change nothing.
+    """
+    if _sha256(data) == undo.sha256:
+        return None if undo.created else _untouched(data or b"", undo.hunks), ()
     if data is None:
-        return None, undo.hunks
+        return None, () if undo.created else undo.hunks
+    if undo.created:
+        return (None, ()) if remnant(data, undo) else (data, undo.hunks)
     lost = []
     for hunk in undo.hunks:
-        at = _find(data, hunk)
-        if at is None:
+        found = _find(data, hunk)
+        if found is None:
             lost.append(hunk)
         else:
-            data = data[:at] + hunk.before + data[at + len(hunk.after) :]
-    return (None if undo.created and not data.strip() else data), tuple(lost)
+            start, end = found
+            data = data[:start] + hunk.before + data[end:]
+    return data, tuple(lost)
 
 
-def _find(data: bytes, hunk: Hunk) -> int | None:
-    """Where the hunk's new bytes are: with the lines around them, or at the one place where they occur."""
-    for lead, trail in ((hunk.lead, hunk.trail), (hunk.lead, b""), (b"", hunk.trail), (b"", b"")):
-        wanted = lead + hunk.after + trail
-        if wanted and data.count(wanted) == 1:
-            return data.index(wanted) + len(lead)
+def remnant(data: bytes, undo: Undo) -> bool:
+    """Whether nothing is left of a file that the edit made but blank lines, {}, and comments and a version it wrote."""
+    wrote = b"".join(hunk.after for hunk in undo.hunks)
+    kept = {line.strip() for line in _lines(wrote) if _REMNANT.match(line)} | {b"", b"{}"}
+    rest = data.replace(wrote, b"", 1) if wrote else data
+    return undo.created and all(line.strip() in kept for line in _lines(rest))
+
+
+def _untouched(data: bytes, hunks: Sequence[Hunk]) -> bytes:
+    for hunk in reversed(hunks):
+        data = data[: hunk.at] + hunk.before + data[hunk.at + len(hunk.after) :]
+    return data
+
+
+def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
+    """The span that becomes `before`: where the hunk's lines stand, or where they were put back already.
+
+    First with all the lines around them, then with fewer, as long as that is one place only.
+    """
+    newline = _newline(data)
+    lead, trail = _lines(hunk.lead, newline), _lines(hunk.trail, newline)
+    for near in range(_AROUND, -1, -1):
+        for left, right in ((near, near), (near, 0), (0, near)):
+            before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
+            for middle in (hunk.after, hunk.before):
+                wanted = before + middle + behind
+                if (before, behind) != (hunk.lead, hunk.trail) and not _tells(data, wanted, hunk, newline):
+                    continue
+                places = [at + len(before) for at in _places(data, wanted, newline)]
+                if not middle:  # it lies between two lines, or at an end of the file
+                    places = [at for at in places if (before or at == 0) and (behind or at == len(data))]
+                if len(places) == 1:
+                    return places[0], places[0] + len(middle)
     return None
+
+
+def _tells(data: bytes, wanted: bytes, hunk: Hunk, newline: bytes) -> bool:
+    """Whether lines are enough not to be found by chance; an end of the file, where the hunk was, counts as one."""
+    known = sum(not line.isspace() for line in _lines(wanted, newline))
+    ends = (not hunk.lead and data.startswith(wanted)) + (not hunk.trail and data.endswith(wanted))
+    return known + ends >= _AROUND
+
+
+def _places(data: bytes, wanted: bytes, newline: bytes) -> Iterator[int]:
+    """Where these whole lines stand."""
+    at = data.find(wanted) if wanted else -1
+    while at >= 0:
+        end = at + len(wanted)
+        starts = at == 0 or (at % len(newline) == 0 and data.endswith(newline, 0, at))
+        if starts and (wanted.endswith(newline) or end == len(data)):
+            yield at
+        at = data.find(wanted, at + 1)
+
+
+# ---------------------------------------------------------------- as JSON
 
 
 def undo_data(undo: Mapping[str, Undo]) -> dict[str, Any]:
@@ -64,26 +180,40 @@ def undo_data(undo: Mapping[str, Undo]) -> dict[str, Any]:
 
 
 def _data(undo: Undo) -> dict[str, Any]:
-    keys = ("before", "after", "lead", "trail")
-    hunks = [{key: base64.b64encode(getattr(hunk, key)).decode() for key in keys} for hunk in undo.hunks]
-    return {"created": undo.created, "sha256": undo.sha256, "hunks": hunks}
+    return {"created": undo.created, "sha256": undo.sha256, "hunks": [_hunk_data(hunk) for hunk in undo.hunks]}
+
+
+def _hunk_data(hunk: Hunk) -> dict[str, Any]:
+    return {"at": hunk.at} | {key: base64.b64encode(getattr(hunk, key)).decode() for key in _BYTES}
 
 
 def undo_from_data(data: Any) -> dict[str, Undo]:
     """The reverse; InputError for what no gpunode of this format wrote."""
+    version = data.get("version") if isinstance(data, dict) else None
+    if version != FORMAT:
+        raise InputError(f"undo record of format {version!r}", expected=f"format {FORMAT}")
+    return {_is(str, path): _undo(one) for path, one in _is(dict, data.get("files")).items()}
+
+
+def _undo(data: Any) -> Undo:
+    have = _is(dict, data)
+    hunks = tuple(_hunk(one) for one in _is(list, have.get("hunks")))
+    undo = Undo(created=_is(bool, have.get("created")), sha256=_is(str, have.get("sha256")), hunks=hunks)
+    if any(hunk.at < 0 for hunk in hunks) or [*hunks] != sorted(hunks, key=lambda hunk: hunk.at):
+        raise InputError("undo record: its hunks are not in order", expected=_WRITTEN)
+    return undo
+
+
+def _hunk(data: Any) -> Hunk:
+    have = _is(dict, data)
     try:
-        if data["version"] != FORMAT:
-            raise InputError(f"undo record of format {data['version']!r}", expected=f"format {FORMAT}")
-        return {
-            path: Undo(
-                created=bool(one["created"]),
-                sha256=str(one["sha256"]),
-                hunks=tuple(
-                    Hunk(**{key: base64.b64decode(text, validate=True) for key, text in hunk.items()})
-                    for hunk in one["hunks"]
-                ),
-            )
-            for path, one in data["files"].items()
-        }
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"undo record: {error}", expected="what gpunode runtime configure wrote") from None
+        spans = {key: base64.b64decode(_is(str, have.get(key)), validate=True) for key in _BYTES}
+    except ValueError:
+        raise InputError("undo record: a span is not in base64", expected=_WRITTEN) from None
+    return Hunk(**spans, at=_is(int, have.get("at")))
+
+
+def _is(kind: type[T], value: Any) -> T:
+    if type(value) is not kind:
+        raise InputError(f"undo record: {str(value)[:60]!r} is no {kind.__name__}", expected=_WRITTEN)
+    return value
