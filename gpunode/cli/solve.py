@@ -1,12 +1,13 @@
-"""gpunode solve: choose driver, CUDA and toolkit for a GPU, without any host."""
+"""gpunode solve: choose driver, CUDA and toolkit for a GPU, or the stacks of a fleet, without any host."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option
+from gpunode.cli.common import format_option, print_json, spec_option
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode solve --gpu 10de:2330 --distro debian:12\n"
     "  gpunode solve --gpu 'H100 PCIe' --distro ubuntu:24.04 --cuda 12.8 --format json\n"
-    "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n\n"
+    "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n"
+    "  gpunode solve --probe saved/ -c gpunode.yml\n\n"
     "Exit codes: 0 solved, 2 usage, 5 a problem stands against it (told in the answer)."
 )
 @click.option(
     "--gpu",
     "gpus",
     multiple=True,
-    required=True,
     metavar="ID|NAME",
     help="PCI id (10de:2330) or product name of a GPU or NVSwitch; again for each further kind.",
 )
-@click.option("--distro", required=True, metavar="ID:VERSION_ID", help="Distribution, as os-release names it.")
+@click.option("--distro", default="", metavar="ID:VERSION_ID", help="Distribution, as os-release names it.")
 @click.option("--arch", type=click.Choice(("x86_64", "aarch64")), default="x86_64", show_default=True)
 @click.option("--kernel", "kernels", multiple=True, metavar="RELEASE", help="An installed kernel; again for each.")
 @click.option("--secure-boot", is_flag=True, help="Secure Boot is on.")
@@ -43,6 +44,14 @@ if TYPE_CHECKING:
 @click.option(
     "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit: or auto, none."
 )
+@click.option(
+    "--probe",
+    "probes",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    help="Saved probes of a fleet, a file or folder: the fewest stacks that serve it. Takes no other choice but -c.",
+)
+@spec_option
 @format_option("text", "json")
 def solve(
     gpus: tuple[str, ...],
@@ -53,12 +62,18 @@ def solve(
     driver: str,
     cuda: tuple[str, ...],
     toolkit: str,
+    probes: tuple[Path, ...],
+    spec_data: dict[str, Any],
     output_format: str,
 ) -> int:
-    """Choose driver, CUDA and toolkit for a GPU, without any host.
+    """Choose driver, CUDA and toolkit for a GPU, or the fewest stacks for a fleet, without any host.
 
     Exits 5 when something cannot work; what it is, and what would work, is printed.
     """
+    if probes:
+        return _fleet(probes, spec_data, output_format)
+    if not gpus or not distro:
+        raise click.UsageError("name the GPU (--gpu) and the distribution (--distro), or saved probes (--probe)")
     import json
 
     from gpunode.core.model import Kernel
@@ -88,6 +103,34 @@ def solve(
     if solution.problems:
         return Exit.REFUSED
     return Exit.OK
+
+
+def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: str) -> int:
+    """The table of stacks that saved probes need."""
+    from dataclasses import asdict
+
+    from gpunode.core.solve import request_of
+    from gpunode.core.spec import parse_spec
+    from gpunode.core.stacks import fleet_stacks, shortened
+    from gpunode.edge.detect import Where, detect
+    from gpunode.edge.load import load_knowledge
+
+    spec = parse_spec(spec_data, where="gpunode.yml")
+    found = detect(Where(probes=probes))
+    requests = {one.host: request_of(one.facts, spec) for one in found if one.facts and one.facts.gpus}
+    answer = fleet_stacks(requests, load_knowledge())
+    if output_format == "json":
+        problems = {host: [asdict(p) for p in listed] for host, listed in answer.problems.items()}
+        print_json({"stacks": [asdict(stack) for stack in answer.stacks], "problems": problems})
+        return Exit.REFUSED if problems else Exit.OK
+    click.echo(f"{'driver':<17} {'hosts':>5}  distributions and GPUs")
+    for stack in answer.stacks:
+        click.echo(f"{stack.branch} {stack.flavour:<13} {len(stack.hosts):>5}  {shortened(stack.distros)}")
+        click.echo(f"{'':<25}{shortened(stack.gpus)}\n{'':<25}{shortened(stack.hosts)}")
+    for host, listed in answer.problems.items():
+        for problem in listed:
+            click.echo(f"{host}: problem: {problem.what}\n  do next: {problem.fix}")
+    return Exit.REFUSED if answer.problems else Exit.OK
 
 
 def _print(solution: Solution) -> None:

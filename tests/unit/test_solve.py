@@ -18,6 +18,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, ToolkitSpec
+from gpunode.core.stacks import fleet_stacks
 from gpunode.edge.load import load_knowledge
 
 CASES = [
@@ -343,3 +344,43 @@ def test_auto_stays_on_the_installed_branch_while_it_is_supported() -> None:
     old = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="550.163.01")
     chosen = [solve(r, load_knowledge()).driver for r in (request, old)]
     assert [c and c.branch for c in chosen] == [580, 595]
+
+
+# ---------------------------------------------------------------- fleets
+
+
+def ask(gpu: str, distro: str, **more: Any) -> SolveRequest:
+    return SolveRequest(gpus=(gpu,), distro=distro, **more)
+
+
+def test_a_fleet_gets_the_fewest_stacks_that_serve_it() -> None:
+    fleet = {
+        "pascal": ask("10de:15f8", "ubuntu:22.04"),
+        "ampere1": ask("10de:20b5", "ubuntu:22.04"),
+        "hopper": ask("10de:2330", "rocky:9.4"),
+        "blackwell": ask("10de:2901", "debian:12"),
+        "pinned": ask("10de:2330", "debian:12", driver=DriverSpec(branch="580")),
+        "unknown": ask("10de:ffff", "debian:12"),
+    }
+    answer = fleet_stacks(fleet, KNOWLEDGE)
+    assert [(s.branch, s.flavour, s.hosts) for s in answer.stacks] == [
+        (580, "open", ("ampere1", "blackwell", "hopper", "pinned")),
+        (580, "proprietary", ("pascal",)),
+    ]
+    assert answer.stacks[0].distros == ("debian:12", "rocky:9.4", "ubuntu:22.04")
+    assert "not known" in answer.problems["unknown"][0].what
+
+
+def test_what_is_installed_now_does_not_bind_a_fleet() -> None:
+    fleet = {"a": ask("10de:2330", "debian:12", loaded_driver="580.95.05"), "b": ask("10de:2330", "debian:12")}
+    assert [(s.branch, s.hosts) for s in fleet_stacks(fleet, KNOWLEDGE).stacks] == [(595, ("a", "b"))]
+
+
+def test_solve_prints_the_stacks_of_saved_probes() -> None:
+    folder = Path(__file__).parents[1] / "cases" / "probes"
+    args = ["solve", *(word for f in sorted(folder.glob("*h100*/probe.txt")) for word in ("--probe", str(f)))]
+    done = CliRunner().invoke(cli, args, standalone_mode=False)
+    assert done.return_value == 0, done.output
+    assert "H100" in done.output
+    stacks = json.loads(CliRunner().invoke(cli, [*args, "--format", "json"], standalone_mode=False).output)["stacks"]
+    assert sum(len(stack["hosts"]) for stack in stacks) == 3
