@@ -64,6 +64,7 @@ lock() {
 # journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together
 journal() {
   [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
+  [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null)" ] || echo >>"$GPUNODE_STATE/journal.jsonl" # a line torn off
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s"%s}\n' \
     "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
