@@ -6,7 +6,7 @@
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
-gpu_containers cuda toolkit tools units runtimes containers kubernetes sysctl packages holds locks disk journal files"
+gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
@@ -377,6 +377,25 @@ probe_toolkit() {
 	return 0
 }
 
+# probe_cdi: what a CDI specification has to fit: the driver's GPUs by the N of /dev/nvidiaN, how many MIG devices each is
+# cut into, and which paths in the specifications are not here (they hold no commas and braces; JSON has many a line)
+probe_cdi() {
+	for file in /proc/driver/nvidia/gpus/*/information; do
+		[ -r "$file" ] && sed -n -e '/^GPU UUID:/h' -e '/^Device Minor:/{' -e G \
+			-e 's/^[^0-9]*\([0-9][0-9]*\).*\n[^:]*:[[:space:]]*\(.*\)/| gpu \1 \2/p' -e '}' "$file"
+	done
+	for folder in /proc/driver/nvidia/capabilities/gpu*; do
+		set -- "$folder"/mig/gi*/ci*
+		[ -e "$1" ] && line "mig ${folder##*/gpu} $#"
+	done
+	for file in /etc/cdi/*.yaml /etc/cdi/*.json /run/cdi/*.yaml /run/cdi/*.json; do
+		[ -r "$file" ] && sed 'y/,{}/\n\n\n/' "$file" |
+			sed -n 's/^[ -]*"\{0,1\}\(hostPath\|path\)"\{0,1\} *: *"\{0,1\}\(\/[^"]*\).*/\2/p' | sort -u |
+			while read -r path; do exists "$path" || line "missing $path"; done
+	done
+	return 0
+}
+
 probe_tools() {
 	for tool in $TOOLS; do
 		have "$tool" && printf '| %s ' "$tool" && command -v "$tool"
@@ -693,7 +712,8 @@ probe_files() {
 	esac
 	line "docker_config $docker_config"
 	set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
-		/etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
+		/etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/crio/crio.conf.d/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
+		/etc/containers/containers.conf /etc/containers/containers.conf.d/* \
 		/etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
 		/etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
 		/etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \

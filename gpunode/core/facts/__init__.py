@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Mapping
 
+from gpunode.core.facts.cdi import read_cdi
 from gpunode.core.facts.containers import read_containers
 from gpunode.core.facts.data import facts_from_data, facts_to_data
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
@@ -109,6 +110,7 @@ def parse_probe(text: str) -> NodeFacts:
         "files": files,
         "device_nodes": read_device_nodes(probe),
         "gpu_containers": read_gpu_containers(probe),
+        "cdi": read_cdi(probe, files),
         "disk_free_mib": read_disk(probe),
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
