@@ -85,14 +85,14 @@ def unmet(said: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
         "runtime_type": runtime.get("runtime_type") == "io.containerd.runc.v2",
         "BinaryName": runtime.get("options", {}).get("BinaryName") == request.path,
         "default": default == wanted,
-        "the default is a runtime": default in section["runtimes"],
+        "the default is a runtime": default in section["runtimes"] or request.default_runtime == "keep",
         "no keys of shim v1": not runtime.get("runtime_engine") and not runtime.get("runtime_root"),
         "cdi": request.cdi is None or settings.get("enable_cdi", False) is request.cdi,
     }
     if request.cgroup_driver:
         systemd = request.cgroup_driver == "systemd"
-        both = [section["runtimes"].get(name, {}).get("options", {}) for name in ("runc", request.name)]
-        checks["SystemdCgroup"] = all(bool(options.get("SystemdCgroup")) is systemd for options in both)
+        both = [section["runtimes"][name] for name in ("runc", request.name) if name in section["runtimes"]]
+        checks["SystemdCgroup"] = all(bool(one.get("options", {}).get("SystemdCgroup")) is systemd for one in both)
     return [name for name, met in checks.items() if not met]
 
 
@@ -141,7 +141,7 @@ def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, 
     if settings:
         section = settings["containerd"]
         assert request.name not in section["runtimes"]
-        assert section["default_runtime_name"] in section["runtimes"]
+        assert section["default_runtime_name"] in section["runtimes"] or request.default_runtime == "keep"
     was = cri(before) if isinstance(before, dict) and not request.enable_cri else None
     if isinstance(before, dict) and was and request.name not in was["containerd"]["runtimes"]:
         assert differs(before, left, unknown(was, request)) == [], "without a record, too, all is as before"
@@ -149,8 +149,9 @@ def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, 
 
 def unknown(was: Dump, request: RuntimeRequest) -> tuple[str, ...]:
     """The settings that nobody can restore without a record: they had another value, and are not nvidia's own."""
-    other_default = was["containerd"]["default_runtime_name"] not in ("runc", request.name)
-    keys = ["containerd.default_runtime_name"] * (other_default or request.default_runtime == "runc")
+    section = was["containerd"]
+    keys = ["containerd.default_runtime_name"] * (section["default_runtime_name"] != "runc")
+    keys += ["containerd.runtimes.runc"] * ("runc" not in section["runtimes"])
     keys += ["containerd.runtimes.runc.options.SystemdCgroup"] * bool(request.cgroup_driver)
     keys += ["enable_cdi"] * (request.cdi is not None)
     names = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")

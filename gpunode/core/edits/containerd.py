@@ -12,9 +12,21 @@ import posixpath
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from itertools import chain
 
 from gpunode.core.edits import toml
-from gpunode.core.edits.containerd_file import CONFIG, IMAGES, NAMES, File, drop_in_path, encode, read, resolve
+from gpunode.core.edits.containerd_file import (
+    CONFIG,
+    IMAGES,
+    NAMES,
+    V1,
+    File,
+    drop_in_path,
+    encode,
+    parse,
+    read,
+    resolve,
+)
 from gpunode.core.edits.containerd_files import Config, differences, dumped, in_force, load, unmeant
 from gpunode.core.edits.containerd_removal import unconfigure
 from gpunode.core.edits.containerd_wish import RUNC, RUNTIMES, SOURCE, Wish, default_in_force, runtimes_in_force, wish
@@ -31,9 +43,11 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
     """The root, what it imports as far as it was read, and the drop-in's folder: a glob import brings in all of it."""
     found, drop_in = [request.config or CONFIG], drop_in_path(request)
     for path in found:
-        if path in files:
-            for item in read(path, files[path], request).imports:
-                found += [one for one in (item, *resolve(item, files)) if one not in found]
+        imports = parse(path, files[path], request).doc.get("imports") if path in files else None
+        for item in imports if isinstance(imports, list) else []:
+            if isinstance(item, str):
+                full = posixpath.normpath(posixpath.join(posixpath.dirname(path), item))
+                found += [one for one in (full, *resolve(full, files)) if one not in found]
     return tuple(dict.fromkeys((*found, drop_in, f"{posixpath.dirname(drop_in)}/*.toml")))
 
 
@@ -44,11 +58,11 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     wanted = wish(config, request)
     if not wanted and not enabled:
         return Edit(reasons=_remarks(config))
-    after = {**enabled, **(_written(files, config, wanted, request) if wanted else {})}
-    changes = changed(files, after)
+    written, instead = _written(files, config, wanted, request) if wanted else ({}, "")
+    changes = changed(files, {**enabled, **written})
     return Edit(
         changes=changes,
-        reasons=(*_reasons(wanted, changes, enabled, request), *_remarks(config)),
+        reasons=(*_reasons(wanted, changes, bool(enabled), instead), *_remarks(config)),
         meant=dumped(wanted.paths, enabled=bool(enabled)),
     )
 
@@ -69,17 +83,23 @@ def _enable_cri(files: Mapping[str, bytes], request: RuntimeRequest) -> dict[str
 # ---------------------------------------------------------------- writing
 
 
-def _written(files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest) -> dict[str, bytes]:
-    """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed."""
+def _written(
+    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+) -> tuple[dict[str, bytes], str]:
+    """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed.
+
+    The second value says why it is no drop-in where that was to be expected.
+    """
+    drop_in = config.merges and release(request.version) != (0, 0) and not request.in_place
     refused: Refusal | None = None
-    ways = _as_drop_in if config.merges and release(request.version) != (0, 0) and not request.in_place else _in_place
-    for changes in ways(files, config, wanted, request):
+    for changes in chain(_as_drop_in(files, config, wanted, request) if drop_in else (), _in_place(config, wanted)):
         try:
             _prove(files, config, changes, wanted, request)
         except Refusal as refusal:
             refused = refused or refusal
         else:
-            return {path: encode(file.content.text, files.get(path, b"")) for path, file in changes.items()}
+            data = {path: encode(file.content.text, files.get(path, b"")) for path, file in changes.items()}
+            return data, _no_drop_in(config, changes, refused, request)
     assert refused is not None
     raise refused
 
@@ -95,9 +115,7 @@ def _edited(file: File, config: Config, wanted: Wish) -> File:
     return replace(file, content=file.content.edit(sets, [full(path) for path in wanted.removes]))
 
 
-def _in_place(
-    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
-) -> Iterator[dict[str, File]]:
+def _in_place(config: Config, wanted: Wish) -> Iterator[dict[str, File]]:
     """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
     with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
     if not config.merges:
@@ -179,9 +197,16 @@ def _says_one(file: File, paths: Collection[toml.Path]) -> bool:
 # ---------------------------------------------------------------- saying
 
 
-def _reasons(
-    wanted: Wish, changes: Mapping[str, bytes], enabled: Mapping[str, bytes], request: RuntimeRequest
-) -> list[Reason]:
+def _no_drop_in(config: Config, changes: Mapping[str, File], refused: Refusal | None, request: RuntimeRequest) -> str:
+    """Why the drop-in was not written, "" where it was or nobody asks."""
+    if drop_in_path(request) in changes or request.in_place:
+        return ""
+    if refused:
+        return refused.problem.what
+    return "this containerd is configured in place" if request.drop_in else ""
+
+
+def _reasons(wanted: Wish, changes: Mapping[str, bytes], enabled: bool, instead: str) -> list[Reason]:
     def name(path: toml.Path) -> str:
         return ".".join(path[1:] if path[0] == "containerd" else path)
 
@@ -190,18 +215,22 @@ def _reasons(
     why += [f"removes {name(path)}" for path in wanted.removes]
     why += ["enables the CRI plugin"] if enabled else []
     reasons = [Reason(what=" and ".join(sorted(changes)), why="; ".join(why), source=SOURCE)]
-    if request.drop_in and request.drop_in not in changes:
-        why = [f"{request.drop_in} is not written: this containerd is configured in place"]
-        reasons.append(Reason(what="no drop-in", why=why[0], source=SOURCE))
-    return reasons
+    return [*reasons, *([Reason(what="no drop-in is written", why=instead, source=SOURCE)] if instead else [])]
 
 
 def _remarks(config: Config) -> tuple[Reason, ...]:
-    file = config.without_cri
-    if file is None:
-        return ()
-    why = "disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it"
-    return (Reason(what=f"{file.path} {_CRI_OFF}", why=why, source=SOURCE),)
+    remarks = []
+    off, default = config.without_cri, default_in_force(config)
+    if off:
+        why = "disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it"
+        remarks.append(Reason(what=f"{off.path} {_CRI_OFF}", why=why, source=SOURCE))
+    elif default not in runtimes_in_force(config):
+        why = "there is no runtime of that name: containerd does not load its CRI plugin"
+        remarks.append(Reason(what=f"default_runtime_name is {default}", why=why, source=SOURCE))
+    if config.root.version < 2 and (2, 0) <= config.daemon < (2, 3) and V1 in config.root.plugins:
+        why = "containerd 2.0 to 2.2 do not carry its CRI settings over; containerd config migrate of 1.7 or 2.3 does"
+        remarks.append(Reason(what=f"{config.root.path} is a version 1 config", why=why, source=SOURCE))
+    return tuple(remarks)
 
 
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -45,10 +45,10 @@ class File:
         return list(self.content.doc.get(key, []))
 
     @property
-    def imports(self) -> Iterator[str]:
+    def imports(self) -> list[str]:
         """Absolute paths and globs, as containerd resolves them."""
-        for item in self.content.doc.get("imports", []):
-            yield posixpath.normpath(posixpath.join(posixpath.dirname(self.path), item))
+        items = self.content.doc.get("imports", [])
+        return [posixpath.normpath(posixpath.join(posixpath.dirname(self.path), item)) for item in items]
 
 
 def renamed(name: str) -> str:
@@ -69,31 +69,22 @@ def encode(text: str, before: bytes) -> bytes:
 # ---------------------------------------------------------------- reading
 
 
-def read(path: str, data: bytes, request: RuntimeRequest) -> File:
-    """One file, its shape checked as far as this package looks into it."""
+def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.Document:
+    """The file as TOML; InputError says where it is none."""
     if data.startswith(BOM) and release(request.version) < (2, 0):
         data = data[len(BOM) :]  # containerd 1.x skips it, 2.x refuses it
-    content = toml.load(path, data)
+    return toml.load(path, data)
+
+
+def read(path: str, data: bytes, request: RuntimeRequest) -> File:
+    """One file, its shape checked as far as this package looks into it."""
+    content = parse(path, data, request)
     version = content.doc.get("version", 0)
-    if type(version) is not int:
-        raise Refusal(f"{path}: version is {version!r}, not a number", "write version = 2")
-    highest = _highest(request.version)
-    if not 0 <= version <= highest:
-        daemon = f"containerd {request.version}".strip()
-        raise Refusal(
-            f"{path} is config version {version}; {daemon} reads at most {highest}",
-            "write the file in a version that this containerd reads, or install a newer containerd",
-        )
+    if type(version) is not int or version < 0:
+        raise Refusal(f"{path}: version is {version!r}, not the number of a config version", "write version = 2")
     file = File(path, content, version)
     _check_shape(file)
     return file
-
-
-def _highest(version: str) -> int:
-    number = release(version)
-    if number == (0, 0) or number >= (2, 3):
-        return 4
-    return 3 if number >= (2, 0) else 2
 
 
 def _check_shape(file: File) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from gpunode.core.edits import toml
@@ -166,6 +167,7 @@ def together(files: tuple[File, ...], request: RuntimeRequest) -> Config:
     daemon = release(request.version)
     if daemon == (0, 0):
         daemon = (2, 0) if named and max(named) == 3 else (2, 3) if named and max(named) == 4 else (1, 0)
+    _check_versions(files, daemon, request)
     if daemon < (2, 0):
         config = _replaced(files, daemon, named[-1] if named else 1)
     elif daemon < (2, 3):
@@ -174,6 +176,22 @@ def together(files: tuple[File, ...], request: RuntimeRequest) -> Config:
         config = _migrated_each(files, daemon)
     _check_names(config, request)
     return config
+
+
+def _check_versions(files: tuple[File, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
+    """Raise Refusal for a version above the daemon's: the last one named counts, from 2.3 on the root's."""
+    named = [file for file in files if file.version]
+    highest = 2 if (0, 0) < release(request.version) < (2, 0) else 3 if daemon < (2, 3) and request.version else 4
+    counts = named[:1] if daemon >= (2, 3) else named[-1:]
+    if (2, 0) <= daemon < (2, 3):  # a file without a version is migrated to that of the one before
+        counts += [one for one, after in pairwise(files) if after.version < 2]
+    for file in counts:
+        if file.version > highest:
+            daemon_name = f"containerd {request.version}".strip()
+            raise Refusal(
+                f"{file.path} is config version {file.version}; {daemon_name} reads at most {highest}",
+                "write the file in a version that this containerd reads, or install a newer containerd",
+            )
 
 
 def _replaced(files: tuple[File, ...], daemon: tuple[int, int], version: int) -> Config:
@@ -274,11 +292,10 @@ def dumped(paths: Collection[toml.Path], *, enabled: bool = False) -> tuple[str,
     Of a runtime that is its whole table: a daemon fills in what it does not say.  A plugin that was disabled, and is
     `enabled` now, was not in the dump.
     """
-    names = NAMES[1:]
     meant = ["imports"]
     for path in paths:
         short = path[:3] if path[:2] == ("containerd", "runtimes") and path[3:4] != ("options",) else path
-        meant += [".".join(("plugins", name, *short)) for name in names]
+        meant += [".".join(("plugins", name, *short)) for name in NAMES]
     if enabled:
-        meant += ["disabled_plugins", *(f"plugins.{name}" for name in (*names, IMAGES))]
+        meant += ["disabled_plugins", *(f"plugins.{name}" for name in (*NAMES, IMAGES))]
     return tuple(dict.fromkeys(meant))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 from gpunode.core.edits import toml
@@ -34,43 +35,50 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     drop_in = drop_in_path(request)
     if drop_in in files and drop_in not in there:
         there[drop_in] = read(drop_in, files[drop_in], request)
-    edited = {path: _without(file, config, request) for path, file in there.items()}
-    edited = {path: file for path, file in edited.items() if file is not there[path]}
-    if not edited:
-        return Edit()
-    meant = [(*RUNTIMES, request.name), DEFAULT]
-    gone = drop_in if drop_in in edited and not _says(edited[drop_in]) else ""
-    for without in dict.fromkeys((gone, "")):
-        after_files = {**edited, **_not_importing(there | edited, without)} if without else edited
-        after = _loaded(files, config, after_files, request, without)
-        if not unmeant(config, after, [*meant, (*RUNTIMES, "runc")]):
+    meant: list[toml.Path] = [(*RUNTIMES, request.name), DEFAULT]
+    meant += [] if config.merges else [(*RUNTIMES, "runc")]  # built in, or written where the default needs it
+    for default, keep in product(("", "runc"), (False, True)):
+        edited = _edited(there, config, request, default)
+        if not edited:
+            return Edit()
+        gone = drop_in if drop_in in edited and not keep and not _says(edited[drop_in]) else ""
+        edited |= _not_importing(there | edited, gone) if gone else {}
+        after = _loaded(files, config, edited, request, gone)
+        works = default_in_force(config) != request.name or default_in_force(after) in runtimes_in_force(after)
+        if not unmeant(config, after, meant) and (default or works):
             break
     else:
-        raise Refusal(
-            f"without the runtime {request.name}, other settings of containerd would change", "edit the files by hand"
-        )
-    if default_in_force(after) not in runtimes_in_force(after) and default_in_force(config) == request.name:
-        after_files = after_files | _with_runc(after)
-        meant.append((*RUNTIMES, "runc"))
+        what = f"without the runtime {request.name}, other settings of containerd would change"
+        raise Refusal(what, "take it out of the files by hand")
+    if default_in_force(after) == "runc" and "runc" not in runtimes_in_force(after):
+        edited |= _with_runc(after)
     changes: dict[str, bytes | None] = {
-        path: encode(file.content.text, files[path]) for path, file in after_files.items() if path != without
+        path: encode(file.content.text, files[path]) for path, file in edited.items() if path != gone
     }
-    changes |= {without: None} if without else {}
-    reasons = (*_removed(changes, after, request), *_stays(after, request, without))
+    changes |= {gone: None} if gone else {}
+    reasons = (*_removed(changes, after, request), *_stays(after, request, gone))
     return Edit(changes=changes, reasons=reasons, meant=dumped(meant))
 
 
-def _without(file: File, config: Config, request: RuntimeRequest) -> File:
+def _edited(there: Files, config: Config, request: RuntimeRequest, default: str) -> Files:
+    edited = {path: _without(file, config, request, default) for path, file in there.items()}
+    return {path: file for path, file in edited.items() if file is not there[path]}
+
+
+def _without(file: File, config: Config, request: RuntimeRequest, default: str) -> File:
+    """The file without the runtime; where that was the default, with `default`, or without a say in it."""
     removes: list[toml.Path] = []
+    sets: dict[toml.Path, Any] = {}
     for name in NAMES:
         at = ("plugins", name)
         runtimes = dict(toml.lookup(file.content.doc, (*at, *RUNTIMES)) or {})
         if toml.lookup(file.content.doc, (*at, *DEFAULT)) == request.name:
-            removes.append((*at, *DEFAULT))
+            removes += [] if default else [(*at, *DEFAULT)]
+            sets |= {(*at, *DEFAULT): default} if default else {}
         if runtimes.pop(request.name, None) is not None:
             implicit = not config.merges and runtimes in ({}, {"runc": built_in_runc(config)})
             removes.append((*at, *RUNTIMES) if implicit else (*at, *RUNTIMES, request.name))
-    return replace(file, content=file.content.edit(removes=removes)) if removes else file
+    return replace(file, content=file.content.edit(sets, removes)) if sets or removes else file
 
 
 def _says(file: File) -> bool:

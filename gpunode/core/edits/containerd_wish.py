@@ -77,16 +77,16 @@ def wish(config: Config, request: RuntimeRequest) -> Wish:
     if not config.merges and "runc" not in said and (not said or "runc" in (default, wanted)):
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
-    if request.cgroup_driver:
-        systemd = request.cgroup_driver == "systemd"
+    systemd = request.cgroup_driver == "systemd" if request.cgroup_driver else _systemd(runc)
+    if request.cgroup_driver and (runc or config.merges):
         if bool(_systemd(runc)) is not systemd:
-            sets |= _runc_option(sets, runc, systemd)
+            sets |= _runc_option(sets, runc, bool(systemd))
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
     inherits = said.get(default, {}) if default not in ("runc", request.name) else runc
     if not _is_runc(inherits):
         inherits = runc if _is_runc(runc) else {}
     have = said.get(request.name)
-    sets |= _nvidia(have, inherits, runc, request)
+    sets |= _nvidia(have, inherits, systemd, request)
     stale = [] if config.merges else [(*RUNTIMES, request.name, key) for key in _OF_LINUX if (have or {}).get(key)]
     return Wish(sets | _cdi(config.cri, request), tuple(stale))
 
@@ -116,8 +116,10 @@ def _check_old_keys(config: Config, default: str, wanted: str) -> None:
         )
 
 
-def _systemd(runtime: Mapping[str, Any]) -> Any:
-    return runtime.get("options", {}).get("SystemdCgroup")
+def _systemd(runtime: Mapping[str, Any]) -> bool | None:
+    """What a runtime says of its cgroup driver, None when it says nothing."""
+    said: bool | None = runtime.get("options", {}).get("SystemdCgroup")
+    return said
 
 
 def _is_runc(runtime: Mapping[str, Any]) -> bool:
@@ -125,7 +127,7 @@ def _is_runc(runtime: Mapping[str, Any]) -> bool:
 
 
 def _nvidia(
-    have: Mapping[str, Any] | None, inherits: Mapping[str, Any], runc: Mapping[str, Any], request: RuntimeRequest
+    have: Mapping[str, Any] | None, inherits: Mapping[str, Any], systemd: bool | None, request: RuntimeRequest
 ) -> dict[toml.Path, Any]:
     """The runtime's own table: new ones inherit what runc was given, of present ones only ours is set right."""
     wanted: dict[toml.Path, Any] = {("runtime_type",): RUNC}
@@ -135,8 +137,7 @@ def _nvidia(
         options = inherits.get("options", {})
         wanted |= {("options", k): v for k, v in options.items() if v not in ("", 0, []) and k != "BinaryName"}
     wanted[("options", "BinaryName")] = request.path
-    systemd = _systemd(runc)
-    if systemd is not None and (have is None or bool(_systemd(have)) is not bool(systemd)):
+    if systemd is not None and (have is None or bool(_systemd(have)) is not systemd):
         wanted[("options", "SystemdCgroup")] = systemd
     at = (*RUNTIMES, request.name)
     return {(*at, *path): value for path, value in wanted.items() if toml.lookup(have or {}, path) != value}
