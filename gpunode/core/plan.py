@@ -349,11 +349,26 @@ def _content(file: SourceFile, key_of: KeyOf) -> bytes | None:
 
 
 def _disruption(case: _Case, option: str, mine: Mapping[Key, Want]) -> str:
+    """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
     if option != "edits":
         return ""
-    edits = case.want.edits
-    said = [activation(case.facts, w.data, edits[w.data.runtime]).disrupts for w in mine.values()]
+    facts, said = _with_new_toolkit(case), []
+    for wish in (w.data for w in mine.values()):
+        edit, runtime = case.want.edits[wish.runtime], facts.runtime(wish.runtime)
+        if not edit.changes and runtime:
+            again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+            edit = replace(edit, changes=again)
+        said.append(activation(facts, wish, edit).disrupts)
     return "; ".join(filter(None, said))
+
+
+def _with_new_toolkit(case: _Case) -> NodeFacts:
+    """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
+    facts = case.facts
+    items = ((key, item) for key, item in case.want.items.items() if (key.role, key.option) == ("toolkit", "packages"))
+    if not any(differs(item, case.have[key]) for key, item in items):
+        return facts
+    return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
 def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:

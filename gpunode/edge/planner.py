@@ -48,7 +48,7 @@ class Planner:
         self._where = where
         self._specs: dict[str, Spec] = {}
         self._solutions: dict[object, Solution] = {}
-        self._planned: dict[tuple[str, int], Planned] = {}
+        self._planned: dict[tuple[object, ...], Planned] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
 
@@ -84,7 +84,8 @@ class Planner:
         words about the containers that run there now are the host's own.
         """
         spec = self.spec(over, host=host)
-        kind = (facts_hash(facts), id(spec))  # self._specs keeps every spec alive: no two have the same id
+        docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
+        kind = (facts_hash(facts), docker, id(spec))  # self._specs keeps every spec alive: no two have the same id
         if kind not in self._planned:
             self._planned[kind] = self._plan(host, facts, spec)
         known = self._planned[kind]

@@ -19,7 +19,7 @@ import yaml
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
-from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Xid
+from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Xid
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
 from gpunode.core.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.report import plan_data, plan_text
@@ -174,6 +174,7 @@ OTHER: dict[str, Any] = {
     "nvml": (NvmlGpu(index=7, uuid="GPU-7", mig_current="Enabled"),),
     "package_lock": "1234 unattended-upgr",
     "disk_free_mib": {"/": 1},
+    "containers": {"crio": Running(count=3, names=("default/web",))},  # its restart stops none: no word
     "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
     "nvlink_inactive": ("GPU 0 link 3",),
     "gpu_containers": (GpuContainer(name="web", id="0" * 64, devices=("/dev/nvidia0",)),),  # keeps its GPU: no word
@@ -190,8 +191,9 @@ def test_every_field_that_the_hash_leaves_out_has_another_value_here() -> None:
 
 @pytest.mark.parametrize("folder", PLANS, ids=lambda p: p.name)
 def test_a_plan_rests_on_nothing_that_the_hash_leaves_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    one = plan_case(folder, monkeypatch)
     spec = yaml.safe_load((folder / "case.yml").read_text(encoding="utf-8"))["spec"]
+    facts = replace(plan_case(folder, monkeypatch).facts, gpu_containers=(), containers={})
+    one = Planner(spec).plan("node1", facts)
     changed = [replace(one.facts, **{name: value}) for name, value in OTHER.items()]
     changed += [
         replace(one.facts, driver=replace(one.facts.driver, **{name: value})) for name, value in OTHER_DRIVER.items()
@@ -203,6 +205,39 @@ def test_a_plan_rests_on_nothing_that_the_hash_leaves_out(folder: Path, monkeypa
         assert other.solution == one.solution
         assert unaided.pending(other) == Planner(spec).pending(one)
         assert unaided.smoke(other) == Planner(spec).smoke(one)
+
+
+def test_containers_that_run_now_change_a_plan_in_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = plan_case(CASES / "plans" / "debian12-gpu-containers", monkeypatch)
+    silent = Planner(yaml.safe_load((CASES / "plans" / "debian12-gpu-containers" / "case.yml").read_text())["spec"])
+    plan = silent.plan("node1", replace(said.facts, gpu_containers=())).plan
+    assert [(s.id, s.value) for s in plan.steps] == [(s.id, s.value) for s in said.plan.steps]
+    assert len(said.plan.warnings) == len(plan.warnings) + 1
+    assert "llm-7d9f/server" in plan_text(said.plan) and "llm-7d9f/server" not in plan_text(plan)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("debian12-docker-reload", "reloads docker.service: running containers keep running"),
+        (
+            "debian12-docker-restart",
+            "restarts docker.service: 7 running containers stop: web, db, cache, queue, metrics and 2 more",
+        ),
+    ],
+)
+def test_a_plan_names_the_containers_that_stop(case: str, words: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    steps = plan_case(CASES / "plans" / case, monkeypatch).plan.steps
+    assert [step.disruptive for step in steps if step.disruptive] == [words]
+
+
+def test_each_of_two_hosts_alike_is_told_of_its_own_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = plan_case(CASES / "plans" / "debian12-docker-restart", monkeypatch).facts
+    spec = yaml.safe_load((CASES / "plans" / "debian12-docker-restart" / "case.yml").read_text())["spec"]
+    ours, two = Planner(spec), replace(one, containers={"docker": Running(count=1, names=("solo",))})
+    first, second = (plan_text(ours.plan("node", facts).plan) for facts in (one, two))
+    assert "7 running containers stop: web" in first and "solo" not in first
+    assert "1 running container stops: solo" in second
 
 
 def test_hosts_alike_are_planned_once_and_keep_their_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ _NAMES = 5  # of containers, in a sentence
 
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
-    """How the engine takes the edit up; an edit without changes disturbs nothing."""
+    """How the engine takes the edit up; an edit without changes disturbs nothing, one to the same bytes restarts it."""
     config, socket = runtime.config, runtime.socket or "/run/docker.sock"
     before, after = _files(facts, runtime, edit)
     validate = (runtime.binary or "dockerd", "--validate", *_given(runtime), "--config-file", "@FILE@")
@@ -91,7 +91,8 @@ def _reload_serves(runtime: Runtime, running: Running, before: DaemonFile, after
     same = (before.exec_opts, before.features, before.cdi_dirs) == (after.exec_opts, after.features, after.cdi_dirs)
     gone = (before.default and not after.default) or ("runtimes" in before.plain and "runtimes" not in after.plain)
     added = "runtimes" in arguments(runtime.flags)
-    return running.knows_hook and running.reloads and same and not gone and not added
+    changes = before.text != after.text
+    return changes and running.knows_hook and running.reloads and same and not gone and not added
 
 
 def _stops(running: Running, live: bool) -> str:
@@ -110,14 +111,17 @@ def _stops(running: Running, live: bool) -> str:
 
 
 def _health(socket: str, before: DaemonFile, after: DaemonFile) -> Iterator[tuple[str, ...]]:
-    """Commands that prove that dockerd answers and knows what the file says: a bad reload is logged, and ignored."""
+    """Commands that prove that dockerd answers and has in force what is new: a bad reload is logged, and ignored."""
     new = {name: one.path for name, one in after.runtimes.items() if one.path and one != before.runtimes.get(name)}
     default = after.default if after.default != before.default else ""
-    failing = "{{index 1 1}}"  # a template that cannot be filled in: docker exits with an error
-    known = "".join(f'{{{{if not (index .Runtimes "{name}").Path}}}}{failing}{{{{end}}}}' for name in new)
-    chosen = f'{{{{if ne .DefaultRuntime "{default}"}}}}{failing}{{{{end}}}}' if default else ""
-    yield "docker", "-H", f"unix://{socket}", "info", "--format", f"{known}{chosen}{{{{.ServerVersion}}}}"
-    url = f"curl -fsS -m 10 --unix-socket {socket} http://docker/info"
-    greps = [f'"{name}":{{"' for name in new] + ([f'"DefaultRuntime":"{default}"'] if default else [])
-    tests = "".join(f" && case $info in *'{text}'*) ;; *) exit 1 ;; esac" for text in greps)
-    yield "sh", "-c", f"command -v curl >/dev/null || exit 0; info=$({url}){tests}"
+    docker = ("docker", "-H", f"unix://{socket}")
+    if new or default:
+        wrong = "{{index 1 1}}"  # what no template can show: docker ends with an error
+        known = "".join(f'{{{{if not (index .Runtimes "{name}").Path}}}}{wrong}{{{{end}}}}' for name in new)
+        chosen = f'{{{{if ne .DefaultRuntime "{default}"}}}}{wrong}{{{{end}}}}' if default else ""
+        yield *docker, "info", "--format", f"{known}{chosen}"
+    yield *docker, "version"
+    said = [f'"{name}":{{' for name in new] + ([f'"DefaultRuntime":"{default}"'] if default else [])
+    tests = "".join(f" && case $info in *'{text}'*) ;; *) exit 1 ;; esac" for text in said)
+    asked = f"info=$(curl -fsS -m 10 --unix-socket {socket} http://docker/info)"
+    yield "sh", "-c", f"command -v curl >/dev/null || exit 0; {asked}{tests}"
