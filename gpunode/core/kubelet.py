@@ -7,11 +7,19 @@ driver: containerd 2.0 and CRI-O 1.28 answer; asked by default from 1.31 on).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
-from gpunode.core.model import Kubernetes, NodeFacts, Runtime
+from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
 
 _DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/dockershim.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
+# what says the kubelet's driver where no flag does
+_KUBELET_CONFIGS = (
+    "/var/lib/kubelet/config.yaml",
+    "/run/k0s/kubelet/config.yaml",
+    "/var/lib/k0s/kubelet-config.yaml",
+    "/var/snap/microk8s/current/args/kubelet",
+)
 _DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 
 
@@ -32,7 +40,7 @@ def _twice(runtimes: tuple[Runtime, ...]) -> bool:
 
 
 def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | None:
-    if not kubernetes.kind and not kubernetes.kubelet:
+    if not kubernetes.present:
         return None
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
     if socket in _DOCKER_SOCKETS or (not socket and release(kubernetes.kubelet) < (1, 24)):
@@ -59,3 +67,159 @@ def release(version: str) -> tuple[int, int]:
     """Major and minor of a version, (99, 0) where it is unknown: as new as can be."""
     found = re.match(r"v?(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (99, 0)
+
+
+# ---------------------------------------------------------------- cgroup drivers
+
+
+@dataclass(frozen=True)
+class Driver:
+    """A cgroup driver, systemd or cgroupfs, and what says so; ("", why not) where it is not known."""
+
+    value: str
+    source: str
+
+
+def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
+    """The driver of an engine's default runtime."""
+    unread = [path for path in runtime.files if path in facts.files and facts.files[path].data is None]
+    if runtime.cgroup_driver:
+        root = next(iter(runtime.files), runtime.config)
+        return Driver(runtime.cgroup_driver, f"its configuration, {root}" if runtime.files else "its default")
+    if unread or runtime.effective_error:
+        return Driver("", f"{runtime.name}'s configuration could not be read")
+    return Driver("cgroupfs", f"{runtime.name}'s default")
+
+
+def kubelet_driver(facts: NodeFacts) -> Driver:
+    """The driver that the kubelet uses: asked of the engine, given by a flag or a file, or its default."""
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if engine and _asks(kubernetes) and _answers(engine, kubernetes):
+        found = engine_driver(facts, engine)
+        return Driver(found.value, f"{engine.name}, which this kubelet asks (KubeletCgroupDriverFromCRI)")
+    if kubernetes.cgroup_driver:
+        return Driver(kubernetes.cgroup_driver, kubernetes.cgroup_source or "its configuration")
+    if engine and engine.distribution in ("k3s", "rke2"):
+        return Driver(engine_driver(facts, engine).value, f"{engine.distribution}, which sets both alike")
+    known = any(path in facts.files and facts.files[path].data is not None for path in _KUBELET_CONFIGS)
+    return Driver("cgroupfs", "its default") if known else Driver("", "no kubelet configuration was read")
+
+
+def _asks(kubernetes: Kubernetes) -> bool:
+    """Whether the kubelet asks the engine: a feature gate from 1.28, on from 1.31, always from 1.34."""
+    number = release(kubernetes.kubelet)
+    if number < (1, 28) or number == (99, 0):
+        return False
+    return number >= (1, 34) or (
+        kubernetes.cgroup_from_cri if kubernetes.cgroup_from_cri is not None else number >= (1, 31)
+    )
+
+
+def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
+    number = release(engine.version)
+    if engine.name == "crio":
+        return number >= (1, 28)
+    if engine.distribution and number >= (1, 20):  # the distribution's own version: containerd 2 came with 1.36
+        return engine.distribution in ("k0s", "microk8s") and (1, 36) <= number < (2, 0)
+    return engine.name == "containerd" and (2, 0) <= number < (99, 0)
+
+
+def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:
+    """The driver that an engine has to be given so that it fits the kubelet; "" where none has to be."""
+    engine = kubelet_engine(facts)
+    if engine is None or runtime is None or runtime != engine:
+        return ""
+    if (_asks(facts.kubernetes) and _answers(engine, facts.kubernetes)) or engine_driver(facts, engine).value == "":
+        return ""
+    return kubelet_driver(facts).value if facts.kubernetes.cgroup_driver or engine.cgroup_driver else ""
+
+
+def mismatch(facts: NodeFacts) -> str:
+    """One sentence that says what each has and where it comes from; "" where they match, or one is not known."""
+    engine = kubelet_engine(facts)
+    if engine is None:
+        return ""
+    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
+    if not kubelet.value or not own.value or kubelet.value == own.value:
+        return ""
+    return (
+        f"cgroup drivers differ: the kubelet has {kubelet.value} ({kubelet.source}), "
+        f"{engine.name} has {own.value} ({own.source})"
+    )
+
+
+def driver_problem(facts: NodeFacts, name: str, asked: str) -> Problem | None:
+    """The refusal of a driver in the spec that is not the kubelet's; None where nothing stands against it."""
+    engine, kubelet = kubelet_engine(facts), kubelet_driver(facts)
+    fits = asked == "auto" or not kubelet.value or asked == kubelet.value
+    if (
+        fits
+        or engine is None
+        or engine.name != name
+        or (_asks(facts.kubernetes) and _answers(engine, facts.kubernetes))
+    ):
+        return None
+    return Problem(
+        what=f"runtimes.{name}.cgroup_driver is {asked}, and the kubelet has {kubelet.value} ({kubelet.source})",
+        fix=f"set runtimes.{name}.cgroup_driver to auto, or give the kubelet cgroupDriver: {asked} first",
+    )
+
+
+# ---------------------------------------------------------------- what is said of it
+
+
+def kubelet_checks(facts: NodeFacts) -> Iterator[Check]:
+    """The checks of verify that concern the kubelet: its engine, and the cgroup drivers."""
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if not kubernetes.present:
+        return
+    if engine is None:
+        yield Check(
+            id="kubelet.engine",
+            status="warning",
+            message=f"the kubelet's socket {kubernetes.cri_socket or '(unknown)'} belongs to no engine that was found",
+            fix="systemctl status kubelet; is that engine installed?",
+        )
+        return
+    kubelet, own = kubelet_driver(facts), engine_driver(facts, engine)
+    if sentence := mismatch(facts):
+        fix = f"gpunode provision gives {engine.name} the kubelet's (cgroup_driver: auto)"
+        yield Check(
+            id="cgroup.driver-match", status="failed", message=f"{sentence}: pods do not start, or are killed", fix=fix
+        )
+    elif not kubelet.value or not own.value:
+        why = "; ".join(driver.source for driver in (kubelet, own) if not driver.value)
+        yield Check(id="cgroup.driver-match", status="not-proven", message=why, fix="probe as root")
+    else:
+        yield Check(
+            id="cgroup.driver-match",
+            status="passed",
+            message=f"kubelet ({kubelet.source}) and {engine.name} ({own.source}) both have {own.value}",
+        )
+
+
+def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[str]:
+    """What a reader of the plan should know of the kubelet and its engine.
+
+    `managed` says for each engine of the spec what its `manage` is: auto, install, configure or ignore.
+    """
+    kubernetes, engine = facts.kubernetes, kubelet_engine(facts)
+    if not kubernetes.present:
+        return
+    if engine is None:
+        socket = kubernetes.cri_socket or "(unknown)"
+        yield f"the kubelet's socket {socket} belongs to no engine that was found: pods get no nvidia runtime"
+        return
+    for other in facts.runtimes:
+        if other.name == engine.name and other is not engine:
+            yield (
+                f"the node has two {other.name}: {engine.unit or engine.socket} is the kubelet's and is configured, "
+                f"{other.unit or other.socket or other.binary} is left as it is"
+            )
+    for name, manage in managed.items():
+        if name != engine.name and manage in ("install", "configure"):
+            yield f"runtimes.{name} is configured, but the kubelet runs pods on {engine.name}: they get nothing of it"
+    if managed.get(engine.name, "ignore") == "ignore":
+        yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"
+        if sentence := mismatch(facts):
+            yield sentence

@@ -148,6 +148,11 @@ class Kubernetes:
     cgroup_from_cri: bool | None = None  # feature gate KubeletCgroupDriverFromCRI, None when nobody sets it
     gpu_operator: bool = False
 
+    @property
+    def present(self) -> bool:
+        """Whether a kubelet is on the node."""
+        return bool(self.kind or self.kubelet)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Package:

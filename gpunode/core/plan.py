@@ -15,6 +15,7 @@ from gpunode.core.diff import unified
 from gpunode.core.edits import activation
 from gpunode.core.facts import facts_hash
 from gpunode.core.gpu_containers import LINKS
+from gpunode.core.kubelet import kubelet_warnings
 from gpunode.core.model import (
     NodeFacts,
     PackageWant,
@@ -28,7 +29,8 @@ from gpunode.core.model import (
 )
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.state import ABSENT, ENGINES, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
 OPTIONS = ("recover", "expect", "sources", "packages", "files", "activate", "edits", "smoke")
@@ -46,8 +48,8 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
     ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
     ("runtime", "packages"): "Install the container engines",
-    ("runtime", "files"): "Have kernel modules loaded and GPU devices linked at boot",
-    ("runtime", "activate"): "Load kernel modules, link GPU devices and start the container engines",
+    ("runtime", "files"): "Have kernel modules loaded, settings made and GPU devices linked at boot",
+    ("runtime", "activate"): "Load kernel modules, make settings, link GPU devices and start the container engines",
     ("runtime", "edits"): "Give the container engines the nvidia runtime",
     ("verify", "smoke"): "Prove it with real use of the GPU",
 }
@@ -96,6 +98,9 @@ def make_plan(
     problems = (*_target_problems(facts), *_manager_problems(facts, solution), *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
+    if solution.toolkit:
+        managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
+        base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))
     case = _Case(facts=facts, spec=spec, solution=solution, want=want, have=actual(facts, want), key_of=key_of)
     steps = _steps(case)
     if steps:
@@ -196,6 +201,7 @@ def _activate_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
     if role == "cuda":
         return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
+    sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
     return {
         "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else modules,
         "unload": ["nouveau"] if driver else [],
@@ -204,6 +210,7 @@ def _activate_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
         "reboot": case.spec.reboot if driver else "never",
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
         **({"links": True} if Key(role, "activate", LINKS) in mine else {}),
+        **({"sysctl": sysctl} if sysctl else {}),
     }
 
 

@@ -1,7 +1,8 @@
 """The request of node/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
 
 Request files: `load`, `unload`, `services` (to enable and start), `restart` (where they run) one name a line,
-`initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives` lines `NAME PATH` (the link /usr/local/NAME), `check` (1) in check mode.
+`initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
+lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `check` (1) in check mode.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -18,7 +19,8 @@ from gpunode.core.errors import InputError
 REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "restart")
 _FLAGS = ("initramfs", "links")
-_KEYS = (*_LISTS, *_FLAGS, "version", "reboot", "alternatives")
+_PAIRS = ("alternatives", "sysctl")
+_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 
@@ -32,7 +34,10 @@ class Activation:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, initramfs, links, version, services, restart, alternatives, reboot} → files.  Raises InputError."""
+    """{load, unload, initramfs, links, version, services, restart, alternatives, sysctl, reboot} → request files.
+
+    Raises InputError.
+    """
     for key in value:
         if key not in _KEYS:
             raise InputError(f"activate: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
@@ -45,13 +50,17 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
         f"{_checked(_WORD, name, 'alternative')} {_checked(_PATH, path, 'path')}"
         for name, path in (value.get("alternatives") or {}).items()
     ]
+    lines["sysctl"] = [
+        f"{_checked(_WORD, name, 'sysctl')} {_checked(_WORD, setting, 'sysctl value')}"
+        for name, setting in (value.get("sysctl") or {}).items()
+    ]
     request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
     return request | ({"check": b"1\n"} if check else {})
 
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for nothing: then the node need not be asked."""
-    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives"))
+    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, *_PAIRS))
 
 
 def parse_activation(stdout: str) -> Activation:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from gpunode.core.edits import edit_runtime
 from gpunode.core.errors import GpunodeError
 from gpunode.core.gpu_containers import LINKED, LINKS, LINKS_RULE, links_found, needs_links
+from gpunode.core.kubelet import driver_problem, wanted_driver
 from gpunode.core.model import (
     DriverChoice,
     Edit,
@@ -32,6 +33,8 @@ from gpunode.core.model import (
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.sources import SourceFile, render, rival_files, source_files
 from gpunode.core.spec import RuntimeSpec, Spec
+from gpunode.core.sysctl import CONF as SYSCTL_CONF
+from gpunode.core.sysctl import WANTED as SYSCTL
 
 ABSENT = "absent"
 PRESENT = "present"
@@ -105,6 +108,7 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
             items |= runtime_items
             edits[wish.runtime] = edit
             problems += edit.problems
+            problems += filter(None, [driver_problem(facts, wish.runtime, engine.cgroup_driver)])
         problems += _absent_engines(facts, spec)
     return Wanted(items=items, edits=edits, problems=tuple(problems))
 
@@ -125,10 +129,10 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
     """The engines to configure, each with what its configuration should say."""
     for name in ENGINES:
         engine: RuntimeSpec = getattr(spec.runtimes, name)
-        installed = facts.runtime(name) is not None
+        installed = facts.runtime(name)
         if engine.manage == "ignore" or (not installed and engine.manage != "install"):
             continue
-        driver = facts.kubernetes.cgroup_driver if engine.cgroup_driver == "auto" else engine.cgroup_driver
+        driver = wanted_driver(facts, installed) if engine.cgroup_driver == "auto" else engine.cgroup_driver
         yield (
             RuntimeWish(
                 runtime=name,
@@ -173,16 +177,24 @@ def _runtime(
         for name in (*ENGINE_PACKAGES[wish.runtime], *apart):
             items[Key("runtime", "packages", name)] = _package(PackageWant(name=name))
         items[Key("runtime", "activate", f"service {wish.runtime}")] = Want(value="active, enabled")
-    if wish.runtime == "containerd" and (engine.manage == "install" or facts.kubernetes.kind):
-        items[Key("runtime", "files", MODULES_CONF)] = _file(MODULES_CONF, templates["modules-load.conf.j2"])
-        for module in ENGINE_MODULES:
-            items[Key("runtime", "activate", f"module {module}")] = Want(value=PRESENT)
+    if facts.kubernetes.present or (wish.runtime == "containerd" and engine.manage == "install"):
+        items |= dict(_kernel(templates))
     if needs_links(facts, wish):
         items[Key("runtime", "files", LINKS_RULE)] = _file(LINKS_RULE, templates["dev-char.rules.j2"])
         items[Key("runtime", "activate", LINKS)] = Want(value=LINKED)
     edit = _edit(facts, wish, installed)
     items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=edit.reasons)
     return items, edit
+
+
+def _kernel(templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    """Modules and settings that Kubernetes needs, now and after the next boot."""
+    yield Key("runtime", "files", MODULES_CONF), _file(MODULES_CONF, templates["modules-load.conf.j2"])
+    yield Key("runtime", "files", SYSCTL_CONF), _file(SYSCTL_CONF, templates["sysctl.conf.j2"])
+    for module in ENGINE_MODULES:
+        yield Key("runtime", "activate", f"module {module}"), Want(value=PRESENT)
+    for key, value in SYSCTL.items():
+        yield Key("runtime", "activate", f"sysctl {key}"), Want(value=value)
 
 
 # Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).
@@ -239,6 +251,8 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
             return ABSENT
         enabled = "enabled" if service.enabled in ENABLED else service.enabled or "disabled"
         return f"{service.active or 'inactive'}, {enabled}"
+    if kind == "sysctl":
+        return facts.sysctl.get(name, ABSENT)
     if name == "nouveau":
         return PRESENT if facts.driver.nouveau else ABSENT
     if name == "version":

@@ -176,6 +176,21 @@ modules() {
       "modinfo nvidia shows which file was taken: remove the older module (runfile, another DKMS version)"
 }
 
+# KEY VALUE: kernel settings in force now; /etc/sysctl.d has them for the next boot
+settings() {
+  requested sysctl >"$GPUNODE_IN/.settings"
+  while read -r key wanted; do
+    place=/proc/sys/$(printf '%s' "$key" | tr . /)
+    have_now=$(cat "$place" 2>/dev/null)
+    [ "$have_now" != "$wanted" ] || continue
+    if ! checking; then
+      [ -e "$place" ] || fail "there is no kernel setting $key" "net.bridge… needs the module br_netfilter: modprobe br_netfilter"
+      printf '%s\n' "$wanted" 2>>"$log" >"$place" || fail "$key cannot be set to $wanted" "is /proc/sys writable, and who keeps it so?"
+    fi
+    changed "$key = $wanted (was ${have_now:-not there})"
+  done <"$GPUNODE_IN/.settings"
+}
+
 # ---------------------------------------------------------------- links, alternatives and services
 
 # runc of 1.1.3 to 1.1.6 tells systemd only of devices whose number has a link in /dev/char, and systemd before 240 finds
@@ -268,6 +283,7 @@ checking || {
 }
 initramfs
 modules
+settings
 restart_stopped
 alternatives
 links

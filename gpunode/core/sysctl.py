@@ -1,0 +1,79 @@
+"""Kernel settings that Kubernetes needs: wanted values, and files that overrule them at boot.
+
+Sources: kubernetes.io/docs/setup/production-environment/container-runtimes; sysctl.d(5): files of all folders are read
+in the order of their names, one in /etc hides those of the same name below /run and /usr, the last value counts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from gpunode.core.model import Check, ConfigFile, NodeFacts
+
+CONF = "/etc/sysctl.d/99-gpunode.conf"
+WANTED: Mapping[str, str] = {
+    "net.bridge.bridge-nf-call-iptables": "1",
+    "net.bridge.bridge-nf-call-ip6tables": "1",
+    "net.ipv4.ip_forward": "1",
+}
+_FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
+
+
+@dataclass(frozen=True)
+class Overrule:
+    """A file that is read after ours and says something else."""
+
+    key: str
+    value: str
+    path: str
+
+
+def overrules(files: Mapping[str, ConfigFile]) -> tuple[Overrule, ...]:
+    """The lines of later files that win against ours at the next boot."""
+    said: dict[str, Overrule] = {}
+    for path in _in_order(files):
+        if posixpath.basename(path) <= posixpath.basename(CONF):
+            continue
+        for key, value in _settings(files[path].data or b""):
+            said[key] = Overrule(key, value, path)
+    return tuple(one for key, one in said.items() if key in WANTED and one.value != WANTED[key])
+
+
+def _in_order(files: Mapping[str, ConfigFile]) -> list[str]:
+    by_name: dict[str, str] = {}
+    for folder in reversed(_FOLDERS):
+        mine = [path for path in files if posixpath.dirname(path) == folder and path.endswith(".conf")]
+        by_name |= {posixpath.basename(path): path for path in mine}
+    return [by_name[name] for name in sorted(by_name)]
+
+
+def _settings(data: bytes) -> Iterator[tuple[str, str]]:
+    """KEY = VALUE lines; a `-` in front ignores errors, `/` may stand for `.`."""
+    for line in data.decode("utf-8", "replace").splitlines():
+        key, equals, value = line.strip().partition("=")
+        if equals and not line.strip().startswith(("#", ";")):
+            yield key.strip().removeprefix("-").replace("/", "."), value.strip()
+
+
+def boot_warnings(facts: NodeFacts) -> Iterator[str]:
+    """One sentence for each setting that will be lost at the next boot."""
+    for one in overrules(facts.files):
+        yield f"{one.path} sets {one.key} = {one.value} and is read after {CONF}: Kubernetes needs {WANTED[one.key]}"
+
+
+def sysctl_checks(facts: NodeFacts) -> Iterator[Check]:
+    """The checks of verify on a node of Kubernetes: values in force, and what the next boot brings."""
+    if not facts.kubernetes.present:
+        return
+    wrong = [f"{key} is {facts.sysctl.get(key, 'not there')}" for key in WANTED if facts.sysctl.get(key) != WANTED[key]]
+    later = list(boot_warnings(facts))
+    if wrong:
+        fix = f"gpunode provision; by hand: sysctl -p {CONF}"
+        yield Check(id="kubernetes.sysctl", status="failed", message=f"{', '.join(wrong)}: Kubernetes needs 1", fix=fix)
+    elif later:
+        fix = "remove the setting from that file"
+        yield Check(id="kubernetes.sysctl", status="warning", message="; ".join(later), fix=fix)
+    else:
+        yield Check(id="kubernetes.sysctl", status="passed", message="forwarding and bridged packets are as needed")
