@@ -6,17 +6,20 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpunode.core.gpu_containers import container_checks
+from gpunode.core.kubelet import kubelet_checks
 from gpunode.core.model import Check, NodeFacts
+from gpunode.core.sysctl import sysctl_checks
 
 # Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
 
 
 def health_checks(facts: NodeFacts) -> list[Check]:
-    """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric."""
+    """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet."""
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
-    return [*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts), *container_checks(facts)]
+    gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
+    return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts)]
 
 
 def _driver(facts: NodeFacts) -> Iterator[Check]:

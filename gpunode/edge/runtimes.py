@@ -22,6 +22,7 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.kubelet import wanted_driver
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import parse_outcome, program
@@ -108,7 +109,7 @@ def _facts() -> NodeFacts:
 
 
 def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> RuntimeRequest:
-    driver = facts.kubernetes.cgroup_driver if options.cgroup_driver == "auto" else options.cgroup_driver
+    driver = wanted_driver(facts, runtime) if options.cgroup_driver == "auto" else options.cgroup_driver
     wish = RuntimeWish(
         runtime=options.runtime,
         default_runtime=options.default_runtime,
