@@ -1,0 +1,253 @@
+"""Running GPU containers: the checks, and the shell functions that judge them and spare them, from tables."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.facts import facts_hash
+from gpunode.core.gpu_containers import container_checks, needs_links, say_gpu_containers
+from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime, RuntimeWish
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_activate import activate_request
+from gpunode.node import script
+
+SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
+NODES = (
+    DeviceNode(path="/dev/nvidia0", number="195:0", linked=True),
+    DeviceNode(path="/dev/nvidia-uvm", number="510:0"),
+)
+
+
+def container(name: str, state: Any, *devices: str) -> GpuContainer:
+    return GpuContainer(name=name, id="0" * 64, unit=f"docker-{name}.scope", state=state, devices=devices)
+
+
+def found(**facts: Any) -> list[tuple[str, str, str]]:
+    return [(c.id, c.status, c.message) for c in container_checks(NodeFacts(**facts))]
+
+
+@pytest.mark.parametrize(
+    ("driver", "nodes", "status"),
+    [
+        ("systemd", NODES, "failed"),
+        ("", NODES, "warning"),
+        ("systemd", NODES[:1], "passed"),
+        ("cgroupfs", NODES, ""),
+        ("systemd", (), ""),
+    ],
+)
+def test_links_count_where_systemd_may_keep_the_devices(
+    driver: str, nodes: tuple[DeviceNode, ...], status: str
+) -> None:
+    docker = Runtime(name="docker", cgroup_driver=driver)
+    checks = found(device_nodes=nodes, runtimes=(docker,), toolkit="1.20.0")
+    assert [c[:2] for c in checks] == ([("devices.char-links", status)] if status else [])
+    assert found(device_nodes=nodes, runtimes=(docker,)) == [], "no toolkit, no container with a GPU"
+    if status in ("failed", "warning"):
+        assert "/dev/char/510:0 (/dev/nvidia-uvm)" in checks[0][2]
+        assert "195:0" not in checks[0][2]
+
+
+@pytest.mark.parametrize(
+    ("states", "status", "message"),
+    [
+        (("kept",), "passed", "1 running GPU container keeps its GPUs"),
+        (("kept", "kept"), "passed", "2 running GPU containers keep their GPUs"),
+        (("kept", "keepable"), "warning", "at the next systemctl daemon-reload c1 would lose /dev/nvidia1"),
+        (("exposed", "keepable"), "warning", "c0, c1 would lose /dev/nvidia0, /dev/nvidia1"),
+        (("lost", "keepable"), "failed", "c0 lost /dev/nvidia0"),
+    ],
+)
+def test_the_containers_are_named_that_lose_something(states: tuple[Any, ...], status: str, message: str) -> None:
+    containers = tuple(container(f"c{n}", state, f"/dev/nvidia{n}") for n, state in enumerate(states))
+    [(check, is_status, said)] = found(gpu_containers=containers)
+    assert (check, is_status) == ("containers.gpu-kept", status)
+    assert message in said
+
+
+def test_the_command_that_keeps_the_gpus_of_a_container_is_said() -> None:
+    facts = NodeFacts(gpu_containers=(container("web", "keepable", "/dev/nvidia0", "/dev/nvidiactl"),))
+    [check] = container_checks(facts)
+    devices = "'DeviceAllow=/dev/nvidia0 rw' 'DeviceAllow=/dev/nvidiactl rw'"
+    assert f"systemctl set-property --runtime docker-web.scope {devices}" in check.fix
+
+
+@pytest.mark.parametrize(
+    ("wanted", "has", "needed"),
+    [
+        ("", "systemd", True),
+        ("", "", True),
+        ("", "cgroupfs", False),
+        ("systemd", "cgroupfs", True),
+        ("cgroupfs", "", False),
+    ],
+)
+def test_links_are_wanted_where_the_driver_will_be_systemd_or_is_unknown(wanted: Any, has: str, needed: bool) -> None:
+    facts = NodeFacts(runtimes=(Runtime(name="docker", cgroup_driver=has),))
+    assert needs_links(facts, RuntimeWish(runtime="docker", cgroup_driver=wanted)) is needed
+    assert needs_links(NodeFacts(), RuntimeWish(runtime="docker")) is True
+
+
+def test_device_files_count_in_the_hash_only_while_their_links_are_missing() -> None:
+    facts = NodeFacts(device_nodes=NODES[:1])
+    assert facts_hash(facts) == facts_hash(NodeFacts())
+    assert facts_hash(replace(facts, device_nodes=NODES)) != facts_hash(NodeFacts())
+
+
+def sh(shell: list[str], commands: str) -> str:
+    """The last commands of a program that has devices.sh before them."""
+    text = script("probe.sh").partition("#!/bin/sh")[0] + commands
+    done = subprocess.run([*shell, "-s"], input=text, capture_output=True, text=True, timeout=20)
+    assert done.stderr == ""
+    return done.stdout.strip()
+
+
+shells = pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+DOCKER = "DevicePolicy=strict\nDeviceAllow=/dev/char/1:3 rwm\nDeviceAllow=char-* m\nDeviceAllow=block-* m"
+
+
+@shells
+@pytest.mark.parametrize(
+    ("noted", "version", "kept"),
+    [
+        ("all", 252, True),
+        (DOCKER, 252, False),
+        ("", 252, False),  # systemd did not answer
+        (f"{DOCKER}\nDeviceAllow=/dev/char/9999:0 rwm", 252, True),
+        (f"{DOCKER}\nDeviceAllow=/dev/char/9999:0 rwm", 239, False),  # it would need the link
+        (f"{DOCKER}\nDeviceAllow=/dev/char/9999:0 m", 252, False),
+        (f"{DOCKER}\nDeviceAllow=/dev/char/9999:01 rwm", 252, False),
+        (f"{DOCKER}\nDeviceAllow=/dev/nvidia0 rw", 219, True),
+        (f"{DOCKER}\nDeviceAllow=/dev/nvidia01 rw", 252, False),
+        (f"{DOCKER}\nDeviceAllow=char-nvidia-frontend rwm", 252, True),
+        (f"{DOCKER}\nDeviceAllow=char-pts rwm", 252, False),
+    ],
+)
+def test_systemd_keeps_what_it_has_noted_for_the_scope(shell: list[str], noted: str, version: int, kept: bool) -> None:
+    fakes = f"systemd_version() {{ echo {version}; }}\ndriver_name() {{ echo nvidia-frontend; }}\nnoted='{noted}'\n"
+    assert sh(shell, f"{fakes}systemd_keeps 9999:0 /dev/nvidia0 && echo kept") == ("kept" if kept else "")
+
+
+@shells
+@pytest.mark.parametrize(
+    ("allowed", "may"),
+    [
+        ("c 1:3 rwm\nc 195:0 rw", True),
+        ("c 195:* rwm", True),
+        ("a *:* rwm", True),
+        ("c *:* m\nb *:* m\nc 1195:0 rwm\nc 195:01 rw", False),
+    ],
+)
+def test_the_kernels_list_says_what_a_container_may(shell: list[str], allowed: str, may: bool) -> None:
+    assert sh(shell, f"allowed='{allowed}'\ncgroup_allows 195:0 && echo may") == ("may" if may else "")
+
+
+ID, INNER = "a" * 64, "b" * 64
+CGROUPS = [
+    (f"5:devices:/system.slice/docker-{ID}.scope", f"/system.slice/docker-{ID}.scope"),
+    (f"0::/system.slice/docker-{ID}.scope", f"/system.slice/docker-{ID}.scope"),
+    (f"11:cpuset,devices:/docker/{ID}", f"/docker/{ID}"),
+    (f"0::/machine.slice/libpod-{ID}.scope/container", f"/machine.slice/libpod-{ID}.scope"),
+    (
+        f"0::/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",
+        f"/kubepods.slice/kubepods-pod1.slice/cri-containerd-{ID}.scope",
+    ),
+    (f"5:devices:/docker/{ID}/docker/{INNER}", f"/docker/{ID}"),
+    (f"4:memory:/docker/{ID}", ""),
+    ("0::/system.slice/ssh.service", ""),
+]
+
+
+@shells
+@pytest.mark.parametrize(("line", "cgroup"), CGROUPS)
+def test_a_container_is_known_by_its_outermost_cgroup(shell: list[str], line: str, cgroup: str) -> None:
+    fake = f"grep() {{ printf '%s\\n' '/proc/17/cgroup:{line}' | command grep -E '^/proc/17/cgroup:'\"${{3#^}}\"; }}\n"
+    assert sh(shell, f"{fake}container_processes") == (f"17 {cgroup}" if cgroup else "")
+
+
+Activate = Callable[..., tuple[Outcome, list[str]]]
+FAKES = """
+systemd_runs() { true; }
+gpu_containers() { cat "$GPUNODE_IN/.seen"; }
+systemctl() {
+  case $* in
+    *set-property*docker-dead*) return 1 ;;
+    *show*) echo NeedDaemonReload=yes ;;
+    *is-active*) echo inactive ;;
+    *is-enabled*) echo disabled ;;
+  esac
+  case $* in *show* | *is-*) ;; *) echo "$*" >>"$CALLS" ;; esac
+}
+need_root() { :; }
+lock() { :; }
+journal() { :; }
+"""
+
+
+WEB = "id1 web docker-web.scope hook keepable /dev/nvidia0,/dev/nvidiactl"
+CALM = "id2 calm docker-calm.scope spec kept /dev/nvidia1"
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def activate(request: pytest.FixtureRequest, tmp_path: Path) -> Activate:
+    """activate.sh that is to start a service whose unit has changed, beside some containers; and what it asked for."""
+
+    def run(*seen: str, check: bool = False) -> tuple[Outcome, list[str]]:
+        head, mark, main = script("activate.sh").rpartition(
+            "# ---------------------------------------------------------------- main"
+        )
+        text = f"{head}{FAKES}printf '%s\\n' '{chr(10).join(seen)}' >\"$GPUNODE_IN/.seen\"\n{mark}{main}"
+        calls = tmp_path / "calls"
+        calls.write_text("")
+        done = subprocess.run(
+            [*request.param, "-s"],
+            input=program(text, activate_request({"services": ["docker"]}, check=check)),
+            capture_output=True,
+            text=True,
+            timeout=20,
+            env={**os.environ, "CALLS": str(calls)},
+        )
+        return parse_outcome(done.stdout, done.returncode), calls.read_text().splitlines()
+
+    return run
+
+
+def test_systemd_is_told_of_the_gpus_before_it_reloads(activate: Activate) -> None:
+    outcome, calls = activate(WEB, CALM)
+    told = "set-property --runtime docker-web.scope DeviceAllow=/dev/nvidia0 rw DeviceAllow=/dev/nvidiactl rw"
+    assert calls == [told, "daemon-reload", "--no-reload enable docker", "start docker"]
+    assert outcome.status == "changed"
+    assert [n for n in outcome.notes if "web" in n] and not [n for n in outcome.notes if "calm" in n]
+
+
+EXPOSED = "id web docker-web.scope spec exposed /dev/nvidia0"
+DEAF = "id web docker-dead.scope hook keepable /dev/nvidia0"  # systemd refuses
+
+
+@pytest.mark.parametrize("line", [EXPOSED, DEAF])
+def test_nothing_reloads_beside_a_container_that_cannot_be_helped(activate: Activate, line: str) -> None:
+    outcome, calls = activate(line, CALM)
+    assert outcome.status == "refused"
+    assert "the running containers web would lose their GPUs" in outcome.message
+    assert "CDI" in outcome.fix
+    assert calls == []
+
+
+def test_check_mode_tells_systemd_nothing_and_foresees_the_refusal(activate: Activate) -> None:
+    outcome, calls = activate(WEB, check=True)
+    assert (outcome.status, calls) == ("changed", [])
+    outcome, calls = activate(EXPOSED, check=True)
+    assert (outcome.status, calls) == ("refused", [])
+
+
+def test_a_plan_without_steps_has_nothing_to_say() -> None:
+    facts = NodeFacts(gpu_containers=(container("web", "exposed", "/dev/nvidia0"),))
+    assert say_gpu_containers(Plan(host="n"), facts) == Plan(host="n")
