@@ -22,8 +22,8 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.undo import undo_from_data
-from gpunode.core.kubelet import wanted_driver
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.requests import TRIES, runtime_request, undo_label
