@@ -60,7 +60,7 @@ records() {
 
 # accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
 accepted() {
-  [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log"
+  [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
   journal files 'done' "${1:-}"
 }

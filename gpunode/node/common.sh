@@ -44,9 +44,10 @@ json_list() {
 
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process
 lock() {
-  (umask 077 && mkdir -p "$GPUNODE_STATE") || finish failed "cannot create $GPUNODE_STATE"
+  why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${why##*: }" "mend that, then run again"
   if have flock; then
-    exec 9>>"$GPUNODE_STATE/lock" || finish failed "cannot write $GPUNODE_STATE/lock"
+    why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${why##*: }" "mend that, then run again"
+    exec 9>>"$GPUNODE_STATE/lock"
     flock -w 60 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     return
   fi

@@ -83,7 +83,7 @@ stage() {
     (umask 077 && : >"$3") 2>>"$log" || return 1
   fi
   dd if="$1" of="$3" bs=65536 conv=fsync 2>"$log.dd" || {
-    grep '^dd' "$log.dd" >>"$log" # and not how fast it was
+    grep ': ' "$log.dd" >>"$log" # and not how fast it was
     return 1
   }
   [ "$2" != - ] || own "$3" "$4" "$5" || return 1

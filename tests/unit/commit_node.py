@@ -28,7 +28,7 @@ case $1 in
   restart | reload)
     echo "$1" >>told
     if grep -q broken etc/config; then echo failed >active; exit 1; fi
-    cp etc/config running
+    /bin/cp etc/config running
     echo $(($(cat pid) + 1)) >pid
     echo active >active
     if grep -q crashes etc/config; then echo failed >active; fi ;;
@@ -55,6 +55,7 @@ class Node:
         self.bin = root / "bin"
         self.config = root / "etc/config"
         self.state = state or root / "state"
+        self.user: int | None = None  # who runs it; None: who runs the tests
         for folder in (self.bin, self.config.parent):
             folder.mkdir(parents=True)
         for name, text in {"active": "active\n", "pid": "100\n", "running": "old\n"}.items():
@@ -80,6 +81,8 @@ class Node:
             stderr=subprocess.STDOUT,
             env=env,
             start_new_session=True,
+            user=self.user,
+            group=self.user,
         )
         assert process.stdin
         process.stdin.write(program(script("commit.sh"), {"state": f"{self.state}\n".encode(), **request}).encode())
