@@ -8,6 +8,7 @@ _BEFORE = {
     "activate.sh": ("common.sh", "devices.sh"),
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),
+    "cdi.sh": ("common.sh",),
 }
 
 
