@@ -1,0 +1,371 @@
+"""CDI: specifications as they are read, whether they fit the node, and cdi.sh with a faked nvidia-ctk, three shells."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits.cdi import KIND, read_spec, stale
+from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import Cdi, CdiGpu, CdiSpec, DriverState, NodeFacts, NvmlGpu, Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_cdi import cdi_request
+from gpunode.node import script
+
+PLACE = "/run/cdi/nvidia.yaml"
+# as nvidia-ctk 1.20 writes it, for one GPU and one that is cut into two MIG devices
+SPEC = """---
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+    - name: "0"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+              hostPath: /dev/nvidia0
+    - name: GPU-aaaa
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+    - name: "1:0"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia1
+            - path: /dev/nvidia-caps/nvidia-cap12
+    - name: "1:1"
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia1
+    - name: all
+      containerEdits:
+        deviceNodes:
+            - path: /dev/nvidia0
+            - path: /dev/nvidia1
+containerEdits:
+    env:
+        - NVIDIA_VISIBLE_DEVICES=void
+    deviceNodes:
+        - path: /dev/nvidiactl
+    hooks:
+        - hookName: createContainer
+          path: /usr/bin/nvidia-cdi-hook
+          args: [nvidia-cdi-hook, update-ldcache, --folder, /usr/lib/x86_64-linux-gnu]
+    mounts:
+        - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
+          containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05
+          options: [ro, nosuid, nodev, rbind, rprivate]
+"""
+READ = CdiSpec(
+    path=PLACE,
+    kind=KIND,
+    devices=("0", "GPU-aaaa", "1:0", "1:1", "all"),
+    minors=(0, 1),
+    driver="580.95.05",
+    needs=("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05", "/usr/bin/nvidia-cdi-hook"),
+)
+GPUS = (CdiGpu(minor=0, uuid="GPU-aaaa"), CdiGpu(minor=1, uuid="GPU-bbbb", mig_devices=2))
+NVML = (NvmlGpu(index=0, uuid="GPU-aaaa"), NvmlGpu(index=1, uuid="GPU-bbbb", mig_current="Enabled"))
+NODE = NodeFacts(
+    driver=DriverState(loaded="580.95.05", userspace="580.95.05"), nvml=NVML, cdi=Cdi(specs=(READ,), gpus=GPUS)
+)
+
+
+def test_a_specification_is_read_as_yaml_and_as_json() -> None:
+    assert read_spec(PLACE, SPEC.encode()) == READ
+    path = "/etc/cdi/nvidia.json"
+    assert read_spec(path, json.dumps(yaml.safe_load(SPEC)).encode()) == replace(READ, path=path)
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "what"),
+    [
+        (PLACE, "kind: [\n", "/run/cdi/nvidia.yaml:2:1: "),
+        (PLACE, "- a\n", "/run/cdi/nvidia.yaml: the file is no mapping"),
+        (PLACE, "", "/run/cdi/nvidia.yaml: the file is no mapping"),
+        (PLACE, "kind: nvidia.com/gpu\ndevices: 1\n", "/run/cdi/nvidia.yaml: devices is no list"),
+        (
+            PLACE,
+            "kind: nvidia.com/gpu\ndevices: [{name: 0}]\n",
+            "/run/cdi/nvidia.yaml: a device's name is '0', no text",
+        ),
+        (PLACE, "kind: nvidia.com/gpu\ncontainerEdits: {mounts: [{}]}\n", "the path of an entry of mounts is 'None'"),
+        (PLACE, "a: 2020-02-31\n", "/run/cdi/nvidia.yaml: day"),
+        (
+            PLACE,
+            "a: !!python/object/apply:os.system [id]\n",
+            "/run/cdi/nvidia.yaml:1:4: could not determine a constructor",
+        ),
+        ("/etc/cdi/a.json", '{"kind": }', "/etc/cdi/a.json:1:10: Expecting value"),
+        ("/etc/cdi/a.json", "[" * 100_000, "/etc/cdi/a.json: "),
+    ],
+)
+def test_a_broken_specification_is_named_with_its_place(path: str, text: str, what: str) -> None:
+    with pytest.raises(InputError) as error:
+        read_spec(path, text.encode())
+    assert what in error.value.what
+
+
+@given(st.binary(max_size=200), st.sampled_from([PLACE, "/etc/cdi/x.json"]))
+@settings(max_examples=400, deadline=None)
+def test_any_bytes_are_read_or_refused_in_our_words(data: bytes, path: str) -> None:
+    try:
+        read_spec(path, data)
+    except InputError:
+        return
+
+
+@given(st.text(alphabet="{}[]:,-&*!|>'\"#%@ \n\tkinddevicesname0?<=~", max_size=80))
+@settings(max_examples=400, deadline=None)
+def test_any_yaml_is_read_or_refused_in_our_words(text: str) -> None:
+    try:
+        read_spec(PLACE, text.encode())
+    except InputError:
+        return
+
+
+# ---------------------------------------------------------------- does it fit?
+
+
+def test_a_specification_that_fits_is_fresh() -> None:
+    assert stale(NODE) == ()
+
+
+def test_without_a_driver_its_devices_are_not_judged() -> None:
+    assert stale(NodeFacts(cdi=Cdi(specs=(READ,)))) == ()
+
+
+@pytest.mark.parametrize(
+    ("facts", "reason"),
+    [
+        (NodeFacts(), "there is no CDI specification of nvidia.com/gpu in /etc/cdi or /run/cdi"),
+        (
+            replace(NODE, driver=DriverState(loaded="580.95.05", userspace="595.58.03")),
+            "/run/cdi/nvidia.yaml is made for driver 580.95.05; installed is 595.58.03",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, missing=READ.needs[:1])),
+            "/run/cdi/nvidia.yaml brings files that are gone: /usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, gpus=GPUS[:1], specs=(replace(READ, devices=("0", "GPU-aaaa")),))),
+            "/run/cdi/nvidia.yaml names GPUs that are gone: /dev/nvidia1",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, gpus=(*GPUS, CdiGpu(minor=2, uuid="GPU-cccc")))),
+            "/run/cdi/nvidia.yaml lacks /dev/nvidia2",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, gpus=(replace(GPUS[0], uuid="GPU-new"), GPUS[1]))),
+            "/run/cdi/nvidia.yaml names GPUs that are gone: GPU-aaaa",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, gpus=(GPUS[0], replace(GPUS[1], mig_devices=7)))),
+            "/run/cdi/nvidia.yaml names 2 MIG devices; there are 7",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, specs=(CdiSpec(path=PLACE, error="/run/cdi/nvidia.yaml:2:1: bad"),))),
+            "it cannot be read: /run/cdi/nvidia.yaml:2:1: bad",
+        ),
+        (
+            replace(NODE, cdi=replace(NODE.cdi, specs=(READ, replace(READ, path="/run/cdi/gpus.json")))),
+            "/run/cdi/nvidia.yaml and /run/cdi/gpus.json name the same devices: engines take neither",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_said(facts: NodeFacts, reason: str) -> None:
+    assert stale(facts) == (reason,)
+
+
+def test_a_gpu_whose_mig_mode_is_on_and_that_is_not_cut_yet_lacks_nothing() -> None:
+    bare = replace(READ, devices=("0", "GPU-aaaa", "all"), minors=(0,))
+    assert stale(replace(NODE, cdi=Cdi(specs=(bare,), gpus=(GPUS[0], replace(GPUS[1], mig_devices=0))))) == ()
+
+
+def test_specifications_of_other_kinds_are_not_ours() -> None:
+    other = CdiSpec(path="/run/cdi/k8s.yaml", kind="k8s.device-plugin.nvidia.com/gpu", devices=("9",), minors=(9,))
+    assert stale(replace(NODE, cdi=replace(NODE.cdi, specs=(other, READ)))) == ()
+
+
+# ---------------------------------------------------------------- from the probe
+
+
+def test_the_probe_gives_specifications_gpus_and_what_is_missing() -> None:
+    data = base64.b64encode(SPEC.encode()).decode()
+    text = f"""#: gpunode-probe 1
+#: cdi
+| gpu 0 GPU-aaaa
+| gpu 1 GPU-bbbb
+| gpu x
+| mig 1 2
+| missing /dev/nvidia1
+#: files
+#: file {PLACE}
+| 644 root:root {len(SPEC)}
+| {data}
+#: file /etc/cdi/broken.yaml
+| 644 root:root 2
+| {base64.b64encode(b"[" + b"1").decode()}
+#: file /etc/cdi/README
+| 644 root:root 0
+#: end
+"""
+    facts = parse_probe(text)
+    broken, read = facts.cdi.specs
+    assert read == READ
+    assert broken.error.startswith("/etc/cdi/broken.yaml:2:1: ")
+    assert facts.cdi.gpus == GPUS
+    assert facts.cdi.missing == ("/dev/nvidia1",)
+    assert facts.notes == ("cdi: not understood: 'x'",)
+
+
+# ---------------------------------------------------------------- cdi.sh
+
+SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
+CTK = """case "$*" in
+"cdi generate --output="*) ;;
+*) exit 64 ;;
+esac
+[ -e "$SPEC" ] || { echo "failed to initialize NVML" >&2; exit 1; }
+cp "$SPEC" "${3#--output=}\""""
+SYSTEMCTL = """echo "$*" >>"$CALLS"
+case "$*" in
+"show -p Version") ;;
+"cat nvidia-cdi-refresh.path") ;;
+"is-enabled "*) grep -qx "$2" "$ENABLED" 2>/dev/null || exit 1; echo enabled ;;
+"is-active "*) grep -qx "start $2" "$CALLS" || exit 3; echo active ;;
+"--no-reload enable "*) echo "$3" >>"$ENABLED" ;;
+"start "*) ;;
+*) exit 64 ;;
+esac"""
+
+
+class Node:
+    """A folder of fake commands before PATH; what nobody prepared fails."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder, self.shell = folder, shell
+        self.output = folder / "cdi/nvidia.yaml"
+        (folder / "bin").mkdir()
+        self.fake("nvidia-ctk", CTK)
+        self.fake("systemctl", "exit 1")
+
+    def fake(self, name: str, body: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def spec(self, text: str) -> None:
+        (self.folder / "spec").write_text(text)
+
+    def run(self, *, check: bool = False, **value: str) -> Outcome:
+        request = cdi_request({"output": str(self.output), **value}, check=check)
+        request["state"] = f"{self.folder / 'state'}\n".encode()
+        env = os.environ | {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "SPEC": str(self.folder / "spec"),
+            "CALLS": str(self.folder / "calls"),
+            "ENABLED": str(self.folder / "enabled"),
+        }
+        text = program(script("cdi.sh"), request)
+        done = subprocess.run([*self.shell, "-s"], input=text, text=True, capture_output=True, env=env, check=False)
+        return parse_outcome(done.stdout, done.returncode)
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
+    return Node(tmp_path, list(request.param))
+
+
+def test_the_specification_is_made_once_and_again_when_nvidia_ctk_says_something_else(node: Node) -> None:
+    node.spec(SPEC)
+    first = node.run()
+    assert (first.status, first.changed) == ("changed", (f"creates {node.output}",))
+    assert node.output.read_text() == SPEC
+    assert node.output.stat().st_mode & 0o777 == 0o644
+    assert node.run().status == "unchanged"
+    assert [path.name for path in node.output.parent.iterdir()] == ["nvidia.yaml"]
+    node.spec(SPEC.replace("580.95.05", "595.58.03"))
+    again = node.run()
+    assert (again.status, again.changed) == ("changed", (f"renews {node.output}",))
+    assert "595.58.03" in node.output.read_text()
+
+
+def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> None:
+    node.spec(SPEC)
+    outcome = node.run(check=True)
+    assert (outcome.status, outcome.changed) == ("changed", (f"creates {node.output}",))
+    assert not node.output.exists()
+
+
+def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", SYSTEMCTL)
+    outcome = node.run()
+    assert outcome.changed[1:] == (
+        "enables nvidia-cdi-refresh.service",
+        "enables nvidia-cdi-refresh.path",
+        "starts nvidia-cdi-refresh.path",
+    )
+    assert node.run().status == "unchanged"
+    assert "daemon-reload" not in (node.folder / "calls").read_text()
+
+
+def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))
+    outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
+    assert outcome.changed[1:] == (
+        "writes /etc/systemd/system/gpunode-cdi-refresh.service",
+        "writes /etc/systemd/system/gpunode-cdi-refresh.path",
+        "enables gpunode-cdi-refresh.service",
+        "enables gpunode-cdi-refresh.path",
+        "starts gpunode-cdi-refresh.path",
+    )
+
+
+def test_without_systemd_it_says_that_nothing_renews_it(node: Node) -> None:
+    node.spec(SPEC)
+    assert node.run().notes == ("no systemd here: after a new driver, run gpunode again",)
+
+
+def test_a_node_without_a_driver_is_refused_and_keeps_its_specification(node: Node) -> None:
+    node.spec(SPEC)
+    node.run()
+    (node.folder / "spec").unlink()
+    outcome = node.run()
+    assert outcome.status in ("refused", "failed")  # failed where this machine has a driver of its own
+    assert "failed to initialize NVML" in outcome.message
+    assert node.output.read_text() == SPEC
+
+
+def test_a_node_without_nvidia_ctk_is_refused(node: Node) -> None:
+    (node.folder / "bin/nvidia-ctk").unlink()
+    if shutil.which("nvidia-ctk"):
+        pytest.skip("this machine has nvidia-ctk")
+    outcome = node.run()
+    assert (outcome.status, outcome.message) == ("refused", "nvidia-ctk is not installed")
+
+
+def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
+    node.spec(SPEC)
+    (node.folder / "cdi").write_text("a file")
+    outcome = node.run()
+    assert outcome.status == "failed"
+    assert outcome.message.startswith(f"cannot write {node.output}")
+
+
+@pytest.mark.parametrize("value", [{"output": "relative.yaml"}, {"output": "/a.txt"}, {"unit": "x"}, {"path": 1}])
+def test_a_request_that_means_nothing_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        cdi_request(value)
