@@ -107,7 +107,7 @@ class Rancher:
             socket=socket,
             plugin="cri",
             health=(
-                (self.kind, "ctr", "--address", socket, "version"),
+                ("k3s", "ctr", "--address", socket, "version"),  # rke2 has no such command
                 (f"/var/lib/rancher/{self.kind}/bin/ctr", "--address", socket, "version"),
                 ("ctr", "--address", socket, "version"),
             ),
