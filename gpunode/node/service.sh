@@ -25,6 +25,7 @@ load() {
   case ${client%%"$TAB"-*} in
     *ctr) kind=containerd ;;
     *docker) kind=docker ;;
+    *crictl) kind=cri ;;
   esac
 }
 
@@ -39,6 +40,7 @@ patience() {
 # True where there is no such check.
 judge() {
   verdict='' root=$1
+  [ -e "$root" ] || root=/dev/null # what is built in
   : >"$GPUNODE_IN/.dump"
   [ -s "$backup/validate" ] || return 0
   set --
@@ -80,9 +82,7 @@ settings() {
 
 # remember_effective: what is in force before the first write; nothing where the daemon cannot say, or refuses it
 remember_effective() {
-  root=$config
-  [ -e "$root" ] || root=/dev/null # the built-in configuration
-  judge "$root" || {
+  judge "$config" || {
     broken=yes
     echo 'broken yes' >>"$backup/after"
     return
@@ -99,7 +99,7 @@ validate() {
     return 0
   fi
   [ -s "$backup/effective" ] && [ -s "$GPUNODE_IN/.dump" ] || return 0
-  settings "$1" >"$GPUNODE_IN/.effective"
+  settings "$root" >"$GPUNODE_IN/.effective"
   unmeant || return 1
   grep -q '[.]runtimes[.]' "$GPUNODE_IN/.effective" || return 0 # no list of them: CRI is disabled, say
   for handler in $handlers; do
@@ -202,14 +202,16 @@ plugin_ok() {
 
 # knows: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
 knows() {
-  [ -n "$handlers" ] || return 0
+  [ -n "$handlers" ] && [ "$plugin_was" != bad ] || return 0
   case $kind in
-    docker) client info --format '{{range $name, $runtime := .Runtimes}}{{println $name}}{{end}}' ;;
-    containerd) [ "$plugin_was" = bad ] || [ -z "$plugin" ] || ! have crictl || patience 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;
+    docker) client info --format 'runtimes{{range $name, $runtime := .Runtimes}} {{$name}}{{end}}' ;;
+    containerd) [ -z "$plugin" ] || ! have crictl || patience 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;
+    cri) client info ;;
   esac >"$GPUNODE_IN/.knows" 2>>"$log" || return 1
-  [ -s "$GPUNODE_IN/.knows" ] || return 0
+  tr -c 'A-Za-z0-9_.-' '\n' <"$GPUNODE_IN/.knows" >"$GPUNODE_IN/.words"
+  grep -qxE 'runtimes|runtimeHandlers' "$GPUNODE_IN/.words" || return 0 # CRI-O of old does not say
   for unknown in $handlers; do
-    tr -c 'A-Za-z0-9_.-' '\n' <"$GPUNODE_IN/.knows" | grep -qxF "$unknown" || return 1
+    grep -qxF "$unknown" "$GPUNODE_IN/.words" || return 1
   done
 }
 
@@ -224,6 +226,11 @@ containers() {
     docker)
       [ "$verb" = reload ] || [ "$(client info --format '{{.LiveRestoreEnabled}}')" = true ] || return 0
       for id in $(client ps -q --no-trunc); do client inspect -f '{{.Name}} {{.State.Pid}}' "$id"; done
+      ;;
+    cri)
+      for id in $(client ps -q); do
+        client inspect -o go-template --template "$id {{.info.pid}}" "$id" && echo
+      done
       ;;
   esac 2>>"$log"
 }
@@ -266,8 +273,10 @@ well() {
   answers || return 1
   illness="$unit did not load its plugin $plugin"
   [ "$plugin_was" = bad ] || plugin_ok || return 1
-  illness="$unit does not know the runtime ${handlers:-}"
-  knows || return 1
+  knows || {
+    illness="$unit does not know the runtime $unknown"
+    return 1
+  }
   illness=''
 }
 

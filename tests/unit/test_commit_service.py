@@ -276,7 +276,7 @@ def test_a_container_that_ends_by_itself_meanwhile_is_only_mentioned(dash: Node,
 
 DOCKERD = """#!/bin/sh
 case "$*" in
-  *Runtimes*) printf 'io.containerd.runc.v2\\nrunc\\n'; grep -q forgets "$NODE/etc/config" || echo nvidia ;;
+  *Runtimes*) echo runtimes io.containerd.runc.v2 runc; grep -q forgets "$NODE/etc/config" || echo nvidia ;;
   *LiveRestore*) echo {live} ;;
   *" ps "*) [ -e "$NODE/told" ] || echo 4f2a ;;
   *inspect*) echo "/web {pid}" ;;
