@@ -23,7 +23,7 @@ log=$GPUNODE_IN/.log
 
 # restore: every file of the transaction as it was; files that somebody else changed since are left and named
 restore() {
-  left=''
+  left='' handlers='' # with its old files the engine need not know what it was to get
   while IFS=$TAB read -r n _ before after mode _ made path; do
     new=$(temporary "$path" "$n")
     rm -f "$new"
