@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import codecs
 import hashlib
+import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -24,8 +25,11 @@ T = TypeVar("T")
 
 def record(before: bytes | None, after: bytes | None) -> Undo:
     """How `after` becomes `before` again; None stands for a file that is not there."""
-    old, new = _lines(before or b""), _lines(after or b"")
-    starts = [0]
+    start, end = _window(before or b"", after or b"")
+    newline = _newline(before or after or b"")
+    old = _lines((before or b"")[start : len(before or b"") - end], newline)
+    new = _lines((after or b"")[start : len(after or b"") - end], newline)
+    starts = [start]
     for line in new:
         starts.append(starts[-1] + len(line))
     hunks = tuple(
@@ -52,9 +56,10 @@ def _newline(data: bytes) -> bytes:
     return b"\0\n" if data.startswith(codecs.BOM_UTF16_BE) else b"\n"
 
 
-def _lines(data: bytes, newline: bytes = b"") -> list[bytes]:
+def _lines(data: bytes, newline: bytes) -> list[bytes]:
     """Lines with their ends; of UTF-16 they consist of whole characters."""
-    newline = newline or _newline(data)
+    if len(newline) == 1:
+        return io.BytesIO(data).readlines()
     found, start, at = [], 0, data.find(newline)
     while at >= 0:
         if at % len(newline):
@@ -64,6 +69,32 @@ def _lines(data: bytes, newline: bytes = b"") -> list[bytes]:
         found.append(data[start:end])
         start, at = end, data.find(newline, end)
     return found + [data[start:]] * (start < len(data))
+
+
+def _window(old: bytes, new: bytes) -> tuple[int, int]:
+    """How many bytes at the beginning and the end are whole lines that both have, and need not be looked at."""
+    if len(_newline(old or new)) > 1:
+        return 0, 0
+    shorter = min(len(old), len(new))
+    start = _common(old[:shorter], new[:shorter])
+    rest = shorter - start
+    end = len(new) - _common(old[len(old) - rest :][::-1], new[len(new) - rest :][::-1])
+    for _ in range(_AROUND + 1):
+        start = max(0, new.rfind(b"\n", 0, start))
+        end = new.find(b"\n", end) + 1 or len(new)
+    return start + (start > 0), len(new) - end
+
+
+def _common(one: bytes, other: bytes) -> int:
+    """How many bytes two of one length have in common at the beginning."""
+    low, high = 0, len(one)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if one[low:middle] == other[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low
 
 
 def _differences(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[int, int, int, int]]:
@@ -120,9 +151,9 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
 def remnant(data: bytes, undo: Undo) -> bool:
     """Whether nothing is left of a file that the edit made but blank lines, {}, and comments and a version it wrote."""
     wrote = b"".join(hunk.after for hunk in undo.hunks)
-    kept = {line.strip() for line in _lines(wrote) if _REMNANT.match(line)} | {b"", b"{}"}
+    kept = {line.strip() for line in _lines(wrote, b"\n") if _REMNANT.match(line)} | {b"", b"{}"}
     rest = data.replace(wrote, b"", 1) if wrote else data
-    return undo.created and all(line.strip() in kept for line in _lines(rest))
+    return undo.created and all(line.strip() in kept for line in _lines(rest, b"\n"))
 
 
 def _untouched(data: bytes, hunks: Sequence[Hunk]) -> bytes:
