@@ -216,8 +216,16 @@ def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[s
                 f"the node has two {other.name}: {engine.unit or engine.socket} is the kubelet's and is configured, "
                 f"{other.unit or other.socket or other.binary} is left as it is"
             )
+    there = {runtime.name for runtime in facts.runtimes}
     for name, manage in managed.items():
-        if name != engine.name and manage in ("install", "configure"):
+        if name in (engine.name, "podman"):
+            continue
+        if manage == "auto" and name in there:
+            yield (
+                f"{name} is left as it is, the kubelet runs pods on {engine.name}: "
+                f"runtimes.{name}.manage: configure has {name} get the nvidia runtime too"
+            )
+        elif manage in ("install", "configure"):
             yield f"runtimes.{name} is configured, but the kubelet runs pods on {engine.name}: they get nothing of it"
     if managed.get(engine.name, "ignore") == "ignore":
         yield f"the kubelet runs pods on {engine.name}, which is not managed: pods get no nvidia runtime from gpunode"

@@ -29,7 +29,7 @@ from gpunode.core.model import (
 )
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, ENGINES, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.state import ABSENT, ENGINES, Key, Want, Wanted, actual, differs, manages, wanted
 from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
@@ -256,11 +256,11 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
     engines = {
         name: getattr(spec.runtimes, name).default_runtime
         for name in ("containerd", "docker")
-        if solution.toolkit
-        and getattr(spec.runtimes, name).manage != "ignore"
-        and (facts.runtime(name) or getattr(spec.runtimes, name).manage == "install")
+        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
     }
+    containerd = facts.runtime("containerd")
     return {
+        **({"socket": containerd.socket} if containerd and containerd.distribution and containerd.socket else {}),
         "runtimes": list(engines),
         "default_runtime": {name: default for name, default in engines.items() if default != "keep"},
         "image": spec.verify.image,

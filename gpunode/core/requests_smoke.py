@@ -2,7 +2,8 @@
 
 Request files: `gpus` (how many there are on PCI; 0 leaves the driver out), `cuda` versions and `runtimes` one a line,
 `default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1), `image` (empty: one made on the node from
-its own shell).  Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
+its own shell), `socket` (of containerd, where it is not the usual one).  Each check is a line
+`gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
 """
 
 from __future__ import annotations
@@ -16,14 +17,18 @@ from gpunode.core.model import Check
 from gpunode.core.remote import parse_outcome
 
 ENGINES = ("containerd", "docker")
-_KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit")
+_KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit", "socket")
+_SOCKET = re.compile(r"/[^\s|]*\Z")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*\Z")
 _VERSION = re.compile(r"\d+\.\d+\Z")
 _STATUSES = get_args(get_type_hints(Check)["status"])
 
 
 def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
-    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit} → files.  Raises InputError."""
+    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit, socket} → files.
+
+    Raises InputError.
+    """
     for key in value:
         if key not in _KEYS:
             raise InputError(f"smoke: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
@@ -32,6 +37,7 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
         "runtimes": engines,
         "cuda": [_matching(_VERSION, version, "CUDA version") for version in value.get("cuda") or ()],
         "image": [_matching(_IMAGE, value["image"], "image")] if value.get("image") else [],
+        "socket": [_matching(_SOCKET, value["socket"], "socket")] if value.get("socket") else [],
         "gpus": [str(int(value.get("gpus") or 0))],
         "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
     }

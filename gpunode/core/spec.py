@@ -54,7 +54,9 @@ class RuntimeSpec:
     """One container engine."""
 
     manage: Literal["auto", "install", "configure", "ignore"] = option(
-        "auto", "auto (configure when it is installed), install, configure (it must be installed), or ignore"
+        "auto",
+        "auto (configure when it is installed; beside a kubelet only the engine it uses), install, "
+        "configure (it must be installed), or ignore",
     )
     default_runtime: Literal["nvidia", "runc", "keep"] = option(
         "nvidia", "runtime of containers that name none; keep leaves the default as it is"

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from gpunode.core.edits import edit_runtime
 from gpunode.core.errors import GpunodeError
 from gpunode.core.gpu_containers import LINKED, LINKS, LINKS_RULE, links_found, needs_links
-from gpunode.core.kubelet import driver_problem, wanted_driver
+from gpunode.core.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
 from gpunode.core.model import (
     DriverChoice,
     Edit,
@@ -129,10 +129,9 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
     """The engines to configure, each with what its configuration should say."""
     for name in ENGINES:
         engine: RuntimeSpec = getattr(spec.runtimes, name)
-        installed = facts.runtime(name)
-        if engine.manage == "ignore" or (not installed and engine.manage != "install"):
+        if not manages(facts, name, engine):
             continue
-        driver = wanted_driver(facts, installed) if engine.cgroup_driver == "auto" else engine.cgroup_driver
+        driver = wanted_driver(facts, facts.runtime(name)) if engine.cgroup_driver == "auto" else engine.cgroup_driver
         yield (
             RuntimeWish(
                 runtime=name,
@@ -142,6 +141,15 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
             ),
             engine,
         )
+
+
+def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
+    """Whether an engine is to be configured: auto takes those that are there, beside a kubelet only its own."""
+    installed = facts.runtime(name) is not None
+    if engine.manage == "auto":
+        kubelets = kubelet_engine(facts)
+        return installed and (kubelets is None or name in (kubelets.name, "podman"))
+    return engine.manage == "install" or (engine.manage == "configure" and installed)
 
 
 def _driver(
@@ -183,7 +191,9 @@ def _runtime(
         items[Key("runtime", "files", LINKS_RULE)] = _file(LINKS_RULE, templates["dev-char.rules.j2"])
         items[Key("runtime", "activate", LINKS)] = Want(value=LINKED)
     edit = _edit(facts, wish, installed)
-    items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=edit.reasons)
+    sentence = mismatch(facts) if wish.cgroup_driver and installed == kubelet_engine(facts) else ""
+    why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
+    items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=(*edit.reasons, *why))
     return items, edit
 
 

@@ -117,7 +117,9 @@ judge() {
 
 # ---------------------------------------------------------------- containerd
 
-ctr_() { bounded 60 ctr -n "$@"; }
+SOCKET=$(word socket)
+SOCKET=${SOCKET:-/run/containerd/containerd.sock}
+ctr_() { bounded 60 ctr --address "$SOCKET" -n "$@"; }
 
 containerd_checks() {
   have ctr || { check containerd.binary not-proven "ctr is not on the node" "install containerd's client"; return; }
@@ -142,11 +144,11 @@ containerd_image() {
   if [ "$image" = "$OWN_IMAGE" ]; then
     ctr_ "$1" images import "$GPUNODE_IN/image.tar"
   else
-    ctr_ "$1" images ls -q | grep -Fqx "$image" || bounded 300 ctr -n "$1" images pull "$image"
+    ctr_ "$1" images ls -q | grep -Fqx "$image" || bounded 300 ctr --address "$SOCKET" -n "$1" images pull "$image"
   fi
 }
 
-cri_() { bounded 60 crictl --runtime-endpoint "unix:///run/containerd/containerd.sock" --image-endpoint "unix:///run/containerd/containerd.sock" "$@"; }
+cri_() { bounded 60 crictl --runtime-endpoint "unix://$SOCKET" --image-endpoint "unix://$SOCKET" "$@"; }
 
 # cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc)
 cri_check() {
@@ -230,9 +232,9 @@ clean() {
   if requested runtimes | grep -qx containerd && have ctr && ctr_ "$NAME" version >/dev/null; then
     ctr_ "$NAME" tasks kill -s KILL "$NAME" >/dev/null
     ctr_ "$NAME" tasks rm -f "$NAME" >/dev/null
-    for left in $(bounded 20 ctr -n "$NAME" containers ls -q); do ctr_ "$NAME" containers rm "$left" >/dev/null; done
-    for left in $(bounded 20 ctr -n "$NAME" images ls -q); do ctr_ "$NAME" images rm --sync "$left" >/dev/null; done
-    for left in $(bounded 20 ctr -n "$NAME" snapshots ls | awk 'NR > 1 { print $1 }'); do ctr_ "$NAME" snapshots rm "$left" >/dev/null; done
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" containers ls -q); do ctr_ "$NAME" containers rm "$left" >/dev/null; done
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" images ls -q); do ctr_ "$NAME" images rm --sync "$left" >/dev/null; done
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" snapshots ls | awk 'NR > 1 { print $1 }'); do ctr_ "$NAME" snapshots rm "$left" >/dev/null; done
     ctr_ "$NAME" namespaces rm "$NAME" >/dev/null
     if have crictl; then
       for pod in $(cri_ pods -q --label gpunode=smoke | grep -E '^[0-9a-f]{12,}$'); do cri_ rmp -f "$pod" >/dev/null; done
