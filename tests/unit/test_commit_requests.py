@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+from types import SimpleNamespace
 
 import pytest
+from ansible_collections.gpunode.node.plugins.action.edit_file import ActionModule
 
 from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.errors import InputError
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime, RuntimeWish
 from gpunode.core.requests import FileChange, commit_request, edit_request, file_changes
 
 
@@ -62,3 +65,43 @@ def test_files_of_a_role_that_are_no_files_are_refused(file: dict[str, object]) 
 def test_paths_that_the_request_cannot_carry_are_refused(path: str) -> None:
     with pytest.raises(InputError):
         commit_request((FileChange(path=path, data=b""),))
+
+
+# ---------------------------------------------------------------- the action
+
+
+class Action(ActionModule):
+    """The action without Ansible: what the node says is prepared, what it is asked is kept."""
+
+    def __init__(self, texts: list[bytes], outcomes: list[Outcome]) -> None:
+        self._task = SimpleNamespace(diff=False, check_mode=False)
+        self.texts, self.outcomes, self.asked = texts, outcomes, list[dict[str, bytes]]()
+
+    def probe(self, *sections: str) -> tuple[str, NodeFacts]:
+        path, data = "/etc/docker/daemon.json", self.texts.pop(0)
+        runtime = Runtime(name="docker", version="28.5.2", unit="docker.service", config=path, files=(path,))
+        file = ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
+        return "", NodeFacts(runtimes=(runtime,), files={path: file})
+
+    def node(self, name: str, request: dict[str, bytes]) -> tuple[Outcome, str]:
+        self.asked.append(request)
+        return self.outcomes.pop(0), ""
+
+
+STALE = Outcome(status="refused", message="changed", stale=("/etc/docker/daemon.json",))
+ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "recover": False}
+
+
+def test_edit_file_reads_and_edits_anew_when_a_file_has_changed() -> None:
+    action = Action([b'{"debug": true}\n', b'{"mtu": 1450}\n'], [STALE, Outcome(status="changed", message="done")])
+    result = action.act(ARGUMENTS)
+    assert (result["changed"], result.get("failed"), result["msg"]) == (True, None, "done")
+    assert [b'"mtu"' in request["data.0"] for request in action.asked] == [False, True]
+    assert action.asked[1]["changes"].split(b"\t")[3] == hashlib.sha256(b'{"mtu": 1450}\n').hexdigest().encode()
+
+
+def test_edit_file_gives_up_after_two_more_attempts_and_says_what_changed() -> None:
+    action = Action([b"{}\n"] * 9, [STALE] * 9)
+    result = action.act(ARGUMENTS)
+    assert (result["failed"], result["status"], result["stale"]) == (True, "refused", ["/etc/docker/daemon.json"])
+    assert len(action.asked) == 3

@@ -1,0 +1,99 @@
+"""node/commit.sh asks real containerds what is in force.
+
+GPUNODE_CONTAINERDS names containerd binaries (a list like PATH); without it there is nothing to run here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+from commit_node import Node
+
+from gpunode.core.edits import Activation, RuntimeRequest, configure_runtime
+from gpunode.core.model import Outcome
+from gpunode.core.requests import runtime_request, undo_label
+
+BINARIES = [Path(name) for name in os.environ.get("GPUNODE_CONTAINERDS", "").split(os.pathsep) if name]
+pytestmark = pytest.mark.skipif(not BINARIES, reason="GPUNODE_CONTAINERDS names no containerd")
+
+ROOT = """version = 2
+[plugins."io.containerd.grpc.v1.cri"]
+  sandbox_image = "registry.example/pause:1"
+[plugins."io.containerd.grpc.v1.cri".registry.configs."registry.example".auth]
+  password = "hunter2"
+"""
+
+
+def commit(node: Node, binary: Path, more: Mapping[bytes, bytes]) -> Outcome:
+    """Configure nvidia, with the edit's bytes changed as `more` says."""
+    request = RuntimeRequest(
+        runtime="containerd",
+        config=str(node.config),
+        drop_in=str(node.root / "etc/conf.d/99-nvidia.toml"),
+        version=binary.name.rpartition("-")[2],
+    )
+    files = {str(node.config): node.config.read_bytes()}
+    edit = configure_runtime(files, request)
+    changes = dict(edit.changes)
+    for old, new in more.items():
+        text = changes.get(str(node.config), files[str(node.config)])
+        assert text and old in text
+        changes[str(node.config)] = text.replace(old, new)
+    after = Activation(
+        unit="", verb="", config=str(node.config), validate=(str(binary), "-c", "@FILE@", "config", "dump")
+    )
+    read = {path: (hashlib.sha256(data).hexdigest(), 0o644) for path, data in files.items()}
+    asked = runtime_request(
+        type(edit)(changes=changes, undo=edit.undo, meant=edit.meant),
+        read,
+        after,
+        label=undo_label(request),
+        handlers=("nvidia",),
+    )
+    return node.ask(asked)
+
+
+@pytest.fixture(params=BINARIES, ids=lambda path: path.name)
+def binary(request: pytest.FixtureRequest) -> Path:
+    return Path(request.param)
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    found = Node(tmp_path / "node")
+    found.config.write_text(ROOT)
+    return found
+
+
+def test_the_edit_of_gpunode_changes_what_it_meant_and_nothing_else(node: Node, binary: Path) -> None:
+    outcome = commit(node, binary, {})
+    assert (outcome.status, outcome.notes) == ("changed", ())
+
+
+@pytest.mark.parametrize(
+    ("more", "key"),
+    [
+        ({b"pause:1": b"pause:2"}, "sandbox"),
+        ({b"hunter2": b"hunter3"}, "password"),
+    ],
+)
+def test_another_setting_is_named_without_its_value(
+    node: Node, binary: Path, more: Mapping[bytes, bytes], key: str
+) -> None:
+    outcome = commit(node, binary, more)
+    assert outcome.status == "rolled_back"
+    assert "would also take up another plugins.io.containerd." in outcome.message
+    assert key in outcome.message
+    assert "hunter" not in f"{outcome}{(node.state / 'journal.jsonl').read_text()}"
+    assert node.config.read_text() == ROOT
+
+
+def test_a_file_that_the_daemon_cannot_read_is_refused_in_its_own_words(node: Node, binary: Path) -> None:
+    outcome = commit(node, binary, {b"version = 2": b"version = ["})
+    assert outcome.status == "rolled_back"
+    assert outcome.message.startswith("the new configuration is not valid: ")
+    assert node.config.read_text() == ROOT
