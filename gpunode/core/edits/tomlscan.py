@@ -17,14 +17,15 @@ from gpunode.core.edits.request import Refusal
 Path = tuple[str, ...]
 
 _TEXT = r"""(?:"[^"\\\n]*"(?!")|'[^'\n]*'(?!'))"""  # on one line, without escapes
-_PLAIN = re.compile(  # plain lines, and the plain header that follows them
+# plain lines, and the plain header that follows them; no two parts match the same, or a failure would take for ever
+_PLAIN = re.compile(
     rf"""(?:[ \t]*(?:[A-Za-z0-9_-]+[ \t]*=[ \t]*
-    (?:{_TEXT}|[A-Za-z0-9_.:+-]+|\[[ \t]*(?:{_TEXT}[ \t]*,?[ \t]*)*\])[ \t]*)?(?:\#[^\n]*)?\r?\n)*
-    [ \t]*(\[((?:[A-Za-z0-9_.-]+|"[^"\\\n]*")+)\])?""",
+    (?:{_TEXT}|[A-Za-z0-9_.:+-]+|\[[ \t]*(?:{_TEXT}[ \t]*(?:,[ \t]*)?)*\])[ \t]*)?(?:\#[^\n]*)?\r?\n)*
+    [ \t]*(\[((?:[A-Za-z0-9_.-]|"[^"\\\n]*"|'[^'\n]*')+)\])?""",
     re.VERBOSE,
 )
 _SKIP = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
-_KEY = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_-]+|[ \t.])+""")
+_KEY = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_. \t-])+""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+)""")
 _HEADER = re.compile(rf"(\[\[?({_KEY.pattern})\]\]?)")
 _EQUALS = re.compile(r"=[ \t]*")
