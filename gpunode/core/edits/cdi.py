@@ -11,6 +11,7 @@ import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from gpunode.core.edits.request import check_size, decode
@@ -103,6 +104,13 @@ def stale(facts: NodeFacts) -> tuple[str, ...]:
     if broken:
         return broken
     return tuple(reason for spec in specs for reason in _misfits(spec, facts)) + tuple(_conflicts(specs))
+
+
+def made_by_ctk(facts: NodeFacts) -> NodeFacts:
+    """The facts with only those specifications that nvidia-ctk made, by their usual names: those can be renewed."""
+    specs = [spec for spec in facts.cdi.specs if spec.kind == KIND or spec.error]
+    ours = tuple(spec for spec in specs if posixpath.basename(spec.path) in ("nvidia.yaml", "nvidia.json"))
+    return replace(facts, cdi=replace(facts.cdi, specs=ours))
 
 
 def _misfits(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:

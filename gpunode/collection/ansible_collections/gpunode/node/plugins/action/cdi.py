@@ -1,0 +1,25 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+
+
+class ActionModule(NodeAction):
+    """Run cdi.sh: the CDI specification as nvidia-ctk makes it, and what renews it."""
+
+    ARGUMENTS: ClassVar[dict] = {"cdi": {"type": "dict", "default": {}}}
+
+    def act(self, args):
+        from gpunode.core.requests_cdi import cdi_request
+
+        if not args["cdi"]:
+            return {}
+        outcome, _text = self.node("cdi.sh", cdi_request(args["cdi"], check=self.check))
+        if self.check and outcome.status == "refused":  # toolkit and driver come with earlier steps
+            text = f"{outcome.message} yet; the CDI specification would be made"
+            return {"changed": True, "msg": text, "changes": [text]}
+        return result_of(outcome)

@@ -1,0 +1,64 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: cdi
+short_description: Make the CDI specification of the GPUs, and keep it fresh
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Has nvidia-ctk make the specification, and puts it in place when it differs from what is there.
+  - Enables the units that renew it after a new driver or toolkit; systemd is not reloaded.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  cdi:
+    description: C(output) (the path of the specification; empty takes that of nvidia-cdi-refresh.service), C(service)
+      and C(path) (units for toolkits before 1.18.0, which bring none).
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and says what would change.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Make the CDI specification
+  gpunode.node.cdi:
+    cdi:
+      output: /etc/cdi/nvidia.yaml
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, in a sentence.
+  type: str
+  returned: always
+changes:
+  description: One sentence for each thing changed, or that would change in check mode.
+  type: list
+  elements: str
+  returned: when the node was asked
+notes:
+  description: Remarks of the script.
+  type: list
+  elements: str
+  returned: when the node was asked
+fix:
+  description: What to do next.
+  type: str
+  returned: on failure
+log:
+  description: The end of what the commands on the node printed.
+  type: list
+  elements: str
+  returned: on failure
+"""
