@@ -6,6 +6,7 @@ A container that may open a GPU's device file gets ENXIO (a node has no such dev
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -117,6 +118,19 @@ def test_provision_links_the_devices_and_has_them_linked_at_each_boot(node: Node
     node.sh(f"rm {RULE}")
     assert [s["id"] for s in node.gpunode("plan", exit=3)["steps"]][1:-1] == ["runtime.files"]
     node.gpunode("provision", "--yes")
+    assert node.gpunode("plan")["converged"]
+
+
+def test_after_a_reboot_the_links_are_there_again(node: Node) -> None:
+    before = node.sh("cat /proc/sys/kernel/random/boot_id")
+    node.lab.run(node.lab.nodes[0], "systemctl reboot")
+    deadline = time.monotonic() + 60
+    while (now := node.lab.run(node.lab.nodes[0], "cat /proc/sys/kernel/random/boot_id").stdout) in ("", before):
+        assert time.monotonic() < deadline, "the node does not come back"
+        time.sleep(0.5)
+    assert now != before
+    node.sh("systemctl is-system-running --wait || true")
+    assert node.checks()["devices.char-links"][0] == "passed"
     assert node.gpunode("plan")["converged"]
 
 
