@@ -4,7 +4,7 @@ from importlib import resources
 
 _BEFORE = {
     "commit.sh": ("common.sh", "file.sh", "service.sh"),
-    "packages.sh": ("common.sh", "devices.sh"),
+    "packages.sh": ("common.sh", "devices.sh", "apt.sh"),
     "activate.sh": ("common.sh", "devices.sh"),
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),

@@ -1,0 +1,189 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# apt and dpkg, for packages.sh.
+
+apt_options() {
+  # A file and not -o options: a proxy may hold a password, and arguments are public.  -c is read after apt.conf.d.
+  proxy=$(word proxy)
+  cat >"$GPUNODE_IN/.apt.conf" <<CONF
+Acquire::Retries "2";
+Acquire::http::Timeout "30";
+Acquire::https::Timeout "30";
+// the list of packages is the plan's: a server gets no X server because a driver package recommends one
+APT::Install-Recommends "false";
+APT::Get::allow-downgrades "true";
+APT::Update::Error-Mode "any";
+Dpkg::Use-Pty "0";
+Dpkg::Options:: "--force-confold";
+Dpkg::Options:: "--force-confdef";
+DPkg::Lock::Timeout "60";
+Dir::Etc::preferences "$GPUNODE_IN/.preferences";
+CONF
+  apt_preferences
+  [ -z "$proxy" ] || printf 'Acquire::http::Proxy "%s";\nAcquire::https::Proxy "%s";\n' "$proxy" "$proxy" >>"$GPUNODE_IN/.apt.conf"
+  export DEBIAN_FRONTEND=noninteractive DEBIAN_PRIORITY=critical UCF_FORCE_CONFFOLD=1 APT_LISTCHANGES_FRONTEND=none
+  # needrestart would restart container engines because some library changed; restarts are steps of the plan
+  export NEEDRESTART_SUSPEND=1 NEEDRESTART_MODE=l
+}
+
+# Driver packages depend on each other in exactly their own version, and apt takes the newest candidate for a
+# dependency and then gives up: for this transaction, any package that exists in a version asked for has it as candidate.
+# («?*» and not «*»: apt takes that for a rule about repositories.)
+apt_preferences() {
+  {
+    cat /etc/apt/preferences 2>/dev/null
+    echo
+    requested install | awk '$2 != "-" && !seen[$2]++ { printf "Package: ?*\nPin: version %s\nPin-Priority: 1001\n\n", $2 }'
+  } >"$GPUNODE_IN/.preferences"
+}
+
+apt_() { apt-get -c "$GPUNODE_IN/.apt.conf" "$@" </dev/null 9>&-; }
+
+# lines `NAME VERSION hold|broken|-` of what is installed, wholly or half; foreign architectures as NAME:ARCH
+apt_installed() {
+  dpkg-query -W -f '${Package} ${Architecture} ${Version} ${db:Status-Abbrev}\n' 2>/dev/null |
+    awk -v native="$(dpkg --print-architecture)" '
+      substr($4, 2, 1) !~ /[nc]/ {
+        print $1 ($2 == native || $2 == "all" ? "" : ":" $2), $3, (substr($4, 2, 1) != "i" ? "broken" : $4 ~ /^h/ ? "hold" : "-")
+      }'
+}
+
+# who holds a lock of dpkg or apt, as «COMMAND (PID N)»; nothing when they are free
+apt_holder() {
+  for path in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock; do
+    [ -e "$path" ] || continue
+    inode=$(stat -c %i "$path")
+    pid=$(awk -v inode=":$inode" '$2 != "->" && substr($6, length($6) - length(inode) + 1) == inode { print $5; exit }' /proc/locks 2>/dev/null)
+    [ -n "$pid" ] || continue
+    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
+    return
+  done
+}
+
+apt_wait() {
+  waited=0
+  limit=$(word wait)
+  while holder=$(apt_holder) && [ -n "$holder" ]; do
+    [ "$waited" -gt 0 ] || say note "waiting for the package manager: $holder"
+    [ "$waited" -lt "${limit:-300}" ] || {
+      say locked "$holder"
+      finish failed "the package manager is locked: $holder" "let it end (unattended-upgrades can take minutes), then run again"
+    }
+    sleep 2
+    waited=$((waited + 2))
+  done
+}
+
+apt_recover() {
+  [ -n "$(dpkg --audit 2>/dev/null)" ] || [ -n "$(ls /var/lib/dpkg/updates 2>/dev/null)" ] || return 0
+  say note "dpkg was interrupted: dpkg --configure -a"
+  dpkg --configure -a --force-confold --force-confdef >>"$log" 2>&1 </dev/null 9>&- && return
+  apt_ -y --fix-broken install >>"$log" 2>&1 ||
+    fail "dpkg was interrupted and cannot be finished" "run dpkg --configure -a on the node and mend what it names"
+}
+
+# the source files of this request, as a folder that apt reads in place of sources.list.d
+apt_named_sources() {
+  mkdir -p "$GPUNODE_IN/.sources"
+  requested refresh | while read -r path; do
+    [ ! -e "$path" ] || cp "$path" "$GPUNODE_IN/.sources/"
+  done
+}
+
+# whether apt can be asked: every named source stands there and its lists have been fetched
+apt_configured() {
+  requested refresh | while read -r path; do
+    [ -e "$path" ] || exit 1
+  done || return 1
+  apt_named_sources
+  if [ -n "$(requested refresh)" ]; then
+    # shellcheck disable=SC2016  # $(FILENAME) is apt's
+    lists=$(apt-get indextargets -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
+      --format '$(FILENAME)' 'Created-By: Packages' 2>/dev/null)
+    [ -n "$lists" ] || return 1
+    printf '%s\n' "$lists" | while read -r path; do
+      ls "$path"* >/dev/null 2>&1 || exit 1
+    done || return 1
+  fi
+  apt_has_lists
+}
+
+apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
+
+apt_refresh() {
+  if [ -n "$(requested refresh)" ]; then
+    requested refresh | while read -r path; do
+      [ -e "$path" ] || { echo "$path"; break; }
+    done >"$GPUNODE_IN/.missing"
+    [ ! -s "$GPUNODE_IN/.missing" ] ||
+      fail "the sources file $(cat "$GPUNODE_IN/.missing") does not exist" "run the step that writes it first (the role's sources option)"
+    apt_named_sources
+    apt_ update -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
+      -o APT::Get::List-Cleanup=0 >"$GPUNODE_IN/.update" 2>&1 || apt_update_failed
+    # apt before 2.1.13 has no Error-Mode and exits 0
+    ! grep -Eq '^(E: |W: (Failed to fetch|GPG error))' "$GPUNODE_IN/.update" || apt_update_failed
+    cat "$GPUNODE_IN/.update" >>"$log"
+  fi
+  apt_has_lists || apt_refresh_all
+}
+
+# All lists of the node.  A repository of somebody else's that is down is not ours to judge: a note.
+apt_refresh_all() {
+  refreshed_all=1
+  apt_ update >"$GPUNODE_IN/.update" 2>&1 || say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"
+  cat "$GPUNODE_IN/.update" >>"$log"
+}
+
+apt_update_failed() {
+  cat "$GPUNODE_IN/.update" >>"$log"
+  names=$(requested refresh | tr '\n' ' ')
+  why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | grep -Ei 'sign|key|release file|fetch|resolve|connect' | head -n 1)
+  [ -n "$why" ] || why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)
+  if grep -Eqi 'NO_PUBKEY|BADSIG|EXPKEYSIG|EXPSIG|REVKEYSIG|not signed|signatures? (were|was|could)|GPG error' "$GPUNODE_IN/.update"; then
+    fail "the signature of the repository in ${names% } does not fit its key: $why" \
+      "check sources.NAME.key and fingerprint in gpunode.yml; nothing was installed"
+  fi
+  fail "the repository in ${names% } cannot be read: $why" \
+    "check its URL, the network and the proxy from the node; nothing was installed"
+}
+
+# the words for apt-get install: NAME=VERSION to have, NAME- to remove
+apt_words() {
+  requested install | while read -r name version _; do
+    if [ "$version" = - ]; then echo "$name"; else echo "$name=$version"; fi
+  done
+  while read -r name; do echo "$name-"; done <"$GPUNODE_IN/.to_remove"
+}
+
+apt_simulate() {
+  # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
+  apt_ -s install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.simulated" 2>&1 || return 1
+  sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/install \1 \2/p; s/^Inst \([^ ]*\) (\([^ ]*\) .*/install \1 \2/p; s/^Remv \([^ ]*\) .*/remove \1/p' \
+    "$GPUNODE_IN/.simulated"
+}
+
+apt_why_not() {
+  grep -E '^E: |^ [^ ]+ : |is held|Depends|Conflicts|no installation candidate' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
+  awk '$3 == "hold" { print $1 }' "$GPUNODE_IN/.before" | while read -r name; do
+    ! grep -qwF -e "$name" "$GPUNODE_IN/.simulated" || printf '(%s is held: apt-mark unhold %s, if it may change) ' "$name" "$name"
+  done
+}
+
+# KiB to fetch and KiB to unpack of what would be installed.  (Not from apt-get install --assume-no: where apt has
+# nothing to ask, it does not stop there.)
+apt_needs() {
+  # shellcheck disable=SC2046
+  set -- $(sed -n 's/^install \([^ ]*\) \(.*\)/\1=\2/p' "$GPUNODE_IN/.would")
+  [ $# -gt 0 ] || { echo 0 0 && return; }
+  apt-cache show "$@" 2>/dev/null | awk '/^Size: / { fetch += $2 / 1024 } /^Installed-Size: / { unpack += $2 } END { printf "%d %d\n", fetch, unpack }'
+}
+
+apt_commit() {
+  # shellcheck disable=SC2046
+  apt_ -y install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.apt" 2>&1
+  result=$?
+  cat "$GPUNODE_IN/.apt" >>"$log"
+  return $result
+}
+
+apt_hold() { apt-mark hold "$@" >>"$log" 2>&1; }
