@@ -26,8 +26,9 @@ from gpunode.core.edits.containerd_file import (
     parse,
     read,
     resolve,
+    settings,
 )
-from gpunode.core.edits.containerd_files import Config, differences, dumped, in_force, load, unmeant
+from gpunode.core.edits.containerd_files import Config, dumped, in_force, load, unmeant
 from gpunode.core.edits.containerd_removal import unconfigure
 from gpunode.core.edits.containerd_wish import RUNC, RUNTIMES, SOURCE, Wish, default_in_force, runtimes_in_force, wish
 from gpunode.core.edits.engine import Activation, RuntimeState
@@ -63,7 +64,7 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     return Edit(
         changes=changes,
         reasons=(*_reasons(wanted, changes, bool(enabled), instead), *_remarks(config)),
-        meant=dumped(wanted.paths, enabled=bool(enabled)),
+        meant=dumped(wanted.paths, off=bool(enabled) or config.without_cri is not None),
     )
 
 
@@ -167,7 +168,7 @@ def _only_ours(file: File, request: RuntimeRequest) -> bool:
     """Whether a file says nothing but its version and the runtime that is being configured."""
     ours = {("plugins", name, *RUNTIMES, request.name) for name in NAMES}
     allowed = {("plugins", name, "containerd", "default_runtime_name") for name in NAMES} | {("version",)}
-    return all(path in allowed or path[:5] in ours for path in differences({}, file.content.doc))
+    return all(path in allowed or path[:5] in ours for path in settings(file.content.doc))
 
 
 def _prove(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -64,6 +64,15 @@ def drop_in_path(request: RuntimeRequest) -> str:
 def encode(text: str, before: bytes) -> bytes:
     """The bytes of an edited file: with the byte order mark that it had."""
     return (BOM if before.startswith(BOM) else b"") + text.encode()
+
+
+def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
+    """The paths of all values that are no tables."""
+    for key, value in doc.items():
+        if isinstance(value, dict):
+            yield from settings(value, (*at, key))
+        else:
+            yield (*at, key)
 
 
 # ---------------------------------------------------------------- reading

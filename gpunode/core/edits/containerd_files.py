@@ -271,7 +271,7 @@ def differences(before: Any, after: Any, at: toml.Path = ()) -> Iterator[toml.Pa
     if before == after:
         return
     sides = [{} if side is None else side for side in (before, after)]
-    if not all(isinstance(side, dict) for side in sides):
+    if sides[0] == sides[1] or not all(isinstance(side, dict) for side in sides):  # an empty table is not nothing
         yield at
         return
     for key in {**sides[0], **sides[1]}:
@@ -286,16 +286,16 @@ def unmeant(before: Config, after: Config, paths: Collection[toml.Path]) -> toml
     return next((at for at in found if not any(at[: len(one)] == one for one in meant)), None)
 
 
-def dumped(paths: Collection[toml.Path], *, enabled: bool = False) -> tuple[str, ...]:
+def dumped(paths: Collection[toml.Path], *, off: bool) -> tuple[str, ...]:
     """The settings of `config dump` that may differ, under each name that a containerd gives the CRI plugin.
 
-    Of a runtime that is its whole table: a daemon fills in what it does not say.  A plugin that was disabled, and is
-    `enabled` now, was not in the dump.
+    Of a runtime that is its whole table: a daemon fills in what it does not say.  Of a plugin that is `off`, or was,
+    daemons dump nothing, or the tables as they stand in the files.
     """
     meant = ["imports"]
     for path in paths:
         short = path[:3] if path[:2] == ("containerd", "runtimes") and path[3:4] != ("options",) else path
         meant += [".".join(("plugins", name, *short)) for name in NAMES]
-    if enabled:
+    if off:
         meant += ["disabled_plugins", *(f"plugins.{name}" for name in (*NAMES, IMAGES))]
     return tuple(dict.fromkeys(meant))

@@ -8,8 +8,8 @@ from itertools import product
 from typing import Any
 
 from gpunode.core.edits import toml
-from gpunode.core.edits.containerd_file import NAMES, File, drop_in_path, encode, read, resolve
-from gpunode.core.edits.containerd_files import Config, differences, dumped, in_force, load, unmeant
+from gpunode.core.edits.containerd_file import NAMES, File, drop_in_path, encode, read, resolve, settings
+from gpunode.core.edits.containerd_files import Config, dumped, in_force, load, unmeant
 from gpunode.core.edits.containerd_wish import (
     DEFAULT,
     RUNTIMES,
@@ -57,7 +57,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     }
     changes |= {gone: None} if gone else {}
     reasons = (*_removed(changes, after, request), *_stays(after, request, gone))
-    return Edit(changes=changes, reasons=reasons, meant=dumped(meant))
+    return Edit(changes=changes, reasons=reasons, meant=dumped(meant, off=config.without_cri is not None))
 
 
 def _edited(there: Files, config: Config, request: RuntimeRequest, default: str) -> Files:
@@ -83,7 +83,7 @@ def _without(file: File, config: Config, request: RuntimeRequest, default: str) 
 
 def _says(file: File) -> bool:
     """Whether a file says anything besides its version."""
-    return any(path != ("version",) for path in differences({}, file.content.doc))
+    return any(path != ("version",) for path in settings(file.content.doc))
 
 
 def _not_importing(files: Files, gone: str) -> Files:
