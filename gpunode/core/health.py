@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gpunode.core.edits.cdi import stale
 from gpunode.core.gpu_containers import container_checks
 from gpunode.core.kubelet import kubelet_checks
 from gpunode.core.model import Check, NodeFacts
@@ -19,7 +20,7 @@ def health_checks(facts: NodeFacts) -> list[Check]:
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
     gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
-    return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts)]
+    return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 
 def _driver(facts: NodeFacts) -> Iterator[Check]:
@@ -122,3 +123,19 @@ def _xids(facts: NodeFacts) -> Iterator[Check]:
 
 def _counted(codes: Counter[int]) -> str:
     return ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
+
+
+def _cdi(facts: NodeFacts) -> Iterator[Check]:
+    """Only where CDI may be used: a specification is there, or podman, which gets GPUs no other way."""
+    if not facts.cdi.specs and not facts.runtime("podman"):
+        return
+    reasons = stale(facts)
+    if not reasons:
+        yield Check(id="cdi.fresh", status="passed", message="the CDI specification fits the driver and the GPUs")
+        return
+    yield Check(
+        id="cdi.fresh",
+        status="failed" if facts.cdi.specs else "warning",
+        message="; ".join(reasons),
+        fix="gpunode runtime configure --runtime podman renews it",
+    )

@@ -29,11 +29,23 @@ from gpunode.core.model import (
 )
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, ENGINES, Key, Want, Wanted, actual, differs, manages, wanted
+from gpunode.core.state import (
+    ABSENT,
+    DAEMONLESS,
+    ENGINES,
+    FRESH,
+    Key,
+    Want,
+    Wanted,
+    actual,
+    differs,
+    manages,
+    wanted,
+)
 from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
-OPTIONS = ("recover", "expect", "sources", "packages", "files", "activate", "edits", "smoke")
+OPTIONS = ("recover", "expect", "sources", "packages", "files", "activate", "edits", "cdi", "smoke")
 TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "recover"): "Finish or undo what an interrupted run left",
     ("preflight", "expect"): "Make sure that this is the node the plan was made for",
@@ -51,6 +63,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("runtime", "files"): "Have kernel modules loaded, settings made and GPU devices linked at boot",
     ("runtime", "activate"): "Load kernel modules, make settings, link GPU devices and start the container engines",
     ("runtime", "edits"): "Give the container engines the nvidia runtime",
+    ("runtime", "cdi"): "Make the CDI specification of the GPUs, and keep it fresh",
     ("verify", "smoke"): "Prove it with real use of the GPU",
 }
 WARNING = "warning: "  # the solver's reasons that begin so are warnings
@@ -146,7 +159,7 @@ def _step(case: _Case, role: str, option: str, mine: Mapping[Key, Want]) -> Step
 
 
 def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
-    """What has to be done again because of another step: new driver packages → load; a new toolkit → engines.
+    """What has to be done again because of another step: new driver packages → load; a new toolkit → engines; CDI.
 
     Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go), so a toolkit
     that is new to it needs a restart even when daemon.json is right.
@@ -158,7 +171,9 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     if "driver" in {k.role for k in pending}:
         again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
     if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
-        again |= {k: w for k, w in want.items.items() if k.option == "edits"}
+        again |= {k: w for k, w in want.items.items() if k.option == "edits" and k.name not in DAEMONLESS}
+    if {("driver", "packages"), ("toolkit", "packages")} & changed:
+        again |= {k: w for k, w in want.items.items() if k.option == "cdi"}
     return again
 
 
@@ -170,6 +185,8 @@ def _value(case: _Case, role: str, option: str, mine: Mapping[Key, Want]) -> Any
         return _packages_data(case, role, mine)
     if option == "activate":
         return _activate_data(case, role, mine)
+    if option == "cdi":
+        return next(iter(mine.values())).data
     return [_edit_data(case, w.data) for w in mine.values()]
 
 
@@ -224,7 +241,7 @@ def _edit_data(case: _Case, wish: RuntimeWish) -> dict[str, Any]:
         "cdi": wish.cdi,
         "cgroup_driver": wish.cgroup_driver,
         "nvidia_runtime_path": wish.nvidia_runtime_path,
-        "restart": not case.want.edits[wish.runtime].changes,
+        "restart": wish.runtime not in DAEMONLESS and not case.want.edits[wish.runtime].changes,
         "expect": expect,
     }
 
@@ -318,7 +335,7 @@ def _words(item: Want, have: str) -> str:
         return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
     if isinstance(item.data, SourceFile):
         return _file_words(item, have)
-    if isinstance(item.data, RuntimeWish):
+    if isinstance(item.data, RuntimeWish) or item.value == FRESH:
         return have
     if item.value == ABSENT:
         return f"{have}, to be removed"

@@ -13,7 +13,7 @@ ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "driver": {**_SOFTWARE, "activate": {}},
     "cuda": {**_SOFTWARE, "activate": {}},
     "toolkit": _SOFTWARE,
-    "runtime": {**_SOFTWARE, "activate": {}, "edits": []},
+    "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},
     "verify": {"smoke": {}},
 }
 

@@ -71,6 +71,11 @@ class RuntimeSpec:
 class RuntimesSpec:
     containerd: RuntimeSpec = option(RuntimeSpec(), "containerd")
     docker: RuntimeSpec = option(RuntimeSpec(), "Docker Engine")
+    crio: RuntimeSpec = option(RuntimeSpec(), "CRI-O (never installed by gpunode)")
+    podman: RuntimeSpec = option(
+        RuntimeSpec(default_runtime="keep"),
+        "Podman (never installed by gpunode): its GPUs come by CDI, not by a runtime",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

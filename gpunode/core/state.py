@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from gpunode.core.edits import edit_runtime
+from gpunode.core.edits.cdi import PATH as CDI_PATH
+from gpunode.core.edits.cdi import made_by_ctk, stale
 from gpunode.core.errors import GpunodeError
 from gpunode.core.gpu_containers import LINKED, LINKS, LINKS_RULE, links_found, needs_links
 from gpunode.core.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
@@ -38,10 +40,12 @@ from gpunode.core.sysctl import WANTED as SYSCTL
 
 ABSENT = "absent"
 PRESENT = "present"
+FRESH = "fresh"
 NOT_HELD = ", not held"
 MODULE_FOR = "nvidia module for kernel "
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
-ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker")
+ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker", "crio", "podman")
+DAEMONLESS = ("podman",)  # nothing to restart, and no cgroup of its own to lose devices in
 # Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
@@ -110,6 +114,7 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
             problems += edit.problems
             problems += filter(None, [driver_problem(facts, wish.runtime, engine.cgroup_driver)])
         problems += _absent_engines(facts, spec)
+        items |= dict(_cdi(facts, spec, solution, templates))
     return Wanted(items=items, edits=edits, problems=tuple(problems))
 
 
@@ -129,7 +134,7 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
     """The engines to configure, each with what its configuration should say."""
     for name in ENGINES:
         engine: RuntimeSpec = getattr(spec.runtimes, name)
-        if not manages(facts, name, engine):
+        if _not_installable(name, engine) or not manages(facts, name, engine):
             continue
         driver = wanted_driver(facts, facts.runtime(name)) if engine.cgroup_driver == "auto" else engine.cgroup_driver
         yield (
@@ -187,7 +192,7 @@ def _runtime(
         items[Key("runtime", "activate", f"service {wish.runtime}")] = Want(value="active, enabled")
     if facts.kubernetes.present or (wish.runtime == "containerd" and engine.manage == "install"):
         items |= dict(_kernel(templates))
-    if needs_links(facts, wish):
+    if wish.runtime not in DAEMONLESS and needs_links(facts, wish):
         items[Key("runtime", "files", LINKS_RULE)] = _file(LINKS_RULE, templates["dev-char.rules.j2"])
         items[Key("runtime", "activate", LINKS)] = Want(value=LINKED)
     edit = _edit(facts, wish, installed)
@@ -195,6 +200,16 @@ def _runtime(
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
     items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=(*edit.reasons, *why))
     return items, edit
+
+
+def _cdi(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
+    asked = any(wish.runtime == "podman" or wish.cdi for wish, _ in wishes(facts, spec))
+    driver = solution.driver or facts.driver.loaded  # nvidia-ctk asks it
+    if not driver or not (asked or made_by_ctk(facts).cdi.specs):
+        return
+    units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
+    yield Key("runtime", "cdi", CDI_PATH), Want(value=FRESH, data={"output": "", **units})
 
 
 def _kernel(templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
@@ -218,11 +233,25 @@ def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edi
     return edit_runtime(facts, wish)
 
 
+def _not_installable(name: RuntimeName, engine: RuntimeSpec) -> bool:
+    return engine.manage == "install" and name not in ENGINE_PACKAGES
+
+
 def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
-    return [
+    refused = [
+        Problem(
+            what=f"runtimes.{name}.manage is install, and gpunode does not install {name}",
+            fix=f"install it otherwise, and set runtimes.{name}.manage to configure, auto or ignore",
+        )
+        for name in ENGINES
+        if _not_installable(name, getattr(spec.runtimes, name))
+    ]
+    return refused + [
         Problem(
             what=f"runtimes.{name}.manage is configure, but {name} is not installed",
-            fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore",
+            fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore"
+            if name in ENGINE_PACKAGES
+            else f"install {name}, or set runtimes.{name}.manage to auto or ignore",
         )
         for name in ENGINES
         if getattr(spec.runtimes, name).manage == "configure" and facts.runtime(name) is None
@@ -246,6 +275,8 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
     if key.option == "edits":
         pending = facts.runtime(key.name) is None or edits[key.name].changes or facts.unfinished
         return "to be edited" if pending else "to be restarted" if edits[key.name].restart else "configured"
+    if key.option == "cdi":
+        return "; ".join(stale(made_by_ctk(facts))) or FRESH
     return _actual_activation(facts, key)
 
 
