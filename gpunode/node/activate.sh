@@ -197,9 +197,9 @@ settings() {
 # them by it.  NVIDIA's devices are no udev devices, so nobody makes theirs.
 links() {
   [ -n "$(requested links)" ] || return 0
-  if ! checking && loaded nvidia; then # they make the nodes that are not there yet
-    ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
-    ! have nvidia-modprobe || briefly nvidia-modprobe -c 0 -u >>"$log" 2>&1
+  if ! checking && loaded nvidia; then # the driver's tools make device files when they first need them
+    [ -e /dev/nvidiactl ] || ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
+    [ -e /dev/nvidia-uvm ] || ! have nvidia-modprobe || briefly nvidia-modprobe -c 0 -u >>"$log" 2>&1
   fi
   unlinked_nodes >"$GPUNODE_IN/.unlinked"
   while read -r number path; do

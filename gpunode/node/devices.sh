@@ -26,14 +26,17 @@ nvidia_nodes() {
 # devices were mounted into it behind the runtime's back (legacy), `spec` when they stand in its specification (CDI,
 # --device).  STATE, and the devices it is about:
 #   kept      systemd leaves them
-#   keepable  systemd would take them, unless it is told of them before (keep_gpus in common.sh)
-#   exposed   systemd would take them, and whether the container has a right to them cannot be seen
+#   keepable  systemd would take them, unless it is told of them before (keep_gpus)
+#   exposed   systemd would take them, and whether the container has a right to them cannot be seen: with cgroups of
+#             version 2, its device file could be one that it has made itself
 #   lost      they were taken already
 gpu_containers() {
   nodes=$(nvidia_nodes)
   [ -n "$nodes" ] || return 0
-  seen=' '
-  container_processes | while read -r pid cgroup; do
+  processes=$(container_processes) seen=' ' names=
+  case $processes in *docker*) names=$(briefly docker ps --no-trunc --format '{{.ID}} {{.Names}}' 2>/dev/null) ;; esac
+  case $processes in *libpod*) names=$names$eol$(briefly podman ps --no-trunc --format '{{.ID}} {{.Names}}' 2>/dev/null) ;; esac
+  printf '%s\n' "$processes" | while read -r pid cgroup; do
     case $seen in *" $cgroup "*) continue ;; esac
     dev=$(stat -c %d "/proc/$pid/root/dev" 2>/dev/null) || continue # it has ended
     seen="$seen$cgroup "
@@ -61,6 +64,7 @@ gpu_container() {
   # of cgroups of version 1 the kernel says what is allowed; of version 2, where a program decides, it does not
   allowed=$(cat "/sys/fs/cgroup/devices$2/devices.list" 2>/dev/null)
   noted=$(noted_devices "$unit")
+  specification=$(bundle "$id")
   kept='' keepable='' exposed='' lost=''
   while read -r number path; do
     case "$eol$3" in *"$eol$number "*) ;; *) continue ;; esac
@@ -69,8 +73,8 @@ gpu_container() {
     elif systemd_keeps "$number" "$path"; then
       kept=$kept,$path
     else
-      case $allowed:$bound in
-        :*"$path "* | [!:]*) keepable=$keepable,$path ;;
+      case $allowed:$bound:$specification in
+        [!:]* | :*"$path "*:* | :*:*'"path":"'"$path"'"'*) keepable=$keepable,$path ;;
         *) exposed=$exposed,$path ;;
       esac
     fi
@@ -81,7 +85,7 @@ NODES
     eval "devices=\$$state"
     [ -z "$devices" ] || break
   done
-  [ -z "$devices" ] || echo "$id $(container_name "$id" "$2") $unit $mode $state ${devices#,}"
+  [ -z "$devices" ] || echo "$id $(container_name "$id") $unit $mode $state ${devices#,}"
 }
 
 # cgroup_allows NUMBER: by $allowed, the kernel's list for a cgroup of version 1
@@ -122,31 +126,32 @@ systemd_version() {
   echo "${answer:-0}"
 }
 
-# container_name ID CGROUP: as its engine calls it, else the beginning of the id.  Kubernetes' ones are POD/CONTAINER, by
-# the file that the runtime was started with.
+# bundle ID: the specification that the container's runtime was started with, without white space: the engine's word
+bundle() {
+  for file in /run/containerd /run/docker/containerd/daemon /run/k3s/containerd /run/k0s/containerd \
+    /var/snap/microk8s/common/run/containerd; do
+    cat "$file/io.containerd.runtime.v2.task/"*"/$1/config.json" 2>/dev/null
+  done | tr -d ' \n\t'
+  cat /run/containers/storage/*-containers/"$1"/userdata/config.json \
+    /var/lib/containers/storage/*-containers/"$1"/userdata/config.json 2>/dev/null | tr -d ' \n\t'
+}
+
+# container_name ID: by $names of docker and podman, POD/CONTAINER by $specification, else the beginning of the id
 container_name() {
-  case $2 in
-    *libpod*) name=$(briefly podman inspect --format '{{.Name}}' "$1" 2>/dev/null) ;;
-    *docker*) name=$(briefly docker inspect --format '{{.Name}}' "$1" 2>/dev/null) ;;
-    *)
-      name=
-      for file in /run/containerd /run/k3s/containerd /run/k0s/containerd /var/snap/microk8s/common/run/containerd; do
-        name=$name$(kubernetes_name "$file/io.containerd.runtime.v2.task/k8s.io/$1/config.json")
-      done
-      name=$name$(kubernetes_name "/run/containers/storage/overlay-containers/$1/userdata/config.json") ;;
+  case $eol$names in *"$eol$1 "*)
+    name=${names##*"$1 "}
+    echo "${name%%"$eol"*}"
+    return
+    ;;
   esac
-  name=$(printf '%s' "${name#/}" | tr -cd 'A-Za-z0-9_./-')
+  pod=$(annotation 'cri\.sandbox-name\|pod\.name') container=$(annotation 'cri\.container-name\|container\.name')
+  name=$(printf '%s' "${pod:+$pod/}$container" | tr -cd 'A-Za-z0-9_./-')
   echo "${name:-$(printf '%.12s' "$1")}"
 }
 
-kubernetes_name() {
-  [ -r "$1" ] || return 0
-  pod=$(sed -n 's/.*"io\.kubernetes\.\(cri\.sandbox-name\|pod\.name\)" *: *"\([^"]*\)".*/\2/p' "$1" | head -n 1)
-  container=$(sed -n 's/.*"io\.kubernetes\.\(cri\.container-name\|container\.name\)" *: *"\([^"]*\)".*/\2/p' "$1" | head -n 1)
-  echo "${pod:+$pod/}$container"
-}
+annotation() { printf '%s\n' "$specification" | sed -n "s/.*\"io\.kubernetes\.\($1\)\":\"\([^\"]*\)\".*/\2/p"; }
 
-# keep_gpus: Before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
+# keep_gpus: before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
 # as well), tells it of the GPUs that it would take from running containers.  Needs common.sh.
 # Where that is not possible, 1, and $losers names the containers.
 keep_gpus() {

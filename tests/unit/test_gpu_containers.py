@@ -173,6 +173,40 @@ def test_a_container_is_known_by_its_outermost_cgroup(shell: list[str], line: st
     assert sh(shell, f"{fake}container_processes") == (f"17 {cgroup}" if cgroup else "")
 
 
+SPECIFICATION = (
+    '{"linux":{"devices":[{"path":"/dev/nvidia0","type":"c"}]},"annotations":{"io.kubernetes.cri.%s-name":"%s"%s}}'
+)
+POD = SPECIFICATION % ("sandbox", "llm", ',"io.kubernetes.cri.container-name":"server"')
+FORGED = r'{"process":{"env":["X=\\"path\\":\\"/dev/nvidia0\\""]}}'
+
+
+@shells
+@pytest.mark.parametrize(
+    ("specification", "names", "noted", "line"),
+    [
+        (POD, "", DOCKER, "llm/server spec keepable /dev/nvidia0"),
+        (POD, "", f"{DOCKER}\nDeviceAllow=/dev/nvidia0 rwm", "llm/server spec kept /dev/nvidia0"),
+        (FORGED, "", DOCKER, f"{ID[:12]} spec exposed /dev/nvidia0"),
+        ("", f"{INNER} other\n{ID} web", DOCKER, "web spec exposed /dev/nvidia0"),
+        ("", f"{ID} web\n{INNER} other", "all", "web spec kept /dev/nvidia0"),
+    ],
+)
+def test_with_cgroups_of_version_2_a_specification_gives_the_right(
+    shell: list[str], specification: str, names: str, noted: str, line: str
+) -> None:
+    fakes = f"""
+nodes='195:0 /dev/nvidia0
+195:1 /dev/nvidia1'
+names='{names}'
+noted_devices() {{ printf '%s\\n' '{noted}'; }}
+bundle() {{ printf '%s\\n' '{specification}'; }}
+gpu_container $$ /none/docker-{ID}.scope '195:0 /dev/nvidia0'
+"""
+    words = sh(shell, fakes).split()
+    assert words[0] == ID
+    assert " ".join([words[1], *words[3:]]) == line
+
+
 Activate = Callable[..., tuple[Outcome, list[str]]]
 FAKES = """
 systemd_runs() { true; }
