@@ -1,0 +1,101 @@
+"""A configuration that the engine cannot start with is rolled back by itself, and what runs keeps running."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+from daemon_node import IMAGE, DaemonNode
+
+from gpunode.core.edits import edit_runtime
+from gpunode.core.model import Edit, NodeFacts, RuntimeName, RuntimeWish
+from gpunode.core.requests import edit_request
+
+pytestmark = pytest.mark.lab
+
+CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
+CRI = ("io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime")
+SPOILED = ("root", "data-root", *(f"plugins.{plugin}.containerd.default_runtime_name" for plugin in CRI))
+WORK = "while :; do sleep 1; done"
+# PID and start of every container's first process: a restarted one has another
+RUNNING = {
+    "containerd": "ctr -n k8s.io tasks ls | sed 1d | sort",
+    "docker": "docker inspect -f '{{.State.Pid}} {{.State.StartedAt}} {{.State.Running}}' $(docker ps -q)",
+}
+
+
+@pytest.fixture(scope="module")
+def busy(daemons: DaemonNode) -> DaemonNode:
+    """The node with a pod and a container at work; Docker keeps containers while it restarts."""
+    daemons.put("/etc/docker", {"daemon.json": b'{"live-restore": true}\n'})
+    daemons.sh("systemctl restart docker")
+    daemons.sh("systemctl is-active containerd docker")
+    assert daemons.pod("image").returncode == 0
+    daemons.sh(f"docker run -d --network=none {IMAGE} /bin/sh -c '{WORK}'")
+    kept = daemons.pod("keep", "", WORK)
+    assert kept.returncode == 0, kept.stderr
+    return daemons
+
+
+def unusable_root(engine: RuntimeName, data: bytes) -> bytes:
+    """A folder for its data that cannot be made: the file is valid, the daemon ends."""
+    if engine == "docker":
+        return json.dumps(json.loads(data) | {"data-root": "/proc/nope"}).encode()
+    return b'root = "/proc/nope"\n' + data
+
+
+def missing_default(_: RuntimeName, data: bytes) -> bytes:
+    """A default runtime that nobody configured: containerd runs, its CRI plugin does not."""
+    cri = b'[plugins."io.containerd.grpc.v1.cri".containerd]\n  default_runtime_name = "nosuch"\n'
+    return data + b"\n" + cri
+
+
+BROKEN = [
+    pytest.param("containerd", unusable_root, "/proc/nope", id="containerd-does-not-start"),
+    pytest.param("containerd", missing_default, "nosuch", id="cri-plugin-does-not-load"),
+    pytest.param("docker", unusable_root, "/proc/nope", id="docker-does-not-start"),
+]
+
+
+def broken(facts: NodeFacts, wish: RuntimeWish, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
+    """The right edit, and something in the root config that only the running daemon finds fault with."""
+    edit, path = edit_runtime(facts, wish), CONFIG[wish.runtime]
+    data = edit.changes.get(path) or facts.files[path].data
+    assert data is not None
+    return replace(edit, changes={**edit.changes, path: spoil(wish.runtime, data)}, meant=(*edit.meant, *SPOILED))
+
+
+@pytest.mark.parametrize(("engine", "spoil", "word"), BROKEN)
+def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_container(
+    busy: DaemonNode, engine: RuntimeName, spoil: Callable[[RuntimeName, bytes], bytes], word: str
+) -> None:
+    facts, wish = busy.facts(), RuntimeWish(runtime=engine, default_runtime="keep")
+    running = {name: busy.sh(command) for name, command in RUNNING.items()}
+    assert all(running.values())
+    stat = f"stat -c '%a %u:%g %s' {CONFIG[engine]}"
+    before = busy.sh(stat)
+
+    outcome = busy.commit(edit_request(facts, wish, broken(facts, wish, spoil)))
+
+    assert outcome.status == "rolled_back", outcome
+    assert word in outcome.message, "the daemon's own words"
+    assert f"journalctl -u {engine}" in outcome.fix
+    assert {name: busy.sh(command) for name, command in RUNNING.items()} == running
+    now = busy.facts()
+    assert now.files[CONFIG[engine]] == facts.files[CONFIG[engine]]
+    assert busy.sh(stat) == before
+    assert now.unfinished == ()
+    assert busy.sh(f"systemctl is-active {engine}") == "active\n"
+    assert busy.pod("run", "", "echo alive").stdout == "alive\n"
+    assert busy.sh(f"docker run --rm --network=none {IMAGE} /bin/sh -c 'echo alive'") == "alive\n"
+
+
+@pytest.mark.parametrize("engine", ["containerd", "docker"])
+def test_the_right_edit_succeeds_afterwards_and_loses_no_container(busy: DaemonNode, engine: RuntimeName) -> None:
+    facts, wish = busy.facts(), RuntimeWish(runtime=engine)
+    running = {name: busy.sh(command) for name, command in RUNNING.items()}
+    outcome = busy.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
+    assert outcome.status == "changed", outcome
+    assert {name: busy.sh(command) for name, command in RUNNING.items()} == running
