@@ -1,8 +1,8 @@
 """TOML with Go's {{ actions }}: read and edited as TOML, every action kept as it stands.
 
 A template is no TOML.  So each action gets a stand-in that is: a line that an action takes up becomes a comment, an
-action in a string a word, an action that is a value a string.  What is edited then, is edited as TOML, and the actions
-come back afterwards, also where an edit copied them (`SystemdCgroup = {{ .SystemdCgroup }}`).
+action in a string a word, an action that is a value a string, or true where the key takes a boolean.  What is edited
+then, is edited as TOML, and the actions come back afterwards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,11 @@ _ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|end)\b")
 _PAIR = re.compile(r"(\s*[^\s={#\[][^={]*=[ \t]*)(.*)\Z")
 _BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
-_STAND_IN = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|@word(\d+)@|\"@field(\.\w+)@\"")
+_STAND_IN = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|true #@bool(\d+)@|@word(\d+)@|\"@field(\.\w+)@\"")
+# keys of the CRI plugin whose values are read as booleans
+_BOOLEAN = re.compile(
+    r"(?:systemd_?cgroup|enable_\w+|disable_\w+|privileged_without\w+|use_local_image_pull)\Z", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True)
@@ -60,8 +64,8 @@ class Template:
         return after
 
     def _action(self, found: re.Match[str]) -> str:
-        if found[4]:
-            return f"{{{{ {found[4]} }}}}"
+        if found[5]:
+            return f"{{{{ {found[5]} }}}}"
         return self.actions[int(next(filter(None, found.groups())))]
 
 
@@ -95,7 +99,8 @@ def _line(line: str, actions: list[str]) -> str:
         words = _words(pair[2], actions)
         if not _is_toml(f"x = {words}"):
             actions.append(pair[2])
-            words = f'"@value{len(actions) - 1}@"'
+            boolean = _BOOLEAN.search(pair[1].rstrip(" \t=").strip("\"'"))
+            words = f"true #@bool{len(actions) - 1}@" if boolean else f'"@value{len(actions) - 1}@"'
         return f"{pair[1]}{words}{end}"
     words = _words(body, actions)
     if body.lstrip().startswith("[") and _is_toml(words):

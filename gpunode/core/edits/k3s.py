@@ -12,6 +12,7 @@ Sources: see k3s_node.py.
 from __future__ import annotations
 
 import posixpath
+import tomllib
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -54,12 +55,10 @@ class Rancher:
         node = Node(self.kind, files, request)
         _check_fixed(node)
         by_drop_in = node.imports and (not node.finds or _cdi_differs(node) or _drop_in_says(node))
-        changes = _by_drop_in(node, containerd.configure) if by_drop_in else _by_template(node)
-        if not by_drop_in and not node.own_template:
-            return _edit(node, changes)
-        if not by_drop_in or node.finds:
-            changes |= _default(node)
-        return _edit(node, changes)
+        if by_drop_in:
+            changes = _by_drop_in(node, containerd.configure)
+            return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
+        return _edit(node, _by_template(node) | (_default(node) if node.extends else {}))
 
     def unconfigure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         """Takes back the setting and what drop-ins and templates name; what k3s finds, it adds again."""
@@ -157,10 +156,15 @@ def _drop_in_says(node: Node) -> bool:
 # ---------------------------------------------------------------- containerd's drop-ins
 
 
+def _settles_default(node: Node) -> bool:
+    """Whether the default stands in a drop-in: the setting takes only what k3s finds, and a drop-in overrules it."""
+    return not node.finds or any(b"default_runtime_name" in data for data in node.dropped.values())
+
+
 def _by_drop_in(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]) -> _Change:
     """What containerd's own editor makes of the drop-ins below the rendered file."""
     files, asked = node.as_containerd()
-    if node.finds and not any(b"default_runtime_name" in data for data in node.dropped.values()):
+    if not _settles_default(node):
         asked = replace(asked, default_runtime="keep")
     found = edit(files, asked)
     if found.problems:
@@ -173,7 +177,7 @@ def _by_drop_in(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest]
 
 def _by_template(node: Node) -> _Change:
     """The user's template, or a new one, where k3s' detection does not reach; {} where it does."""
-    if node.template and not node.own_template and not node.parsed.uses(".ExtraRuntimes"):
+    if not node.extends:
         return _whole(node, containerd.configure)
     if node.finds:
         return _without(node) if node.owns and node.template else {}
@@ -201,19 +205,24 @@ def _by_template(node: Node) -> _Change:
 
 def _whole(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]) -> _Change:
     """A template that says everything itself: containerd's config, with actions in it."""
+    runtimes = node.own.get("runtimes", {})
     _, asked = node.as_containerd(in_place=True)
-    files = {node.template: node.parsed.toml.encode()}
-    found = edit(files, replace(asked, config=node.template, drop_in=""))
+    found = edit({node.template: node.parsed.toml.encode()}, replace(asked, config=node.template, drop_in=""))
     if found.problems:
         raise Refusal(found.problems[0].what, found.problems[0].fix)
-    return {
-        path: node.parsed.edited(data.decode()).encode() for path, data in found.changes.items() if data is not None
-    }
+    data = found.changes.get(node.template)
+    if data is None:
+        return {}
+    text, name = data.decode(), node.request.name
+    options = ("plugins", CRI[node.version], "containerd", "runtimes", name, "options", "SystemdCgroup")
+    if name not in runtimes and not node.request.cgroup_driver and toml.lookup(tomllib.loads(text), options):
+        text = toml.edit(text, {options: gotemplate.field(".SystemdCgroup")})  # as runc's, which it comes from
+    return {node.template: node.parsed.edited(text).encode()}
 
 
 def _without(node: Node) -> _Change:
     """The template without the runtime's table and without it as the default."""
-    if not node.own_template and not node.parsed.uses(".ExtraRuntimes"):
+    if not node.extends:
         return _whole(node, containerd.unconfigure)
     section = ("plugins", CRI[node.version], "containerd")
     removes: list[toml.Path] = [(*section, "runtimes", node.request.name)] if node.owns else []

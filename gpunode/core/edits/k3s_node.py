@@ -19,7 +19,8 @@ from typing import Any
 
 from gpunode.core.edits import containerd, gotemplate, toml, yamltext
 from gpunode.core.edits.engine import RuntimeState
-from gpunode.core.edits.request import RuntimeRequest, check_size, decode
+from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode
+from gpunode.core.errors import InputError
 
 SETTING = "default-runtime"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
@@ -145,7 +146,13 @@ class Node:
     @cached_property
     def own(self) -> dict[str, Any]:
         """What the template itself says of containerd's CRI runtimes, below [… containerd]."""
-        doc = toml.parse(self.template, self.parsed.toml.encode())[1] if self.template else {}
+        try:
+            doc = toml.parse(self.template, self.parsed.toml.encode())[1] if self.template else {}
+        except InputError as error:
+            raise Refusal(
+                f"{error.what}: the template is no TOML even without its {{{{ actions }}}}",
+                'write it so that it is TOML without them, or extend the distribution\'s own: {{ template "base" . }}',
+            ) from None
         return _table(toml.lookup(doc, ("plugins", CRI[self.version], "containerd")))
 
     @property
@@ -172,6 +179,11 @@ class Node:
     def own_template(self) -> bool:
         """Whether the distribution's own template is rendered, alone or as a part of the user's."""
         return not self.template or self.parsed.base
+
+    @property
+    def extends(self) -> bool:
+        """Whether what is rendered has the runtimes that k3s finds."""
+        return self.own_template or self.parsed.uses(".ExtraRuntimes")
 
     @property
     def finds(self) -> bool:

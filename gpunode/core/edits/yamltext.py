@@ -28,7 +28,7 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid YAML") from None
     if not isinstance(found, dict | None):
-        raise InputError(f"{path} is {type(found).__name__}", expected="a mapping, KEY: VALUE on each line")
+        raise InputError(f"{path} holds {type(found).__name__}", expected="a mapping, KEY: VALUE on each line")
     return text, found or {}
 
 
