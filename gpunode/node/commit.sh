@@ -11,7 +11,7 @@
 # Lines of `plan`: N, write or remove, hash before ("absent"), hash after, mode of a new file, file it is like, folder to
 # create, path; separated by tabs, and the path is where symbolic links lead.
 
-# shellcheck disable=SC2154  # variables that file.sh and service.sh set
+# shellcheck disable=SC2034,SC2154  # variables that file.sh and service.sh set or use
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
@@ -23,7 +23,7 @@ log=$GPUNODE_IN/.log
 
 # restore: every file of the transaction as it was; files that somebody else changed since are left and named
 restore() {
-  left='' handlers='' # with its old files the engine need not know what it was to get
+  left='' restored=yes
   while IFS=$TAB read -r n _ before after mode _ made path; do
     new=$(temporary "$path" "$n")
     rm -f "$new"

@@ -6,7 +6,7 @@
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
 load() {
   backup=$GPUNODE_STATE/backup/$1
-  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 config='' dump='' handlers='' broken='' kind='' illness=''
+  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 config='' dump='' handlers='' broken='' kind='' restored='' illness=''
   while read -r key value; do
     case $key in
       unit) unit=$value ;;
@@ -151,8 +151,10 @@ unit_words() {
   have journalctl || return 0
   journalctl -u "$unit" --since "@$told_at" -n 200 --no-pager -o cat >"$GPUNODE_IN/.words" 2>/dev/null
   cut -c 1-400 "$GPUNODE_IN/.words" | tail -n 20 >>"$log"
-  grep -vE 'level=(info|warning|debug)|^(Start|Stopp|Finished|Failed to start|Dependency failed|Scheduled restart|[^ ]+[.]service: )' "$GPUNODE_IN/.words" |
-    awk 'tolower($0) ~ /error|fatal|fail|invalid|cannot|unable|panic/ { if (!($0 in seen)) { seen[$0]; said[++n] = $0 } } { last = $0 }
+  # containerd only warns when its CRI plugin does not load; systemd's own lines say what it did
+  grep -vE 'level=(info|debug)|^(Start|Stopp|Finished|Failed to start|Dependency failed|Scheduled restart|This usually indicates|[^ ]+[.]service: )' "$GPUNODE_IN/.words" |
+    awk '/level=warning/ && !/failed to load plugin.*[.]cri/ { next }
+      tolower($0) ~ /error|fatal|fail|invalid|cannot|unable|panic/ { if (!($0 in seen)) { seen[$0]; said[++n] = $0 } } { last = $0 }
       END { if (!n) said[++n] = last; for (i = n > 3 ? n - 2 : 1; i <= n; i++) print substr(said[i], 1, 300) }' |
     awk '{ printf "%s%s", (NR > 1 ? " | " : ""), $0 }'
 }
@@ -182,9 +184,14 @@ words() {
   patience 20 "$@" 9>&-
 }
 
-# answers: the first health command whose tool is there succeeds; without any, the socket has to exist
+# answers: the first health command whose tool is there succeeds; without any, the socket has to exist.  The old files,
+# put back, are asked for an answer alone: what is new may be part of the health commands.
 answers() {
   [ -z "$socket" ] || [ -S "$socket" ] || return 1
+  if [ -n "$restored" ]; then
+    [ -z "$client" ] || client version >>"$log" 2>&1
+    return
+  fi
   while IFS= read -r line; do
     have "${line%%"$TAB"*}" || continue
     words "$line" >>"$log" 2>&1
@@ -202,7 +209,7 @@ plugin_ok() {
 
 # knows: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
 knows() {
-  [ -n "$handlers" ] && [ "$plugin_was" != bad ] || return 0
+  [ -n "$handlers" ] && [ -z "$restored" ] && [ "$plugin_was" != bad ] || return 0
   case $kind in
     docker) client info --format 'runtimes{{range $name, $runtime := .Runtimes}} {{$name}}{{end}}' ;;
     containerd) [ -z "$plugin" ] || ! have crictl || patience 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;

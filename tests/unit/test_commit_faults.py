@@ -63,7 +63,7 @@ FAULTS = [
     ("sync", "fsync,fdatasync", "EIO", "Input/output error"),
     ("cp", "write,copy_file_range,sendfile", "ENOSPC", ""),
     ("cp", "openat", "EACCES", ""),  # the loader is refused its libraries too
-    ("sha256sum", "read", "EIO", ""),
+    pytest.param(("sha256sum", "read", "EIO", ""), marks=pytest.mark.slow),
     ("mkdir", "mkdir,mkdirat", "EROFS", "Read-only file system"),
     ("chmod", "fchmodat,chmod", "EPERM", "not permitted"),
 ]
@@ -95,7 +95,7 @@ def fail_at(tmp_path: Path, fault: tuple[str, str, str, str], at: int) -> Outcom
 
 
 @pytest.mark.skipif(not can_inject(), reason="needs strace")
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: f"{fault[0]}-{fault[2]}")
+@pytest.mark.parametrize("fault", FAULTS, ids="-".join)
 def test_a_failing_system_call_leaves_all_old_or_all_new(tmp_path: Path, fault: tuple[str, str, str, str]) -> None:
     at, said = 1, []
     while outcome := fail_at(tmp_path, fault, at):
@@ -129,7 +129,7 @@ def fill(place: Path, left: int) -> Path:
 
 @ROOT
 @pytest.mark.parametrize("where", ["etc", "state"])
-@pytest.mark.parametrize("left", [0, 4, 8, 24, 32, 40, 44, 48])
+@pytest.mark.parametrize("left", [0, 8, 32, 44])
 def test_a_full_disk_leaves_all_old_or_all_new(tmp_path: Path, small: Path, where: str, left: int) -> None:
     node = Node(tmp_path / "node", state=small / "state" if where == "state" else None)
     if where == "etc":

@@ -154,10 +154,10 @@ NVIDIA = """    [plugins.'io.x.cri'.runtimes.nvidia]
 
 
 @pytest.fixture
-def dumper(node: Node) -> Node:
-    node.shim("daemon", DUMP)
-    node.config.write_text(OLD)
-    return node
+def dumper(dash: Node) -> Node:
+    dash.shim("daemon", DUMP)
+    dash.config.write_text(OLD)
+    return dash
 
 
 def edited(node: Node, text: str, *others: FileChange, handler: str = "nvidia") -> Outcome:
@@ -171,10 +171,12 @@ def edited(node: Node, text: str, *others: FileChange, handler: str = "nvidia") 
     return outcome
 
 
-def test_what_was_meant_may_differ_in_what_is_in_force(dumper: Node) -> None:
+def test_what_was_meant_may_differ_in_what_is_in_force(node: Node) -> None:
+    node.shim("daemon", DUMP)
+    node.config.write_text(OLD)
     swapped = OLD.replace('"/etc/b.toml", "/etc/a.toml"', '"/etc/a.toml","/etc/b.toml"')
-    assert edited(dumper, "# why\n" + swapped + NVIDIA).status == "changed"
-    assert dumper.told() == ["restart"]
+    assert edited(node, "# why\n" + swapped + NVIDIA).status == "changed"
+    assert node.told() == ["restart"]
 
 
 @pytest.mark.parametrize(
@@ -306,3 +308,13 @@ def test_docker_has_to_know_the_runtime_afterwards(dash: Node, pod: int) -> None
         outcome = dash.ask(request)
         assert outcome.status == status
         assert ("does not know the runtime nvidia" in outcome.message) == (status == "rolled_back")
+        assert "after the files were put back" not in outcome.message, "the old files need not know it"
+
+
+def test_health_that_proves_what_is_new_is_not_asked_of_the_old_files(dash: Node) -> None:
+    dash.shim("docker", '#!/bin/sh\ncase "$*" in *version) ;; *) exit 1 ;; esac\n')
+    new = ("docker", "-H", "unix:///run/d.sock", "info", "--format", "nvidia")
+    outcome = dash.write("new\n", unit(dash, health=(new, *DOCKER)))
+    assert outcome.status == "rolled_back"
+    assert outcome.message.startswith("engine.service does not answer with the new configuration")
+    assert "after the files were put back" not in outcome.message
