@@ -21,6 +21,8 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import Cdi, CdiGpu, CdiSpec, DriverState, NodeFacts, NvmlGpu, Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.requests_cdi import cdi_request
+from gpunode.edge.cdi import misfits, with_specification
+from gpunode.edge.runtimes import Options
 from gpunode.node import script
 
 PLACE = "/run/cdi/nvidia.yaml"
@@ -369,3 +371,44 @@ def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
 def test_a_request_that_means_nothing_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(InputError):
         cdi_request(value)
+
+
+# ---------------------------------------------------------------- gpunode runtime --runtime podman
+
+
+def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    """What runs on this machine prints `text`."""
+    monkeypatch.setattr("gpunode.edge.cdi.local_run", lambda program, **_: (0, text, ""))
+
+
+PODMAN = Options(runtime="podman")
+UNCHANGED = Outcome(status="unchanged", message="every file is as it should be")
+
+
+def test_an_engine_that_does_not_go_by_cdi_is_asked_for_no_specification() -> None:
+    other = Options(runtime="docker")
+    assert misfits(other) == ()
+    assert with_specification(other, UNCHANGED, check=False) is UNCHANGED
+    assert misfits(Options(runtime="podman", root=Path("/mnt/image"))) == ()
+
+
+def test_podmans_outcome_is_that_of_the_edit_and_of_the_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, "gpunode\tchanged\tcreates /a\ngpunode\tstatus\tchanged\ngpunode\tmessage\tmade\n")
+    assert with_specification(PODMAN, UNCHANGED, check=False) == Outcome(
+        status="changed", message="made", changed=("creates /a",)
+    )
+    edited = Outcome(status="changed", message="1 file(s) changed", changed=("creates /b",))
+    both = with_specification(PODMAN, edited, check=False)
+    assert both == Outcome(status="changed", message="1 file(s) changed; made", changed=("creates /b", "creates /a"))
+
+
+def test_an_edit_that_failed_makes_no_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpunode.edge.cdi.local_run", None)
+    assert with_specification(PODMAN, None, check=False) is None
+    failed = Outcome(status="failed", message="no room")
+    assert with_specification(PODMAN, failed, check=False) is failed
+
+
+def test_what_does_not_fit_is_found_by_a_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    answering(monkeypatch, "#: gpunode-probe 1\n#: cdi\n| gpu 0 GPU-a\n#: files\n#: end\n")
+    assert misfits(PODMAN) == ("there is no CDI specification of nvidia.com/gpu in /etc/cdi or /run/cdi",)
