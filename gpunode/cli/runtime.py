@@ -151,9 +151,11 @@ def _only(root: Path) -> RuntimeName:
 @format_option("text", "json")
 def configure(options: Options, dry_run: bool, output_format: str) -> int:
     """Let the engine know the nvidia runtime: edit, validate, write, restart, check; rolled back if it fails."""
-    from gpunode.edge import runtimes
+    from gpunode.edge import cdi, runtimes
 
-    return _done(runtimes.configure(options, check=dry_run), dry_run, output_format)
+    subject, edit, outcome = runtimes.configure(options, check=dry_run)
+    outcome = cdi.with_specification(options, outcome, check=dry_run)
+    return _done((subject, edit, outcome), dry_run, output_format)
 
 
 @runtime.command(
@@ -181,15 +183,15 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
 @format_option("text", "json")
 def diff(options: Options, output_format: str) -> int:
     """Show what configure would change, as unified diffs without secrets."""
-    from gpunode.edge import runtimes
+    from gpunode.edge import cdi, runtimes
 
     subject = runtimes.look(options)
-    edit = runtimes.edit(subject)
+    edit, misfits = runtimes.edit(subject), cdi.misfits(options)
     if output_format == "json":
-        print_json(_edit_data(subject, edit))
+        print_json(_edit_data(subject, edit) | {"cdi": misfits})
     else:
-        click.echo(_diffs(subject, edit), nl=False)
-    return _pending(edit, output_format)
+        click.echo(_diffs(subject, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
+    return _pending(edit, output_format, misfits)
 
 
 @runtime.command(
@@ -202,26 +204,26 @@ def diff(options: Options, output_format: str) -> int:
 @format_option("text", "json")
 def status(options: Options, output_format: str) -> int:
     """Say whether the engine knows the nvidia runtime, from which files, and what stands in the way."""
-    from gpunode.edge import runtimes
+    from gpunode.edge import cdi, runtimes
 
     subject = runtimes.look(options)
-    edit = runtimes.edit(subject)
+    edit, misfits = runtimes.edit(subject), cdi.misfits(options)
     if output_format == "json":
-        print_json(_status_data(subject, edit))
+        print_json(_status_data(subject, edit, misfits))
     else:
-        click.echo(_status_text(subject, edit))
-    return _pending(edit, output_format)
+        click.echo(_status_text(subject, edit, misfits))
+    return _pending(edit, output_format, misfits)
 
 
 # ---------------------------------------------------------------- saying
 
 
-def _pending(edit: Edit, output_format: str) -> int:
+def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
     if edit.problems:
         if output_format == "text":
             show_error(_refusal(edit))
         return Exit.REFUSED
-    return Exit.PENDING if edit.changes else Exit.OK
+    return Exit.PENDING if edit.changes or misfits else Exit.OK
 
 
 def _refusal(edit: Edit) -> GpunodeError:
@@ -305,17 +307,18 @@ def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
     return {"outcome": vars_of(outcome) if outcome else None}
 
 
-def _status_data(subject: Subject, edit: Edit) -> dict[str, Any]:
+def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
     data = _edit_data(subject, edit)
     return {
-        "configured": not edit.changes and not edit.problems,
+        "configured": not edit.changes and not edit.problems and not misfits,
+        "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
         "state": vars_of(subject.state),
         **data,
     }
 
 
-def _status_text(subject: Subject, edit: Edit) -> str:
+def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
     state, request = subject.state, subject.request
     where = f" of {request.distribution}" if request.distribution else ""
     rows = [
@@ -328,7 +331,8 @@ def _status_text(subject: Subject, edit: Edit) -> str:
         ("cgroup driver", state.cgroup_driver or "not set"),
         *(("note", f"{note.what}: {note.why}") for note in state.notes),
         *(("would change", path) for path in sorted(edit.changes)),
-        ("configured", "no: refused" if edit.problems else "no" if edit.changes else "yes"),
+        *(("CDI specification", reason) for reason in misfits),
+        ("configured", "no: refused" if edit.problems else "no" if edit.changes or misfits else "yes"),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
