@@ -6,7 +6,7 @@
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
 load() {
   backup=$GPUNODE_STATE/backup/$1
-  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 config='' dump='' handlers='' broken='' kind='' restored='' illness=''
+  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' illness=''
   while read -r key value; do
     case $key in
       unit) unit=$value ;;
@@ -224,6 +224,7 @@ knows() {
 
 # containers: NAME PID of each one that runs and that a restart of the engine must not stop
 containers() {
+  # shellcheck disable=SC2046,SC2086  # ids, split at white space
   case $kind in
     containerd)
       for space in $(client namespaces ls -q); do
@@ -232,14 +233,12 @@ containers() {
       ;;
     docker)
       [ "$verb" = reload ] || [ "$(client info --format '{{.LiveRestoreEnabled}}')" = true ] || return 0
-      for id in $(client ps -q --no-trunc); do client inspect -f '{{.Name}} {{.State.Pid}}' "$id"; done
+      ids=$(client ps -q --no-trunc) && [ -n "$ids" ] && client inspect -f '{{.Name}} {{.State.Pid}}' $ids
       ;;
     cri)
-      for id in $(client ps -q); do
-        client inspect -o go-template --template "$id {{.info.pid}}" "$id" && echo
-      done
+      ids=$(client ps -q) && [ -n "$ids" ] && client inspect -o go-template --template '{{.status.id}} {{.info.pid}}' $ids
       ;;
-  esac 2>>"$log"
+  esac 2>>"$log" | awk 'NF == 2'
 }
 
 # keeps: the containers that ran before run, as the engine has it; else $illness.  One whose process has ended, while
@@ -287,17 +286,16 @@ well() {
   illness=''
 }
 
-# healthy: within half a minute it is well, and then stays up with the same process until it is $settle seconds old
+# healthy: within a minute it is well, and stays up with the same process until $settle seconds after it was told
 healthy() {
-  since=${told_up:-$(uptime_now)}
-  tries=0
+  begun=$(uptime_now) tries=0
   until well; do
     tries=$((tries + 1))
     case $(systemctl is-active "$unit" 2>/dev/null) in
       active | activating | reloading) ;;
       *) return 1 ;;
     esac
-    [ "$tries" -le 90 ] && [ $(($(uptime_now) - since)) -le 40 ] || return 1
+    [ "$tries" -le 120 ] && [ $(($(uptime_now) - begun)) -le 60 ] || return 1
     nap
   done
   pid=$(unit_pid)
@@ -307,7 +305,7 @@ healthy() {
       illness="$unit does not stay up"
       return 1
     }
-    [ $(($(uptime_now) - since)) -lt "$settle" ] || return 0
+    [ $(($(uptime_now) - ${told_up:-begun})) -lt "$settle" ] || return 0
   done
 }
 
