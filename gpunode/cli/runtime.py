@@ -223,7 +223,7 @@ def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> i
         if output_format == "text":
             show_error(_refusal(edit))
         return Exit.REFUSED
-    return Exit.PENDING if edit.changes or misfits else Exit.OK
+    return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
 
 
 def _refusal(edit: Edit) -> GpunodeError:
@@ -292,7 +292,7 @@ def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
         ],
         "reasons": [vars_of(r) for r in edit.reasons],
         "problems": [vars_of(p) for p in edit.problems],
-        "disrupts": after(subject, edit).disrupts if edit.changes else "",
+        "disrupts": after(subject, edit).disrupts if edit.changes or edit.restart else "",
     }
 
 
@@ -310,7 +310,7 @@ def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
 def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
     data = _edit_data(subject, edit)
     return {
-        "configured": not edit.changes and not edit.problems and not misfits,
+        "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
         "state": vars_of(subject.state),
@@ -331,8 +331,9 @@ def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
         ("cgroup driver", state.cgroup_driver or "not set"),
         *(("note", f"{note.what}: {note.why}") for note in state.notes),
         *(("would change", path) for path in sorted(edit.changes)),
+        *(("would restart", reason.what) for reason in edit.reasons if edit.restart),
         *(("CDI specification", reason) for reason in misfits),
-        ("configured", "no: refused" if edit.problems else "no" if edit.changes or misfits else "yes"),
+        ("configured", "no: refused" if edit.problems else "no" if _pending(edit, "json", misfits) else "yes"),
     ]
     width = max(len(name) for name, _ in rows)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)

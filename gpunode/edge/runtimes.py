@@ -26,6 +26,7 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests import TRIES, runtime_request, undo_label
 from gpunode.edge.shell import local_run
 from gpunode.edge.state import state_dir
@@ -195,7 +196,10 @@ def _commit(
         made, used = make(subject)
         if made.problems:
             return subject, made, None
-        outcome = _run(_request_of_commit(subject, made, used, keep=keep, check=check))
+        unit = after(subject, made).unit if made.restart and not made.changes else ""
+        if unit:  # the files are right, and the engine was started before they were
+            return subject, made, _run("activate.sh", activate_request({"restart": [unit]}, check=check))
+        outcome = _run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
         if not left or not outcome.stale:
             break
     return subject, made, outcome
@@ -232,8 +236,8 @@ def _state(subject: Subject, written: Sequence[Path] = ()) -> Path:
     return state_dir() / "node" if own else Path(STATE)
 
 
-def _run(request: Mapping[str, bytes]) -> Outcome:
-    rc, stdout, _ = local_run(program(script("commit.sh"), request), timeout=600)
+def _run(name: str, request: Mapping[str, bytes]) -> Outcome:
+    rc, stdout, _ = local_run(program(script(name), request), timeout=600)
     return parse_outcome(stdout, rc)
 
 
