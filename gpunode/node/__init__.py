@@ -4,8 +4,8 @@ from importlib import resources
 
 _BEFORE = {
     "commit.sh": ("common.sh", "file.sh", "service.sh"),
-    "packages.sh": ("common.sh", "devices.sh", "apt.sh"),
-    "activate.sh": ("common.sh", "devices.sh"),
+    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "apt.sh"),
+    "activate.sh": ("common.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh",),

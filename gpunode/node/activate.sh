@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
 # way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
-# Request and output: core/requests_activate.py.  Runs behind common.sh and devices.sh.
+# Request and output: core/requests_activate.py.  Runs behind common.sh, devices.sh and reload.sh.
 
 log=$GPUNODE_IN/.log
 : >"$log"

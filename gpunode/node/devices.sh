@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# NVIDIA's device files, and the running containers that have some of them; put before probe.sh, packages.sh and activate.sh.
+# NVIDIA's device files, and the running containers that have some of them; put before probe.sh and reload.sh.
 #
 # systemd applies its own device rules to every scope anew at each daemon-reload (`systemctl enable` and package scripts
 # do one, too).  What a container got behind its back is then gone: «Failed to initialize NVML: Unknown Error».  So what
@@ -150,34 +150,3 @@ container_name() {
 }
 
 annotation() { printf '%s\n' "$specification" | sed -n "s/.*\"io\.kubernetes\.\($1\)\":\"\([^\"]*\)\".*/\2/p"; }
-
-# keep_gpus: before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
-# as well), tells it of the GPUs that it would take from running containers.  Needs common.sh.
-# Where that is not possible, 1, and $losers names the containers.
-keep_gpus() {
-  losers=
-  systemd_runs || return 0
-  gpu_containers >"$GPUNODE_IN/.gpu_containers"
-  while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
-    case $gpu_state in keepable | exposed) ;; *) continue ;; esac
-    if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then
-      losers="${losers:+$losers, }$gpu_name"
-    elif ! checking; then
-      say note "told systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
-    fi
-  done <"$GPUNODE_IN/.gpu_containers"
-  [ -z "$losers" ]
-}
-
-systemd_runs() { [ -d /run/systemd/system ]; }
-
-# tell_systemd UNIT DEVICE,DEVICE…: until the unit ends; reloads nothing, and writes nothing that outlives it
-tell_systemd() (
-  unit=$1 devices=$2,
-  set --
-  while [ -n "$devices" ]; do
-    set -- "$@" "DeviceAllow=${devices%%,*} rw"
-    devices=${devices#*,}
-  done
-  systemctl set-property --runtime "$unit" "$@" >>"${log:-/dev/null}" 2>&1 </dev/null 9>&-
-)

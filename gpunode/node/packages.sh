@@ -1,7 +1,7 @@
 #!/bin/sh
 # One package transaction: recover what was interrupted, wait for the lock, refresh, install and remove in one go,
 # hold, check that DKMS built what was installed, and write to the journal what was there before.
-# Request and output: core/requests_packages.py.  Runs behind common.sh, devices.sh and a file for each package manager
+# Request and output: core/requests_packages.py.  Runs behind common.sh, devices.sh, reload.sh and a file for each package manager
 # (apt.sh …), which offers functions NAME_…:
 #   installed    lines `NAME VERSION hold|broken|-` of what is there, wholly or half
 #   options      prepares the configuration of this transaction
@@ -11,7 +11,9 @@
 #   refresh      reads them anew; refresh_all reads every repository of the node
 #   simulate     prints what would happen as lines `install NAME VERSION` and `remove NAME`; why_not says why it cannot
 #   needs        KiB to fetch and KiB to unpack
-#   commit       does it; hold NAME… keeps packages as they are
+#   commit       does it, its output in .transaction; said: the line of it that says why it failed
+#   hold NAME…   keeps packages as they are
+#   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
 
 log=$GPUNODE_IN/.log
 
@@ -33,29 +35,114 @@ manager_() {
   "${manager}_$function" "$@"
 }
 
+# ---------------------------------------------------------------- for the files of the package managers
+
+# lock_holder PATH…: who holds one of these lock files, as «COMMAND (PID N) holds PATH»; nothing when they are free
+lock_holder() {
+  for path in "$@"; do
+    [ -e "$path" ] || continue
+    inode=$(stat -c %i "$path")
+    pid=$(awk -v inode=":$inode" '$2 != "->" && substr($6, length($6) - length(inode) + 1) == inode { print $5; exit }' /proc/locks 2>/dev/null)
+    [ -n "$pid" ] || continue
+    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
+    return
+  done
+}
+
+# pid_holder PATH…: the same for files that hold the PID of a process which may be gone
+pid_holder() {
+  for path in "$@"; do
+    pid=$(cat "$path" 2>/dev/null) && [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null || continue
+    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
+    return
+  done
+}
+
+# wait_for COMMAND…: until it prints nobody
+wait_for() {
+  waited=0
+  limit=$(word wait)
+  while holder=$("$@") && [ -n "$holder" ]; do
+    [ "$waited" -gt 0 ] || say note "waiting for the package manager: $holder"
+    [ "$waited" -lt "${limit:-300}" ] || {
+      say locked "$holder"
+      finish failed "the package manager is locked: $holder" "let it end (unattended upgrades can take minutes), then run again"
+    }
+    sleep 2
+    waited=$((waited + 2))
+  done
+}
+
+# the proxy for package managers that read it from the environment, which only root can see
+use_proxy() {
+  proxy=$(word proxy)
+  [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
+}
+
+# the first source file of the request that does not exist
+missing_source() {
+  requested refresh | while read -r path; do
+    [ -e "$path" ] || { echo "$path"; break; }
+  done
+}
+
+sources_there() {
+  missing=$(missing_source)
+  [ -z "$missing" ] || fail "the sources file $missing does not exist" "run the step that writes it first (the role's sources option)"
+}
+
+wrong_signature() {
+  fail "the signature of the repository in $(requested refresh | tr '\n' ' ')does not fit its key: $1" \
+    "check sources.NAME.key and fingerprint in gpunode.yml; nothing was installed"
+}
+
+unreadable_source() {
+  fail "the repository in $(requested refresh | tr '\n' ' ')cannot be read: $1" \
+    "check its URL, the network and the proxy from the node; nothing was installed"
+}
+
+# ---------------------------------------------------------------- what is to be done
+
 # which of install and remove is not yet so, as sentences; also fills .to_remove and .to_hold
 differences() {
   : >"$GPUNODE_IN/.to_hold"
   requested install | while read -r name version hold; do
-    now=$(awk -v name="$name" '$1 == name { print $2, $3 }' "$GPUNODE_IN/.before")
-    # shellcheck disable=SC2254  # the trailing * of a version is a pattern by design
+    now=$(installed_of "$name" "$version")
     case $now in
       *" broken") echo "finish installing $name" ;;
       '') echo "install $name$([ "$version" = - ] || echo " $version")" ;;
-      *) [ "$version" = - ] || case "${now%% *}" in
-        $version) ;;
-        *) echo "change $name from ${now%% *} to $version" ;;
-      esac ;;
+      *) fits "${now%% *}" "$version" || echo "change $name from ${now%% *} to $version" ;;
     esac
     [ "$hold" != hold ] || [ "${now##* }" = hold ] || {
       echo "$name" >>"$GPUNODE_IN/.to_hold"
       [ -z "$now" ] || echo "hold $name"
     }
   done
+  requested streams | while read -r module stream; do
+    [ "$(manager_ stream "$module")" = "$stream" ] || echo "enable stream $stream of module $module"
+  done
   requested remove | while read -r name; do
     awk -v name="$name" '$1 == name { print name }' "$GPUNODE_IN/.before"
   done >"$GPUNODE_IN/.to_remove"
   sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
+}
+
+# fits VERSION WANTED: whether it is the one asked for; the trailing * of a version is a pattern by design
+fits() {
+  # shellcheck disable=SC2254
+  case $1 in
+    $2) return 0 ;;
+  esac
+  [ "$2" = - ]
+}
+
+# installed_of NAME WANTED: «VERSION hold|broken|-» of the package; of several versions side by side the one that fits
+installed_of() {
+  awk -v name="$1" '$1 == name { print $2, $3 }' "$GPUNODE_IN/.before" >"$GPUNODE_IN/.of"
+  while read -r is state; do
+    fits "$is" "$2" && echo "$is $state" && return
+  done <"$GPUNODE_IN/.of"
+  tail -n 1 "$GPUNODE_IN/.of"
 }
 
 # What the package manager would do beyond the plan: removals nobody asked for, and packages somebody else holds.
@@ -66,7 +153,7 @@ refuse_surprises() {
   held=$(awk 'NR == FNR { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
     grep -s '"op":"packages","phase":"done"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
-      finish refused "$name has to change, and is held by somebody else than gpunode" "apt-mark unhold $name, if it may change"
+      finish refused "$name has to change, and is held by somebody else than gpunode" "lift its hold, if it may change"
   done
 }
 
@@ -172,22 +259,22 @@ transaction() {
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {
-    grep -q '404' "$GPUNODE_IN/.apt" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
+    grep -q '404' "$GPUNODE_IN/.transaction" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
   } || {
     dkms_build
-    fail "the package manager failed: $(grep -E '^(dpkg: error|E:) ' "$log" | head -n 1)" "see the log, then run again"
+    fail "the package manager failed: $(manager_ said)" "see the log, then run again"
   }
 }
 
+package_manager() {
+  for known in apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman; do
+    have "${known%:*}" && echo "${known#*:}" && return
+  done
+}
+
 main() {
-  if have apt-get; then
-    manager=apt
-  else
-    for other in dnf zypper pacman; do
-      ! have "$other" || finish refused "this node's package manager is $other, which gpunode cannot drive yet" "use Debian or Ubuntu"
-    done
-    finish refused "no package manager was found (apt-get)" "use Debian or Ubuntu"
-  fi
+  manager=$(package_manager)
+  [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use one of docs/solve.md's distributions"
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   if [ ! -s "$GPUNODE_IN/.differences" ] && [ -z "$(dkms_missing)" ] && [ -z "$(unfinished packages)" ]; then
@@ -201,7 +288,7 @@ main() {
   # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $losers lose their GPUs"
   manager_ recover
-  close_interrupted packages 'interrupted; what dpkg had begun was finished by a later run'
+  close_interrupted packages 'interrupted; what had begun was finished by a later run'
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   if grep -qv '^hold ' "$GPUNODE_IN/.differences"; then

@@ -16,9 +16,10 @@ import pytest
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
+from gpunode.node import script
 
 PROBE = Path(str(files("gpunode") / "node" / "probe.sh"))
-SCRIPT = PROBE.read_text()
+SCRIPT = script("probe.sh")
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"], ["sh"]) if shutil.which(shell[0])]
 # what a small image has; no timeout, no modinfo, no package manager
 FEW_TOOLS = "base64 cat cut grep head id ls od readlink sed sleep sort stat tail tr true uname uniq"
