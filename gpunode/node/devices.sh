@@ -8,11 +8,11 @@
 
 eol='
 '
-limit=
-timeout -k 1 1 true >/dev/null 2>&1 && limit='timeout -k 1 5'
+TIMEOUT=
+timeout -k 1 1 true >/dev/null 2>&1 && TIMEOUT='timeout -k 1 5'
 
 # briefly COMMAND…: 5 s are enough, where there is a timeout
-briefly() { $limit "$@" </dev/null 9>&-; }
+briefly() { $TIMEOUT "$@" </dev/null 9>&-; }
 
 # nvidia_nodes [ROOT]: lines `MAJOR:MINOR PATH`.  Links are not followed: a container's may lead anywhere.
 nvidia_nodes() {

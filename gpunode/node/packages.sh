@@ -1,8 +1,8 @@
 #!/bin/sh
 # One package transaction: recover what was interrupted, wait for the lock, refresh, install and remove in one go,
 # hold, check that DKMS built what was installed, and write to the journal what was there before.
-# Request and output: core/requests_packages.py.  Runs behind common.sh, devices.sh, reload.sh and a file for each package manager
-# (apt.sh …), which offers functions NAME_…:
+# Request and output: core/requests_packages.py.  Runs behind common.sh, devices.sh, reload.sh and a file for
+# each package manager (apt.sh …), which offers functions NAME_…:
 #   installed    lines `NAME VERSION hold|broken|-` of what is there, wholly or half
 #   options      prepares the configuration of this transaction
 #   wait         until nobody else holds the package manager's lock
