@@ -26,8 +26,8 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests import TRIES, runtime_request, undo_label
+from gpunode.core.requests_activate import activate_request
 from gpunode.edge.shell import local_run
 from gpunode.edge.state import state_dir
 from gpunode.edge.tree import Found, Tree
