@@ -26,6 +26,7 @@ __all__ = [
     "configure_runtime",
     "edit_runtime",
     "request_of",
+    "root_config",
     "runtime_files",
     "runtime_state",
     "unconfigure_runtime",
@@ -94,6 +95,11 @@ def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request:
     except Refusal as refusal:
         return Edit(problems=(refusal.problem,))
     return replace(edit, undo={path: record(files.get(path), data) for path, data in edit.changes.items()})
+
+
+def root_config(request: RuntimeRequest) -> str:
+    """The root config that a request is about: the one that it names, or the engine's usual one."""
+    return request.config or _engine(request).CONFIG
 
 
 def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
