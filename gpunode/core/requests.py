@@ -25,7 +25,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.core.edits import Activation, RuntimeRequest, activation, request_of, runtime_files
+from gpunode.core.edits import Activation, RuntimeRequest, activation, request_of, root_config, runtime_files
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
@@ -142,7 +142,7 @@ def runtime_request(
 
 def undo_label(request: RuntimeRequest) -> str:
     """Whose undo record: the engine, or the Kubernetes that brings it, and its root config."""
-    return f"{request.distribution or request.runtime} {request.config}"
+    return f"{request.distribution or request.runtime} {root_config(request)}"
 
 
 def edit_request(

@@ -37,6 +37,7 @@ restore() {
     else
       old=$path # it has the owner and the labels; a backup on another file system may not
       [ -e "$old" ] || old=$backup/$n.old
+      (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log"
       stage "$backup/$n.old" "$old" "$new" "$mode" - && touch -r "$backup/$n.old" "$new" &&
         mv -f "$new" "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
     fi
@@ -62,7 +63,15 @@ records() {
 accepted() {
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
+  while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
+}
+
+# empty PLAN: removes the folders that an edit has created, which is now taken back, as far as nothing is in them
+empty() {
+  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ made path; do
+    [ "$made" = - ] || prune "$(dirname "$path")" "$made"
+  done <"$1"
 }
 
 # taken_back PHASE [,"MORE":JSON]: it does not

@@ -112,4 +112,4 @@ why_not() {
   esac
 }
 
-last_words() { tail -n 1 "$log"; }
+last_words() { tail -n 1 "$log" | sed 's/.*: //'; } # why: the program's name and the paths stand in the log

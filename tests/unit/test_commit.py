@@ -247,6 +247,15 @@ def test_the_undo_record_is_kept_when_the_edit_stands_and_renamed_when_it_is_use
     assert (node.backups("undo.json"), node.backups("undo.used.json")) == ([], [kept])
 
 
+def test_a_folder_that_an_edit_created_goes_with_it_when_it_is_empty(dash: Node) -> None:
+    drop_in = dash.root / "etc/made/conf.d/x"
+    assert dash.run(FileChange(path=str(drop_in), data=b"x")).status == "changed"
+    made = str(dash.journal[0]["id"])
+    back = commit_request((FileChange(path=str(drop_in)),)) | {"used": f"{made}\n".encode()}
+    assert dash.ask(back).status == "changed"
+    assert [path.name for path in (dash.root / "etc").iterdir()] == ["config"]
+
+
 def test_an_edit_that_is_rolled_back_leaves_no_undo_record(dash: Node) -> None:
     request = commit_request((FileChange(path=str(dash.config), data=b"broken\n"),), after=unit(dash), settle=0)
     assert dash.ask(request | records("engine")).status == "rolled_back"
