@@ -141,8 +141,8 @@ def runtime_request(
 
 
 def undo_label(request: RuntimeRequest) -> str:
-    """Whose undo record: the engine, or the Kubernetes that brings it, and its root config."""
-    return f"{request.distribution or request.runtime} {root_config(request)}"
+    """Whose undo record: the engine, or the Kubernetes that brings it, its root config, and the runtime's name."""
+    return f"{request.distribution or request.runtime} {root_config(request)} {request.name}"
 
 
 def edit_request(
