@@ -77,6 +77,12 @@ def read(text: str) -> Template:
         whole = inside or line.count("{{") > line.count("}}")  # an action over several lines
         lines.append(_comment(line, actions) if whole else _line(line, actions))
         inside = (inside or whole) and "}}" not in line
+    depths = _depths(text)
+    if inside or min(depths) < 0 or depths[-1]:
+        raise Refusal(
+            "the template has an action without its end: {{ without }}, or {{ if }} without {{ end }}",
+            "mend the template: it cannot be rendered either",
+        )
     return Template(text, "".join(lines), tuple(actions))
 
 

@@ -125,7 +125,7 @@ def _edited(
         for path, data in found.changes.items()
         if path != CONFIG
     }
-    reasons = [reason for reason in found.reasons if not reason.what.startswith(f"{CONFIG} ")]
+    reasons = [reason for reason in found.reasons if CONFIG not in reason.what and DROP_INS not in reason.what]
     return replace(found, changes=changes, reasons=tuple(replace(r, source=SOURCE) for r in reasons))
 
 

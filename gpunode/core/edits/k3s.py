@@ -76,7 +76,10 @@ class Rancher:
         )
         return Edit(
             changes={path: data for path, data in changes.items() if files.get(path) != data},
-            reasons=(*_reasons(changes, "no longer names the nvidia runtime"), *([stays] if node.finds else [])),
+            reasons=(
+                *_reasons(changes, "no longer names the nvidia runtime"),
+                *([stays] if node.finds and node.extends else []),
+            ),
             meant=_meant(node),
         )
 
@@ -87,7 +90,7 @@ class Rancher:
         setting = node.setting(SETTING)
         return replace(
             found,
-            default=found.default or (setting.value if setting and not node.root else ""),
+            default=setting.value if setting and not node.root else found.default,
             files=tuple(
                 path for path in (*node.documents, node.rendered, node.template, *node.dropped) if path in files
             ),

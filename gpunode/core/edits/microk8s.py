@@ -13,7 +13,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
-from gpunode.core.edits import containerd
+from gpunode.core.edits import containerd, toml
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, release
 from gpunode.core.model import Edit, NodeFacts, Runtime
@@ -23,6 +23,7 @@ SOURCE = "microk8s run-containerd-with-args"
 SOCKET = "/var/snap/microk8s/common/run/containerd.sock"
 UNIT = "snap.microk8s.daemon-containerd.service"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
+_PLUGIN = "io.containerd.grpc.v1.cri"  # the template is of version 2, under containerd 2 as well
 # what the snap's wrapper fills in for every node (the type is runc.v1 on cgroup v1, which containerd 2 has no more)
 _MEANS = {b'"${RUNTIME}"': b'"runc"', b'"${RUNTIME_TYPE}"': b'"io.containerd.runc.v2"'}
 
@@ -38,8 +39,15 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 
 
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
-    """Takes nvidia's entries out of the template; those of the addon stay with the addon."""
-    return _edited(files, request, containerd.unconfigure)
+    """Takes nvidia's entries out of the template, whose default is the snap's again; the addon's stay."""
+    path = request.config or CONFIG
+    text, doc = toml.parse(path, files.get(path, b""))
+    default = ("plugins", _PLUGIN, "containerd", "default_runtime_name")
+    if toml.lookup(doc, default) != request.name:
+        return _edited(files, request, containerd.unconfigure)
+    reset = {**files, path: toml.edit(text, {default: "${RUNTIME}"}).encode()}
+    found = _edited(reset, request, containerd.unconfigure)
+    return found if found.problems else replace(found, changes={path: reset[path], **found.changes})
 
 
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:

@@ -60,10 +60,15 @@ def remove_key(text: str, key: str) -> str:
     wanted = {name: value for name, value in _loaded(text).items() if name != key}
     root, after = _root(text), text
     while root is not None and (found := _pair(root, key)):
-        if root.flow_style:
-            raise Refusal(f"{key} stands in braces", _BY_HAND)
-        start = after.rfind("\n", 0, found[0].start_mark.index) + 1
-        end = after.find("\n", found[1].end_mark.index) + 1 or len(after)
+        start, end = found[0].start_mark.index, found[1].end_mark.index
+        at = root.value.index(found)
+        if not root.flow_style:  # its lines, with a comment at the end
+            start = after.rfind("\n", 0, start) + 1
+            end = after.find("\n", end) + 1 or len(after)
+        elif at:  # with the comma before it
+            start = root.value[at - 1][1].end_mark.index
+        elif root.value[1:]:
+            end = root.value[1][0].start_mark.index
         after = after[:start] + after[end:]
         root = _root(after)
     return _proven(text, after, wanted, key)

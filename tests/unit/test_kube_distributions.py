@@ -1,0 +1,376 @@
+"""k3s, RKE2, k0s and MicroK8s beyond the cases of tests/edits: templates, YAML, what is undone, what follows."""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits import (
+    RuntimeRequest,
+    activation,
+    configure_runtime,
+    edit_runtime,
+    gotemplate,
+    runtime_files,
+    runtime_state,
+    unconfigure_runtime,
+    yamltext,
+)
+from gpunode.core.edits.k3s_node import has
+from gpunode.core.edits.request import Refusal
+from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+
+EDITS = Path(__file__).parent.parent / "edits"
+PROBES = Path(__file__).parent.parent / "cases" / "probes"
+WISH = RuntimeWish(runtime="containerd")
+DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+
+
+def request_of(case: str, **more: Any) -> RuntimeRequest:
+    options = json.loads((EDITS / case / "request.json").read_text())
+    options["flags"] = tuple(options.get("flags", ()))
+    return RuntimeRequest(runtime="containerd", distribution=case.split("/")[0], **{**options, **more})  # type: ignore[arg-type]
+
+
+def facts_of(name: str) -> NodeFacts:
+    return parse_probe((PROBES / name / "probe.txt").read_text())
+
+
+ALL = [
+    pytest.param(f"{engine}/{case.name}", id=f"{engine}-{case.name}")
+    for engine in DISTRIBUTIONS
+    for case in sorted((EDITS / engine).iterdir())
+    if (case / "after").is_dir()
+]
+
+
+# ---------------------------------------------------------------- versions
+
+
+@pytest.mark.parametrize(
+    ("feature", "version", "there"),
+    [
+        ("containerd 2", "v1.31.5+k3s1", False),
+        ("containerd 2", "v1.31.6+k3s1", True),
+        ("containerd 2", "v1.32.1+rke2r1", False),
+        ("containerd 2", "v1.32.2+rke2r1", True),
+        ("containerd 2", "v1.33.0+k3s1", True),
+        ("containerd 2", "1.7.27-k3s1", False),
+        ("containerd 2", "2.0.2-k3s2", True),
+        ("containerd 2", "", True),
+        ("default-runtime", "v1.28.4+k3s2", False),
+        ("default-runtime", "v1.28.5+k3s1", True),
+        ("default-runtime", "v1.25.16+k3s4", False),
+        ("default-runtime", "1.7.7-k3s1", False),
+        ("base template", "v1.27.4+k3s1", False),
+        ("base template", "v1.27.5+k3s1", True),
+        ("search on PATH", "v1.30.5+k3s1", False),
+        ("search on PATH", "v1.30.6+k3s1", True),
+        ("search on PATH", "no version", True),
+    ],
+)
+def test_a_version_of_the_engine_or_of_kubernetes_says_what_there_is(feature: str, version: str, there: bool) -> None:
+    assert has(feature, version) is there
+
+
+# ---------------------------------------------------------------- Go templates
+
+ACTIONS = st.sampled_from(
+    [
+        '{{ template "base" . }}',
+        "{{- if .DisableCgroup}}\n  disable_cgroup = true\n{{else}}\n{{end}}",
+        "{{/* a comment\nof two lines */}}",
+        "# {{ .Program }}",
+        'path = "{{ .A }}/x"',
+        "SystemdCgroup = {{ .SystemdCgroup }}",
+        "a = {{ if .X }}1{{ else }}2{{ end }} # why",
+        '{{ if $v }}b = {{ printf "%q" $v }}{{end}}',
+        'list = [{{range $i, $j := .E}}{{if $i}}, {{end}}{{printf "%q" .}}{{end}}]',
+        '[x."{{$k}}"]',
+        "[y]",
+        "c = 1",
+        "d = '{{ .Q }}'",
+        "",
+        "  # plain",
+    ]
+)
+
+
+@given(st.lists(ACTIONS, max_size=12), st.sampled_from(["\n", "\r\n"]))
+@settings(max_examples=300, deadline=None)
+def test_a_template_that_is_not_edited_comes_back_to_the_byte(lines: list[str], newline: str) -> None:
+    text = newline.join(lines)
+    template = gotemplate.read(text)
+    assert "{{" not in template.toml
+    assert template.edited(template.toml) == text
+
+
+def test_stand_ins_are_toml_and_say_what_kind_of_value_stands_there() -> None:
+    text = (
+        'p = "{{ .A }}/x"\nSystemdCgroup = {{ .S }}  # as runc\nn = {{ .N }}\n{{ range .M }}\n["{{ . }}"]\n{{ end }}\n'
+    )
+    doc = tomllib.loads(gotemplate.read(text).toml)
+    assert doc["SystemdCgroup"] is True
+    assert isinstance(doc["p"], str)
+    assert doc["p"].endswith("/x")
+    assert isinstance(doc["n"], str)
+    assert [isinstance(value, dict) for value in doc.values()].count(True) == 1
+
+
+def test_the_base_template_and_fields_are_found_in_actions_alone() -> None:
+    template = gotemplate.read(
+        "{{- template `base` . -}}\n# .ExtraRuntimes\n{{/* .DefaultRuntime */}}\n{{ $.SystemdCgroup }}\n"
+    )
+    assert template.base
+    assert [template.uses(name) for name in (".ExtraRuntimes", ".DefaultRuntime", ".SystemdCgroup", ".Systemd")] == [
+        False,
+        False,
+        True,
+        False,
+    ]
+    assert not gotemplate.read('{{/* {{ template "base" . }} */}}\n').base
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("{{ if .X }}\na = 1\n{{ end }}\n", "line 2 of the template would change, and is rendered under a condition"),
+        ("[t]\n{{ range .X -}}\n{{ end -}}\na = 1\n", "line 3 of the template ends in -}}"),
+    ],
+)
+def test_an_edit_where_it_would_not_stand_is_refused(text: str, said: str) -> None:
+    template = gotemplate.read(text)
+    with pytest.raises(Refusal) as refusal:
+        template.edited(template.toml.replace("a = 1", "a = 2"))
+    assert refusal.value.problem.what.startswith(said)
+
+
+@pytest.mark.parametrize("text", ["{{", "{{ if .X }}", "a = 1\n{{ end }}\n", "{{/* no end\n"])
+def test_a_template_that_go_cannot_read_is_refused(text: str) -> None:
+    with pytest.raises(Refusal, match="an action without its end"):
+        gotemplate.read(text)
+
+
+# ---------------------------------------------------------------- YAML
+
+KEYS = st.sampled_from(["token", "node-label", "kubelet-arg", "selinux", "x y", "default-runtime", "a:b"])
+VALUES = st.recursive(
+    st.one_of(st.booleans(), st.integers(), st.text(alphabet="ab #:-'\"\né{}[]", max_size=12), st.none()),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.dictionaries(KEYS, VALUES, max_size=6), st.booleans(), st.sampled_from(["", "# c\n", "---\n"]))
+@settings(max_examples=300, deadline=None)
+def test_one_key_of_any_yaml_is_set_and_removed_and_nothing_else(doc: dict[str, Any], flow: bool, head: str) -> None:
+    text = head + yaml.safe_dump(doc, default_flow_style=flow, allow_unicode=True)
+    try:
+        after = yamltext.set_key(text, "default-runtime", "nvidia")
+        assert yaml.safe_load(after) == {**doc, "default-runtime": "nvidia"}
+        assert yamltext.set_key(after, "default-runtime", "nvidia") == after
+        without = yamltext.remove_key(after, "default-runtime")
+    except Refusal:
+        return
+    assert (yaml.safe_load(without) or {}) == {key: value for key, value in doc.items() if key != "default-runtime"}
+
+
+@given(st.binary(max_size=80))
+@settings(max_examples=300, deadline=None)
+def test_any_bytes_as_config_yaml_are_edited_or_refused_in_our_words(data: bytes) -> None:
+    path = "/etc/rancher/k3s/config.yaml"
+    request = RuntimeRequest(runtime="containerd", distribution="k3s")
+    try:
+        edit = configure_runtime({path: data}, request)
+    except InputError:
+        return
+    if not edit.problems:
+        assert configure_runtime({path: edit.changes.get(path) or data}, request).changes == {}
+
+
+@given(st.sampled_from(DISTRIBUTIONS), st.text(alphabet="[]{}\"'=.,#\n a1_{}$RUNTIME-", max_size=60))
+@settings(max_examples=300, deadline=None)
+def test_any_template_or_drop_in_is_edited_or_refused_in_our_words(engine: Any, text: str) -> None:
+    path = {
+        "k3s": "/var/lib/rancher/k3s/agent/etc/containerd/config-v3.toml.tmpl",
+        "rke2": "/var/lib/rancher/rke2/agent/etc/containerd/config-v3.toml.tmpl",
+        "k0s": "/etc/k0s/containerd.d/50-x.toml",
+        "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
+    }[engine]
+    request = RuntimeRequest(runtime="containerd", distribution=engine, version="2.1.4")
+    files = {path: text.encode()}
+    try:
+        edit = configure_runtime(files, request)
+        if edit.problems:
+            return
+        after = {p: d for p, d in {**files, **edit.changes}.items() if d is not None}
+        assert configure_runtime(after, request).changes == {}
+    except InputError:
+        return
+
+
+# ---------------------------------------------------------------- undone, and said
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_without_a_record_nvidias_own_entries_go_and_the_rest_stays(case: str) -> None:
+    request = request_of(case)
+    files = tree(EDITS / case / "after")
+    edit = unconfigure_runtime(files, request)
+    if edit.problems:
+        assert "GPU Operator" in edit.problems[0].what
+        return
+    left = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
+    rendered = {path for path in left if path.endswith("/agent/etc/containerd/config.toml")}
+    for path, data in left.items():
+        said = [line for line in data.decode().splitlines() if not line.strip().startswith("#")]
+        if path not in rendered and "nvidia-container-runtime]" not in data.decode():
+            assert f"default-runtime: {request.name}" not in said
+            assert not [line for line in said if request.path in line]
+    assert unconfigure_runtime(left, request).changes == {}, "twice equals once"
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_an_edit_says_what_it_means_and_where_it_got_that_from(case: str) -> None:
+    edit = configure_runtime(tree(EDITS / case / "before"), request_of(case))
+    assert not edit.changes or (edit.meant and edit.reasons)
+    assert all(reason.source for reason in edit.reasons)
+    assert all(".containerd." in path or path == "imports" or path.endswith("enable_cdi") for path in edit.meant)
+
+
+@pytest.mark.parametrize("case", ALL)
+def test_the_files_of_a_case_are_all_asked_for(case: str) -> None:
+    request, files = request_of(case), tree(EDITS / case / "before")
+    patterns = runtime_files(files, request)
+    ignored = [path for path in files if not any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
+    assert ignored == []
+    written = configure_runtime(files, request).changes
+    assert [p for p in written if not any(fnmatch.fnmatchcase(p, pattern) for pattern in patterns)] == []
+
+
+def test_what_k3s_adds_by_itself_is_said_when_it_is_taken_back() -> None:
+    edit = unconfigure_runtime(tree(EDITS / "k3s/stock-2.1/after"), request_of("k3s/stock-2.1"))
+    assert [r.why for r in edit.reasons][
+        -1
+    ] == "k3s adds it at every start, as long as it finds nvidia-container-runtime"
+
+
+def test_the_default_of_microk8s_is_its_own_placeholder_again() -> None:
+    case = "microk8s/stock-2.2"
+    files = tree(EDITS / case / "after")
+    edit = unconfigure_runtime(files, request_of(case))
+    assert {**files, **edit.changes} == tree(EDITS / case / "before")
+
+
+def test_a_drop_in_of_k0s_is_removed_when_nothing_else_is_in_it() -> None:
+    edit = unconfigure_runtime(tree(EDITS / "k0s/managed-1.36/after"), request_of("k0s/managed-1.36"))
+    assert dict(edit.changes) == {"/etc/k0s/containerd.d/99-nvidia.toml": None}
+    assert [reason.what for reason in edit.reasons] == ["/etc/k0s/containerd.d/99-nvidia.toml"]
+
+
+@pytest.mark.parametrize(
+    ("case", "runtimes", "default", "path"),
+    [
+        ("k3s/converged", ("runc", "nvidia"), "nvidia", "/usr/bin/nvidia-container-runtime"),
+        ("k3s/stock-2.1", ("runc",), "runc", ""),
+        ("k3s/missing-files-2.1", ("runc",), "nvidia", ""),
+        ("rke2/stock-1.7", ("runc", "nvidia"), "runc", "/usr/bin/nvidia-container-runtime"),
+        ("k0s/managed-1.36", ("runc", "nvidia"), "nvidia", "/usr/bin/nvidia-container-runtime"),
+        ("k0s/own-file-1.35", ("runc", "nvidia"), "nvidia", "/usr/bin/nvidia-container-runtime"),
+        (
+            "microk8s/keep-default",
+            ("runc", "nvidia-container-runtime", "kata", "nvidia"),
+            "runc",
+            "/usr/bin/nvidia-container-runtime",
+        ),
+    ],
+)
+def test_state_is_what_the_engine_has_in_force(case: str, runtimes: tuple[str, ...], default: str, path: str) -> None:
+    state = runtime_state(tree(EDITS / case / "after"), request_of(case))
+    assert (state.runtimes, state.default, state.path) == (runtimes, default, path)
+
+
+# ---------------------------------------------------------------- from probes
+
+
+@pytest.mark.parametrize(
+    ("node", "distribution", "version", "unit", "written"),
+    [
+        ("ubuntu2404-k3s", "k3s", "2.1.4-k3s2", "k3s.service", ["/etc/rancher/k3s/config.yaml"]),
+        ("ubuntu2204-rke2", "rke2", "1.7.27-k3s1", "rke2-agent.service", []),
+        ("debian12-k0s", "k0s", "2.3.3", "k0sworker.service", ["/etc/k0s/containerd.d/99-nvidia.toml"]),
+        (
+            "ubuntu2404-microk8s",
+            "microk8s",
+            "1.7.28",
+            "snap.microk8s.daemon-containerd.service",
+            ["/var/snap/microk8s/current/args/containerd-template.toml"],
+        ),
+    ],
+)
+def test_the_kubelets_containerd_is_found_and_edited(
+    node: str, distribution: str, version: str, unit: str, written: list[str]
+) -> None:
+    facts = facts_of(node)
+    runtime = facts.runtime("containerd")
+    assert runtime is not None
+    assert (runtime.distribution, runtime.version, runtime.unit, runtime.active) == (distribution, version, unit, True)
+    edit = edit_runtime(facts, WISH)
+    assert (edit.problems, list(edit.changes)) == ((), written)
+
+
+def test_a_distribution_whose_containerd_was_not_found_has_its_own_version() -> None:
+    text = (PROBES / "debian12-k0s" / "probe.txt").read_text()
+    lines = [line for line in text.splitlines() if "bundled" not in line and "containerd/v2 2.3.3" not in line]
+    runtime = parse_probe("\n".join(lines)).runtime("containerd")
+    assert runtime is not None
+    assert (runtime.distribution, runtime.version, runtime.binary) == ("k0s", "1.36.3+k0s.2", "")
+
+
+@pytest.mark.parametrize(
+    ("node", "verb", "disrupts"),
+    [
+        ("ubuntu2404-k3s", "restart", "restarts k3s.service: running containers keep running"),
+        ("debian12-k0s", "", "k0s reloads its containerd"),
+        ("ubuntu2404-microk8s", "restart", "restarts snap.microk8s.daemon-containerd.service"),
+    ],
+)
+def test_each_takes_an_edit_up_in_its_own_way(node: str, verb: str, disrupts: str) -> None:
+    facts = facts_of(node)
+    found = activation(facts, WISH, edit_runtime(facts, WISH))
+    assert found.verb == verb
+    assert found.disrupts.startswith(disrupts)
+    assert found.socket in {runtime.socket for runtime in facts.runtimes}
+    assert activation(facts, WISH, Edit()).disrupts == ""
+
+
+def test_an_own_containerd_toml_of_k0s_takes_a_restart() -> None:
+    runtime = Runtime(
+        name="containerd", distribution="k0s", unit="k0sworker.service", config="/etc/k0s/containerd.toml"
+    )
+    edit = Edit(changes={"/etc/k0s/containerd.toml": b"version = 2\n"})
+    found = activation(NodeFacts(runtimes=(runtime,)), WISH, edit)
+    assert (found.verb, found.config) == ("restart", "/etc/k0s/containerd.toml")
+    assert found.validate[-2:] == ("config", "dump")
+
+
+def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() -> None:
+    case = "k3s/rendered-before-the-toolkit"
+    edit = configure_runtime(tree(EDITS / case / "before"), request_of(case))
+    assert (edit.changes, edit.restart) == ({}, True)
+    facts = NodeFacts(runtimes=(Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service"),))
+    assert activation(facts, WISH, edit).disrupts.startswith("restarts k3s-agent.service")
