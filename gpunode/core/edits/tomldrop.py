@@ -22,7 +22,8 @@ def without(source: Source, removes: Collection[Path]) -> Source:
         if inline is not None:
             inlines.setdefault(inline, set()).add(path)
         spans += [line_of(text, p.start, p.end) for p in source.pairs_towards(path) if below(p.path, path)]
-        spans += [_table_lines(source, n) for n, t in enumerate(source.tables) if below(t.path, path)]
+        tables = {n for n, table in enumerate(source.tables) if below(table.path, path)}
+        spans += [_table_lines(source, n, followed=n + 1 in tables) for n in tables]
         doc = _dropped(source, doc, path)
     for inline, paths in inlines.items():
         items, closing = members(text, inline)
@@ -47,14 +48,17 @@ def _dropped(source: Source, doc: dict[str, Any], path: Path) -> dict[str, Any]:
     return result
 
 
-def _table_lines(source: Source, number: int) -> Span:
-    """A table with the blank line before it, down to its last pair and the comments that hang on that."""
+def _table_lines(source: Source, number: int, *, followed: bool) -> Span:
+    """A table with the blank line before it, down to its last pair and the comments that hang on that.
+
+    Where the table that follows goes too, all that is between them.
+    """
     text, table = source.text, source.tables[number]
-    start, _, _ = line_of(text, table.start, table.start)
+    start = line_of(text, table.start, table.start)[0]
     above = text.rfind("\n", 0, max(start - 1, 0)) + 1
     if start and not text[above:start].strip():
         start = above
-    return start, body_end(text, table), ""
+    return start, table.end if followed else body_end(text, table), ""
 
 
 def _joined(text: str, spans: Collection[Span]) -> list[Span]:
