@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import base64
+import importlib.util
 import io
 import shlex
 import tarfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ DISTROS = ("debian:12", "debian:13", "debian:13+forky")
 TRACE = "/var/log/nvidia-container-runtime.trace"
 IMAGE = "localhost/gpunode-test:1"
 POD = (Path(__file__).parent / "pod.sh").read_text()
+MODULES = ("gpunode", "click", "jinja2", "markupsafe", "tomli", "yaml")
 _TOOLKIT = """
 set -e
 mkdir -p /etc/apt/keyrings
@@ -30,6 +32,17 @@ only='-o Dir::Etc::SourceList=/etc/apt/sources.list.d/toolkit.list -o Dir::Etc::
 apt-get -qq $only update
 DEBIAN_FRONTEND=noninteractive apt-get -qq $only install nvidia-container-toolkit >/dev/null
 """
+
+
+def _sources(module: str) -> Iterator[tuple[str, bytes]]:
+    """The files of a module that is installed here, without what is compiled for this machine or only for the lab."""
+    found = importlib.util.find_spec(module)
+    assert found and found.origin
+    folder = Path(found.origin).parent
+    for path in sorted(folder.rglob("*")):
+        relative = path.relative_to(folder)
+        if path.is_file() and path.suffix not in (".so", ".pyc") and relative.parts[0] not in ("lab", "collection"):
+            yield f"{module}/{relative}", path.read_bytes()
 
 
 class DaemonNode:
@@ -60,6 +73,12 @@ class DaemonNode:
     def install_toolkit(self) -> None:
         """The lab's nvidia-container-toolkit, from the repository that the node's gpunode.yml points at."""
         self.sh(_TOOLKIT.format(**self.node.sources["nvidia-container-toolkit"]))
+
+    def install_gpunode(self) -> None:
+        """This checkout's package and what `gpunode runtime` imports, for the node's own python3: no pip needed."""
+        self.put("/opt/gpunode", {name: data for module in MODULES for name, data in _sources(module)})
+        self.put("/usr/local/bin", {"gpunode": b'#!/bin/sh\nPYTHONPATH=/opt/gpunode exec python3 -m gpunode "$@"\n'})
+        self.sh("chmod 755 /usr/local/bin/gpunode")
 
     def pod(self, verb: str, *words: str) -> Any:
         """pod.sh: `image`, or `run` or `keep` with HANDLER COMMAND [NAME=VALUE …]."""
