@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from test_edits import CASES, files, request_of
 
-from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
+from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.containerd_files import differences
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Edit
@@ -96,6 +96,22 @@ def unmet(said: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
     return [name for name, met in checks.items() if not met]
 
 
+def misread(said: Dump, tree: Mapping[str, bytes], request: RuntimeRequest) -> list[str]:
+    """What our own reading of the files says differently from the daemon."""
+    settings = cri(said)
+    if settings is None:
+        return []
+    section, ours = settings["containerd"], runtime_state(tree, request)
+    theirs = section["runtimes"].get(request.name, {}).get("options", {}).get("BinaryName", "")
+    checks = {
+        "runtimes": set(ours.runtimes) == set(section["runtimes"]),
+        "default": ours.default == section["default_runtime_name"],
+        "path": ours.path == theirs,
+        "cdi": ours.cdi == settings.get("enable_cdi"),
+    }
+    return [name for name, same in checks.items() if not same]
+
+
 def attempt(edit: Any, *arguments: Any) -> Edit | None:
     """The edit, None when it is refused."""
     try:
@@ -119,6 +135,8 @@ def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, 
     tree, request = files(case / "before"), replace(request_of(case), version=VERSIONS[binary])
     config = request.config or CONFIG
     before = dump(binary, tree, tmp_path, config)
+    if isinstance(before, dict) and attempt(lambda: Edit(reasons=runtime_state(tree, request).notes)):
+        assert misread(before, tree, request) == []
     edit = attempt(configure_runtime, tree, request)
     if edit is None:
         pytest.skip("refused")
@@ -126,6 +144,7 @@ def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, 
     after = dump(binary, after_tree, tmp_path, config)
     assert isinstance(after, dict), f"does not load: {after}"
     assert unmet(after, request, before) == []
+    assert misread(after, after_tree, request) == []
     assert configure_runtime(after_tree, request).changes == {}, "editing twice equals editing once"
     if isinstance(before, dict):
         assert differs(before, after, edit.meant) == []

@@ -289,12 +289,12 @@ def unmeant(before: Config, after: Config, paths: Collection[toml.Path]) -> toml
 def dumped(paths: Collection[toml.Path], *, off: bool) -> tuple[str, ...]:
     """The settings of `config dump` that may differ, under each name that a containerd gives the CRI plugin.
 
-    Of a runtime that is its whole table: a daemon fills in what it does not say.  Of a plugin that is `off`, or was,
-    daemons dump nothing, or the tables as they stand in the files.
+    Of a runtime that is its whole table, but for runc: a daemon fills in what it does not say.  Of a plugin that is
+    `off`, or was, daemons dump nothing, or the tables as they stand in the files.
     """
     meant = ["imports"]
     for path in paths:
-        short = path[:3] if path[:2] == ("containerd", "runtimes") and path[3:4] != ("options",) else path
+        short = path[:3] if path[:2] == ("containerd", "runtimes") and path[2] != "runc" else path
         meant += [".".join(("plugins", name, *short)) for name in NAMES]
     if off:
         meant += ["disabled_plugins", *(f"plugins.{name}" for name in (*NAMES, IMAGES))]

@@ -71,13 +71,18 @@ def _without(file: File, config: Config, request: RuntimeRequest, default: str) 
     sets: dict[toml.Path, Any] = {}
     for name in NAMES:
         at = ("plugins", name)
-        runtimes = dict(toml.lookup(file.content.doc, (*at, *RUNTIMES)) or {})
-        if toml.lookup(file.content.doc, (*at, *DEFAULT)) == request.name:
-            removes += [] if default else [(*at, *DEFAULT)]
+        section = dict(toml.lookup(file.content.doc, (*at, "containerd")) or {})
+        runtimes = dict(section.get("runtimes", {}))
+        if section.get("default_runtime_name") == request.name:
             sets |= {(*at, *DEFAULT): default} if default else {}
+            removes += [] if default else [(*at, *DEFAULT)]
+            del section["default_runtime_name"]
         if runtimes.pop(request.name, None) is not None:
             implicit = not config.merges and runtimes in ({}, {"runc": built_in_runc(config)})
             removes.append((*at, *RUNTIMES) if implicit else (*at, *RUNTIMES, request.name))
+            section["runtimes"] = {} if implicit else runtimes
+        if removes and not default and section in ({}, {"runtimes": {}}):
+            removes.append((*at, "containerd"))  # with nothing in it, it says nothing
     return replace(file, content=file.content.edit(sets, removes)) if sets or removes else file
 
 
@@ -122,9 +127,9 @@ def _removed(changes: Mapping[str, bytes | None], after: Config, request: Runtim
 
 def _stays(after: Config, request: RuntimeRequest, without: str) -> list[Reason]:
     stays = []
-    if "enable_cdi" in after.cri:
+    if after.cri.get("enable_cdi"):
         stays.append(("enable_cdi", "other runtimes may use CDI devices"))
-    if toml.lookup(after.cri, (*RUNTIMES, "runc", "options", "SystemdCgroup")) is not None:
+    if toml.lookup(after.cri, (*RUNTIMES, "runc", "options", "SystemdCgroup")):
         stays.append(("SystemdCgroup of runc", "it is the kubelet's"))
     drop_in = drop_in_path(request)
     if after.file(drop_in) and drop_in != without:
