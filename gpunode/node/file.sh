@@ -108,6 +108,7 @@ why_not() {
     *'not permitted'*) echo "the file or its folder may be immutable (lsattr, chattr -i); then run again" ;;
     *'ermission denied'*) echo "run as root; look whether a security module forbids it, then run again" ;;
     *'put/output error'*) echo "the disk fails: look at dmesg" ;;
+    *'resource busy'*) echo "it is a mount of its own: edit what is mounted there" ;;
     *) echo "mend that, then run again" ;;
   esac
 }
