@@ -199,12 +199,12 @@ answers() {
   done <"$backup/health"
 }
 
-# plugin_ok: containerd's plugin list calls the wanted plugin ok; true where nobody can be asked
+# plugin_ok: containerd's plugin list calls the wanted plugin ok; true where nobody can be asked, 2 when the plugin has failed
 plugin_ok() {
   [ -n "$plugin" ] && [ "$kind" = containerd ] || return 0
   client plugins ls >"$GPUNODE_IN/.plugins" 2>>"$log" || return 1
-  awk -v id="$plugin" '$2 == id && $NF == "ok" { found = 1 } $1 == "io.containerd.cri.v1" && $NF == "error" { bad = 1 }
-    END { exit !found || bad }' "$GPUNODE_IN/.plugins"
+  awk -v id="$plugin" '$2 == id && $NF == "ok" { found = 1 } ($2 == id || $1 == "io.containerd.cri.v1") && $NF == "error" { bad = 1 }
+    END { exit bad ? 2 : !found }' "$GPUNODE_IN/.plugins"
 }
 
 # knows: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
@@ -278,7 +278,10 @@ well() {
   illness="$unit does not answer"
   answers || return 1
   illness="$unit did not load its plugin $plugin"
-  [ "$plugin_was" = bad ] || plugin_ok || return 1
+  [ "$plugin_was" = bad ] || plugin_ok || {
+    [ $? != 2 ] || final=1
+    return 1
+  }
   knows || {
     illness="$unit does not know the runtime $unknown"
     return 1
@@ -288,8 +291,9 @@ well() {
 
 # healthy: within a minute it is well, and stays up with the same process until $settle seconds after it was told
 healthy() {
-  begun=$(uptime_now) tries=0
+  begun=$(uptime_now) tries=0 final=''
   until well; do
+    [ -z "$final" ] || return 1 # containerd has loaded its plugins when it answers: waiting changes nothing
     tries=$((tries + 1))
     case $(systemctl is-active "$unit" 2>/dev/null) in
       active | activating | reloading) ;;
