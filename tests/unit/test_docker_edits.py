@@ -3,27 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from daemon_json import VERSIONS, documents
 
 from gpunode.core.edits import (
-    Activation,
     RuntimeRequest,
     RuntimeState,
-    activation,
     configure_runtime,
-    edit_runtime,
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.docker_settings import SETTINGS, arguments, is_known
-from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Running, Runtime, RuntimeWish
+from gpunode.core.edits.docker_settings import arguments, is_known
+from gpunode.core.errors import InputError
+from gpunode.core.model import Edit
 
 DOCKER = "/etc/docker/daemon.json"
 CASES = Path(__file__).parents[1] / "edits" / "docker"
@@ -39,6 +33,30 @@ def said(data: bytes | None) -> dict[str, object]:
     found = json.loads(data)
     assert isinstance(found, dict)
     return found
+
+
+# ---------------------------------------------------------------- what dockerd takes and refuses
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize(
+    ("text", "said", "data"), documents(), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_what_dockerd_takes_is_edited_and_what_it_refuses_is_refused(
+    text: str, said: str, data: bytes, version: str
+) -> None:
+    takes = said[VERSIONS.index(version)] == "y"
+    wish = request(version=version)
+    try:
+        edit = configure_runtime({DOCKER: data}, wish)
+    except InputError as error:
+        assert not takes, error
+        return
+    assert (edit.problems == ()) == takes, edit.problems
+    if takes:
+        after = {DOCKER: edit.changes.get(DOCKER) or b""}
+        assert (runtime_state(after, wish).path, runtime_state(after, wish).default) == (wish.path, "nvidia")
+        assert configure_runtime(after, wish) == Edit()
 
 
 # ---------------------------------------------------------------- the way back without a record
@@ -89,18 +107,29 @@ def test_utf_16_stays_utf_16_on_the_way_back() -> None:
     assert edit.changes[DOCKER] == '\ufeff{\r\n  "debug": true\r\n}'.encode("utf-16-be")
 
 
+def test_a_runtime_that_the_units_default_names_is_not_taken_away() -> None:
+    wish = request(flags=("--default-runtime=nvidia",))
+    edit = unconfigure_runtime({DOCKER: json.dumps({"runtimes": {"nvidia": NVIDIA}}).encode()}, wish)
+    assert edit.changes == {}
+    assert edit.problems[0].what == (
+        "docker's unit gives --default-runtime nvidia: without that runtime dockerd does not start"
+    )
+
+
 @pytest.mark.parametrize(
-    ("flags", "file", "words"),
+    "text",
     [
-        (("--default-runtime=nvidia",), {"runtimes": {"nvidia": NVIDIA}}, "gives --default-runtime nvidia"),
-        ((), '{"runtimes": {"nvidia": {"path": "/a"}}, "runtimes": {"kata": {"path": "/k"}}}', "key runtimes twice"),
+        '{"runtimes": {"nvidia": {"path": "/a"}}, "runtimes": {"kata": {"path": "/k"}}}',
+        '{"runtimes": {"nvidia": {"path": "/a"}}, "runtimes": {"nvidia": {"path": "/k"}}}',
+        '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/a"}}, "default-runtime": "nvidia"}',
+        '{"default-runtime": "nvidia", "runtimes": {"nvidia": {"path": "/a"}}, "default-runtime": null}',
     ],
 )
-def test_a_way_back_that_would_not_work_is_refused(flags: tuple[str, ...], file: object, words: str) -> None:
-    data = file.encode() if isinstance(file, str) else json.dumps(file).encode()
-    edit = unconfigure_runtime({DOCKER: data}, request(flags=flags))
-    assert edit.changes == {}
-    assert words in edit.problems[0].what
+def test_of_keys_written_twice_none_stays_in_force(text: str) -> None:
+    edit = unconfigure_runtime({DOCKER: text.encode()}, request())
+    if not edit.problems:  # else it is left alone
+        state = runtime_state({DOCKER: edit.changes[DOCKER] or b""}, request())
+        assert (state.path, state.default) == ("", "runc")
 
 
 # ---------------------------------------------------------------- what is in force

@@ -5,13 +5,13 @@ What dockerd takes is in docker_settings.py and docker_file.py, how it takes a c
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection, Mapping
 from typing import Any
 
 from gpunode.core.edits import jsontext
-from gpunode.core.edits.docker_activation import activation
-from gpunode.core.edits.docker_file import CGROUP_KEY, DaemonFile, Runtime, read
+from gpunode.core.edits.docker_activation import activation, is_rootless, is_snap
+from gpunode.core.edits.docker_checks import CGROUP_KEY
+from gpunode.core.edits.docker_file import DaemonFile, Runtime, read
 from gpunode.core.edits.docker_settings import arguments
 from gpunode.core.edits.engine import RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
@@ -22,6 +22,7 @@ __all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigur
 
 CONFIG = "/etc/docker/daemon.json"
 SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
+_SNAP = "/snap/docker/"
 RUNC_SHIM = "io.containerd.runc.v2"
 # dockerd's own names: an entry of that name would stand for every container's runtime
 _STOCK = ("runc", RUNC_SHIM, "io.containerd.runtime.v1.linux")
@@ -39,14 +40,20 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     if request.name in _STOCK:
         raise InputError(f"runtime name {request.name!r}", expected="another name: it is one of dockerd's own")
     file = read(files, request.config or CONFIG, request)
-    flags = arguments(request.flags)
-    sets = _runtime(file, flags, request) | _default(file, flags, request)
-    sets |= _cgroup(file, flags, request) | _cdi(file, flags, request)
-    _check_default(file, flags, sets, request)
+    sets = _wanted(file, request)
+    _check_default(file, sets, request)
     if not sets:
         return Edit()
     settings = ", ".join(f"{'.'.join(key)} = {value!r}" for key, value in sets.items())
-    return _edited(files, file, sets, (), (Reason(what=file.path, why=f"sets {settings}", source=SOURCE),))
+    reasons = (Reason(what=file.path, why=f"sets {settings}", source=SOURCE), *_elsewhere(file.path, request))
+    return _edited(files, file, sets, (), request, reasons)
+
+
+def _wanted(file: DaemonFile, request: RuntimeRequest) -> Sets:
+    """What has to be set: nothing where all of it is in force."""
+    flags = arguments(request.flags)
+    sets = _runtime(file, flags, request) | _default(file, flags, request)
+    return sets | _cgroup(file, flags, request) | _cdi(file, flags, request)
 
 
 def _edited(
@@ -54,24 +61,46 @@ def _edited(
     file: DaemonFile,
     sets: Sets,
     removes: Collection[jsontext.Path],
+    request: RuntimeRequest,
     reasons: tuple[Reason, ...],
 ) -> Edit:
-    """The edit of the file's text, proven: read again it says what it said, but for `sets` and `removes`."""
+    """The edit of the file's text, proven: read again it says what it said but for `sets` and `removes`.
+
+    Nothing is left to do then, and the other runtimes are in force as they were: dockerd merges keys that stand twice.
+    """
     text = jsontext.edit("{}\n" if file.blank else file.text, sets, removes)
     wanted: dict[str, Any] = jsontext.plain(file.plain)
     for key in removes:
         _at(wanted, key[:-1]).pop(key[-1], None)
     for key, value in sets.items():
         _at(wanted, key[:-1])[key[-1]] = value
-    if jsontext.parse(file.path, text) != wanted:
+    data = file.bytes_of(text)
+    after = read({file.path: data}, file.path, request)
+    left = _wanted(after, request) if sets else _unwanted(after, request)
+    others = [{name: one for name, one in each.runtimes.items() if name != request.name} for each in (file, after)]
+    if left or others[0] != others[1] or jsontext.parse(file.path, text) != wanted:
         raise Refusal(
-            f"{file.path} is written in a way that gpunode cannot edit", "simplify the file, or edit it by hand"
+            f"{file.path} is written in a way that gpunode cannot edit", "write each key once, or edit the file by hand"
         )
     return Edit(
-        changes=changed(files, {file.path: file.bytes_of(text)}),
+        changes=changed(files, {file.path: data}),
         reasons=reasons,
         meant=tuple(dict.fromkeys(".".join(key[:2]) for key in (*sets, *removes))),
     )
+
+
+def _elsewhere(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
+    """What is special about the file of a user's own dockerd, and of the one in a snap."""
+    if is_rootless(path):
+        why = (
+            "rootless Docker: its user restarts it (systemctl --user restart docker), and NVIDIA's runtime needs "
+            "no-cgroups = true in /etc/nvidia-container-runtime/config.toml there"
+        )
+        return (Reason(what=path, why=why, source="https://docs.docker.com/engine/security/rootless/"),)
+    if is_snap(path) and not request.path.startswith(_SNAP):
+        why = f"the docker snap sees no {request.path} of the host: its own toolkit is in {_SNAP}current/usr/bin"
+        return (Reason(what=path, why=why, source="https://github.com/canonical/docker-snap"),)
+    return ()
 
 
 def _at(table: dict[str, Any], path: jsontext.Path) -> dict[str, Any]:
@@ -100,6 +129,8 @@ def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
             f"runtimes.{request.name} has a runtimeType, which excludes a path",
             f"remove runtimes.{request.name} from {file.path}",
         )
+    if is_snap(file.path) and now.path.startswith(_SNAP) and not request.path.startswith(_SNAP):
+        return {}  # the toolkit that the snap brings, which it has entered itself
     if now.path == request.path or (added and not now.keys and not _needs_entry(flags, request)):
         return {}
     sets: Sets = {("runtimes", request.name, now.keys.get("path", "path")): request.path}
@@ -132,8 +163,9 @@ def _flag(right: bool, flag: str, wish: str) -> None:
         )
 
 
-def _check_default(file: DaemonFile, flags: Flags, sets: Sets, request: RuntimeRequest) -> None:
+def _check_default(file: DaemonFile, sets: Sets, request: RuntimeRequest) -> None:
     """A default that no runtime has keeps dockerd from starting; from 25.0 on it may be the name of a shim."""
+    flags = arguments(request.flags)
     default = sets.get(("default-runtime",)) or _default_now(file, flags)
     added = [word.partition("=")[0] for word in flags.get("runtimes", ())]
     known = {*_STOCK, *file.runtimes, *added, request.name}
@@ -154,7 +186,7 @@ def _cgroup_drivers(options: Collection[str]) -> list[str]:
 def _cgroup(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     now = _cgroup_drivers(file.exec_opts)
     if not request.cgroup_driver:
-        if any(driver not in ("systemd", "cgroupfs") for driver in now):
+        if any(driver not in ("", "systemd", "cgroupfs") for driver in now):
             raise Refusal(
                 f"{file.path}: exec-opts has {CGROUP_KEY}={now[0]}: dockerd does not start so",
                 f"set {CGROUP_KEY} to systemd or cgroupfs",
@@ -215,25 +247,24 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
             f"docker's unit gives --default-runtime {request.name}: without that runtime dockerd does not start",
             "remove --default-runtime from the unit (systemctl edit docker)",
         )
+    removes = _unwanted(file, request)
+    reasons = _left(file, flags, request)
+    if not removes:
+        return Edit(reasons=reasons)
+    gone = ", ".join(".".join(key) for key in removes)
+    reasons = (Reason(what=path, why=f"removes {gone}", source=SOURCE), *reasons, *_elsewhere(path, request)[:1])
+    return _edited(files, file, {}, removes, request, reasons)
+
+
+def _unwanted(file: DaemonFile, request: RuntimeRequest) -> list[jsontext.Path]:
+    """What has to go: nothing where no key names the runtime."""
     removes: list[jsontext.Path] = []
     if file.default == request.name:
         removes.append(("default-runtime",))
     if request.name in file.runtimes:
         alone = set(file.runtimes) == {request.name}
         removes.append(("runtimes",) if alone else ("runtimes", request.name))
-    if not removes:
-        return Edit(reasons=_left(file, flags, request))
-    _refuse_twice(file, removes)
-    gone = ", ".join(".".join(key) for key in removes)
-    reasons = (Reason(what=path, why=f"removes {gone}", source=SOURCE), *_left(file, flags, request))
-    return _edited(files, file, {}, removes, reasons)
-
-
-def _refuse_twice(file: DaemonFile, removes: Collection[jsontext.Path]) -> None:
-    """Of a key written twice the editor takes the last away, and the first would come into force."""
-    for key in dict.fromkeys(key[0] for key in removes):
-        if len(re.findall(rf'"{key}"\s*:', file.text)) > 1:
-            raise Refusal(f"{file.path} has the key {key} twice", "remove one of them")
+    return removes
 
 
 def _left(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> tuple[Reason, ...]:

@@ -18,7 +18,6 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Running, Runtime
 
 _ROOTLESS = re.compile(r"/.+/\.config/docker/[^/]+\Z")
-_SNAP = "/var/snap/docker/"
 _NAMES = 5  # of containers, in a sentence
 
 
@@ -31,7 +30,7 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
         words = f"nothing: the rootless Docker of {config} takes it up when its user restarts it"
         fix = f"{words} (systemctl --user restart docker)"
         return Activation(unit="", verb="", config=config, validate=validate, disrupts=fix if edit.changes else "")
-    unit = "snap.docker.dockerd.service" if config.startswith(_SNAP) else runtime.unit or "docker.service"
+    unit = "snap.docker.dockerd.service" if is_snap(config) else runtime.unit or "docker.service"
     running = facts.containers.get("docker", Running())
     verb = "reload" if _reload_serves(runtime, running, before, after) else "restart"
     live = after.live_restore if running.live_restore is None else running.live_restore
@@ -54,6 +53,11 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
 def is_rootless(config: str) -> bool:
     """Whether the file is that of a dockerd which a user runs, which root's systemctl does not know."""
     return _ROOTLESS.match(config) is not None
+
+
+def is_snap(config: str) -> bool:
+    """Whether the file is that of the docker snap."""
+    return config.startswith("/var/snap/docker/")
 
 
 def _files(facts: NodeFacts, runtime: Runtime, edit: Edit) -> tuple[DaemonFile, DaemonFile]:

@@ -8,27 +8,20 @@ Source: moby daemon/config/config.go and runtime_unix.go; tried with `dockerd --
 from __future__ import annotations
 
 import codecs
-import ipaddress
 import json
-import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.edits import jsontext
+from gpunode.core.edits.docker_checks import Pairs, check_types, check_values, last, shown
 from gpunode.core.edits.docker_settings import FLAT, SETTINGS, arguments, is_known
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode, release
 from gpunode.core.errors import InputError
 
-CGROUP_KEY = "native.cgroupdriver"
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 # what Go's bytes.TrimSpace takes off, while JSON's own white space is only the first four
 _SPACE = " \t\r\n\v\f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map(chr, range(0x2000, 0x200B)))
-_SIZE = re.compile(r"\d+(\.\d+)? ?([kmgtp]i?b?|b)?\Z", re.IGNORECASE)
-
-
-class Pairs(list[tuple[str, Any]]):
-    """A JSON object as it is written, keys that stand twice included."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,14 +75,10 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
         return DaemonFile(path=path, text=body, mark=mark, encoding=encoding)
     plain = jsontext.parse(path, body)
     if not isinstance(plain, dict):
-        raise InputError(f"{path} is {_shown(plain)}", expected="a JSON object", fix="write {} or remove the file")
+        raise InputError(f"{path} is {shown(plain)}", expected="a JSON object", fix="write {} or remove the file")
     pairs = json.loads(body, object_pairs_hook=Pairs)
     _check_keys(path, pairs, request.version)
-    for key, value in pairs:
-        if key in SETTINGS:
-            _check(path, key, value, SETTINGS[key].type)
-        elif key == "proxies":
-            _check(path, key, value, "texts")
+    check_types(path, pairs)
     found = DaemonFile(
         path=path,
         text=body,
@@ -100,11 +89,11 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
         blank=False,
         plain=plain,
         runtimes={name: _runtime(value) for name, value in _merged(pairs, "runtimes")},
-        default=_last(pairs, "default-runtime") or "",
+        default=last(pairs, "default-runtime") or "",
         features={name: bool(value) for name, value in _merged(pairs, "features")},
-        exec_opts=tuple(item or "" for item in _last(pairs, "exec-opts") or ()),
-        cdi_dirs=None if (folders := _last(pairs, "cdi-spec-dirs")) is None else tuple(folders),
-        live_restore=bool(_last(pairs, "live-restore")),
+        exec_opts=tuple(item or "" for item in last(pairs, "exec-opts") or ()),
+        cdi_dirs=None if (folders := last(pairs, "cdi-spec-dirs")) is None else tuple(folders),
+        live_restore=bool(last(pairs, "live-restore")),
     )
     _check_values(found, pairs, request)
     return found
@@ -128,11 +117,6 @@ def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, byte
 
 
 # ---------------------------------------------------------------- how Go decodes
-
-
-def _last(pairs: Pairs, key: str) -> Any:
-    """The value in force of a key: the last one that is not null, as null leaves a field alone."""
-    return next((value for name, value in reversed(pairs) if name == key and value is not None), None)
 
 
 def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
@@ -164,14 +148,22 @@ def _check_keys(path: str, pairs: Pairs, version: str) -> None:
     """Keys must be settings: those of the file, and those of its objects but some (moby's configValuesSet)."""
     for key in flattened(pairs):
         if not is_known(key, version):
-            near = next((name for name in SETTINGS if name.casefold() == key.casefold()), "")
             raise InputError(
                 f"{path}: {key!r} is no setting of Docker {version}".rstrip(),
-                expected=f"{near!r}: case matters"
-                if near
-                else "keys that dockerd knows: it does not start with others",
-                fix=f"remove {key!r} from the file, or mend its spelling",
+                expected=_near(key),
+                fix=f"remove {key!r} or mend its spelling: dockerd does not start with it",
             )
+
+
+def _near(key: str) -> str:
+    """What may have been meant, in a sentence about what was expected."""
+    setting = next((one for name, one in SETTINGS.items() if name.casefold() == key.casefold()), None)
+    if setting is None:
+        return "a key that it knows"
+    if setting.key != key:
+        return f"{setting.key!r} (case matters)"
+    since, until = (".".join(map(str, number)) for number in (setting.since, setting.until))
+    return f"Docker {since} or later" if setting.since > (0, 0) else f"Docker before {until}"
 
 
 def flattened(pairs: Pairs) -> list[str]:
@@ -180,87 +172,6 @@ def flattened(pairs: Pairs) -> list[str]:
     for key, value in dict(pairs).items():
         found += [name for name, _ in value] if isinstance(value, Pairs) and key not in FLAT else [key]
     return found
-
-
-def _is_ip(value: Any) -> bool:
-    if not isinstance(value, str):
-        return False
-    try:
-        return not value or ipaddress.ip_address(value) is not None
-    except ValueError:
-        return False
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and -(2**63) <= value < 2**63
-
-
-def _is_string(value: Any) -> bool:
-    return isinstance(value, str)
-
-
-def _is_bool(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
-def _is_size(value: Any) -> bool:
-    return isinstance(value, str) and _SIZE.match(value) is not None
-
-
-def _list(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: type(value) is list and all(one is None or item(one) for one in value)
-
-
-def _object(item: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: isinstance(value, Pairs) and all(one is None or item(one) for _, one in value)
-
-
-def _is_runtime(value: Any) -> bool:
-    if not isinstance(value, Pairs):
-        return False
-    types = {"path": _is_string, "runtimetype": _is_string, "runtimeargs": _list(_is_string), "options": _any_object}
-    return all(item is None or types.get(key.casefold(), _anything)(item) for key, item in value)
-
-
-def _anything(_: Any) -> bool:
-    return True
-
-
-_any_object = _object(_anything)
-# type of a setting → its check, and what it should be; a third word says what its members should be
-_TYPES: Mapping[str, tuple[Callable[[Any], bool], str, str]] = {
-    "any": (_anything, "", ""),
-    "bool": (_is_bool, "true or false", ""),
-    "integer": (_is_integer, "a whole number", ""),
-    "ip": (_is_ip, "an IP address", ""),
-    "ips": (_list(_is_ip), "a list of IP addresses", ""),
-    "object": (_any_object, "an object", ""),
-    "objects": (_list(_any_object), "a list of objects", ""),
-    "runtimes": (_object(_is_runtime), "an object", 'an object such as {"path": "/usr/bin/…", "runtimeArgs": []}'),
-    "size": (_is_size, 'a size in quotes, such as "64M"', ""),
-    "string": (_is_string, "a string", ""),
-    "strings": (_list(_is_string), "a list of strings", ""),
-    "switches": (_object(_is_bool), "an object", "true or false"),
-    "tables": (_object(_any_object), "an object", "an object"),
-    "texts": (_object(_is_string), "an object", "a string"),
-}
-
-
-def _check(path: str, key: str, value: Any, kind: str) -> None:
-    right, words, of_members = _TYPES[kind]
-    if value is None or right(value):
-        return
-    if of_members and isinstance(value, Pairs):
-        name, value = next((name, one) for name, one in value if not right(Pairs([(name, one)])))
-        key, words = f"{key}.{name}", of_members
-    raise InputError(f"{path}: {key} is {_shown(value)}", expected=words, fix="mend the file: dockerd refuses it too")
-
-
-def _shown(value: Any) -> str:
-    if isinstance(value, dict | list):
-        return "a list" if type(value) is list else "an object"
-    text = json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 def _check_values(file: DaemonFile, pairs: Pairs, request: RuntimeRequest) -> None:
@@ -279,22 +190,7 @@ def _check_values(file: DaemonFile, pairs: Pairs, request: RuntimeRequest) -> No
                 f"{key} is set in daemon.json and as an argument of dockerd: dockerd does not start so",
                 "remove the argument from docker's unit (systemctl cat docker), or the key from daemon.json",
             )
-    for item in file.exec_opts if number >= (28, 0) else ():
-        key, _, value = (part.strip() for part in item.partition("="))
-        if key.lower() != CGROUP_KEY or not value:
-            raise InputError(
-                f"{file.path}: exec-opts holds {item!r}", expected=f"{CGROUP_KEY}=systemd or {CGROUP_KEY}=cgroupfs"
-            )
-    if "graph" in file.plain and "data-root" in file.plain:
-        raise InputError(f"{file.path} has graph and data-root", expected="one of them", fix="remove graph")
-    if {"host-gateway-ip", "host-gateway-ips"} <= set(file.plain):
-        raise InputError(f"{file.path} has host-gateway-ip and host-gateway-ips", expected="one of them")
-    for key in ("mtu", "max-concurrent-downloads", "max-concurrent-uploads", "max-download-attempts"):
-        if (_last(pairs, key) or 0) < 0:
-            raise InputError(f"{file.path}: {key} is {_last(pairs, key)}", expected="a number from 0 on")
-    for label in _last(pairs, "labels") or ():
-        if "=" not in (label or ""):
-            raise InputError(f"{file.path}: labels holds {label!r}", expected="key=value")
+    check_values(file.path, pairs, number)
 
 
 def _check_runtime(path: str, name: str, runtime: Runtime, number: tuple[int, int]) -> None:

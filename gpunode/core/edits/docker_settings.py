@@ -23,7 +23,7 @@ bip string
 bip6 string since=28.0
 bridge string -b
 bridge-accept-fwmark string since=29.0
-builder object -
+builder builder -
 cdi-spec-dirs strings --cdi-spec-dir since=25.0
 cgroup-parent string
 cluster-advertise string until=24.0
@@ -38,16 +38,16 @@ cpu-rt-runtime integer
 cri-containerd bool
 data-root string
 debug bool -D
-default-address-pools objects --default-address-pool
+default-address-pools pools --default-address-pool
 default-cgroupns-mode string
 default-gateway ip
 default-gateway-v6 ip
 default-ipc-mode string
-default-network-opts tables --default-network-opt since=24.0
+default-network-opts options --default-network-opt since=24.0
 default-runtime string
 default-shm-size size
 default-stop-timeout integer since=29.7
-default-ulimits tables --default-ulimit
+default-ulimits ulimits --default-ulimit
 deprecated-key-path string -
 dns ips
 dns-opts strings --dns-opt
@@ -94,7 +94,7 @@ network-diagnostic-port integer
 no-new-privileges bool
 no-proxy any since=23.0
 node-generic-resources strings --node-generic-resource
-nri-opts object since=29.2
+nri-opts nri since=29.2
 oom-score-adjust integer until=26.0
 pidfile string -p
 raw-logs bool
