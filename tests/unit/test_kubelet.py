@@ -1,0 +1,297 @@
+"""The kubelet's engine and cgroup driver, and the kernel settings of Kubernetes: facts → sentences, checks, plans."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.facts import parse_probe
+from gpunode.core.kubelet import (
+    driver_problem,
+    engine_driver,
+    kubelet_checks,
+    kubelet_driver,
+    kubelet_engine,
+    kubelet_warnings,
+    mismatch,
+    wanted_driver,
+)
+from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Outcome, Runtime
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_activate import activate_request
+from gpunode.core.sysctl import CONF, WANTED, boot_warnings, overrules, sysctl_checks
+from gpunode.node import script
+
+PROBES = Path(__file__).parent.parent / "cases" / "probes"
+SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
+CONFIG = "/var/lib/kubelet/config.yaml"
+CONTAINERD = Runtime(
+    name="containerd", version="1.7.28", unit="containerd.service", socket="/run/containerd/containerd.sock"
+)
+K3S = Runtime(name="containerd", distribution="k3s", unit="k3s.service", socket="/run/k3s/containerd/containerd.sock")
+DOCKER = Runtime(name="docker", version="28.1.1", cgroup_driver="cgroupfs")
+CRIO = Runtime(name="crio", version="1.31.0", cgroup_driver="systemd")
+
+
+def node(*runtimes: Runtime, read: bool = True, **kubernetes: Any) -> NodeFacts:
+    files = {CONFIG: ConfigFile(path=CONFIG, data=b"kind: KubeletConfiguration\n")} if read else {}
+    return NodeFacts(runtimes=runtimes, kubernetes=Kubernetes(**{"kubelet": "1.30.14", **kubernetes}), files=files)
+
+
+# ---------------------------------------------------------------- the kubelet's engine
+
+
+@pytest.mark.parametrize(
+    ("kubernetes", "expected"),
+    [
+        ({"cri_socket": "/run/containerd/containerd.sock"}, CONTAINERD),
+        ({"cri_socket": "/var/run/containerd/containerd.sock"}, CONTAINERD),
+        ({"cri_socket": ""}, CONTAINERD),
+        ({"cri_socket": "", "kubelet": "1.23.17"}, DOCKER),
+        ({"cri_socket": "/var/run/dockershim.sock", "kubelet": "1.22.17"}, DOCKER),
+        ({"cri_socket": "/run/cri-dockerd.sock"}, DOCKER),
+        ({"cri_socket": "/var/run/crio/crio.sock"}, CRIO),
+        ({"kind": "k3s", "cri_socket": "/run/k3s/containerd/containerd.sock"}, K3S),
+        ({"kind": "k3s", "cri_socket": "/run/containerd/containerd.sock"}, CONTAINERD),
+        ({"kind": "k3s", "cri_socket": "/run/k3s/cri-dockerd/cri-dockerd.sock"}, DOCKER),
+        ({"cri_socket": "/run/own/engine.sock"}, None),
+    ],
+)
+def test_the_kubelets_socket_says_which_engine_counts(kubernetes: dict[str, str], expected: Runtime | None) -> None:
+    assert kubelet_engine(node(CONTAINERD, K3S, DOCKER, CRIO, **kubernetes)) == expected
+
+
+def test_without_a_kubelet_no_engine_is_its() -> None:
+    assert kubelet_engine(NodeFacts(runtimes=(CONTAINERD,))) is None
+    assert list(kubelet_checks(NodeFacts(runtimes=(CONTAINERD,)))) == []
+    assert list(kubelet_warnings(NodeFacts(runtimes=(CONTAINERD,)), {"containerd": "auto"})) == []
+
+
+@pytest.mark.parametrize(
+    ("name", "distribution", "engine"),
+    [
+        ("ubuntu2404-k3s", "k3s", "containerd"),
+        ("ubuntu2204-rke2", "rke2", "containerd"),
+        ("debian12-k0s", "k0s", "containerd"),
+        ("ubuntu2404-microk8s", "microk8s", "containerd"),
+        ("debian12-kubeadm-two-engines", "", "containerd"),
+        ("ubuntu2004-cri-dockerd", "", "docker"),
+        ("ubuntu2204-hgx-h100-kubelet", "", "containerd"),
+    ],
+)
+def test_the_kubelets_engine_of_each_probe_is_the_one_its_name_gives(name: str, distribution: str, engine: str) -> None:
+    facts = parse_probe((PROBES / name / "probe.txt").read_text())
+    found = kubelet_engine(facts)
+    assert found is not None
+    assert (found.name, found.distribution) == (engine, distribution)
+    assert facts.runtime(engine) is found
+
+
+WARNINGS = [
+    ((CONTAINERD, DOCKER), {}, {"docker": "configure"}, "runtimes.docker is configured, but the kubelet runs pods on"),
+    ((CONTAINERD, DOCKER), {}, {"docker": "auto"}, "docker is left as it is, the kubelet runs pods on containerd"),
+    ((CONTAINERD,), {}, {"docker": "auto"}, ""),
+    ((CONTAINERD, K3S), {"kind": "k3s", "cri_socket": K3S.socket}, {}, "the node has two containerd: k3s.service is"),
+    ((DOCKER,), {"cri_socket": "/run/x.sock"}, {}, "the kubelet's socket /run/x.sock belongs to no engine"),
+    ((CONTAINERD,), {}, {"containerd": "ignore"}, "the kubelet runs pods on containerd, which is not managed"),
+]
+
+
+@pytest.mark.parametrize(("runtimes", "kubernetes", "managed", "said"), WARNINGS)
+def test_a_plan_says_what_the_kubelet_gets_nothing_of(
+    runtimes: tuple[Runtime, ...], kubernetes: dict[str, str], managed: dict[str, str], said: str
+) -> None:
+    facts = node(*runtimes, **{"cri_socket": "/run/containerd/containerd.sock", **kubernetes})
+    found = list(kubelet_warnings(facts, {"containerd": "auto", **managed}))
+    assert [warning[: len(said)] for warning in found] == ([said] if said else [])
+
+
+# ---------------------------------------------------------------- cgroup drivers
+
+TWO = replace(CONTAINERD, version="2.1.9", cgroup_driver="cgroupfs")
+DRIVERS = [
+    # kubelet, engine, what the kubelet has, who says so
+    ({"cgroup_driver": "systemd", "cgroup_source": CONFIG}, CONTAINERD, "systemd", CONFIG),
+    ({"cgroup_driver": "systemd", "cgroup_source": "--cgroup-driver"}, CONTAINERD, "systemd", "--cgroup-driver"),
+    ({}, CONTAINERD, "cgroupfs", "its default"),
+    # 1.31 and later ask an engine that answers, whatever their configuration says
+    ({"kubelet": "1.31.0", "cgroup_driver": "systemd"}, TWO, "cgroupfs", "which this kubelet asks"),
+    ({"kubelet": "1.36.1", "cgroup_driver": "systemd"}, CRIO, "systemd", "which this kubelet asks"),
+    ({"kubelet": "1.31.0", "cgroup_driver": "systemd"}, CONTAINERD, "systemd", "its configuration"),
+    ({"kubelet": "1.30.0", "cgroup_driver": "systemd"}, TWO, "systemd", "its configuration"),
+    ({"kubelet": "1.29.0", "cgroup_driver": "systemd", "cgroup_from_cri": True}, TWO, "cgroupfs", "this kubelet asks"),
+    ({"kubelet": "1.32.0", "cgroup_driver": "systemd", "cgroup_from_cri": False}, TWO, "systemd", "its configuration"),
+    ({"kubelet": "1.34.0", "cgroup_driver": "systemd", "cgroup_from_cri": False}, TWO, "cgroupfs", "kubelet asks"),
+]
+
+
+@pytest.mark.parametrize(("kubernetes", "engine", "driver", "source"), DRIVERS)
+def test_the_kubelets_driver_is_found_with_what_says_it(
+    kubernetes: dict[str, Any], engine: Runtime, driver: str, source: str
+) -> None:
+    socket = {"crio": "/run/crio/crio.sock"}.get(engine.name, "/run/containerd/containerd.sock")
+    found = kubelet_driver(node(engine, cri_socket=socket, **kubernetes))
+    assert (found.value, source in found.source) == (driver, True)
+
+
+def test_drivers_that_differ_are_explained_with_their_sources() -> None:
+    facts = node(CONTAINERD, cgroup_driver="systemd", cgroup_source=CONFIG)
+    assert mismatch(facts) == (
+        "cgroup drivers differ: the kubelet has systemd (/var/lib/kubelet/config.yaml), "
+        "containerd has cgroupfs (containerd's default)"
+    )
+    [check] = kubelet_checks(facts)
+    assert (check.id, check.status) == ("cgroup.driver-match", "failed")
+    assert check.fix == "gpunode provision gives containerd the kubelet's (cgroup_driver: auto)"
+    assert wanted_driver(facts, CONTAINERD) == "systemd"
+
+
+def test_an_engine_that_is_asked_for_its_driver_is_left_as_it_is() -> None:
+    facts = node(TWO, kubelet="1.33.0", cgroup_driver="systemd", cgroup_source=CONFIG)
+    assert mismatch(facts) == ""
+    assert wanted_driver(facts, TWO) == ""
+    assert [check.status for check in kubelet_checks(facts)] == ["passed"]
+    assert driver_problem(facts, "containerd", "systemd") is None
+
+
+def test_only_the_kubelets_engine_gets_the_kubelets_driver() -> None:
+    facts = node(CONTAINERD, DOCKER, cgroup_driver="systemd")
+    assert (wanted_driver(facts, DOCKER), wanted_driver(facts, None)) == ("", "")
+
+
+def test_what_could_not_be_read_proves_nothing() -> None:
+    unread = ConfigFile(path="/etc/containerd/config.toml", data=None)
+    runtime = replace(CONTAINERD, files=("/etc/containerd/config.toml",))
+    facts = replace(node(runtime, cgroup_driver="systemd"), files={unread.path: unread})
+    assert engine_driver(facts, runtime).value == ""
+    assert [(c.status, c.message) for c in kubelet_checks(facts)] == [
+        ("not-proven", "containerd's configuration could not be read")
+    ]
+    assert wanted_driver(facts, runtime) == ""
+
+
+@pytest.mark.parametrize(("asked", "problem"), [("auto", False), ("systemd", False), ("cgroupfs", True)])
+def test_a_driver_in_the_spec_that_is_not_the_kubelets_is_refused(asked: str, problem: bool) -> None:
+    found = driver_problem(node(CONTAINERD, cgroup_driver="systemd", cgroup_source=CONFIG), "containerd", asked)
+    assert bool(found) is problem
+    if found:
+        assert found.what == f"runtimes.containerd.cgroup_driver is cgroupfs, and the kubelet has systemd ({CONFIG})"
+    assert driver_problem(node(CONTAINERD, DOCKER, cgroup_driver="systemd"), "docker", asked) is None
+
+
+def test_k3s_sets_both_drivers_and_is_not_told_one() -> None:
+    k3s = replace(K3S, version="2.1.4-k3s2", cgroup_driver="systemd")
+    facts = node(k3s, kind="k3s", kubelet="1.30.4+k3s1", cri_socket=K3S.socket, read=False)
+    assert kubelet_driver(facts).source == "k3s, which sets both alike"
+    assert [check.status for check in kubelet_checks(facts)] == ["passed"]
+
+
+# ---------------------------------------------------------------- kernel settings
+
+
+def conf(path: str, text: str, target: str = "") -> ConfigFile:
+    return ConfigFile(path=path, data=text.encode(), target=target)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"/etc/sysctl.d/99-hardening.conf": "net.ipv4.ip_forward = 0\n"}, ["/etc/sysctl.d/99-hardening.conf"]),
+        ({"/etc/sysctl.d/10-early.conf": "net.ipv4.ip_forward=0\n"}, []),
+        ({"/etc/sysctl.d/zz.conf": "net/ipv4/ip_forward=0\n"}, ["/etc/sysctl.d/zz.conf"]),
+        ({"/etc/sysctl.d/zz.conf": "-net.ipv4.ip_forward = 0"}, ["/etc/sysctl.d/zz.conf"]),
+        ({"/etc/sysctl.d/zz.conf": "# net.ipv4.ip_forward = 0\n;net.ipv4.ip_forward=0\n"}, []),
+        ({"/etc/sysctl.d/zz.conf": "net.ipv4.ip_forward = 0\nnet.ipv4.ip_forward = 1\n"}, []),
+        ({"/etc/sysctl.d/k8s.conf": "net.ipv4.ip_forward = 1\n"}, []),
+        ({"/etc/sysctl.d/zz.conf.bak": "net.ipv4.ip_forward = 0\n"}, []),
+        ({"/usr/lib/sysctl.d/zz.conf": "net.ipv4.ip_forward = 0\n"}, ["/usr/lib/sysctl.d/zz.conf"]),
+        # a file below /etc hides the one of the same name
+        ({"/usr/lib/sysctl.d/zz.conf": "net.ipv4.ip_forward = 0\n", "/etc/sysctl.d/zz.conf": ""}, []),
+        # Debian's link to /etc/sysctl.conf sorts behind ours
+        ({"/etc/sysctl.d/99-sysctl.conf": "net.ipv4.ip_forward=0"}, ["/etc/sysctl.d/99-sysctl.conf"]),
+        ({"/etc/sysctl.conf": "net.ipv4.ip_forward=0"}, []),
+        ({"/etc/sysctl.d/a9.conf": "net.ipv4.ip_forward=0", "/run/sysctl.d/b.conf": "net.ipv4.ip_forward=1"}, []),
+    ],
+)
+def test_the_files_that_win_at_boot_are_named(files: dict[str, str], found: list[str]) -> None:
+    assert [one.path for one in overrules({path: conf(path, text) for path, text in files.items()})] == found
+
+
+def test_settings_in_force_and_at_boot_are_checked_where_a_kubelet_is() -> None:
+    assert list(sysctl_checks(NodeFacts(sysctl={}))) == []
+    facts = replace(node(CONTAINERD), sysctl=dict(WANTED))
+    assert [check.status for check in sysctl_checks(facts)] == ["passed"]
+    path = "/etc/sysctl.d/99-hardening.conf"
+    later = replace(facts, files={path: conf(path, "net.ipv4.ip_forward = 0")})
+    assert [(check.status, check.message) for check in sysctl_checks(later)] == [
+        ("warning", f"{path} sets net.ipv4.ip_forward = 0 and is read after {CONF}: Kubernetes needs 1")
+    ]
+    assert list(boot_warnings(later)) == [check.message for check in sysctl_checks(later)]
+    off = replace(facts, sysctl={"net.ipv4.ip_forward": "0"})
+    [check] = sysctl_checks(off)
+    assert check.status == "failed"
+    assert check.message.startswith("net.bridge.bridge-nf-call-iptables is not there, ")
+
+
+def test_the_file_says_what_is_wanted() -> None:
+    text = (Path(__file__).parents[2] / "gpunode/templates/sysctl.conf.j2").read_text()
+    pairs = [line.split(" = ") for line in text.splitlines() if not line.startswith("#")]
+    assert dict(pairs) == dict(WANTED)
+
+
+# ---------------------------------------------------------------- activate.sh, in a network of its own
+
+FAKES = "need_root() { :; }\nlock() { :; }\njournal() { :; }\n"
+Settings = Callable[..., tuple[Outcome, str]]
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def settings(request: pytest.FixtureRequest) -> Settings:
+    """activate.sh with some settings, in a network that begins with forwarding off; what it says, and left."""
+    if subprocess.run(["unshare", "-n", "true"], capture_output=True).returncode:
+        pytest.skip("no network namespaces here")
+    head, mark, main = script("activate.sh").rpartition(
+        "# ---------------------------------------------------------------- main"
+    )
+
+    def run(value: dict[str, str], *, check: bool = False) -> tuple[Outcome, str]:
+        text = program(f"{head}{FAKES}{mark}{main}", activate_request({"sysctl": value}, check=check))
+        shell = " ".join(request.param)
+        place = "/proc/sys/net/ipv4/ip_forward"
+        inside = f'echo 0 >{place}; {shell} -s; status=$?; echo "left $(cat {place})"; exit $status'
+        done = subprocess.run(
+            ["unshare", "-n", "sh", "-c", inside], input=text, capture_output=True, text=True, timeout=30
+        )
+        return parse_outcome(done.stdout, done.returncode), done.stdout.rsplit("left ", 1)[1].strip()
+
+    return run
+
+
+def test_a_setting_is_in_force_afterwards(settings: Settings) -> None:
+    outcome, left = settings({"net.ipv4.ip_forward": "1"})
+    assert (outcome.status, outcome.changed, left) == ("changed", ("net.ipv4.ip_forward = 1 (was 0)",), "1")
+
+
+def test_check_mode_says_so_and_sets_nothing(settings: Settings) -> None:
+    outcome, left = settings({"net.ipv4.ip_forward": "1", "net.no.such": "1"}, check=True)
+    assert outcome.changed == ("net.ipv4.ip_forward = 1 (was 0)", "net.no.such = 1 (was not there)")
+    assert (outcome.status, left) == ("changed", "0")
+
+
+def test_a_setting_that_is_so_already_is_left(settings: Settings) -> None:
+    assert settings({"net.ipv4.ip_forward": "0"})[0].status == "unchanged"
+
+
+def test_a_setting_that_the_kernel_does_not_have_is_named(settings: Settings) -> None:
+    outcome, _ = settings({"net.no.such": "1"})
+    assert (outcome.status, outcome.message) == ("failed", "there is no kernel setting net.no.such")
+
+
+def test_settings_are_lines_of_the_request() -> None:
+    assert activate_request({"sysctl": {"net.ipv4.ip_forward": "1"}}) == {"sysctl": b"net.ipv4.ip_forward 1\n"}
