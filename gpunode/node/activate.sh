@@ -203,7 +203,7 @@ links() {
   fi
   unlinked_nodes >"$GPUNODE_IN/.unlinked"
   while read -r number path; do
-    checking || { mkdir -p /dev/char && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
+    checking || { (umask 022 && mkdir -p /dev/char) && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
       fail "/dev/char/$number cannot be made" "see the log: is /dev writable?"
     changed "link /dev/char/$number to $path"
   done <"$GPUNODE_IN/.unlinked"

@@ -8,7 +8,7 @@
 keep_gpus() {
   losers=
   systemd_runs || return 0
-  gpu_containers >"$GPUNODE_IN/.gpu_containers"
+  (gpu_containers) >"$GPUNODE_IN/.gpu_containers" # its variables are not ours
   while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
     if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then

@@ -158,8 +158,8 @@ cri_check() {
   logs=$GPUNODE_IN/logs-$1
   mkdir -p "$logs"
   # the host's network: no CNI is needed, which a fresh node does not have
-  printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{"security_context":{"namespace_options":{"network":2}}}}' \
-    "$NAME-$1" "$NAME" "$1-$$" "$logs" >"$GPUNODE_IN/pod.json"
+  printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
+    "$NAME-$1" "$NAME" "$1-$$" "$logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
   printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"log_path":"out.log","linux":{}}' \
     "$NAME" "$image" "$(json_text "$INSIDE")" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
@@ -177,6 +177,11 @@ cri_check() {
     check "$id" failed "no container in the pod: $(last_line "${out:-$container}")" "journalctl -u containerd"
   fi
   cri_ rmp -f "$pod" >/dev/null
+}
+
+# cgroup_parent: as the kubelet does, a slice under the systemd driver, which takes nothing else; the other takes no slice
+cgroup_parent() {
+  ! containerd config dump 2>/dev/null | grep -q 'SystemdCgroup = true' || printf '"cgroup_parent":"system.slice",'
 }
 
 cri_wait() {

@@ -40,6 +40,25 @@ docker run -d --name {name} --volume /dev/nvidia0:/dev/nvidia0 own sleep 10000
 pid=$(docker inspect -f '{{{{.State.Pid}}}}' {name})
 echo 'c 195:0 rw' >"/sys/fs/cgroup/devices$(sed -n 's/^[0-9]*:devices://p' /proc/$pid/cgroup)/devices.allow"
 """
+POD = """set -e
+mkdir -p /tmp/pod/root/bin && cd /tmp/pod
+cp "$(command -v busybox)" root/bin/busybox
+ln -s busybox root/bin/sleep
+tar -C root -cf layer.tar .
+layer=$(sha256sum <layer.tar | cut -d ' ' -f 1)
+printf '{"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": ["sha256:%s"]}}' \
+  "$layer" >config.json
+echo '[{"Config": "config.json", "RepoTags": ["localhost/own:1"], "Layers": ["layer.tar"]}]' >manifest.json
+tar -cf image.tar layer.tar config.json manifest.json
+ctr -n k8s.io images import image.tar >/dev/null
+echo '{"metadata": {"name": "llm", "namespace": "default", "uid": "llm"}, "log_directory": "/tmp/pod",
+  "linux": {"cgroup_parent": "kubepods.slice", "security_context": {"namespace_options": {"network": 2}}}}' >pod.json
+echo '{"metadata": {"name": "server"}, "image": {"image": "localhost/own:1"}, "log_path": "log",
+  "command": ["/bin/sleep", "10000"], "envs": [{"key": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]}' >container.json
+pod=$(crictl runp --runtime=nvidia pod.json)
+crictl start "$(crictl create "$pod" container.json pod.json)" >/dev/null
+echo "$pod"
+"""
 
 
 class Node:
@@ -48,7 +67,7 @@ class Node:
     def __init__(self, lab: Lab, run_gpunode: Callable[..., Any], folder: Path) -> None:
         self.lab, self._run = lab, run_gpunode
         self.spec = folder / "gpunode.yml"
-        wish = {"runtimes": {"containerd": {"manage": "ignore"}, "docker": {"default_runtime": "runc"}}}
+        wish = {"runtimes": {"containerd": {"cgroup_driver": "systemd"}, "docker": {"default_runtime": "runc"}}}
         self.spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | wish))
 
     def gpunode(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
@@ -80,7 +99,7 @@ class Node:
 
 @pytest.fixture(scope="module")
 def node(lab_up: Callable[..., Lab], run_gpunode: Callable[..., Any], tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """Debian 12 with an H100, systemd as Docker's cgroup driver, provisioned; runc is 1.1.5 there."""
+    """Debian 12 with an H100, systemd as the engines' cgroup driver, provisioned; runc is 1.1.5 there."""
     made = Node(lab_up(distro="debian:12"), run_gpunode, tmp_path_factory.mktemp("spec"))
     done = made.lab.run(made.lab.nodes[0], "sh -s", stdin=SET_UP)
     assert done.returncode == 0, done.stderr
@@ -188,3 +207,15 @@ def test_a_container_that_made_itself_a_device_file_gets_no_right_to_it(
     node.sh("docker exec sly busybox mknod -m 666 /dev/nvidia0 c 195 0")
     assert MAY_NOT in node.opens("sly")
     assert node.facts().gpu_containers == ()
+
+
+def test_a_pod_is_known_by_its_name_and_keeps_its_gpu(node: Node, containers: Callable[[str, str], None]) -> None:
+    done = node.lab.run(node.lab.nodes[0], "sh -s", stdin=POD)
+    assert done.returncode == 0, done.stderr
+    [pod] = node.facts().gpu_containers
+    assert (pod.name, pod.state, pod.hook) == ("llm/server", "kept", False)
+    assert pod.unit == f"cri-containerd-{pod.id}.scope"
+    node.sh("systemctl daemon-reload")
+    devices = node.sh(f"cat /sys/fs/cgroup/devices/kubepods.slice/{pod.unit}/devices.list")
+    assert "c 195:0 rw" in devices
+    node.sh(f"crictl rmp -f {done.stdout.strip()}")
