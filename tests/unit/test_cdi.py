@@ -143,6 +143,13 @@ def test_a_specification_that_fits_is_fresh() -> None:
     assert stale(NODE) == ()
 
 
+def test_a_gpu_that_fell_off_the_bus_is_gone_although_proc_still_has_it() -> None:
+    one = replace(READ, devices=("0", "GPU-aaaa", "all"))
+    assert stale(replace(NODE, nvml=NVML[:1], cdi=Cdi(specs=(one,), gpus=GPUS))) == (
+        f"{PLACE} names GPUs that are gone: /dev/nvidia1",
+    )
+
+
 def test_without_a_driver_its_devices_are_not_judged() -> None:
     assert stale(NodeFacts(cdi=Cdi(specs=(READ,)))) == ()
 
@@ -164,11 +171,11 @@ def test_without_a_driver_its_devices_are_not_judged() -> None:
             "/run/cdi/nvidia.yaml names GPUs that are gone: /dev/nvidia1",
         ),
         (
-            replace(NODE, cdi=replace(NODE.cdi, gpus=(*GPUS, CdiGpu(minor=2, uuid="GPU-cccc")))),
+            replace(NODE, nvml=(), cdi=replace(NODE.cdi, gpus=(*GPUS, CdiGpu(minor=2, uuid="GPU-cccc")))),
             "/run/cdi/nvidia.yaml lacks /dev/nvidia2",
         ),
         (
-            replace(NODE, cdi=replace(NODE.cdi, gpus=(replace(GPUS[0], uuid="GPU-new"), GPUS[1]))),
+            replace(NODE, nvml=(), cdi=replace(NODE.cdi, gpus=(replace(GPUS[0], uuid="GPU-new"), GPUS[1]))),
             "/run/cdi/nvidia.yaml names GPUs that are gone: GPU-aaaa",
         ),
         (

@@ -124,8 +124,12 @@ def _misfits(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
 
 
 def _devices(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
-    """GPUs and MIG devices against those of the loaded driver; without one nothing is known of them."""
-    gpus = {gpu.minor: gpu for gpu in facts.cdi.gpus}
+    """GPUs and MIG devices against those of the loaded driver; without one nothing is known of them.
+
+    One that fell off the bus keeps its place in /proc, and NVML, which nvidia-ctk asks, leaves it out.
+    """
+    seen = {gpu.uuid for gpu in facts.nvml}
+    gpus = {gpu.minor: gpu for gpu in facts.cdi.gpus if gpu.uuid in seen or not seen}
     if not gpus:
         return
     sliced = {gpu.uuid for gpu in facts.nvml if gpu.mig_current == "Enabled"}
@@ -136,11 +140,11 @@ def _devices(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
     if lacking:
         yield f"{spec.path} lacks {_nodes(lacking)}"
     uuids = {name for name in spec.devices if name.startswith("GPU-")}
-    known = {gpu.uuid for gpu in facts.cdi.gpus}
+    known = {gpu.uuid for gpu in gpus.values()}
     if not extra and uuids - known:
         yield f"{spec.path} names GPUs that are gone: {_some(sorted(uuids - known))}"
     named = sum(1 for name in spec.devices if _MIG.match(name)) or sum(n.startswith("MIG-") for n in spec.devices)
-    there = sum(gpu.mig_devices for gpu in facts.cdi.gpus)
+    there = sum(gpu.mig_devices for gpu in gpus.values())
     if named != there:
         yield f"{spec.path} names {named} MIG devices; there are {there}"
 
