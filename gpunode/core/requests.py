@@ -80,8 +80,8 @@ def _after(after: Activation, settle: int) -> dict[str, bytes]:
         "socket": after.socket,
         "plugin": after.plugin,
         "settle": str(settle),
-        # `containerd config dump` and `crio config` print it, `dockerd --validate` does not
-        "dump": "yes" if "config" in after.validate else "",
+        # `containerd config dump` prints it; `dockerd --validate` does not, and `crio config` leaves out what is default
+        "dump": "yes" if after.validate[-2:] == ("config", "dump") else "",
     }
     return {
         "after": "".join(f"{key} {value}\n" for key, value in keys.items() if value).encode(),

@@ -63,6 +63,7 @@ records() {
 accepted() {
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
+  rm -f "$backup/effective" # with its passwords
   while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
 }
@@ -76,7 +77,7 @@ empty() {
 
 # taken_back PHASE [,"MORE":JSON]: it does not
 taken_back() {
-  rm -f "$backup/undo" "$backup/undo.json"
+  rm -f "$backup/undo" "$backup/undo.json" "$backup/effective"
   records undo.used.json undo.json
   journal files "$@"
 }

@@ -59,7 +59,7 @@ def killed_at(node: Node, at: int, text: str) -> bool:
         FileChange(path=str(node.root / "etc/conf.d/x"), data=b"drop-in\n", expect="", like=str(node.config)),
         FileChange(path=str(node.config), data=text.encode(), expect=sha("old\n")),
     )
-    after = unit(node, validate=("daemon", "config"))
+    after = unit(node, validate=("daemon", "config", "dump"))
     request = commit_request(changes, after=after, settle=0)
     request |= {"undo": b'{"label": "engine"}\n', "used": f"{old.name}\n".encode(), "meant": b"root\n"}
     process = node.start(request)
