@@ -119,7 +119,7 @@ def test_a_template_that_is_not_edited_comes_back_to_the_byte(lines: list[str], 
     assert template.edited(template.toml) == text
 
 
-def test_stand_ins_are_toml_and_say_what_kind_of_value_stands_there() -> None:
+def test_substitutes_are_toml_and_say_what_kind_of_value_stands_there() -> None:
     text = (
         'p = "{{ .A }}/x"\nSystemdCgroup = {{ .S }}  # as runc\nn = {{ .N }}\n{{ range .M }}\n["{{ . }}"]\n{{ end }}\n'
     )

@@ -1,6 +1,6 @@
 """TOML with Go's {{ actions }}: read and edited as TOML, every action kept as it stands.
 
-A template is no TOML.  So each action gets a stand-in that is: a line that an action takes up becomes a comment, an
+A template is no TOML.  So each action gets a substitute that is: a line that an action takes up becomes a comment, an
 action in a string a word, an action that is a value a string, or true where the key takes a boolean.  What is edited
 then, is edited as TOML, and the actions come back afterwards.
 """
@@ -18,7 +18,7 @@ _ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|end)\b")
 _PAIR = re.compile(r"(\s*[^\s={#\[][^={]*=[ \t]*)(.*)\Z")
 _BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
-_STAND_IN = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|true #@bool(\d+)@|@word(\d+)@|\"@field(\.\w+)@\"")
+_SUBSTITUTE = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|true #@bool(\d+)@|@word(\d+)@|\"@field(\.\w+)@\"")
 # keys of the CRI plugin whose values are read as booleans
 _BOOLEAN = re.compile(
     r"(?:systemd_?cgroup|enable_\w+|disable_\w+|privileged_without\w+|use_local_image_pull)\Z", re.IGNORECASE
@@ -27,7 +27,7 @@ _BOOLEAN = re.compile(
 
 @dataclass(frozen=True)
 class Template:
-    """A template's text, the same with stand-ins, and what they stand for."""
+    """A template's text, the same with substitutes, and what they are for."""
 
     text: str
     toml: str
@@ -44,7 +44,7 @@ class Template:
 
     def edited(self, toml: str) -> str:
         """The template that an edit of `self.toml` stands for; Refusal where the edit lies in a conditional part."""
-        after = _STAND_IN.sub(self._action, toml)
+        after = _SUBSTITUTE.sub(self._action, toml)
         depths = _depths(self.text)
         before = self.text.splitlines(keepends=True)
         matcher = difflib.SequenceMatcher(None, before, after.splitlines(keepends=True), autojunk=False)
@@ -70,7 +70,7 @@ class Template:
 
 
 def read(text: str) -> Template:
-    """A template with its stand-ins."""
+    """A template with its substitutes."""
     actions: list[str] = []
     lines, inside = [], False
     for line in text.splitlines(keepends=True):
