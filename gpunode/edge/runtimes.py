@@ -154,8 +154,9 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
 
 
 def edit(subject: Subject) -> Edit:
-    """What configure changes."""
-    return configure_runtime(subject.texts, subject.request)
+    """What configure changes; in another tree nothing runs that could have to start again."""
+    made = configure_runtime(subject.texts, subject.request)
+    return replace(made, restart=made.restart and subject.options.here)
 
 
 def after(subject: Subject, edit: Edit) -> Activation:
