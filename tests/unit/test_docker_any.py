@@ -1,0 +1,140 @@
+"""daemon.json of any content: what it says is kept, what is not understood is refused, and all of it comes back."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
+from gpunode.core.edits.docker_settings import SETTINGS, is_known
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import Edit
+
+DOCKER = "/etc/docker/daemon.json"
+
+
+def request(**options: object) -> RuntimeRequest:
+    return RuntimeRequest(**{"runtime": "docker", "version": "28.5.2", **options})  # type: ignore[arg-type]
+
+
+def said(data: bytes) -> dict[str, object]:
+    found = json.loads(data)
+    assert isinstance(found, dict)
+    return found
+
+
+VALUES = {
+    "any": st.booleans(),
+    "bool": st.booleans(),
+    "integer": st.integers(0, 65535),
+    "string": st.sampled_from(["", "a"]),
+    "strings": st.lists(st.just("a=b"), max_size=2),
+    "texts": st.dictionaries(st.text(max_size=4), st.text(max_size=4), max_size=3),
+    "switches": st.dictionaries(st.sampled_from(["cdi", "buildkit"]), st.booleans()),
+    "runtimes": st.dictionaries(
+        st.sampled_from(["kata", "crun", "nvidia", "a.b"]),
+        st.fixed_dictionaries({"path": st.sampled_from(["/k", "/usr/bin/nvidia-container-runtime"])}),
+    ),
+    "size": st.just("64M"),
+}
+CHECKED = {  # whose values are judged
+    *("exec-opts", "log-level", "log-format", "default-ipc-mode", "default-cgroupns-mode", "dns-search", "hosts"),
+    *(
+        "fixed-cidr-v6",
+        "registry-mirrors",
+        "userland-proxy-path",
+        "default-runtime",
+        "api-cors-header",
+        "cdi-spec-dirs",
+    ),
+}
+MEMBERS = st.one_of(
+    [
+        st.tuples(st.just(key), VALUES[setting.type] | st.none())
+        for key, setting in SETTINGS.items()
+        if setting.type in VALUES and key not in CHECKED and is_known(key, "28.1.1")
+    ]
+    + [st.tuples(st.just("default-runtime"), st.sampled_from(["runc", "nvidia", None]))]
+)
+DOCUMENTS = st.lists(MEMBERS, max_size=6, unique_by=lambda pair: pair[0]).map(dict)
+
+
+@given(DOCUMENTS, st.sampled_from([None, 0, 2, 4, "\t"]), st.sampled_from([(",", ":"), (", ", ": "), (" ,", " : ")]))
+@settings(max_examples=300, deadline=None)
+def test_any_file_keeps_what_it_says_and_comes_back_to_the_byte(
+    document: dict[str, object], indent: int | str | None, separators: tuple[str, str]
+) -> None:
+    data = json.dumps(document, indent=indent, separators=separators).encode()
+    wish = request(cdi=True, cgroup_driver="systemd", version="28.1.1")
+    edit = configure_runtime({DOCKER: data}, wish)
+    if document.get("default-runtime") == "nvidia" and "nvidia" not in (document.get("runtimes") or {}):
+        assert edit.changes
+    assert edit.problems == ()
+    after = edit.changes.get(DOCKER, data) or b""
+    meant = ("runtimes", "default-runtime", "exec-opts", "features")
+    assert {k: v for k, v in said(after).items() if k not in meant} == {
+        k: v for k, v in document.items() if k not in meant
+    }
+    others = {k: v for k, v in (document.get("runtimes") or {}).items() if k != "nvidia"}  # type: ignore[attr-defined]
+    assert {k: v for k, v in said(after)["runtimes"].items() if k != "nvidia"} == others  # type: ignore[attr-defined]
+    assert configure_runtime({DOCKER: after}, wish) == Edit()
+    back = unconfigure_runtime({DOCKER: after}, wish, [edit.undo])
+    assert back.changes.get(DOCKER, after) == data
+
+
+@given(DOCUMENTS, st.sampled_from([None, 2, "\t"]))
+@settings(max_examples=300, deadline=None)
+def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
+    document: dict[str, object], indent: int | str | None
+) -> None:
+    wish = request(default_runtime="keep")
+    files = {DOCKER: json.dumps(document, indent=indent).encode()}
+    edit = unconfigure_runtime(files, wish)
+    assert edit.problems == ()
+    expected = {k: v for k, v in document.items() if not (k == "default-runtime" and v == "nvidia")}
+    runtimes = document.get("runtimes") or {}
+    assert isinstance(runtimes, dict)
+    if "nvidia" in runtimes:
+        expected["runtimes"] = {k: v for k, v in runtimes.items() if k != "nvidia"}
+        if not expected["runtimes"]:
+            del expected["runtimes"]
+    after = edit.changes.get(DOCKER, files[DOCKER]) or b""
+    assert said(after) == expected
+    assert unconfigure_runtime({DOCKER: after}, wish).changes == {}
+
+
+@given(
+    st.one_of(
+        st.binary(max_size=200),
+        st.text(alphabet='{}[]":, \n\\ue0runtimsvpahdfl-1', max_size=60).map(str.encode),
+        st.recursive(
+            st.none() | st.booleans() | st.integers() | st.text(max_size=6),
+            lambda inner: (
+                st.lists(inner, max_size=3)
+                | st.dictionaries(
+                    st.sampled_from([*SETTINGS, "proxies", "nvidia", "Path", "path", "x"]), inner, max_size=4
+                )
+            ),
+            max_leaves=12,
+        ).map(lambda value: json.dumps(value).encode()),
+    ),
+    st.sampled_from(["", "20.10.24", "24.0.9", "26.1.5", "29.7.2"]),
+)
+@settings(max_examples=600, deadline=None)
+def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, version: str) -> None:
+    wish = request(version=version)
+    for act in (configure_runtime, unconfigure_runtime, runtime_state):
+        try:
+            found = act({DOCKER: data}, wish)  # type: ignore[operator]
+        except GpunodeError:
+            continue
+        if isinstance(found, Edit) and not found.problems:
+            assert act({DOCKER: found.changes.get(DOCKER, data)}, wish).changes == {}  # type: ignore[operator]
+
+
+def test_a_file_nested_beyond_reason_is_refused() -> None:
+    with pytest.raises(InputError):
+        configure_runtime({DOCKER: b'{"runtimes": ' + b"[" * 100_000}, request())
