@@ -90,7 +90,8 @@ def read(path: str, data: bytes, request: RuntimeRequest) -> File:
     content = parse(path, data, request)
     version = content.doc.get("version", 0)
     if type(version) is not int or version < 0:
-        raise Refusal(f"{path}: version is {version!r}, not the number of a config version", "write version = 2")
+        where = f"{path}:{_place(content, ('version',))}"
+        raise Refusal(f"{where}: version is {version!r}, not the number of a config version", "write version = 2")
     file = File(path, content, version)
     _check_shape(file)
     return file

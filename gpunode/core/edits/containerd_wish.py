@@ -78,7 +78,7 @@ def wish(config: Config, request: RuntimeRequest) -> Wish:
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
     systemd = request.cgroup_driver == "systemd" if request.cgroup_driver else _systemd(runc)
-    if request.cgroup_driver and (runc or config.merges):
+    if request.cgroup_driver and (runc or config.merges) and _is_runc(runc):
         if bool(_systemd(runc)) is not systemd:
             sets |= _runc_option(sets, runc, bool(systemd))
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
