@@ -85,8 +85,8 @@ def _window(old: bytes, new: bytes) -> tuple[int, int]:
     return start + (start > 0), len(new) - end
 
 
-def _common(one: bytes, other: bytes) -> int:
-    """How many bytes two of one length have in common at the beginning."""
+def _common(one: Sequence[T], other: Sequence[T]) -> int:
+    """How many bytes or lines two sequences of one length have in common at the beginning."""
     low, high = 0, len(one)
     while low < high:
         middle = (low + high + 1) // 2
@@ -101,9 +101,9 @@ def _differences(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[i
     """Where lines differ, as (from, to) in the old and in the new ones; in linear time, and not always the fewest."""
     i = j = 0
     while True:
-        while i < len(old) and j < len(new) and old[i] == new[j]:
-            i += 1
-            j += 1
+        rest = min(len(old) - i, len(new) - j)
+        same = _common(old[i : i + rest], new[j : j + rest])
+        i, j = i + same, j + same
         if i == len(old) and j == len(new):
             return
         more, less = _meet(old, new, i, j)
