@@ -46,8 +46,8 @@ cp "$(command -v busybox)" root/bin/busybox
 ln -s busybox root/bin/sleep
 tar -C root -cf layer.tar .
 layer=$(sha256sum <layer.tar | cut -d ' ' -f 1)
-printf '{"architecture": "amd64", "os": "linux", "config": {}, "rootfs": {"type": "layers", "diff_ids": ["sha256:%s"]}}' \
-  "$layer" >config.json
+printf '{"os": "linux", "architecture": "amd64", "config": {}, "rootfs": {"type": "layers", "diff_ids": ["%s"]}}' \\
+  "sha256:$layer" >config.json
 echo '[{"Config": "config.json", "RepoTags": ["localhost/own:1"], "Layers": ["layer.tar"]}]' >manifest.json
 tar -cf image.tar layer.tar config.json manifest.json
 ctr -n k8s.io images import image.tar >/dev/null

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.facts import facts_hash
+from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.gpu_containers import container_checks, needs_links, say_gpu_containers
 from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime, RuntimeWish
 from gpunode.core.remote import parse_outcome, program
@@ -285,3 +285,13 @@ def test_check_mode_tells_systemd_nothing_and_foresees_the_refusal(activate: Act
 def test_a_plan_without_steps_has_nothing_to_say() -> None:
     facts = NodeFacts(gpu_containers=(container("web", "exposed", "/dev/nvidia0"),))
     assert say_gpu_containers(Plan(host="n"), facts) == Plan(host="n")
+
+
+def test_lines_of_the_probe_that_are_no_container_are_noted() -> None:
+    lines = ["linked 195:0 /dev/nvidia0", f"container {ID} web - hook kept /dev/nvidia0", f"container {ID} web", "what"]
+    lines.append(f"container {ID} web - hook sleeping /dev/nvidia0")
+    text = "#: gpunode-probe 1\n#: gpu_containers\n" + "".join(f"| {line}\n" for line in lines) + "#: end\n"
+    facts = parse_probe(text)
+    assert facts.device_nodes == NODES[:1]
+    assert facts.gpu_containers == (GpuContainer(name="web", id=ID, hook=True, devices=("/dev/nvidia0",)),)
+    assert len([note for note in facts.notes if "not understood" in note]) == 3

@@ -11,6 +11,7 @@ def test_every_key_becomes_one_file_of_lines() -> None:
         "load": ["nvidia", "nvidia_uvm"],
         "unload": ["nouveau"],
         "initramfs": True,
+        "links": True,
         "version": "580.178.04",
         "services": ["nvidia-persistenced"],
         "alternatives": {"cuda": "/usr/local/cuda-12.8"},
@@ -20,6 +21,7 @@ def test_every_key_becomes_one_file_of_lines() -> None:
         "load": b"nvidia\nnvidia_uvm\n",
         "unload": b"nouveau\n",
         "initramfs": b"1\n",
+        "links": b"1\n",
         "version": b"580.178.04\n",
         "services": b"nvidia-persistenced\n",
         "alternatives": b"cuda /usr/local/cuda-12.8\n",
@@ -38,6 +40,7 @@ def test_what_is_not_a_module_unit_or_policy_is_refused(value: dict[str, object]
 def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
     assert activate_nothing({"reboot": "always", "version": "1", "load": [], "initramfs": False})
     assert not activate_nothing({"initramfs": True})
+    assert not activate_nothing({"links": True})
 
 
 @pytest.mark.parametrize(

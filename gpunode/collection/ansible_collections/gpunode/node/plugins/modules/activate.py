@@ -18,8 +18,8 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   activate:
-    description: C(load), C(unload), C(initramfs), C(version), C(services), C(alternatives) and C(reboot) (never, if-
-      needed, always).
+    description: C(load), C(unload), C(initramfs), C(links), C(version), C(services), C(alternatives) and C(reboot)
+      (never, if-needed, always).
     type: dict
     default: {}
   reboot_timeout:
