@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.undo import record, remnant, revert, undo_data, undo_from_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Undo
@@ -153,6 +154,16 @@ def test_utf_16_is_kept_in_whole_characters(encoding: str) -> None:
     assert [len(hunk.after) % 2 for hunk in undo.hunks] == [0]
     later = "\ufeff\r\n" + after[1:]
     assert revert(later.encode(encoding), undo) == (("\ufeff\r\n" + before[1:]).encode(encoding), ())
+
+
+def test_a_file_that_configure_made_goes_with_entries_that_were_changed_since() -> None:
+    path, request = "/etc/docker/daemon.json", RuntimeRequest(runtime="docker", version="28.5.2")
+    edit = configure_runtime({}, request)
+    changed = (edit.changes[path] or b"").replace(b"/usr/bin/nvidia", b"/opt/nvidia")
+    assert unconfigure_runtime({path: changed}, request, [edit.undo]).changes == {path: None}
+    more = changed.replace(b"{", b'{\n    "debug": true,', 1)
+    left = unconfigure_runtime({path: more}, request, [edit.undo]).changes[path]
+    assert json.loads(left or b"") == {"debug": True}
 
 
 # ---------------------------------------------------------------- size

@@ -14,7 +14,7 @@ from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.undo import record, revert
+from gpunode.core.edits.undo import record, remnant, revert
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
@@ -37,9 +37,14 @@ _ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio
 _ENGINES |= {"k3s": k3s, "rke2": rke2, "k0s": k0s, "microk8s": microk8s}
 
 
+# a containerd of a distribution's is known by its files as well
+_PLACES = {"/rancher/k3s/": "k3s", "/rancher/rke2/": "rke2", "/etc/k0s/": "k0s", "/snap/microk8s/": "microk8s"}
+
+
 def _engine(request: RuntimeRequest) -> Engine:
     check_request(request)
-    found = _ENGINES.get(request.distribution or request.runtime)
+    place = next((kind for part, kind in _PLACES.items() if part in request.config), "")
+    found = _ENGINES.get(request.distribution or (place if request.runtime == "containerd" else "") or request.runtime)
     if found is None:
         raise RefusedError(
             f"gpunode does not rewrite the configuration of {request.distribution or request.runtime} yet",
@@ -84,8 +89,20 @@ def unconfigure_runtime(
     if not lost:
         return _edited(files, lambda _: edit, request)
     rest = _edited(reverted, lambda engine: engine.unconfigure(reverted, request), request)
-    both = replace(rest, changes={**changes, **rest.changes}, reasons=(*edit.reasons, *rest.reasons))
+    both = replace(
+        rest, changes=_without_remnants({**changes, **rest.changes}, undo), reasons=(*edit.reasons, *rest.reasons)
+    )
     return rest if rest.problems else _edited(files, lambda _: both, request)
+
+
+def _without_remnants(
+    changes: Mapping[str, bytes | None], undo: Sequence[Mapping[str, Undo]]
+) -> dict[str, bytes | None]:
+    """Files that configure made go altogether where nothing of anybody else's is left in them."""
+    made = {path: how for one in undo for path, how in one.items() if how.created}
+    return {
+        path: None if data and path in made and remnant(data, made[path]) else data for path, data in changes.items()
+    }
 
 
 def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request: RuntimeRequest) -> Edit:
