@@ -100,7 +100,7 @@ def _written(
             refused = refused or refusal
         else:
             data = {path: encode(file.content.text, files.get(path, b"")) for path, file in changes.items()}
-            return data, _no_drop_in(config, changes, refused, request)
+            return data, _no_drop_in(changes, refused, request)
     assert refused is not None
     raise refused
 
@@ -119,14 +119,12 @@ def _edited(file: File, config: Config, wanted: Wish) -> File:
 def _in_place(config: Config, wanted: Wish) -> Iterator[dict[str, File]]:
     """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
     with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
+    order = [config.root, *with_cri]
     if not config.merges:
         name = config.plugin(config.root, "")
-        with_cri = [file for file in with_cri if name in file.plugins][:1]
-    order = [config.root, *with_cri] if config.merges else [*with_cri, config.root][:1]
-    for file in dict.fromkeys(file.path for file in order):
-        found = config.file(file)
-        assert found is not None
-        yield {file: _edited(found, config, wanted)}
+        order = [*(file for file in with_cri if name in file.plugins), config.root][:1]
+    for path, file in {file.path: file for file in order}.items():
+        yield {path: _edited(file, config, wanted)}
 
 
 def _as_drop_in(
@@ -138,9 +136,9 @@ def _as_drop_in(
         # a runtime without its type fails when a container starts
         wanted = replace(wanted, sets={**wanted.sets, (*RUNTIMES, request.name, "runtime_type"): RUNC})
     roots = {} if root.path in files else {root.path: root}
-    in_force = config.file(path)
-    if in_force:
-        yield {path: _edited(in_force, config, wanted), **roots}
+    present = config.file(path)
+    if present:
+        yield {path: _edited(present, config, wanted), **roots}
         return
     if path not in {found for item in root.imports for found in resolve(item, [path])}:
         item = _import(path, config, files)
@@ -198,7 +196,7 @@ def _says_one(file: File, paths: Collection[toml.Path]) -> bool:
 # ---------------------------------------------------------------- saying
 
 
-def _no_drop_in(config: Config, changes: Mapping[str, File], refused: Refusal | None, request: RuntimeRequest) -> str:
+def _no_drop_in(changes: Mapping[str, File], refused: Refusal | None, request: RuntimeRequest) -> str:
     """Why the drop-in was not written, "" where it was or nobody asks."""
     if drop_in_path(request) in changes or request.in_place:
         return ""
@@ -229,7 +227,7 @@ def _remarks(config: Config) -> tuple[Reason, ...]:
         why = "there is no runtime of that name: containerd does not load its CRI plugin"
         remarks.append(Reason(what=f"default_runtime_name is {default}", why=why, source=SOURCE))
     if config.root.version < 2 and (2, 0) <= config.daemon < (2, 3) and V1 in config.root.plugins:
-        why = "containerd 2.0 to 2.2 do not carry its CRI settings over; containerd config migrate of 1.7 or 2.3 does"
+        why = "containerd 2.0 to 2.2 do not see its CRI settings; config migrate of 2.3 prints them in a newer version"
         remarks.append(Reason(what=f"{config.root.path} is a version 1 config", why=why, source=SOURCE))
     return tuple(remarks)
 
@@ -254,7 +252,8 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """containerd reads its configuration only when it starts."""
     unit = runtime.unit or "containerd.service"
-    files = [facts.files[path].data or b"" for path in runtime.files if path in facts.files]
+    read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+    files = [data or b"" for data in {**read, **edit.changes}.values()]
     socket = runtime.socket or "/run/containerd/containerd.sock"
     disabled = any(reason.what.endswith(_CRI_OFF) for reason in edit.reasons) or _no_cri(files)
     return Activation(

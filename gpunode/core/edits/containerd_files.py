@@ -174,14 +174,15 @@ def together(files: tuple[File, ...], request: RuntimeRequest) -> Config:
         config = _migrated_once(files, daemon)
     else:
         config = _migrated_each(files, daemon)
-    _check_names(config, request)
+    _check_names(config)
     return config
 
 
 def _check_versions(files: tuple[File, ...], daemon: tuple[int, int], request: RuntimeRequest) -> None:
     """Raise Refusal for a version above the daemon's: the last one named counts, from 2.3 on the root's."""
     named = [file for file in files if file.version]
-    highest = 2 if (0, 0) < release(request.version) < (2, 0) else 3 if daemon < (2, 3) and request.version else 4
+    number = release(request.version)
+    highest = 4 if number == (0, 0) or number >= (2, 3) else 3 if number >= (2, 0) else 2
     counts = named[:1] if daemon >= (2, 3) else named[-1:]
     if (2, 0) <= daemon < (2, 3):  # a file without a version is migrated to that of the one before
         counts += [one for one, after in pairwise(files) if after.version < 2]
@@ -246,14 +247,13 @@ def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]
     return result
 
 
-def _check_names(config: Config, request: RuntimeRequest) -> None:
+def _check_names(config: Config) -> None:
     """Raise Refusal for plugin names that keep containerd from starting."""
     for file in config.files:
         listed = [(key, name) for key in ("disabled_plugins", "required_plugins") for name in file.names(key)]
         if not config.merges and config.version == 2:
-            wrong = [
-                (key, name) for key, name in [*listed, *(("plugins", n) for n in file.plugins)] if name.count(".") < 3
-            ]
+            listed += [("plugins", name) for name in file.plugins]
+            wrong = [(key, name) for key, name in listed if name.count(".") < 3]
         elif config.merges and file.version > 1:
             wrong = [(key, name) for key, name in listed if "." not in name]
         else:
