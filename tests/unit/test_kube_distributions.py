@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import json
 import tomllib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -85,6 +86,22 @@ ALL = [
 )
 def test_a_version_of_the_engine_or_of_kubernetes_says_what_there_is(feature: str, version: str, there: bool) -> None:
     assert has(feature, version) is there
+
+
+@pytest.mark.parametrize(
+    ("case", "config"),
+    [
+        ("k3s/config-names-the-template", ""),
+        ("k3s/stock-2.1", "/etc/rancher/k3s/config.yaml"),
+        ("rke2/stock-2.1", "/etc/rancher/rke2/config.yaml"),
+        ("k0s/managed-1.36", "/etc/k0s/containerd.toml"),
+        ("microk8s/stock-2.2", "/var/snap/microk8s/current/args/containerd-template.toml"),
+    ],
+)
+def test_a_distribution_is_known_by_the_place_of_its_files(case: str, config: str) -> None:
+    before, known = tree(EDITS / case / "before"), request_of(case)
+    request = replace(known, distribution="", config=config or known.config)
+    assert {**before, **configure_runtime(before, request).changes} == tree(EDITS / case / "after")
 
 
 # ---------------------------------------------------------------- Go templates

@@ -63,7 +63,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
 def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What is in force."""
     version = _config_version(files, request)
-    if not managed(files.get(CONFIG), version):
+    if not managed(files.get(_own(request)), version):
         return containerd.state(files, _in_place(request))
     found = containerd.state(*_as_containerd(files, request, version))
     return replace(found, files=tuple(path for path in found.files if path in files))
@@ -88,8 +88,15 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     )
 
 
+def _own(request: RuntimeRequest) -> str:
+    """The path of containerd.toml; a drop-in that the request names as config is a drop-in."""
+    return CONFIG if not request.config or _is_drop_in(request.config) else request.config
+
+
 def _in_place(request: RuntimeRequest) -> RuntimeRequest:
-    return replace(request, distribution="", config=CONFIG, drop_in="", in_place=True, version=_containerd(request))
+    return replace(
+        request, distribution="", config=_own(request), drop_in="", in_place=True, version=_containerd(request)
+    )
 
 
 def _containerd(request: RuntimeRequest) -> str:
@@ -105,7 +112,8 @@ def _config_version(files: Mapping[str, bytes], request: RuntimeRequest) -> int:
     number = release(_containerd(request))
     if number != (0, 0):
         return 3 if number >= (2, 0) else 2
-    written = toml.parse(CONFIG, files[CONFIG])[1] if CONFIG in files else {}
+    path = _own(request)
+    written = toml.parse(path, files[path])[1] if path in files else {}
     return 2 if written.get("version") in (1, 2) else 3
 
 
@@ -113,7 +121,7 @@ def _edited(
     files: Mapping[str, bytes], request: RuntimeRequest, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]
 ) -> Edit:
     version = _config_version(files, request)
-    if not managed(files.get(CONFIG), version):
+    if not managed(files.get(_own(request)), version):
         return edit(files, _in_place(request))
     if (1, 20) <= release(request.version) < (1, 27) or request.version.lstrip("v").startswith("1.27.0+"):
         raise Refusal(f"k0s {request.version} reads no drop-ins", "update k0s to 1.27.1 or later")
@@ -133,7 +141,7 @@ def _as_containerd(
     files: Mapping[str, bytes], request: RuntimeRequest, version: int
 ) -> tuple[dict[str, bytes], RuntimeRequest]:
     """The drop-ins below a root as k0s makes it, and the request for them: merged key by key, as containerd 2 does."""
-    drop_in = request.drop_in or DROP_IN
+    drop_in = request.drop_in or (request.config if _is_drop_in(request.config) else DROP_IN)
     if not _is_drop_in(drop_in):
         raise Refusal(f"k0s does not read {drop_in}", f"leave the drop-in out, or name a file {DROP_INS}")
     mine = {path: _versioned(path, data, version) for path, data in files.items() if _is_drop_in(path)}

@@ -48,7 +48,8 @@ class Rancher:
             "config-v3.toml.d/*.toml",
         )
         settings = (node.config, f"{node.config}.d/*.yaml", f"{node.config}.d/*.yml")
-        return (*settings, *(f"{node.folder}/{name}" for name in names))
+        asked = (request.config,) if request.config.endswith(".tmpl") else ()
+        return (*settings, *asked, *(f"{node.folder}/{name}" for name in names))
 
     def configure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         """What changes; an Edit with `restart` alone where the agent has only to start again."""
@@ -194,7 +195,7 @@ def _by_template(node: Node) -> _Change:
             f"the {node.kind} with containerd {node.request.version} has no template to build on",
             f"update {node.kind}, or install nvidia-container-runtime in /usr/bin",
         )
-    plugin = ("plugins", CRI[node.version], "containerd", "runtimes", node.request.name)
+    plugin = (*node.section, "runtimes", node.request.name)
     sets: dict[toml.Path, Any] = {
         (*plugin, "runtime_type"): RUNC,
         (*plugin, "options", "BinaryName"): node.request.path,
@@ -217,7 +218,7 @@ def _whole(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edi
     if data is None:
         return {}
     text, name = data.decode(), node.request.name
-    options = ("plugins", CRI[node.version], "containerd", "runtimes", name, "options", "SystemdCgroup")
+    options = (*node.section, "runtimes", name, "options", "SystemdCgroup")
     if name not in runtimes and not node.request.cgroup_driver and toml.lookup(tomllib.loads(text), options):
         text = toml.edit(text, {options: gotemplate.field(".SystemdCgroup")})  # as runc's, which it comes from
     return {node.template: node.parsed.edited(text).encode()}
@@ -227,7 +228,7 @@ def _without(node: Node) -> _Change:
     """The template without the runtime's table and without it as the default."""
     if not node.extends:
         return _whole(node, containerd.unconfigure)
-    section = ("plugins", CRI[node.version], "containerd")
+    section = node.section
     removes: list[toml.Path] = [(*section, "runtimes", node.request.name)] if node.owns else []
     if node.own.get("default_runtime_name") == node.request.name:
         removes.append((*section, "default_runtime_name"))
@@ -279,7 +280,7 @@ def _default_in_template(node: Node, wish: str) -> _Change:
             f"{SETTING} is set, and {node.template} names a default runtime as well: containerd does not start so",
             f"remove default_runtime_name and its table from {node.template}",
         )
-    path = ("plugins", CRI[node.version], "containerd", "default_runtime_name")
+    path = (*node.section, "default_runtime_name")
     text = toml.edit(node.parsed.toml, {path: wish})
     return {node.template: node.parsed.edited(text).encode()}
 
@@ -314,5 +315,5 @@ def _reasons(changes: _Change, why: str) -> list[Reason]:
 
 
 def _meant(node: Node) -> tuple[str, ...]:
-    section = f"plugins.{CRI[node.version]}.containerd"
+    section = ".".join(node.section)
     return (f"{section}.runtimes.{node.request.name}", f"{section}.default_runtime_name")

@@ -19,7 +19,7 @@ from typing import Any
 
 from gpunode.core.edits import containerd, gotemplate, toml, yamltext
 from gpunode.core.edits.engine import RuntimeState
-from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode
+from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode, release
 from gpunode.core.errors import InputError
 
 SETTING = "default-runtime"
@@ -72,7 +72,9 @@ class Node:
 
     @property
     def config(self) -> str:
-        return self.request.config or f"/etc/rancher/{self.kind}/config.yaml"
+        """config.yaml, also where the request names a file of containerd's: a template, or the rendered one."""
+        asked = "" if self.request.config.endswith((".tmpl", ".toml")) else self.request.config
+        return asked or f"/etc/rancher/{self.kind}/config.yaml"
 
     @cached_property
     def documents(self) -> dict[str, tuple[str, dict[str, Any]]]:
@@ -101,6 +103,8 @@ class Node:
 
     @property
     def folder(self) -> str:
+        if self.request.config.endswith((".tmpl", ".toml")):
+            return posixpath.dirname(self.request.config)
         data = self.setting("data-dir", "d")
         return f"{data.value.rstrip('/') if data else f'/var/lib/rancher/{self.kind}'}/agent/etc/containerd"
 
@@ -124,11 +128,16 @@ class Node:
     def template(self) -> str:
         """The path of the user's template that counts, "" where there is none."""
         names = ("config-v3.toml.tmpl", "config.toml.tmpl") if self.two else ("config.toml.tmpl",)
+        asked = posixpath.basename(self.request.config)
+        if asked.endswith(".tmpl") and asked not in names and self.request.config in self.files:
+            return self.request.config
         return next((path for name in names if (path := f"{self.folder}/{name}") in self.files), "")
 
     @property
     def version(self) -> int:
         """The config version of what is rendered next."""
+        if self.template and not self.own_template and self.doc.get("version") in CRI:
+            return int(self.doc["version"])
         return 3 if self.two and not self.template.endswith("/config.toml.tmpl") else 2
 
     @property
@@ -144,16 +153,26 @@ class Node:
         return gotemplate.read(decode(self.template, self.files[self.template]))
 
     @cached_property
-    def own(self) -> dict[str, Any]:
-        """What the template itself says of containerd's CRI runtimes, below [… containerd]."""
+    def doc(self) -> dict[str, Any]:
+        """What the template itself says."""
         try:
-            doc = toml.parse(self.template, self.parsed.toml.encode())[1] if self.template else {}
+            return toml.parse(self.template, self.parsed.toml.encode())[1] if self.template else {}
         except InputError as error:
             raise Refusal(
                 f"{error.what}: the template is no TOML even without its {{{{ actions }}}}",
                 'write it so that it is TOML without them, or extend the distribution\'s own: {{ template "base" . }}',
             ) from None
-        return _table(toml.lookup(doc, ("plugins", CRI[self.version], "containerd")))
+
+    @property
+    def section(self) -> toml.Path:
+        """The table that has the runtimes: of version 1 where a template says everything itself and no version."""
+        old = bool(self.template) and not self.own_template and self.doc.get("version", 1) == 1
+        return ("plugins", "cri" if old else CRI[self.version], "containerd")
+
+    @cached_property
+    def own(self) -> dict[str, Any]:
+        """What the template itself says of containerd's CRI runtimes, below [… containerd]."""
+        return _table(toml.lookup(self.doc, self.section))
 
     @property
     def drop_ins(self) -> str:
@@ -211,7 +230,9 @@ class Node:
     def as_containerd(self, **changes: Any) -> tuple[dict[str, bytes], RuntimeRequest]:
         """The rendered file with its drop-ins, and the request for containerd's own editor."""
         drop_in = self.request.drop_in or f"{self.drop_ins}/99-nvidia.toml"
-        version = "2.1" if self.two else "1.7"
+        number = release(self.request.version)
+        own = (1, 0) < number < (1, 20) or number >= (2, 0)
+        version = self.request.version if own else "2.1" if self.two else "1.7"
         asked = replace(
             self.request, distribution="", config=self.rendered, drop_in=drop_in, version=version, flags=(), **changes
         )

@@ -90,6 +90,10 @@ def _edited(
     files: Mapping[str, bytes], request: RuntimeRequest, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edit]
 ) -> Edit:
     asked = _as_containerd(request)
+    if asked.config.endswith("/containerd.toml"):
+        raise Refusal(
+            f"{asked.config} is written anew at every start of MicroK8s", f"name {CONFIG}, which it is made from"
+        )
     if asked.config not in files:
         raise Refusal(f"{asked.config} is not there", "install MicroK8s first: snap install microk8s --classic")
     check_size(asked.config, files[asked.config])
