@@ -315,7 +315,8 @@ healthy() {
 
 # tell: restart or reload the unit and wait until it is healthy, with the containers it had
 tell() {
-  containers >"$backup/running"
+  : >"$backup/running"
+  ! unit_active || containers >"$backup/running"
   touch "$backup/told"
   flush "$backup/told"
   told_at=$(date +%s) told_up=$(uptime_now)
