@@ -554,7 +554,7 @@ dockers() {
 		user=${socket#/run/user/}
 		line "docker rootless ${user%%/*}"
 	done
-	pid=$(printf '%s\n' "$units" | sed -n "s/^| process \([0-9]*\)$tab\([^$tab]*\/\)\{0,1\}dockerd$tab.*/\1/p" | head -n 1)
+	pid=$(printf '%s\n' "$units" | docker_pid)
 	[ "$pid" ] || return 0
 	started "$pid"
 	for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts
@@ -571,6 +571,26 @@ dockers() {
 	else
 		remark "no docker and no curl to ask dockerd with"
 	fi
+}
+
+# docker_pid: of dockerd, out of the units' properties, or of the processes where there is no systemd
+docker_pid() {
+	main=0 id=
+	while IFS= read -r text; do
+		case $text in
+		'| MainPID='*) main=${text#*=} ;;
+		'| Id='*) id=${text#*=} ;;
+		"| process "*"dockerd$tab"*)
+			text=${text#"| process "}
+			echo "${text%%"$tab"*}"
+			return
+			;;
+		'| ')
+			case $id:$main in docker.service:[1-9]* | snap.docker.dockerd.service:[1-9]*) echo "$main" && return ;; esac
+			main=0
+			;;
+		esac
+	done
 }
 
 dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }

@@ -111,10 +111,10 @@ def tool(folder: Path, name: str, script: str) -> None:
     (folder / name).chmod(0o755)
 
 
-def probe(shell: list[str], folder: Path, script: str = SCRIPT) -> NodeFacts:
+def probe(shell: list[str], folder: Path, script: str = SCRIPT, sections: bytes = b"containers\n") -> NodeFacts:
     done = subprocess.run(
         [*shell, "-s"],
-        input=program(script, {"sections": b"containers\n"}),
+        input=program(script, {"sections": sections}),
         capture_output=True,
         text=True,
         timeout=60,
@@ -147,6 +147,19 @@ def test_a_hook_older_than_dockerd_is_known_to_it_and_a_newer_one_is_not(tmp_pat
     time.sleep(2.1)
     with dockerd(tmp_path):
         assert probe(SHELLS[0], tmp_path).containers["docker"].knows_hook
+
+
+def test_systemd_says_which_process_is_dockerd(tmp_path: Path) -> None:
+    """In the order in which systemctl prints properties, whether or not the section of units was printed before."""
+    tool(tmp_path, "docker", "echo web")
+    blocks = f"MainPID=0\\nId=containerd.service\\n\\nMainPID={os.getpid()}\\nId=docker.service\\nCanReload=yes\\n"
+    tool(tmp_path, "systemctl", f"printf '{blocks}\\nMainPID=0\\nId=docker.socket\\n'")
+    script = SCRIPT.replace("booted_systemd() { [ -d /run/systemd/system ]; }", "booted_systemd() { true; }")
+    assert script != SCRIPT
+    for sections in (b"containers\n", b"units containers\n"):
+        found = probe(SHELLS[0], tmp_path, script, sections).containers["docker"]
+        assert (found.count, found.names) == (1, ("web",))
+    assert found.reloads, "as the section of units says"
 
 
 @needs_no_systemd
