@@ -289,25 +289,25 @@ def _overruled(flag: str, key: str) -> Refusal:
 
 
 def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in; in place the last one that has it, else the root."""
-    if not request.in_place:
-        return request.drop_in or f"{folder(request)}/{NAME}"
+    """The file for a setting: the drop-in, or a later one that has the last word; in place the last one, or the root."""
+    drop_in = request.drop_in or f"{folder(request)}/{NAME}"
     for document in reversed(documents):
-        if key[-1] in (document.runtimes if key[0] == "runtimes" else document.section):
+        has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.section)
+        if has and (request.in_place or _later(document.path, drop_in, request)):
             return document.path
-    return request.config or CONFIG
+    return (request.config or CONFIG) if request.in_place else drop_in
+
+
+def _later(path: str, drop_in: str, request: RuntimeRequest) -> bool:
+    return path != (request.config or CONFIG) and path.split("/") > drop_in.split("/")
 
 
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
-    """Read the outcome as CRI-O does: it must say what was asked, or a later file overrules ours."""
-    documents = _documents(files, request)
-    left, _ = _wanted(documents, request)
-    later = [d.path for d in documents if any(key[-1] in {**d.section, **d.runtimes} for key in left)]
+    """Read the outcome as CRI-O does: it must say what was asked."""
+    left, _ = _wanted(_documents(files, request), request)
     if left:
-        raise Refusal(
-            f"{later[-1]} overrules {', '.join('.'.join(key) for key in left)}",
-            "remove that there: CRI-O reads every file in the folder, whatever its suffix, the last one counts",
-        )
+        names = ", ".join(".".join(key) for key in left)
+        raise Refusal(f"{names} would not be in force", "look into the files of CRI-O, and report this")
 
 
 # ---------------------------------------------------------------- saying

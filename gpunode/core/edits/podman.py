@@ -120,14 +120,14 @@ def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dic
 
 
 def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in; in place the last one that has it, else the root."""
-    if not request.in_place:
-        return drop_in_of(request)
-    own = [document for document in documents if document.path != VENDOR]
-    for document in reversed(own):
-        if key[-1] in (document.runtimes if key[0] == "runtimes" else document.engine):
+    """The file for a setting: the drop-in, or a later one that has the last word; in place the last one, or the root."""
+    root = request.config or CONFIG
+    for document in reversed(documents):
+        has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.engine)
+        later = document.path > drop_in_of(request) and document.path != root
+        if has and document.path != VENDOR and (request.in_place or later):
             return document.path
-    return request.config or CONFIG
+    return root if request.in_place else drop_in_of(request)
 
 
 def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
@@ -136,13 +136,9 @@ def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
     left, _ = _wanted(documents, request)
     if not left:
         return
-    names = ", ".join(".".join(("engine", *key)) for key in left)
-    later = [d.path for d in documents if any(key[-1] in {**d.engine, **d.runtimes} for key in left)]
-    if drop_in_of(request) not in [d.path for d in documents]:
-        raise Refusal(
-            f"podman does not read {drop_in_of(request)}", f"give it a name in {request.config or CONFIG}.d/*.conf"
-        )
-    raise Refusal(f"{later[-1]} overrules {names}", "remove it there, or give the drop-in a name that comes later")
+    raise Refusal(
+        f"podman does not read {drop_in_of(request)}", f"give it a name in {request.config or CONFIG}.d/*.conf"
+    )
 
 
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
