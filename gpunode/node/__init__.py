@@ -4,7 +4,7 @@ from importlib import resources
 
 _BEFORE = {
     "commit.sh": ("common.sh", "file.sh", "service.sh"),
-    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "apt.sh"),
+    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "apt.sh", "dnf.sh", "zypper.sh", "pacman.sh"),
     "activate.sh": ("common.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),

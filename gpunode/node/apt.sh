@@ -48,30 +48,8 @@ apt_installed() {
       }'
 }
 
-# who holds a lock of dpkg or apt, as «COMMAND (PID N)»; nothing when they are free
-apt_holder() {
-  for path in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock; do
-    [ -e "$path" ] || continue
-    inode=$(stat -c %i "$path")
-    pid=$(awk -v inode=":$inode" '$2 != "->" && substr($6, length($6) - length(inode) + 1) == inode { print $5; exit }' /proc/locks 2>/dev/null)
-    [ -n "$pid" ] || continue
-    printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
-    return
-  done
-}
-
 apt_wait() {
-  waited=0
-  limit=$(word wait)
-  while holder=$(apt_holder) && [ -n "$holder" ]; do
-    [ "$waited" -gt 0 ] || say note "waiting for the package manager: $holder"
-    [ "$waited" -lt "${limit:-300}" ] || {
-      say locked "$holder"
-      finish failed "the package manager is locked: $holder" "let it end (unattended-upgrades can take minutes), then run again"
-    }
-    sleep 2
-    waited=$((waited + 2))
-  done
+  wait_for lock_holder /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock
 }
 
 apt_recover() {
@@ -112,11 +90,7 @@ apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
 
 apt_refresh() {
   if [ -n "$(requested refresh)" ]; then
-    requested refresh | while read -r path; do
-      [ -e "$path" ] || { echo "$path"; break; }
-    done >"$GPUNODE_IN/.missing"
-    [ ! -s "$GPUNODE_IN/.missing" ] ||
-      fail "the sources file $(cat "$GPUNODE_IN/.missing") does not exist" "run the step that writes it first (the role's sources option)"
+    sources_there
     apt_named_sources
     apt_ update -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
       -o APT::Get::List-Cleanup=0 >"$GPUNODE_IN/.update" 2>&1 || apt_update_failed
@@ -136,15 +110,12 @@ apt_refresh_all() {
 
 apt_update_failed() {
   cat "$GPUNODE_IN/.update" >>"$log"
-  names=$(requested refresh | tr '\n' ' ')
   why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | grep -Ei 'sign|key|release file|fetch|resolve|connect' | head -n 1)
   [ -n "$why" ] || why=$(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)
   if grep -Eqi 'NO_PUBKEY|BADSIG|EXPKEYSIG|EXPSIG|REVKEYSIG|not signed|signatures? (were|was|could)|GPG error' "$GPUNODE_IN/.update"; then
-    fail "the signature of the repository in ${names% } does not fit its key: $why" \
-      "check sources.NAME.key and fingerprint in gpunode.yml; nothing was installed"
+    wrong_signature "$why"
   fi
-  fail "the repository in ${names% } cannot be read: $why" \
-    "check its URL, the network and the proxy from the node; nothing was installed"
+  unreadable_source "$why"
 }
 
 # the words for apt-get install: NAME=VERSION to have, NAME- to remove
@@ -180,10 +151,12 @@ apt_needs() {
 
 apt_commit() {
   # shellcheck disable=SC2046
-  apt_ -y install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.apt" 2>&1
+  apt_ -y install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.transaction" 2>&1
   result=$?
-  cat "$GPUNODE_IN/.apt" >>"$log"
+  cat "$GPUNODE_IN/.transaction" >>"$log"
   return $result
 }
+
+apt_said() { grep -E '^(dpkg: error|E:) ' "$log" | head -n 1; }
 
 apt_hold() { apt-mark hold "$@" >>"$log" 2>&1; }

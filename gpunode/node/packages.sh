@@ -52,7 +52,9 @@ lock_holder() {
 # pid_holder PATH…: the same for files that hold the PID of a process which may be gone
 pid_holder() {
   for path in "$@"; do
-    pid=$(cat "$path" 2>/dev/null) && [ -n "$pid" ] && kill -0 "$pid" 2>/dev/null || continue
+    pid=$(cat "$path" 2>/dev/null)
+    [ -n "$pid" ] || continue
+    kill -0 "$pid" 2>/dev/null || continue
     printf '%s (PID %s) holds %s\n' "$(cat "/proc/$pid/comm" 2>/dev/null || echo 'a process')" "$pid" "$path"
     return
   done
@@ -150,7 +152,7 @@ refuse_surprises() {
   extra=$(sed -n 's/^remove //p' "$GPUNODE_IN/.would" | grep -Fxv -f "$GPUNODE_IN/.to_remove" | tr '\n' ' ')
   [ -z "$extra" ] || finish refused "the package manager would also remove ${extra% }" \
     "remove it yourself if it may go, or choose other versions; gpunode removes only what its plan shows"
-  held=$(awk 'NR == FNR { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
+  held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
     grep -s '"op":"packages","phase":"done"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
       finish refused "$name has to change, and is held by somebody else than gpunode" "lift its hold, if it may change"
@@ -174,7 +176,7 @@ refuse_full_disk() {
 changes_json() {
   awk '
     function item(text, more) { return text (text == "" ? "" : ",") more }
-    NR == FNR { before[$1] = $2; hold[$1] = $3; next }
+    FILENAME == ARGV[1] { before[$1] = $2; hold[$1] = $3; next }
     { after[$1] = 1 }
     !($1 in before) { added = item(added, "{\"name\":\"" $1 "\",\"version\":\"" $2 "\"}") }
     ($1 in before) && before[$1] != $2 { changed = item(changed, "{\"name\":\"" $1 "\",\"from\":\"" before[$1] "\",\"to\":\"" $2 "\"}") }
@@ -187,7 +189,7 @@ changes_json() {
 
 say_changes() {
   awk '
-    NR == FNR { before[$1] = $2; hold[$1] = $3; next }
+    FILENAME == ARGV[1] { before[$1] = $2; hold[$1] = $3; next }
     { after[$1] = 1 }
     !($1 in before) { print "installed " $1 " " $2 }
     ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
@@ -266,8 +268,18 @@ transaction() {
   }
 }
 
+# The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
 package_manager() {
-  for known in apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman; do
+  # shellcheck disable=SC1091  # the node's
+  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
+  case $family in
+    *' debian '* | *' ubuntu '*) own=apt-get:apt ;;
+    *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) own='dnf:dnf yum:dnf' ;;
+    *suse* | *' sles '*) own=zypper:zypper ;;
+    *' arch '*) own=pacman:pacman ;;
+    *) own='apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman' ;;
+  esac
+  for known in $own; do
     have "${known%:*}" && echo "${known#*:}" && return
   done
 }

@@ -94,10 +94,12 @@ def test_a_kernel_without_its_module_is_not_unchanged(node: Node, tmp_path: Path
 
 
 @pytest.mark.parametrize("other", ["dnf", "zypper", "pacman"])
-def test_another_package_manager_is_refused_by_name(tmp_path: Path, other: str) -> None:
+def test_the_package_manager_of_another_distribution_is_not_used(tmp_path: Path, other: str) -> None:
     busybox = shutil.which("busybox")
     if not busybox:
         pytest.skip("needs busybox, for a PATH without apt-get")
+    if "debian" not in Path("/etc/os-release").read_text():
+        pytest.skip("needs Debian or Ubuntu: there the others are not the distribution's own")
     for name in ("mktemp", "base64", "rm", "tr", "cat", "id", "head"):
         (tmp_path / name).symlink_to(busybox)
     (tmp_path / other).write_text("#!/bin/sh\n")
@@ -108,4 +110,4 @@ def test_another_package_manager_is_refused_by_name(tmp_path: Path, other: str) 
     )
     outcome = parse_outcome(done.stdout, done.returncode)
     assert (outcome.status, done.returncode) == ("refused", 5)
-    assert other in outcome.message
+    assert "no package manager was found" in outcome.message

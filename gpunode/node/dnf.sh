@@ -1,0 +1,173 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# dnf 4 and yum, for packages.sh.  Tried with dnf 4.14.
+
+dnf_command() { if have dnf; then echo dnf; else echo yum; fi; }
+
+dnf_options() {
+  conf=/etc/dnf/dnf.conf
+  [ -e "$conf" ] || conf=/etc/yum.conf
+  # A file and not --setopt: arguments are public.  The list of packages is the plan's: nothing weak comes along.
+  awk '{ print } !done && /^\[main\]/ { print "install_weak_deps=False\nbest=True\nobsoletes=True\ncolor=never"; done = 1 }' \
+    "$conf" >"$GPUNODE_IN/.dnf.conf" 2>/dev/null
+  [ -s "$GPUNODE_IN/.dnf.conf" ] || printf '[main]\ninstall_weak_deps=False\nbest=True\ngpgcheck=1\n' >"$GPUNODE_IN/.dnf.conf"
+  use_proxy
+}
+
+dnf_() { "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" "$@" </dev/null 9>&-; }
+
+# Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
+dnf_unlocked() { dnf_ --disableplugin=versionlock "$@"; }
+
+# packages of which several versions are installed side by side also stand as NAME-VERSION-RELEASE.ARCH
+dnf_installed() {
+  {
+    dnf_locks | sed 's/^/lock /'
+    rpm -qa --qf 'package %{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n' 2>/dev/null
+  } | awk -v native="$(uname -m)" '
+    $1 == "lock" { hold[$2 " " $3] = 1; next } # a lock on another version holds nothing
+    $2 == "gpg-pubkey" { next }
+    { name = $2 ($4 == native || $4 == "noarch" ? "" : "." $4); print name, $3, (hold[$2 " " $3] ? "hold" : "-") }
+    $2 ~ /^kernel/ { print $2 "-" $3 "." $4, $3, "-" }'
+}
+
+# lines `NAME VERSION-RELEASE` of the version lock, where a line is NAME-[EPOCH:]VERSION-RELEASE.ARCH or, of yum, EPOCH:NAME-…
+dnf_locks() {
+  for list in /etc/dnf/plugins/versionlock.list /etc/yum/pluginconf.d/versionlock.list; do
+    [ ! -e "$list" ] || sed -n '/^[^#!]/ { s/^[0-9]*://; s/\.[^.-]*$//; s/-\([0-9]*:\)\{0,1\}\([^-]*-[^-]*\)$/ \2/p }' "$list"
+  done
+}
+
+dnf_wait() { wait_for dnf_holder; }
+
+dnf_holder() {
+  found=$(pid_holder /var/run/yum.pid /var/lib/dnf/rpmdb_lock.pid /var/cache/dnf/metadata_lock.pid /var/cache/dnf/download_lock.pid)
+  [ -n "$found" ] || found=$(lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock)
+  printf '%s' "$found"
+}
+
+# A transaction that was killed leaves two versions of a package in the database, of which the newer one is whole.
+dnf_recover() {
+  rpm -qa >/dev/null 2>>"$log" || rpm --rebuilddb >>"$log" 2>&1 || fail "the database of rpm is damaged" "run rpm --rebuilddb on the node"
+  [ -n "$(unfinished packages)" ] || return 0
+  twice=$(rpm -qa --qf '%{NAME}.%{ARCH}\n' | grep -v -e '^kernel' -e '^gpg-pubkey' | sort | uniq -d)
+  [ -n "$twice" ] || return 0
+  say note "rpm was interrupted: removing duplicates of $(printf '%s' "$twice" | tr '\n' ' ')"
+  dnf_unlocked -y remove --duplicates >>"$log" 2>&1 ||
+    fail "packages are installed in two versions: $(printf '%s' "$twice" | tr '\n' ' ')" "run dnf remove --duplicates on the node"
+}
+
+dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.*\)\]$/\1/p' "$path" 2>/dev/null; done; }
+
+dnf_configured() {
+  [ -z "$(missing_source)" ] || return 1
+  for repository in $(dnf_repositories); do
+    dnf_ -q -C --disablerepo='*' --enablerepo="$repository" repoquery --qf '%{name}' >"$GPUNODE_IN/.known" 2>/dev/null && [ -s "$GPUNODE_IN/.known" ] || return 1
+  done
+}
+
+dnf_refresh() {
+  sources_there
+  for repository in $(dnf_repositories); do
+    dnf_ -y --disablerepo='*' --enablerepo="$repository" --setopt="$repository.skip_if_unavailable=0" makecache >"$GPUNODE_IN/.update" 2>&1 ||
+      dnf_refresh_failed
+    cat "$GPUNODE_IN/.update" >>"$log"
+  done
+  dnf_streams
+}
+
+dnf_refresh_all() {
+  refreshed_all=1
+  dnf_ -y makecache >>"$log" 2>&1 || say note "dnf makecache: $(tail -n 1 "$log")"
+}
+
+dnf_refresh_failed() {
+  cat "$GPUNODE_IN/.update" >>"$log"
+  why=$(grep -Ei 'error|fail|cannot|signature|key' "$GPUNODE_IN/.update" | head -n 1)
+  if grep -Eqi 'gpg|signature|public key' "$GPUNODE_IN/.update"; then wrong_signature "$why"; fi
+  unreadable_source "$why"
+}
+
+# the stream of a module that is enabled, by dnf's own record
+dnf_stream() { sed -n 's/^stream *= *//p' "/etc/dnf/modules.d/$1.module" 2>/dev/null; }
+
+# A stream is chosen before packages are looked for; the former one comes back when they cannot be had.
+dnf_streams() {
+  requested streams | while read -r module stream; do
+    now=$(dnf_stream "$module")
+    [ "$now" != "$stream" ] || continue
+    [ -z "$now" ] || dnf_ -y module reset "$module" >>"$log" 2>&1
+    dnf_ -y module enable "$module:$stream" >>"$log" 2>&1 || {
+      [ -z "$now" ] || dnf_ -y module enable "$module:$now" >>"$log" 2>&1
+      fail "the repository has no stream $module:$stream: $(grep -Ei 'error|missing|unable' "$log" | tail -n 1)" \
+        "dnf module list $module on the node shows those there are"
+    }
+    say note "module $module: stream $stream${now:+ in place of $now}"
+  done || exit 1
+}
+
+dnf_words() {
+  requested install | while read -r name version _; do
+    if [ "$version" = - ]; then echo "install $name"; else echo "install $name-$version"; fi
+  done
+  sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
+}
+
+# dnf shell is the one way to install and remove in one transaction
+dnf_shell() {
+  { dnf_words; echo run; } >"$GPUNODE_IN/.shell"
+  dnf_unlocked "$@" shell "$GPUNODE_IN/.shell"
+}
+
+dnf_simulate() {
+  dnf_shell --assumeno >"$GPUNODE_IN/.simulated" 2>&1
+  ! grep -v 'Operation aborted' "$GPUNODE_IN/.simulated" | grep -Eq '^Error| Problem:' || return 1
+  # a table: a section's name, then rows of package, architecture, version, repository and size; long rows are folded
+  awk '
+    /^(Installing|Upgrading|Downgrading|Reinstalling)/ { op = "install"; next }
+    /^Removing/ { op = "remove"; next }
+    /^Transaction Summary/ { op = "" }
+    op != "" && /^ / {
+      if (NF == 1) { kept = $1; next }
+      if (kept != "") { print op, kept, plain($2); kept = "" } else if (NF >= 4) print op, $1, plain($3)
+    }
+    function plain(version) { sub(/^[0-9]+:/, "", version); return version }' "$GPUNODE_IN/.simulated" | dnf_only_what_is_there
+}
+
+# removals that make room for another version of the same package are no removals
+dnf_only_what_is_there() {
+  awk '$1 == "install" { new[$2] = 1 } { line[NR] = $0; op[NR] = $1; name[NR] = $2 } END { for (i = 1; i <= NR; i++) if (op[i] != "remove") print line[i]; else if (!(name[i] in new)) print "remove", name[i] }'
+}
+
+dnf_why_not() { grep -E 'Problem|nothing provides|conflicts|requires|No match|Unable to find|cannot install|^Error: U' "$GPUNODE_IN/.simulated" | grep -v 'Operation aborted' | head -n 4 | tr -s ' \n' ' '; }
+
+dnf_needs() {
+  awk '
+    function kib(number, unit) { return number * (unit ~ /^G/ ? 1048576 : unit ~ /^M/ ? 1024 : unit ~ /^k/ ? 1 : 1 / 1024) }
+    /^Total download size:/ { fetch = kib($4, $5) } /^Total size:/ { fetch = kib($3, $4) } /^Installed size:/ { unpack = kib($3, $4) }
+    END { printf "%d %d\n", fetch, unpack }' "$GPUNODE_IN/.simulated"
+}
+
+dnf_commit() {
+  dnf_shell -y >"$GPUNODE_IN/.transaction" 2>&1
+  result=$?
+  cat "$GPUNODE_IN/.transaction" >>"$log"
+  ! grep -Eq '^(Error|Failed)' "$GPUNODE_IN/.transaction" || result=1 # dnf shell exits 0 whatever became of it
+  [ "$result" != 0 ] || dnf_unlock <"$GPUNODE_IN/.to_remove"
+  return $result
+}
+
+dnf_said() { grep -Ei '^(error|fail)|problem' "$GPUNODE_IN/.transaction" | head -n 1; }
+
+dnf_hold() {
+  printf '%s\n' "$@" | dnf_unlock
+  dnf_ -q versionlock add "$@" >>"$log" 2>&1
+}
+
+# takes the names on standard input off the version lock
+dnf_unlock() {
+  while read -r name; do
+    dnf_locks | grep -q "^$name " && dnf_ -q versionlock delete "$name" >>"$log" 2>&1
+  done
+  return 0
+}
