@@ -289,7 +289,7 @@ def _overruled(flag: str, key: str) -> Refusal:
 
 
 def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in, or a later one that has the last word; in place the last one, or the root."""
+    """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
     drop_in = request.drop_in or f"{folder(request)}/{NAME}"
     for document in reversed(documents):
         has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.section)

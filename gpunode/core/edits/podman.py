@@ -120,7 +120,7 @@ def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dic
 
 
 def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
-    """The file for a setting: the drop-in, or a later one that has the last word; in place the last one, or the root."""
+    """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
     root = request.config or CONFIG
     for document in reversed(documents):
         has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.engine)
