@@ -32,7 +32,7 @@ _BEFORE_1_27 = (
     "59039b43303742a5496b13fd57f9beec"  # md5 of the file that k0s wrote then; 1.27 to 1.35 take it for theirs
 )
 # what k0s starts from: the settings of its own containerd.toml that the drop-in is merged into
-_ROOTS = {
+ROOTS = {
     2: f'version = 2\nimports = ["{DROP_INS}"]\n[plugins."{_OLD_CRI}"]\nenable_cdi = false\n',
     3: f'version = 3\nimports = ["{DROP_INS}"]\n',
 }
@@ -146,7 +146,7 @@ def _as_containerd(
         raise Refusal(f"k0s does not read {drop_in}", f"leave the drop-in out, or name a file {DROP_INS}")
     mine = {path: _versioned(path, data, version) for path, data in files.items() if _is_drop_in(path)}
     merged = replace(request, distribution="", config=CONFIG, drop_in=drop_in, in_place=False, version="2.0", flags=())
-    return {**mine, CONFIG: _ROOTS[version].encode()}, merged
+    return {**mine, CONFIG: ROOTS[version].encode()}, merged
 
 
 def _check_drop_ins(files: Mapping[str, bytes], version: int) -> None:

@@ -316,4 +316,5 @@ def _reasons(changes: _Change, why: str) -> list[Reason]:
 
 def _meant(node: Node) -> tuple[str, ...]:
     section = ".".join(node.section)
-    return (f"{section}.runtimes.{node.request.name}", f"{section}.default_runtime_name")
+    cdi = [f"{'.'.join(node.section[:2])}.enable_cdi"] if node.request.cdi is not None else []
+    return (f"{section}.runtimes.{node.request.name}", f"{section}.default_runtime_name", *cdi)
