@@ -171,8 +171,14 @@ def test_a_plugin_that_is_off_a_default_without_runtime_and_a_lost_version_1_are
 
     assert notes('disabled_plugins = ["cri"]\n') == [f"{CONFIG} disables the CRI plugin"]
     assert notes(f'version = 3\n{RUNTIME}.containerd]\ndefault_runtime_name = "x"\n') == ["default_runtime_name is x"]
-    assert notes("[plugins.cri]\n") == [f"{CONFIG} is a version 1 config"]
+    assert notes("[plugins.cri]\n") == [f"{CONFIG} is config version 1"]
+    assert notes(f"version = 2\n{GRPC}]\n") == []
     assert notes("version = 3\n") == []
+
+
+def test_a_file_whose_settings_a_newer_drop_in_hides_is_noted() -> None:
+    before = tree(f"version = 2\n{IMPORTS}{GRPC}]\nsandbox_image = 'a'\n", conf_d__99_toml="version = 3\n")
+    assert [note.what for note in runtime_state(before, asked("2.1.9")).notes] == [f"{CONFIG} is config version 2"]
 
 
 def test_the_state_of_files_that_containerd_does_not_start_with_is_refused() -> None:

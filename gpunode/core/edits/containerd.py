@@ -19,7 +19,6 @@ from gpunode.core.edits.containerd_file import (
     CONFIG,
     IMAGES,
     NAMES,
-    V1,
     File,
     drop_in_path,
     encode,
@@ -209,7 +208,10 @@ def _reasons(wanted: Wish, changes: Mapping[str, bytes], enabled: bool, instead:
     def name(path: toml.Path) -> str:
         return ".".join(path[1:] if path[0] == "containerd" else path)
 
-    said = [f"{name(path)} = {toml.literal(value)}" for path, value in wanted.sets.items()]
+    said = [
+        f"{name(path)} as it is built in" if isinstance(value, dict) else f"{name(path)} = {toml.literal(value)}"
+        for path, value in wanted.sets.items()
+    ]
     why = [f"sets {', '.join(said)}"] if said else []
     why += [f"removes {name(path)}" for path in wanted.removes]
     why += ["enables the CRI plugin"] if enabled else []
@@ -226,9 +228,9 @@ def _remarks(config: Config) -> tuple[Reason, ...]:
     elif default not in runtimes_in_force(config):
         why = "there is no runtime of that name: containerd does not load its CRI plugin"
         remarks.append(Reason(what=f"default_runtime_name is {default}", why=why, source=SOURCE))
-    if config.root.version < 2 and (2, 0) <= config.daemon < (2, 3) and V1 in config.root.plugins:
-        why = "containerd 2.0 to 2.2 do not see its CRI settings; config migrate of 2.3 prints them in a newer version"
-        remarks.append(Reason(what=f"{config.root.path} is a version 1 config", why=why, source=SOURCE))
+    for file in config.unseen:
+        why = "read as version 3, its CRI settings are not seen; config migrate of containerd 2.3 prints them so"
+        remarks.append(Reason(what=f"{file.path} is config version {file.version or 1}", why=why, source=SOURCE))
     return tuple(remarks)
 
 

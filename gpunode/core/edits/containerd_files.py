@@ -77,6 +77,13 @@ class Config:
                 return file
         return None
 
+    @property
+    def unseen(self) -> list[File]:
+        """Files of an older version, with settings for the CRI plugin, that 2.0 to 2.2 read as version 3."""
+        if not self.merges or self.migrates_each or self.version < 3:
+            return []
+        return [file for file in self.files if file.version < 3 and GRPC in file.renamed]
+
     def plugin(self, file: File, key: str) -> str:
         """The name under which `file` has to say `key` (containerd.runtimes, enable_cdi …) so that it counts."""
         if not self.merges:
