@@ -17,6 +17,11 @@ from gpunode.core.requests import FileChange, commit_request
 from gpunode.node import script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}
+# On a node whose shell is busybox, the commands are its applets too.
+APPLETS = (
+    "awk basename base64 cat chmod chown cp cut date dd dirname grep head mkdir mktemp mv readlink rm rmdir sed "
+    "sha256sum stat sync tail timeout touch tr wc"
+)
 
 # A systemd of one unit: `restart` takes up the config like a daemon that refuses lines with "broken".
 SYSTEMCTL = """#!/bin/sh
@@ -62,12 +67,15 @@ class Node:
             (root / name).write_text(text)
         self.config.write_text("old\n")
         self.config.chmod(0o640)
+        for name in APPLETS.split() if shell == "busybox" else ():
+            (self.bin / name).symlink_to(str(shutil.which("busybox")))
         self.shim("systemctl", SYSTEMCTL)
         self.shim("journalctl", JOURNALCTL)
         self.shim("sleep", "#!/bin/sh\nexit 0\n")
 
     def shim(self, name: str, text: str) -> None:
         path = self.bin / name
+        path.unlink(missing_ok=True)
         path.write_text(text)
         path.chmod(0o755)
 
