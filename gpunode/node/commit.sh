@@ -243,7 +243,7 @@ try_beside() {
   IFS=$TAB read -r n action _ _ _ _ _ path <"$backup/plan"
   resolve "$config" && [ "$target" = "$path" ] && [ "$action" = write ] || return 0
   tried=1
-  validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
+  validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $mend"
 }
 
 place_all() {
@@ -287,7 +287,7 @@ keep
 stage_all
 try_beside
 place_all
-[ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
+[ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $mend"
 told=''
 if [ -n "$verb" ]; then
   if unit_running; then

@@ -90,11 +90,17 @@ remember_effective() {
   [ -z "$dump" ] || [ ! -s "$GPUNODE_IN/.dump" ] || settings "$root" >"$backup/effective"
 }
 
-# validate FILE: the daemon takes it, and of what is in force differs only what was meant; else $verdict.
-# A configuration that it refused before as well decides nothing.
+# validate FILE: the daemon takes it, and of what is in force differs only what was meant; else $verdict, and in $mend what
+# mends it.  A check that refused the file before as well decides nothing, unless a daemon would surely not start again.
 validate() {
+  mend="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
   if ! judge "$1"; then
     [ -n "$broken" ] || { verdict="the new configuration is not valid: $verdict"; return 1; }
+    if [ -n "$dump" ] && [ -n "$verb" ] && unit_active; then
+      verdict="$unit runs, and does not start again with its configuration, changed or not: $verdict"
+      mend="mend the configuration first"
+      return 1
+    fi
     say note "the daemon's own check refuses the configuration before and after the change alike: $verdict"
     return 0
   fi

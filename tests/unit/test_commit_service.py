@@ -216,6 +216,15 @@ def test_a_configuration_that_was_broken_before_is_not_compared(dash: Node) -> N
     assert edited(dash, OLD + NVIDIA).status == "changed"
 
 
+def test_a_daemon_that_runs_and_would_not_start_again_is_not_restarted(dash: Node) -> None:
+    dash.shim("daemon", DUMP)
+    dash.config.write_text("invalid\n")
+    outcome = edited(dash, "invalid\n" + NVIDIA)
+    assert (outcome.status, dash.config.read_text(), dash.told()) == ("rolled_back", "invalid\n", [])
+    assert outcome.message.startswith("engine.service runs, and does not start again with its configuration")
+    assert "mend the configuration first" in outcome.fix
+
+
 def test_what_a_missing_file_stands_for_is_what_the_daemon_has_built_in(dash: Node) -> None:
     dash.shim("daemon", DUMP)
     dash.config.unlink()
