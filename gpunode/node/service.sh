@@ -61,7 +61,7 @@ judge() {
   return 1
 }
 
-# settings FILE: the TOML of .dump as lines PATH<TAB>VALUE, path without quotes, sorted by nothing; elements of imports
+# settings FILE: the TOML of .dump as lines PATH<TAB>VALUE, path without quotes; elements of imports
 # one by one (their order is no setting), and without FILE itself, which containerd 1.x counts among them
 settings() {
   ROOT_CONFIG=$1 awk '
