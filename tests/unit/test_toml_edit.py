@@ -69,7 +69,7 @@ def in_array_of_tables(doc: dict[str, Any], path: toml.Path) -> bool:
 
 
 @given(DOCUMENTS)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_every_table_and_key_is_found_where_it_stands(text: str) -> None:
     doc = tomllib.loads(text)
     headers = [table for table in tables(text) if table.path]
@@ -84,7 +84,7 @@ def test_every_table_and_key_is_found_where_it_stands(text: str) -> None:
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_setting_keys_of_any_document_sets_them_and_nothing_else(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [*paths(doc), ()]
@@ -108,7 +108,7 @@ def test_setting_keys_of_any_document_sets_them_and_nothing_else(text: str, data
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_setting_one_key_keeps_every_byte_before_and_behind_it(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [path for path in [*paths(doc), ()] if isinstance(toml.lookup(doc, path) if path else doc, dict)]
@@ -121,7 +121,7 @@ def test_setting_one_key_keeps_every_byte_before_and_behind_it(text: str, data: 
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_what_was_set_goes_without_a_trace(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = [path for path in [*paths(doc), ()] if isinstance(toml.lookup(doc, path) if path else doc, dict)]
@@ -135,7 +135,7 @@ def test_what_was_set_goes_without_a_trace(text: str, data: st.DataObject) -> No
 
 
 @given(DOCUMENTS, st.data())
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_removing_anything_removes_it_and_nothing_else(text: str, data: st.DataObject) -> None:
     doc = tomllib.loads(text)
     there = paths(doc)
@@ -158,7 +158,7 @@ def test_removing_anything_removes_it_and_nothing_else(text: str, data: st.DataO
 
 
 @given(st.text(alphabet="[]{}\"'=.,#\n\r\t a1_-:\\T", max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 def test_any_valid_text_is_scanned_to_its_end(text: str) -> None:
     try:
         tomllib.loads(text)
@@ -171,7 +171,7 @@ def test_any_valid_text_is_scanned_to_its_end(text: str) -> None:
 
 
 @given(st.binary(max_size=80) | st.text(alphabet='[]{}"=.,\n a1\\u', max_size=60).map(str.encode))
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_any_bytes_are_read_or_refused_with_their_place(data: bytes) -> None:
     try:
         assert toml.load("/x", data).text.encode() == data

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 from gpunode.core.edits.request import Refusal
 from gpunode.core.edits.tomllist import Span
 from gpunode.core.edits.tomlscan import Pair, Path, Table, members, pairs, tables
+
+_COMMENT = re.compile(r"[ \t]*#[^\n]*(?:\n|\Z)")
 
 
 @dataclass(frozen=True)
@@ -18,6 +21,7 @@ class Source:
 
     text: str
     doc: dict[str, Any]
+    _pairs: dict[Table, list[Pair]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def tables(self) -> Sequence[Table]:
@@ -32,10 +36,25 @@ class Source:
             found.setdefault(table.path, []).append(table)
         return found
 
+    def pairs(self, table: Table) -> Sequence[Pair]:
+        """The pairs of a table, looked for once."""
+        if table not in self._pairs:
+            self._pairs[table] = list(pairs(self.text, table))
+        return self._pairs[table]
+
     def pairs_towards(self, path: Path) -> list[Pair]:
         """The pairs of all tables that `path` leads through."""
         ways = (path[:depth] for depth in range(len(path)))
-        return [pair for way in ways for table in self.at.get(way, ()) for pair in pairs(self.text, table)]
+        return [pair for way in ways for table in self.at.get(way, ()) for pair in self.pairs(table)]
+
+    def body_end(self, table: Table) -> int:
+        """Behind the last line of a table: its last pair, and comments right below it that no other line follows."""
+        found = self.pairs(table)
+        last = found[-1].end if found else table.body
+        end = at = line_of(self.text, last, last)[1]
+        while (comment := _COMMENT.match(self.text, at)) is not None:
+            at = comment.end()
+        return at if blank_line(self.text, at) else end
 
 
 def lookup(doc: Any, path: Path) -> Any:
@@ -87,16 +106,9 @@ def line_of(text: str, start: int, end: int) -> Span:
     return text.rfind("\n", 0, start) + 1, text.find("\n", end) + 1 or len(text), ""
 
 
-def body_end(text: str, table: Table) -> int:
-    """Behind the last line of a table: its last pair, and comments right below it that no other line follows."""
-    last = table.body
-    for pair in pairs(text, table):
-        last = pair.end
-    end = at = line_of(text, last, last)[1]
-    while text[at : table.end].lstrip(" \t").startswith("#"):
-        at = line_of(text, at, at)[1]
-    follows = text[at : text.find("\n", at) + 1 or len(text)]
-    return end if follows.strip() else at
+def blank_line(text: str, at: int) -> bool:
+    """Whether the line that starts there is blank, or the text ends there."""
+    return not text[at : line_of(text, at, at)[1]].strip()
 
 
 def applied(text: str, spans: Collection[Span]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Collection
 from typing import Any
 
 from gpunode.core.edits import tomllist
-from gpunode.core.edits.tomldoc import Source, applied, below, body_end, depth_of, line_of, place_of
+from gpunode.core.edits.tomldoc import Source, applied, below, depth_of, line_of, place_of
 from gpunode.core.edits.tomllist import Span
 from gpunode.core.edits.tomlscan import Pair, Path, members
 
@@ -58,7 +58,7 @@ def _table_lines(source: Source, number: int, *, followed: bool) -> Span:
     above = text.rfind("\n", 0, max(start - 1, 0)) + 1
     if start and not text[above:start].strip():
         start = above
-    return start, table.end if followed else body_end(text, table), ""
+    return start, table.end if followed else source.body_end(table), ""
 
 
 def _joined(text: str, spans: Collection[Span]) -> list[Span]:

@@ -9,9 +9,19 @@ from typing import Any
 
 from gpunode.core.edits import tomllist
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.tomldoc import Source, applied, below, body_end, depth_of, kind, line_of, lookup, place_of
+from gpunode.core.edits.tomldoc import (
+    Source,
+    applied,
+    below,
+    blank_line,
+    depth_of,
+    kind,
+    line_of,
+    lookup,
+    place_of,
+)
 from gpunode.core.edits.tomllist import Span, newline
-from gpunode.core.edits.tomlscan import Pair, Path, members, pairs
+from gpunode.core.edits.tomlscan import Pair, Path, members
 
 _BARE = re.compile(r"[A-Za-z0-9_-]+\Z")
 
@@ -119,8 +129,9 @@ def _into_table(source: Source, path: Path, value: Any) -> Span | None:
         return None
     table = found[0]
     line = f"{_key(path[-1:])} = {literal(value)}{newline(text)}"
-    last = next(reversed([*pairs(text, table)]), None)
-    if last is not None:
+    found = source.pairs(table)
+    if found:
+        last = found[-1]
         at, indent = line_of(text, last.end, last.end)[1], _indent(text, last.start)
     elif table.path:
         at, indent = line_of(text, table.body, table.body)[1], _indent(text, table.start)
@@ -159,9 +170,8 @@ def _new_table(source: Source, path: Path, known: Path) -> _NewTable:
     indent = _indent(text, (brothers or near)[-1].start)
     if not brothers and indent and near[-1].path == known:
         indent += "  "
-    at = body_end(text, near[-1])
-    follows = text[at : text.find("\n", at) + 1 or len(text)]
-    return _NewTable(path, at, indent, not follows.strip(), [])
+    at = source.body_end(near[-1])
+    return _NewTable(path, at, indent, blank_line(text, at), [])
 
 
 def _common(one: Path, other: Path) -> int:
