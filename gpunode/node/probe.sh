@@ -11,7 +11,7 @@ UNITS="containerd.service docker.service docker.socket crio.service podman.socke
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
-snap.microk8s.daemon-containerd.service cri-docker.service
+snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
 dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
@@ -439,7 +439,9 @@ process() {
 
 probe_runtimes() {
 	have containerd && line "binary containerd $(command -v containerd)" && ask 3 containerd --version
-	have dockerd && line "binary docker $(command -v dockerd)" && ask 3 dockerd --version
+	for file in "$(command -v dockerd)" /snap/docker/current/bin/dockerd; do
+		[ -x "$file" ] && line "binary docker $file" && ask 3 "$file" --version && break
+	done
 	have crio && line "binary crio $(command -v crio)" && ask 3 crio --version
 	have podman && line "binary podman $(command -v podman)" && ask 3 podman --version
 	for socket in /run/containerd/containerd.sock /run/docker.sock /var/run/docker.sock /run/crio/crio.sock \
@@ -580,7 +582,7 @@ docker_pid() {
 		case $text in
 		'| MainPID='*) main=${text#*=} ;;
 		'| Id='*) id=${text#*=} ;;
-		"| process "*"dockerd$tab"*)
+		"| process "*"/dockerd$tab"* | "| process "*"${tab}dockerd$tab"*)
 			text=${text#"| process "}
 			echo "${text%%"$tab"*}"
 			return
@@ -725,6 +727,10 @@ probe_files() {
 	[ "${containerd_config:-}" ] || containerd_root >/dev/null
 	unit_flags docker.service dockerd
 	docker_config=/etc/docker/daemon.json
+	have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
+	pid=$(printf '%s\n' "$units" | docker_pid)
+	# of one that runs, with what stands in the variables of its unit
+	[ ! -r "/proc/${pid:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$pid/cmdline")
 	case " $flags " in *" --config-file"[=\ ]*)
 		docker_config=${flags#*--config-file?}
 		docker_config=${docker_config%% *}

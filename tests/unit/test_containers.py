@@ -82,6 +82,35 @@ def test_a_unit_that_cannot_be_reloaded_or_does_not_run_is_not_reloaded(unit: st
     assert not parse_probe(text(DOCKER, unit)).containers["docker"].reloads
 
 
+SNAP = """\
+#: gpunode-probe 1
+#: units
+| MainPID=77
+| ExecStart={ path=/usr/bin/snap ; argv[]=/usr/bin/snap run docker.dockerd ; ignore_errors=no }
+| Id=snap.docker.dockerd.service
+| LoadState=loaded
+| ActiveState=active
+| UnitFileState=enabled
+| CanReload=no
+|
+| process 77\tdockerd\t--group\tdocker\t--config-file=/var/snap/docker/2932/config/daemon.json\t
+#: runtimes
+| binary docker /snap/docker/current/bin/dockerd
+| Docker version 28.4.0, build 249d679
+| socket /var/run/docker.sock
+#: files
+| docker_config /var/snap/docker/2932/config/daemon.json
+#: end
+"""
+
+
+def test_the_docker_of_a_snap_has_its_own_unit_and_file() -> None:
+    docker = parse_probe(SNAP).runtime("docker")
+    assert docker is not None
+    assert (docker.unit, docker.active, docker.version) == ("snap.docker.dockerd.service", True, "28.4.0")
+    assert docker.config == "/var/snap/docker/2932/config/daemon.json"
+
+
 def test_what_runs_changes_no_hash() -> None:
     facts = parse_probe(text(DOCKER, UNIT))
     assert facts_hash(facts) == facts_hash(dataclasses.replace(facts, containers={}))

@@ -84,7 +84,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
     sockets = probe.values("runtimes", "socket")
     found = []
     for name, binary, version in _binaries(probe):
-        unit = _UNITS[name]
+        unit = "snap.docker.dockerd" if binary.startswith("/snap/docker/") else _UNITS[name]
         service = units.services.get(unit, Service(name=unit))
         command = units.commands.get(unit) or _process(units, _DAEMONS[name])
         flags = command[1:]
@@ -96,7 +96,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 name=name,
                 version=version,
                 binary=binary,
-                unit=f"{unit}.service" if service.active and "." not in unit else unit if service.active else "",
+                unit="" if not service.active else unit if unit.endswith(".socket") else f"{unit}.service",
                 active=service.active in ("active", "reloading", "activating")
                 or (not service.active and bool(command)),
                 enabled=service.enabled in ("enabled", "enabled-runtime", "alias"),
