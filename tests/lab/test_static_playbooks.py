@@ -66,7 +66,8 @@ def test_provision_then_nothing_to_do_then_verify(play: Play) -> None:
 
 def test_a_gpu_in_use_by_an_old_driver_takes_a_reboot(node: Lab, play: Play, tmp_path: Path) -> None:
     version = node.run(node.nodes[0], "cat /sys/module/nvidia/version").stdout.strip()
-    hold = "systemd-run --unit=busy sh -c 'exec 5</dev/nvidia0; sleep 600'; sleep 1"
+    # a file beside the devices counts as they do; they themselves cannot be opened in a lab node
+    hold = "systemd-run --unit=busy sh -c 'exec 5>/dev/nvidia-busy; sleep 600'; sleep 1"
     node.run(node.nodes[0], f"{hold}; echo 535.54.03 >/sys/module/nvidia/version")
     before = node.run(node.nodes[0], "cat /proc/sys/kernel/random/boot_id").stdout
     playbook = tmp_path / "reboot.yml"
