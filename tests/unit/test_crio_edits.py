@@ -25,7 +25,7 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.crio import FOLDER, NAME
+from gpunode.core.edits.crio_files import FOLDER, NAME
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
 
