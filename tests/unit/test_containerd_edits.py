@@ -102,6 +102,19 @@ def test_the_import_of_a_drop_in_that_goes_goes_too() -> None:
     assert left.changes == {CONFIG: before[CONFIG], DROP_IN: None}
 
 
+def test_an_import_of_a_drop_in_that_is_not_there_goes_too() -> None:
+    before = tree('version = 3\nimports = ["conf.d/99-nvidia.toml"]\n')
+    edit = unconfigure_runtime(before, asked("2.1.9"))
+    assert edit.changes == {CONFIG: b"version = 3\n"}
+    converged = {**before, CONFIG: before[CONFIG] + f"{RUNTIME}.containerd.runtimes.nvidia]\n".encode()}
+    text = f'runtime_type = "io.containerd.runc.v2"\noptions = {{ BinaryName = "{asked("").path}" }}\n'
+    converged[CONFIG] += text.encode()
+    edit = configure_runtime(converged, asked("2.1.9", default_runtime="keep"))
+    assert [problem.what for problem in edit.problems] == [
+        f"{CONFIG} imports {DROP_IN}, which is not there: containerd does not start"
+    ]
+
+
 def test_a_default_that_would_name_no_runtime_becomes_runc() -> None:
     before = tree(
         f'version = 3\n{IMPORTS}{RUNTIME}.containerd]\ndefault_runtime_name = "gone"\n',
@@ -120,6 +133,14 @@ def test_runc_is_written_where_the_other_runtimes_would_be_left_without_it() -> 
     after = {CONFIG: edit.changes[CONFIG] or b""}
     state = runtime_state(after, asked("1.7.34"))
     assert (sorted(state.runtimes), state.default) == (["kata", "runc"], "runc")
+
+
+def test_a_runtime_whose_table_hides_others_is_not_taken_out() -> None:
+    hidden = f'{GRPC}.containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'
+    text = f'version = 2\n{hidden}{RUNTIME}.containerd.runtimes.nvidia]\nruntime_type = "io.containerd.runc.v2"\n'
+    edit = unconfigure_runtime(tree(text), asked("2.1.9"))
+    assert (edit.changes, len(edit.problems)) == ({}, 1)
+    assert "other settings of containerd would change" in edit.problems[0].what
 
 
 # ---------------------------------------------------------------- what is in force
@@ -235,6 +256,7 @@ def test_containerd_is_restarted_and_its_cri_plugin_asked_for_unless_it_is_off()
 
     assert plugin("version = 3\n") == "cri"
     assert plugin('version = 3\ndisabled_plugins = ["io.containerd.grpc.v1.cri"]\n') == ""
+    assert plugin("broken [") == "cri"
 
 
 # ---------------------------------------------------------------- any input

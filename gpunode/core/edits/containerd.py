@@ -54,10 +54,12 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
     enabled = _enable_cri(files, request) if request.enable_cri else {}
-    config = in_force({**files, **enabled}, request)
+    config = in_force({**files, **enabled}, request, mend=True)
     wanted = wish(config, request)
-    if not wanted and not enabled:
-        return Edit(reasons=_remarks(config))
+    if not wanted:
+        config = in_force({**files, **enabled}, request)
+        if not enabled:
+            return Edit(reasons=_remarks(config))
     written, instead = _written(files, config, wanted, request) if wanted else ({}, "")
     changes = changed(files, {**enabled, **written})
     return Edit(

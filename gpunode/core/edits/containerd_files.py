@@ -122,10 +122,11 @@ def _has(plugins: Mapping[str, Any], name: str, key: str) -> bool:
 # ---------------------------------------------------------------- which files
 
 
-def in_force(files: Mapping[str, bytes], request: RuntimeRequest) -> Config:
+def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, mend: bool = False) -> Config:
     """What is in force, of a root that is missing or says nothing too: such a one gets a version.
 
-    A drop-in of ours that keeps containerd from starting counts as not there: it is written anew.
+    Raises Refusal where containerd does not start.  To `mend` it, a drop-in of ours that keeps it from starting counts
+    as not there, and may be missing.
     """
     path, drop_in = request.config or CONFIG, drop_in_path(request)
     root = read(path, files.get(path, b""), request)
@@ -133,10 +134,10 @@ def in_force(files: Mapping[str, bytes], request: RuntimeRequest) -> Config:
         version = 3 if release(request.version) >= (2, 0) else 2
         root = File(path, root.content.edit({("version",): version}), version)
     try:
-        return load(files, request, {path: root}, absent=drop_in)
+        return load(files, request, {path: root}, absent=drop_in if mend else "")
     except Refusal:
         without = {path: data for path, data in files.items() if path != drop_in}
-        if release(request.version) < (2, 0) or drop_in not in files or drop_in == path:
+        if not mend or release(request.version) < (2, 0) or drop_in not in files:
             raise
         return load(without, request, {path: root}, absent=drop_in)
 

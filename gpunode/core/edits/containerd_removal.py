@@ -30,7 +30,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     A runtimes table that would hold no more than what 1.x has built in goes too; where the default is left without a
     runtime, runc is written.
     """
-    config = in_force(files, request)
+    config = in_force(files, request, mend=True)
     there = {file.path: file for file in config.files if file.path in files}
     drop_in = drop_in_path(request)
     if drop_in in files and drop_in not in there:
@@ -39,10 +39,11 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     meant += [] if config.merges else [(*RUNTIMES, "runc")]  # built in, or written where the default needs it
     for default, keep in product(("", "runc"), (False, True)):
         edited = _edited(there, config, request, default)
+        empty = drop_in in edited and not keep and not _says(edited[drop_in])
+        gone = drop_in if empty or drop_in not in files else ""
+        edited |= _not_importing(there | edited, gone) if gone else {}
         if not edited:
             return Edit()
-        gone = drop_in if drop_in in edited and not keep and not _says(edited[drop_in]) else ""
-        edited |= _not_importing(there | edited, gone) if gone else {}
         after = _loaded(files, config, edited, request, gone)
         works = default_in_force(config) != request.name or default_in_force(after) in runtimes_in_force(after)
         if not unmeant(config, after, meant) and (default or works):
@@ -55,7 +56,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     changes: dict[str, bytes | None] = {
         path: encode(file.content.text, files[path]) for path, file in edited.items() if path != gone
     }
-    changes |= {gone: None} if gone else {}
+    changes |= {gone: None} if gone in files else {}
     reasons = (*_removed(changes, after, request), *_stays(after, request, gone))
     return Edit(changes=changes, reasons=reasons, meant=dumped(meant, off=config.without_cri is not None))
 
