@@ -51,15 +51,19 @@ lock() {
     flock -w 60 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     return
   fi
-  tries=0
-  until mkdir "$GPUNODE_STATE/lock.d" 2>/dev/null; do
-    kill -0 "$(cat "$GPUNODE_STATE/lock.d/pid" 2>/dev/null || echo 1)" 2>/dev/null || rm -rf "$GPUNODE_STATE/lock.d"
+  mine=$GPUNODE_STATE/lock.pid tries=0 # a link that names its owner
+  until ln -s "$(sh -c 'echo $PPID')" "$mine" 2>/dev/null; do
+    owner=$(readlink "$mine")
+    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$mine.$owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$mine")" != "$owner" ] || rm -f "$mine"
+      rmdir "$mine.$owner"
+      continue
+    fi
     tries=$((tries + 1))
     [ "$tries" -le 60 ] || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
-  sh -c 'echo $PPID' >"$GPUNODE_STATE/lock.d/pid"
-  trap 'rm -rf "$GPUNODE_STATE/lock.d"' EXIT
+  trap 'rm -f "$mine"' EXIT
 }
 
 # journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together
