@@ -227,6 +227,12 @@ CASES: dict[str, tuple[str, dict[toml.Path, Any], list[toml.Path], str]] = {
         "[p]\n  [p.a]\n    x = 1\n    [p.a.runc]\n      y = 1\n\n"
         "    [p.a.n.o]\n      z = 1\n\n    [p.a.n]\n      w = 2\n",
     ),
+    "indentation by tabs goes on by tabs": (
+        "\t[a]\n\t\tb = 1\n\t[p]\n",
+        {("p", "x"): 1, ("p", "c", "y"): 2},
+        [],
+        "\t[a]\n\t\tb = 1\n\t[p]\n\t\tx = 1\n\n\t\t[p.c]\n\t\t\ty = 2\n",
+    ),
     "an element goes from its line, with its comment": (
         'x = [\n  "a", # 1\n  "b", # 2\n  "c" # 3\n]\n',
         {("x",): ["a", "c"]},

@@ -65,7 +65,7 @@ def with_values(source: Source, sets: Mapping[Path, Any]) -> Source:
         return source
     for table in new:
         end, start = newline(text), newline(text) if table.blank else ""
-        lines = "".join(f"{table.indent}{line}{end}" for line in table.lines)
+        lines = "".join(f"{line}{end}" for line in table.lines)
         spans.append(_inserted(text, table.at, f"{start}{table.indent}[{_key(table.path)}]{end}{lines}"))
     return Source(applied(text, spans), doc)
 
@@ -135,7 +135,7 @@ def _into_table(source: Source, path: Path, value: Any) -> Span | None:
         at, indent = line_of(text, last.end, last.end)[1], _indent(text, last.start)
     elif table.path:
         at, indent = line_of(text, table.body, table.body)[1], _indent(text, table.start)
-        indent += "  " if indent else ""
+        indent = _deeper(indent)
     else:
         at, indent = (line_of(text, table.end, table.end)[0] if len(source.tables) > 1 else 0), ""
     return _inserted(text, at, indent + line)
@@ -146,19 +146,19 @@ def _into_new(source: Source, new: list[_NewTable], path: Path, value: Any) -> N
     table, lines = (path, []) if value == {} else (path[:-1], [f"{_key(path[-1:])} = {literal(value)}"])
     same = next((t for t in new if t.path == table), None)
     if same is not None:
-        same.lines += [("  " if same.indent else "") + line for line in lines]
+        same.lines += [_deeper(same.indent) + line for line in lines]
         return
     known = table[: depth_of(source.doc, table)]
     parent = max(new, key=lambda t: _common(t.path, table), default=None)
     if parent is not None and _common(parent.path, table) > len(known):
-        deeper = "  " if parent.indent and below(table, parent.path) else ""
-        made = _NewTable(table, parent.at, parent.indent + deeper, parent.blank, [])
+        indent = _deeper(parent.indent) if below(table, parent.path) else parent.indent
+        made = _NewTable(table, parent.at, indent, parent.blank, [])
         after = max(n for n, t in enumerate(new) if _common(t.path, table) == _common(parent.path, table))
         new.insert(after + 1, made)
     else:
         made = _new_table(source, table, known)
         new.append(made)
-    made.lines = [("  " if made.indent else "") + line for line in lines]
+    made.lines = [_deeper(made.indent) + line for line in lines]
 
 
 def _new_table(source: Source, path: Path, known: Path) -> _NewTable:
@@ -168,8 +168,8 @@ def _new_table(source: Source, path: Path, known: Path) -> _NewTable:
         return _NewTable(path, len(text), "", bool(text), [])
     brothers = [t for t in near if len(t.path) == len(path) and _common(t.path, path) == len(known)]
     indent = _indent(text, (brothers or near)[-1].start)
-    if not brothers and indent and near[-1].path == known:
-        indent += "  "
+    if not brothers and near[-1].path == known:
+        indent = _deeper(indent)
     at = source.body_end(near[-1])
     return _NewTable(path, at, indent, blank_line(text, at), [])
 
@@ -189,6 +189,11 @@ def _inserted(text: str, at: int, lines: str) -> Span:
 def _indent(text: str, at: int) -> str:
     line = text[text.rfind("\n", 0, at) + 1 : at]
     return line if not line.strip(" \t") else ""
+
+
+def _deeper(indent: str) -> str:
+    """One step more, where there is any indentation."""
+    return indent + ("\t" if indent.endswith("\t") else "  ") if indent else ""
 
 
 def _key(path: Path) -> str:
