@@ -195,12 +195,12 @@ words() {
 answers() {
   [ -z "$socket" ] || [ -S "$socket" ] || return 1
   if [ -n "$restored" ]; then
-    [ -z "$client" ] || client version >>"$log" 2>&1
+    [ -z "$client" ] || client version >"$GPUNODE_IN/.answer" 2>&1
     return
   fi
   while IFS= read -r line; do
     have "${line%%"$TAB"*}" || continue
-    words "$line" >>"$log" 2>&1
+    words "$line" >"$GPUNODE_IN/.answer" 2>&1
     return
   done <"$backup/health"
 }
@@ -208,7 +208,7 @@ answers() {
 # plugin_ok: containerd's plugin list calls the wanted plugin ok; true where nobody can be asked, 2 when the plugin has failed
 plugin_ok() {
   [ -n "$plugin" ] && [ "$kind" = containerd ] || return 0
-  client plugins ls >"$GPUNODE_IN/.plugins" 2>>"$log" || return 1
+  client plugins ls >"$GPUNODE_IN/.plugins" 2>"$GPUNODE_IN/.answer" || return 1
   awk -v id="$plugin" '$2 == id && $NF == "ok" { found = 1 } ($2 == id || $1 == "io.containerd.cri.v1") && $NF == "error" { bad = 1 }
     END { exit bad ? 2 : !found }' "$GPUNODE_IN/.plugins"
 }
@@ -220,7 +220,7 @@ knows() {
     docker) client info --format 'runtimes{{range $name, $runtime := .Runtimes}} {{$name}}{{end}}' ;;
     containerd) [ -z "$plugin" ] || ! have crictl || patience 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;
     cri) client info ;;
-  esac >"$GPUNODE_IN/.knows" 2>>"$log" || return 1
+  esac >"$GPUNODE_IN/.knows" 2>"$GPUNODE_IN/.answer" || return 1
   tr -c 'A-Za-z0-9_.-' '\n' <"$GPUNODE_IN/.knows" >"$GPUNODE_IN/.words"
   grep -qxE 'runtimes|runtimeHandlers' "$GPUNODE_IN/.words" || return 0 # CRI-O of old does not say
   for unknown in $handlers; do
@@ -279,6 +279,7 @@ nap() { sleep 0.3 2>/dev/null || sleep 1; }
 
 # well: all that can be asked is as it should be; else $illness
 well() {
+  : >"$GPUNODE_IN/.answer" # what the client said last
   illness="$unit is not active"
   unit_active || return 1
   illness="$unit does not answer"
@@ -332,5 +333,9 @@ tell() {
     return 1
   }
   touch "$backup/took"
-  healthy && keeps
+  healthy || {
+    tail -n 5 "$GPUNODE_IN/.answer" >>"$log"
+    return 1
+  }
+  keeps
 }

@@ -101,7 +101,7 @@ def test_a_check_that_refuses_the_old_file_too_does_not_decide(dash: Node) -> No
 
 def test_a_socket_that_does_not_answer_is_unhealthy(dash: Node) -> None:
     asked = dash.root / "asked"
-    dash.shim("client", f'#!/bin/sh\necho "$*" >>"{asked}"\n! grep -q new "{dash.config}"\n')
+    dash.shim("client", f'#!/bin/sh\necho "$*" >>"{asked}"\necho refused\n! grep -q new "{dash.config}"\n')
     outcome = dash.run(
         FileChange(path=str(dash.config), data=b"new\n"),
         after=unit(dash, health=(("not-installed", "x"), ("client", "ping me", "twice"))),
@@ -109,6 +109,7 @@ def test_a_socket_that_does_not_answer_is_unhealthy(dash: Node) -> None:
     assert outcome.status == "rolled_back"
     assert "does not answer" in outcome.message
     assert "ping me twice" in asked.read_text()
+    assert outcome.log.split("\n").count("refused") == 1, "what it said last, and not what it said each time"
 
 
 def test_an_engine_that_takes_its_files_up_by_itself_is_not_told(dash: Node) -> None:
