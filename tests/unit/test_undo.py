@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
+from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.undo import record, remnant, revert, undo_data, undo_from_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Undo
@@ -164,6 +164,25 @@ def test_a_file_that_configure_made_goes_with_entries_that_were_changed_since() 
     more = changed.replace(b"{", b'{\n    "debug": true,', 1)
     left = unconfigure_runtime({path: more}, request, [edit.undo]).changes[path]
     assert json.loads(left or b"") == {"debug": True}
+
+
+def test_a_runc_that_somebody_has_come_to_need_stays() -> None:
+    path, request = "/etc/containerd/config.toml", RuntimeRequest(runtime="containerd", version="1.7.34")
+    edit = configure_runtime({path: b"version = 2\n"}, request)
+    own = b'\n[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.kata]\nruntime_type = "io.containerd.kata.v2"\n'
+    after = (edit.changes[path] or b"") + own
+    left = unconfigure_runtime({path: after}, request, [edit.undo]).changes[path] or b""
+    state = runtime_state({path: left}, request)
+    assert (state.runtimes, state.default, b"nvidia" in left) == (("runc", "kata"), "runc", False)
+
+
+def test_a_table_of_somebody_elses_stays_and_the_rest_goes_back_to_the_byte() -> None:
+    path, request = "/etc/containerd/config.toml", RuntimeRequest(runtime="containerd", version="1.7.34")
+    before = b"version = 2\n[plugins]\n"
+    edit = configure_runtime({path: before}, request)
+    own = b"[debug]\nlevel = 'info'\n"
+    after = (edit.changes[path] or b"") + own
+    assert unconfigure_runtime({path: after}, request, [edit.undo]).changes == {path: before + own}
 
 
 # ---------------------------------------------------------------- size

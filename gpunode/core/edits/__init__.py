@@ -14,7 +14,7 @@ from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.undo import record, remnant, revert
+from gpunode.core.edits.undo import record, remnant, revert, untouched
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
@@ -74,15 +74,18 @@ def unconfigure_runtime(
     """
     if not undo:
         return _edited(files, lambda engine: engine.unconfigure(files, request), request)
-    reverted, lost = dict(files), []
+    reverted, lost, touched = dict(files), [], False
     for one in undo:
         for path, how in one.items():
+            touched = touched or not untouched(reverted.get(path), how)
             data, missing = revert(reverted.get(path), how)
             lost += [path] * bool(missing)
             if data is None:
                 reverted.pop(path, None)
             else:
                 reverted[path] = data
+    if touched and not _stands(files, reverted, request):
+        return _edited(files, lambda engine: engine.unconfigure(files, request), request)
     changes = {path: reverted.get(path) for path in {*files, *reverted} if files.get(path) != reverted.get(path)}
     why = "takes back what configure wrote"
     edit = Edit(changes=changes, reasons=tuple(Reason(what=path, why=why, source="") for path in sorted(changes)))
@@ -93,6 +96,18 @@ def unconfigure_runtime(
         rest, changes=_without_remnants({**changes, **rest.changes}, undo), reasons=(*edit.reasons, *rest.reasons)
     )
     return rest if rest.problems else _edited(files, lambda _: both, request)
+
+
+def _stands(files: Mapping[str, bytes], reverted: Mapping[str, bytes], request: RuntimeRequest) -> bool:
+    """Whether what is left can be read, and no runtime but nvidia's goes while others stay.
+
+    Somebody may have come to need what configure wrote: on containerd 1.x a table of their own beside our runc.
+    """
+    try:
+        before, after = runtime_state(files, request).runtimes, runtime_state(reverted, request).runtimes
+    except GpunodeError:
+        return False
+    return not after or {*before} - {request.name} <= {*after}
 
 
 def _without_remnants(

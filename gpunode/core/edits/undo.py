@@ -131,8 +131,8 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     lines stand there once with lines around them that were there; a file that the edit made stays then, unless
     nothing of anybody else's is left in it (`remnant`).  Hunks that are back already change nothing.
     """
-    if _sha256(data) == undo.sha256:
-        return None if undo.created else _untouched(data or b"", undo.hunks), ()
+    if untouched(data, undo):
+        return None if undo.created else _replayed(data or b"", undo.hunks), ()
     if data is None:
         return None, () if undo.created else undo.hunks
     if undo.created:
@@ -148,6 +148,11 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     return data, tuple(lost)
 
 
+def untouched(data: bytes | None, undo: Undo) -> bool:
+    """Whether the file is as the edit left it."""
+    return _sha256(data) == undo.sha256
+
+
 def remnant(data: bytes, undo: Undo) -> bool:
     """Whether nothing is left of a file that the edit made but blank lines, {}, and comments and a version it wrote."""
     wrote = b"".join(hunk.after for hunk in undo.hunks)
@@ -156,7 +161,7 @@ def remnant(data: bytes, undo: Undo) -> bool:
     return undo.created and all(line.strip() in kept for line in _lines(rest, b"\n"))
 
 
-def _untouched(data: bytes, hunks: Sequence[Hunk]) -> bytes:
+def _replayed(data: bytes, hunks: Sequence[Hunk]) -> bytes:
     for hunk in reversed(hunks):
         data = data[: hunk.at] + hunk.before + data[hunk.at + len(hunk.after) :]
     return data
