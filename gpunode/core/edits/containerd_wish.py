@@ -77,16 +77,16 @@ def wish(config: Config, request: RuntimeRequest) -> Wish:
     if not config.merges and "runc" not in said and (not said or "runc" in (default, wanted)):
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
-    systemd = request.cgroup_driver == "systemd" if request.cgroup_driver else _systemd(runc)
     if request.cgroup_driver and (runc or config.merges) and _is_runc(runc):
+        systemd = request.cgroup_driver == "systemd"
         if bool(_systemd(runc)) is not systemd:
-            sets |= _runc_option(sets, runc, bool(systemd))
+            sets |= _runc_option(sets, runc, systemd)
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
     inherits = said.get(default, {}) if default not in ("runc", request.name) else runc
     if not _is_runc(inherits):
         inherits = runc if _is_runc(runc) else {}
     have = said.get(request.name)
-    sets |= _nvidia(have, inherits, systemd, request)
+    sets |= _nvidia(have, inherits, request)
     stale = [] if config.merges else [(*RUNTIMES, request.name, key) for key in _OF_LINUX if (have or {}).get(key)]
     return Wish(sets | _cdi(config.cri, request), tuple(stale))
 
@@ -127,17 +127,20 @@ def _is_runc(runtime: Mapping[str, Any]) -> bool:
 
 
 def _nvidia(
-    have: Mapping[str, Any] | None, inherits: Mapping[str, Any], systemd: bool | None, request: RuntimeRequest
+    have: Mapping[str, Any] | None, inherits: Mapping[str, Any], request: RuntimeRequest
 ) -> dict[toml.Path, Any]:
     """The runtime's own table: new ones inherit what runc was given, of present ones only ours is set right."""
     wanted: dict[toml.Path, Any] = {("runtime_type",): RUNC}
+    options = inherits.get("options", {})
     if have is None:
         wanted[("privileged_without_host_devices",)] = False
         wanted |= {(k,): v for k, v in inherits.items() if k not in _OWN and v not in ("", 0, [], {})}
-        options = inherits.get("options", {})
         wanted |= {("options", k): v for k, v in options.items() if v not in ("", 0, []) and k != "BinaryName"}
     wanted[("options", "BinaryName")] = request.path
-    if systemd is not None and (have is None or bool(_systemd(have)) is not systemd):
+    systemd = request.cgroup_driver == "systemd" if request.cgroup_driver else options.get("SystemdCgroup")
+    # unasked, a present runtime is not taken from systemd: it may be the one in use, and runc's table the stock one
+    wrong = systemd is not bool(_systemd(have or {})) and bool(systemd or request.cgroup_driver)
+    if systemd is not None and (have is None or wrong):
         wanted[("options", "SystemdCgroup")] = systemd
     at = (*RUNTIMES, request.name)
     return {(*at, *path): value for path, value in wanted.items() if toml.lookup(have or {}, path) != value}
