@@ -34,6 +34,7 @@ from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
 EDITS = Path(__file__).parent.parent / "edits"
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
 WISH = RuntimeWish(runtime="containerd")
+K3S = Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service")
 DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 
 
@@ -385,9 +386,23 @@ def test_an_own_containerd_toml_of_k0s_takes_a_restart() -> None:
     assert found.validate[-2:] == ("config", "dump")
 
 
+def test_drop_ins_are_judged_with_the_root_that_imports_them() -> None:
+    facts = facts_of("debian12-k0s")
+    found = activation(facts, WISH, edit_runtime(facts, WISH))
+    assert found.validate == ("/var/lib/k0s/bin/containerd", "-c", "@FILE@", "config", "dump")
+    root = facts.files["/etc/k0s/containerd.toml"]
+    merged = replace(root, data=b'# k0s_managed=true\nversion = 2\nimports = ["/run/k0s/containerd-cri.toml"]\n')
+    old = replace(facts, files={**facts.files, root.path: merged})
+    assert activation(old, WISH, edit_runtime(facts, WISH)).validate == (), "1.35 merges them itself"
+    k3s = replace(K3S, binary="/k3s/containerd")
+    edit = Edit(changes={"/srv/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml": b""})
+    words = ("/k3s/containerd", "-c", "/srv/agent/etc/containerd/config.toml", "config", "dump")
+    assert activation(NodeFacts(runtimes=(k3s,)), WISH, edit).validate == words
+
+
 def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() -> None:
     case = "k3s/rendered-before-the-toolkit"
     edit = configure_runtime(tree(EDITS / case / "before"), request_of(case))
     assert (edit.changes, edit.restart) == ({}, True)
-    facts = NodeFacts(runtimes=(Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service"),))
+    facts = NodeFacts(runtimes=(K3S,))
     assert activation(facts, WISH, edit).disrupts.startswith("restarts k3s-agent.service")

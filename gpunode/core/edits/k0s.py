@@ -73,14 +73,18 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """k0s watches the drop-ins; a containerd.toml of the user's own is read when k0s starts."""
     unit = runtime.unit or "k0sworker.service"
     socket = runtime.socket or SOCKET
-    watched = CONFIG not in edit.changes
+    watched = runtime.config not in edit.changes
+    root = facts.files[runtime.config].data if runtime.config in facts.files else None
+    judged = not watched or posixpath.dirname(DROP_INS).encode() in (
+        root or b""
+    )  # k0s 1.35 merges, and imports nothing
     own = f"restarts {unit}: running containers keep running, this node's Kubernetes is away for seconds"
     reload = "k0s reloads its containerd: running containers keep running"
     return Activation(
         unit=unit,
         verb="" if watched else "restart",
-        config=CONFIG,
-        validate=() if watched else (runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
+        config=runtime.config,
+        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump") if judged else (),
         socket=socket,
         plugin="cri",
         health=(("k0s", "ctr", "--address", socket, "version"), ("ctr", "--address", socket, "version")),

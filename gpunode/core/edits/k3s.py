@@ -102,11 +102,14 @@ class Rancher:
         server = "rke2-server" if self.kind == "rke2" else "k3s"
         unit = runtime.unit or f"{server}.service"
         socket = runtime.socket or SOCKET
+        dropped = next((path for path in edit.changes if ".toml.d/" in path), "")
+        rendered = f"{posixpath.dirname(posixpath.dirname(dropped))}/config.toml"
         away = f"restarts {unit}: running containers keep running, Kubernetes on this node is away for up to a minute"
         return Activation(
             unit=unit,
             verb="restart",
             config=runtime.config,
+            validate=(runtime.binary, "-c", rendered, "config", "dump") if dropped and runtime.binary else (),
             socket=socket,
             plugin="cri",
             health=(
