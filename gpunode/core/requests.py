@@ -80,7 +80,7 @@ def _after(after: Activation, settle: int) -> dict[str, bytes]:
         "socket": after.socket,
         "plugin": after.plugin,
         "settle": str(settle),
-        # `containerd config dump` prints it; `dockerd --validate` does not, and `crio config` leaves out what is default
+        # `containerd config dump` prints all that is in force; `crio config` leaves out what is default
         "dump": "yes" if after.validate[-2:] == ("config", "dump") else "",
     }
     return {
