@@ -89,7 +89,8 @@ def look(options: Options) -> Subject:
     """Read all that an edit needs.  Raises InputError for files that are there and cannot be read."""
     ask = options.here and not (options.config and options.version and not options.restart)
     facts = _facts() if ask else NodeFacts()
-    runtime = facts.runtime(options.runtime)
+    mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
+    runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
     tree, seen = Tree(options.root), dict[str, Found | None]()
     while True:
