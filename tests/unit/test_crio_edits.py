@@ -241,7 +241,8 @@ def test_crio_has_in_force_what_was_meant_and_nothing_else_changes(case: Path, b
     asked = RuntimeRequest(runtime="crio", **{**options, "version": version, "flags": tuple(options.get("flags", ()))})
     before = files(case / "before")
     edit = configure_runtime(before, asked)
-    now = effective(binary, tmp_path / "after", applied(before, edit), asked)
+    after = applied(before, edit)
+    now = effective(binary, tmp_path / "after", after, asked)
     assert now[f"crio.runtime.runtimes.{asked.name}.runtime_path"] == asked.path
     assert (now["crio.runtime.default_runtime"] == asked.name) is (asked.default_runtime == "nvidia")
     if case.name in NO_START_BEFORE:
@@ -251,3 +252,6 @@ def test_crio_has_in_force_what_was_meant_and_nothing_else_changes(case: Path, b
     # conmon_cgroup counts for every runtime: CRI-O shows it in each
     meant = (*edit.meant, *(f"crio.runtime.runtimes.{name}.monitor_cgroup" for name in ("crun", "runc")))
     assert [key for key in differ if not key.startswith(meant)] == []
+    undone = effective(binary, tmp_path / "undone", applied(after, unconfigure_runtime(after, asked)), asked)
+    assert [key for key in undone if key.startswith(f"crio.runtime.runtimes.{asked.name}.")] == []
+    assert undone["crio.runtime.default_runtime"] != asked.name
