@@ -59,6 +59,44 @@ def test_what_dockerd_takes_is_edited_and_what_it_refuses_is_refused(
         assert configure_runtime(after, wish) == Edit()
 
 
+def test_halves_of_surrogate_pairs_are_kept_as_they_are_written() -> None:
+    text = r'{"exec-opts": ["\ud800=x", "native.cgroupdriver=cgroupfs"], "runtimes": {"\udfff": {"path": "\ud800"}}}'
+    wish = request(version="26.1.5", cgroup_driver="systemd")
+    after = configure_runtime({DOCKER: text.encode()}, wish).changes[DOCKER] or b""
+    assert after.count(rb'"\ud800=x"') == after.count(rb'"\udfff": {"path": "\ud800"}') == 1
+    assert runtime_state({DOCKER: after}, wish).runtimes == ("\ufffd", "nvidia")
+
+
+@pytest.mark.parametrize(
+    "text", [r'{"features": {"\ud800": "\ud800"}}', r'{"\ud800": 1}', '{"log-opts": {"a": 1e999}}']
+)
+def test_what_is_refused_is_said_in_words_that_can_be_printed(text: str) -> None:
+    with pytest.raises(InputError) as error:
+        configure_runtime({DOCKER: text.encode()}, request())
+    assert str(error.value).encode()
+
+
+@pytest.mark.parametrize(
+    ("options", "sets"),
+    [
+        ({"cdi": False, "version": ""}, {"cdi": False}),  # from 28.2 on it would be on
+        ({"cdi": True, "version": ""}, {"cdi": True}),
+        ({"cdi": False, "version": "26.1.5"}, None),
+        ({"cdi": True, "version": "28.2.0"}, None),
+        ({"cdi": False, "version": "28.2.0"}, {"cdi": False}),
+    ],
+)
+def test_cdi_is_said_where_the_daemon_has_it_otherwise(
+    options: dict[str, object], sets: dict[str, bool] | None
+) -> None:
+    assert said(configure_runtime({}, request(**options)).changes[DOCKER]).get("features") == sets
+
+
+def test_docker_has_no_drop_in_files() -> None:
+    with pytest.raises(InputError, match="drop-in"):
+        configure_runtime({}, request(drop_in="/etc/docker/daemon.d/99-nvidia.json"))
+
+
 # ---------------------------------------------------------------- the way back without a record
 
 

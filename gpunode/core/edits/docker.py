@@ -39,6 +39,8 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  A missing daemon.json counts as empty, as dockerd takes it."""
     if request.name in _STOCK:
         raise InputError(f"runtime name {request.name!r}", expected="another name: it is one of dockerd's own")
+    if request.drop_in:
+        raise InputError(f"drop-in {request.drop_in}", expected="none: Docker reads one file", fix="leave it out")
     file = read(files, request.config or CONFIG, request)
     sets = _wanted(file, request)
     _check_default(file, sets, request)
@@ -220,7 +222,8 @@ def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
         wish = f"cdi={'true' if request.cdi else 'false'}"
         _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", wish)
         return {}
-    if file.features.get("cdi", number >= (28, 2)) is request.cdi:
+    builtin = number >= (28, 2) if number > (0, 0) else None
+    if file.features.get("cdi", builtin) is request.cdi:
         return {}
     return {("features", "cdi"): request.cdi}
 

@@ -145,7 +145,7 @@ def shown(value: Any) -> str:
     """A value of the file, in a sentence."""
     if isinstance(value, dict | list):
         return "a list" if type(value) is list else "an object"
-    text = json.dumps(value, ensure_ascii=False)
+    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
     return text if len(text) <= 60 else f"{text[:59]}…"
 
 

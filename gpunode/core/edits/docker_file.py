@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.edits import jsontext
-from gpunode.core.edits.docker_checks import Pairs, check_types, check_values, last, shown
+from gpunode.core.edits.docker_checks import MEND, Pairs, check_types, check_values, last, shown
 from gpunode.core.edits.docker_settings import FLAT, SETTINGS, arguments, is_known
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode, release
 from gpunode.core.errors import InputError
@@ -76,7 +77,7 @@ def read(files: Mapping[str, bytes], path: str, request: RuntimeRequest) -> Daem
     plain = jsontext.parse(path, body)
     if not isinstance(plain, dict):
         raise InputError(f"{path} is {shown(plain)}", expected="a JSON object", fix="write {} or remove the file")
-    pairs = json.loads(body, object_pairs_hook=Pairs)
+    pairs = json.loads(body, object_pairs_hook=_pairs, parse_float=_float)
     _check_keys(path, pairs, request.version)
     check_types(path, pairs)
     found = DaemonFile(
@@ -117,6 +118,17 @@ def _decoded(path: str, data: bytes, request: RuntimeRequest) -> tuple[str, byte
 
 
 # ---------------------------------------------------------------- how Go decodes
+
+
+def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
+    """An object whose names hold no half of a pair of surrogates (\\ud800): Go reads U+FFFD there."""
+    return Pairs((name.encode("utf-16", "surrogatepass").decode("utf-16", "replace"), one) for name, one in pairs)
+
+
+def _float(text: str) -> float:
+    if math.isinf(value := float(text)):
+        raise InputError(f"daemon.json holds {text}", expected="a number that fits 64 bits", fix=MEND)
+    return value
 
 
 def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
