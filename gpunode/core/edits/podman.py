@@ -156,7 +156,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         why = "removes it" if gone else f"removes {' and '.join('.'.join(key) for key in removes)}"
         reasons.append(Reason(what=document.path, why=why, source=SOURCE))
     meant = ("engine.runtime", f"engine.runtimes.{request.name}") if changes else ()
-    why = "stays, and is renewed: other engines may go by it (systemctl disable --now nvidia-cdi-refresh.path ends that)"
+    why = "stays, and is renewed; systemctl disable --now nvidia-cdi-refresh.path ends that"
     reasons.append(Reason(what="the CDI specification", why=why))
     return Edit(changes=changes, reasons=tuple(reasons), meant=meant)
 
