@@ -28,9 +28,8 @@ SOURCE = "k0s docs/runtime.md"
 SOCKET = "/run/k0s/containerd.sock"
 MAGIC = b"# k0s_managed=true"
 _OLD_CRI = "io.containerd.grpc.v1.cri"
-_BEFORE_1_27 = (
-    "59039b43303742a5496b13fd57f9beec"  # md5 of the file that k0s wrote then; 1.27 to 1.35 take it for theirs
-)
+# md5 of the file that k0s wrote before 1.27: 1.27 to 1.35 take it for theirs
+_BEFORE_1_27 = "59039b43303742a5496b13fd57f9beec"
 # what k0s starts from: the settings of its own containerd.toml that the drop-in is merged into
 ROOTS = {
     2: f'version = 2\nimports = ["{DROP_INS}"]\n[plugins."{_OLD_CRI}"]\nenable_cdi = false\n',
@@ -75,16 +74,14 @@ def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     socket = runtime.socket or SOCKET
     watched = runtime.config not in edit.changes
     root = facts.files[runtime.config].data if runtime.config in facts.files else None
-    judged = not watched or posixpath.dirname(DROP_INS).encode() in (
-        root or b""
-    )  # k0s 1.35 merges, and imports nothing
+    imports = posixpath.dirname(DROP_INS).encode() in (root or b"")  # k0s 1.35 merges, and imports nothing
     own = f"restarts {unit}: running containers keep running, this node's Kubernetes is away for seconds"
     reload = "k0s reloads its containerd: running containers keep running"
     return Activation(
         unit=unit,
         verb="" if watched else "restart",
         config=runtime.config,
-        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump") if judged else (),
+        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump") if imports or not watched else (),
         socket=socket,
         plugin="cri",
         health=(("k0s", "ctr", "--address", socket, "version"), ("ctr", "--address", socket, "version")),

@@ -55,7 +55,8 @@ class Rancher:
         """What changes; an Edit with `restart` alone where the agent has only to start again."""
         node = Node(self.kind, files, request)
         _check_fixed(node)
-        by_drop_in = node.imports and (not node.finds or _cdi_differs(node) or _drop_in_says(node))
+        asked = bool(request.drop_in) or not node.finds or _cdi_differs(node)
+        by_drop_in = node.imports and (asked or _drop_in_says(node))
         if by_drop_in:
             changes = _by_drop_in(node, containerd.configure)
             return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
@@ -134,6 +135,11 @@ def _check_fixed(node: Node) -> None:
         raise Refusal(
             f"{node.kind} has its kubelet and containerd on the cgroup driver {have}, not {asked}",
             f"leave cgroup_driver at auto: {node.kind} sets both alike",
+        )
+    if node.request.drop_in and not node.reads(node.request.drop_in):
+        raise Refusal(
+            f"containerd of {node.kind} does not read {node.request.drop_in}",
+            f"leave the drop-in out; releases of 2026 and later read {node.drop_ins}/*.toml",
         )
     if _cdi_differs(node) and not node.imports and node.own_template:
         raise Refusal(

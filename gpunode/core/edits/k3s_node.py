@@ -180,9 +180,12 @@ class Node:
 
     @property
     def imports(self) -> bool:
-        """Whether containerd reads the drop-ins, key by key: from 2.0 on, where the rendered file names them."""
+        """Whether containerd reads drop-ins, key by key: from 2.0 on, where the rendered file names them."""
+        return self.reads(f"{self.drop_ins}/99-nvidia.toml")
+
+    def reads(self, path: str) -> bool:
+        """Whether a file with this path would be a drop-in."""
         globs = self.root.get("imports", [])
-        path = f"{self.drop_ins}/99-nvidia.toml"
         return self.two and isinstance(globs, list) and any(fnmatch.fnmatchcase(path, str(glob)) for glob in globs)
 
     @cached_property
