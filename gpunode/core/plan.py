@@ -200,7 +200,7 @@ def _packages_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
     all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
     solution = case.solution
     part = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}.get(role)
-    sources = sources_path(part.repository) if part else ""  # the role that stands first has written it
+    sources = sources_path(part.repository, case.facts) if part else ""  # the role that stands first has written it
     return {
         "install": [
             {"name": w.data.name, "version": w.data.version, "hold": w.data.hold}
@@ -209,6 +209,11 @@ def _packages_data(case: _Case, role: str, mine: Mapping[Key, Want]) -> dict[str
         ],
         "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
         "refresh": [key.name for key in case.want.items if key.name == sources],
+        **(
+            {"streams": [solution.driver.stream]}
+            if role == "driver" and solution.driver and solution.driver.stream
+            else {}
+        ),
         "proxy": case.spec.proxy,
     }
 

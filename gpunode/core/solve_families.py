@@ -93,13 +93,8 @@ def header_packages(row: DistroRow, kernel: Kernel) -> list[PackageWant]:
         if match:
             words = {"release": kernel.release, **match.groupdict()}
             words["version"] = kernel.release.rpartition("-")[0]
-            return [_want(package.format(**words)) for package in packages]
+            return [PackageWant(name=package.format(**words)) for package in packages]
     return []
-
-
-def _want(text: str) -> PackageWant:
-    name, _, version = text.partition("=")
-    return PackageWant(name=name, version=version)
 
 
 def refused_on_arch(request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes) -> bool:

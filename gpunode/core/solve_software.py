@@ -208,4 +208,5 @@ def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Kno
         key_url=key.url.format(repository=vendor),
         fingerprint=fingerprint,
         source=table["source"],
+        signs=table.get("rpm_signs", "packages"),
     )

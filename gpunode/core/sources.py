@@ -1,4 +1,4 @@
-"""Package repositories as files on the node: one sources file and one key, named by Signed-By."""
+"""Package repositories as files on the node: one sources file and one key that it names."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import jinja2
 
 from gpunode.core.model import NodeFacts, Repository
 
-# Where each repository has been set up by others; such a file beside ours makes apt fail with «Conflicting values set
-# for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
+# Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
+# «Conflicting values set for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
 RIVALS: Mapping[str, tuple[str, ...]] = {
     "nvidia-cuda": ("developer.download.nvidia.com/compute/cuda/repos",),
     "nvidia-container-toolkit": (
@@ -45,37 +45,69 @@ def render(template: str, **values: Any) -> str:
     return _compiled(template).render(**values)
 
 
-def key_path(repository: Repository) -> str:
-    """Where the repository's armored key lies; apt reads armored keys by the ending .asc."""
-    return f"/usr/share/keyrings/gpunode-{repository.name}.asc"
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where a package manager has its sources and keys; {name} is the repository's."""
+
+    folder: str
+    sources: str
+    key: str
+    template: str
 
 
-def sources_path(name: str) -> str:
+# apt reads armored keys by the ending .asc (man sources.list(5), DEB822-STYLE FORMAT; man yum.conf(5); man zypper(8))
+_RPM_KEY = "/etc/pki/rpm-gpg/RPM-GPG-KEY-gpunode-{name}"
+LAYOUTS = {
+    "apt": Layout(
+        folder="/etc/apt/sources.list.d",
+        sources="gpunode-{name}.sources",
+        key="/usr/share/keyrings/gpunode-{name}.asc",
+        template="apt.sources.j2",
+    ),
+    "dnf": Layout(folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
+    "zypper": Layout(folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
+}
+
+
+def layout(facts: NodeFacts) -> Layout:
+    """The layout of the node's package manager; apt's where the probe did not say."""
+    return LAYOUTS.get(facts.package_manager, LAYOUTS["apt"])
+
+
+def key_path(repository: Repository, facts: NodeFacts) -> str:
+    """Where the repository's armored key lies."""
+    return layout(facts).key.format(name=repository.name)
+
+
+def sources_path(name: str, facts: NodeFacts) -> str:
     """Where the repository of that name is set up."""
-    return f"/etc/apt/sources.list.d/gpunode-{name}.sources"
+    where = layout(facts)
+    return f"{where.folder}/{where.sources.format(name=name)}"
 
 
 def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[str, str]) -> tuple[SourceFile, ...]:
-    """The key and the deb822 file of a repository (man sources.list(5), DEB822-STYLE FORMAT)."""
+    """The key and the sources file of a repository."""
     text = render(
-        templates["apt.sources.j2"],
+        templates[layout(facts).template],
         repository=repository,
         architecture={"x86_64": "amd64", "aarch64": "arm64"}.get(facts.arch, facts.arch),
-        key=key_path(repository),
+        key=key_path(repository, facts),
+        manager=facts.package_manager,
     )
-    key = SourceFile(path=key_path(repository), text=None, repository=repository)
-    return (key, SourceFile(path=sources_path(repository.name), text=text))
+    key = SourceFile(path=key_path(repository, facts), text=None, repository=repository)
+    return (key, SourceFile(path=sources_path(repository.name, facts), text=text))
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
     """Files that set up the same repository in another way and name nothing else; they go."""
-    ours = sources_path(repository.name)
+    ours, folder = sources_path(repository.name, facts), f"{layout(facts).folder}/"
     places = (*RIVALS.get(repository.name, ()), re.sub(r"^\w+://", "", repository.url).rstrip("/"))
     found = []
     for path, file in facts.files.items():
-        if not path.startswith("/etc/apt/sources.list.d/") or path == ours or not file.data:
+        if not path.startswith(folder) or path == ours or not file.data:
             continue
-        urls = re.findall(r"^[^#\n]*?\b\w+://([^\s]+)", file.data.decode("utf-8", "replace"), re.M)
+        text = re.sub(r"^\s*gpgkey *=.*$", "", file.data.decode("utf-8", "replace"), flags=re.M)
+        urls = re.findall(r"^[^#\n]*?\b\w+://([^\s]+)", text, re.M)
         if urls and all(url.startswith(places) for url in urls):
             found.append(path)
     return tuple(sorted(found))

@@ -162,7 +162,7 @@ def _driver(
 ) -> Iterator[tuple[Key, Want]]:
     if driver.method == "preinstalled":
         return
-    if driver.pin:
+    if driver.pin and facts.package_manager in ("apt", ""):  # elsewhere a lock on the packages does it
         text = render(templates["driver-pin.j2"], pin=driver.pin)
         yield Key("driver", "sources", PIN_CONF), _file(PIN_CONF, text)
     for package in (*driver.kernel_packages, *driver.packages):
@@ -269,7 +269,9 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         if item.value == ABSENT:
             return found.version
         hold = isinstance(item.data, PackageWant) and item.data.hold
-        return found.version + (NOT_HELD if hold and not found.held else "")
+        # an rpm's epoch stands in no package name, and in no version that is asked for
+        version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
+        return version + (NOT_HELD if hold and not found.held else "")
     if key.option in ("sources", "files"):
         return _actual_file(facts, key.name, item)
     if key.option == "edits":

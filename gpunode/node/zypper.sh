@@ -19,14 +19,17 @@ zypper_options() {
 
 zypper_() { zypper --non-interactive "$@" </dev/null 9>&-; }
 
-# packages of which several versions are installed side by side stand in a line for each
+# kernel packages, of which several versions are there at a time, also stand as NAME-VERSION, the version as uname -r has
+# it: without the number of the last rebuild
 zypper_installed() {
   {
     zypper_locks | sed 's/^/lock /'
     rpm -qa --qf 'package %{NAME} %{VERSION}-%{RELEASE} %{ARCH}\n' 2>/dev/null
   } | awk -v native="$(uname -m)" '
     $1 == "lock" { hold[$2] = 1; next }
-    $2 != "gpg-pubkey" { print $2 ($4 == native || $4 == "noarch" ? "" : "." $4), $3, (hold[$2] ? "hold" : "-") }'
+    $2 == "gpg-pubkey" { next }
+    { print $2 ($4 == native || $4 == "noarch" ? "" : "." $4), $3, (hold[$2] ? "hold" : "-") }
+    $2 ~ /^kernel/ { version = $3; sub(/\.[^.]*$/, "", version); print $2 "-" version, $3, "-" }'
 }
 
 # names of locks that stand for one package in every version
@@ -87,6 +90,9 @@ zypper_refresh_failed() {
 # NAME to have, -NAME to remove; of a version's pattern the newest that is there
 zypper_words() {
   requested install | while read -r name version _; do
+    case $name in
+      kernel-*-devel-[0-9]*) version="${name##*-devel-}*" name=${name%"${name##*-devel}"} ;;
+    esac
     if [ "$version" = - ]; then
       echo "$name"
     else

@@ -21,9 +21,11 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tup
     """(package manager, packages by name, broken packages).
 
     A package of another architecture than the node's stands under NAME:ARCH.  An rpm version is EPOCH:VERSION-RELEASE,
-    without the epoch when it is 0; of several installed versions of one name the last one stands.
+    without the epoch when it is 0; of several installed versions of one name the last one stands.  Kernel headers of
+    rpm, several versions of which are there at a time, stand under names with their version as well.
     """
     locks = _locks(probe)
+    manager = probe.value("packages", "manager")
     native = _NATIVE.get(arch, (arch,))
     packages: dict[str, Package] = {}
     broken = []
@@ -39,10 +41,20 @@ def read_packages(probe: Probe, arch: str) -> tuple[str, dict[str, Package], tup
         if state[1] in "nc":
             continue
         known = not arch or package_arch in native or package_arch in _INDEPENDENT
-        packages[name if known else f"{name}:{package_arch}"] = Package(
-            name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch
-        )
-    return probe.value("packages", "manager"), packages, tuple(broken)
+        package = Package(name=name, version=version, held=state[0] == "h" or _locked(name, locks), arch=package_arch)
+        packages[name if known else f"{name}:{package_arch}"] = package
+        if manager in ("dnf", "zypper") and name.startswith("kernel") and "-devel" in name:
+            packages |= dict.fromkeys(_kernel_names(package), package)
+    return manager, packages, tuple(broken)
+
+
+def _kernel_names(package: Package) -> tuple[str, str]:
+    """As dnf names one version (NAME-VERSION-RELEASE.ARCH), and without the number of SUSE's last rebuild.
+
+    uname -r says 6.4.0-150600.21-default where the package's release is 150600.21.2.
+    """
+    full = f"{package.name}-{package.version}"
+    return f"{full}.{package.arch}", full.rpartition(".")[0]
 
 
 def _locks(probe: Probe) -> tuple[str, ...]:

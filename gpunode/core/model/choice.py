@@ -1,0 +1,187 @@
+"""What is decided about a node, as values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpunode.core.model.node import RuntimeName
+
+Flavour = Literal["open", "proprietary"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why something was chosen: a person can check `why` at `source`."""
+
+    what: str
+    why: str
+    source: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Problem:
+    """A refusal as a value: what does not work, and what would mend it."""
+
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class PackageWant:
+    """A package to have.  `version` "" takes the repository's candidate; a trailing * matches a prefix."""
+
+    name: str
+    version: str = ""
+    hold: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repository:
+    """A package repository with its key.
+
+    `url` is the directory, `suite` "./" or "/" for flat apt repositories (their url is complete), `key` armored or
+    binary OpenPGP bytes (b"" until the edge has fetched `key_url`), `fingerprint` 40 hex digits, upper case.  `signs`
+    is what an rpm repository's key signs; apt's signs the metadata always.
+    """
+
+    name: str  # nvidia-cuda, nvidia-container-toolkit, docker, debian-non-free …
+    url: str
+    suite: str = "/"
+    components: tuple[str, ...] = ()
+    key_url: str = ""
+    key: bytes = b""
+    fingerprint: str = ""
+    source: str = ""
+    signs: Literal["packages", "metadata"] = "packages"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverChoice:
+    branch: int
+    flavour: Flavour
+    version: str  # the exact one asked for, else the newest known of the branch
+    method: Literal["packages", "runfile", "preinstalled", "none"]
+    packages: tuple[PackageWant, ...]
+    repository: str  # name of a Repository, "" when the distribution's own
+    kernel_packages: tuple[PackageWant, ...] = ()  # headers for every kernel that can boot next
+    services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
+    remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
+    newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
+    pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
+    stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaChoice:
+    version: str  # the default one
+    versions: tuple[str, ...]  # all, side by side
+    method: Literal["packages", "runfile"]
+    packages: tuple[PackageWant, ...]
+    repository: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ToolkitChoice:
+    version: str
+    method: Literal["packages"]
+    packages: tuple[PackageWant, ...]
+    repository: str
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Solution:
+    """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
+
+    driver: DriverChoice | None = None
+    cuda: CudaChoice | None = None
+    toolkit: ToolkitChoice | None = None
+    repositories: tuple[Repository, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeWish:
+    """What an engine's configuration should say.  `cdi` and `cgroup_driver` None/"" leave what is there."""
+
+    runtime: RuntimeName
+    default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
+    cdi: bool | None = None
+    cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
+    nvidia_runtime_path: str = "/usr/bin/nvidia-container-runtime"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hunk:
+    """One span of a file that an edit replaced, with the bytes in front of it and behind it that find it again."""
+
+    before: bytes
+    after: bytes
+    lead: bytes = b""
+    trail: bytes = b""
+    at: int = 0  # where `after` begins in the file as the edit left it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Undo:
+    """How one file gets its former bytes back, even when other lines of it have changed since."""
+
+    created: bool = False  # the file was not there
+    hunks: tuple[Hunk, ...] = ()  # in the order of the file
+    sha256: str = ""  # of the file as the edit left it, "" when the edit removed it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """Files → files: what changes (None = the file goes), how to take it back, and why.
+
+    `meant` are the settings that may differ in what the engine has in force afterwards: dotted paths without quotes,
+    a table's path stands for all below it.  `restart`: the files are right, but the engine has not read them.
+    """
+
+    changes: Mapping[str, bytes | None] = field(default_factory=dict)
+    undo: Mapping[str, Undo] = field(default_factory=dict)
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    meant: tuple[str, ...] = ()
+    restart: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One thing provision will do: option `option` of role `role` gets the literal `value`.
+
+    The play sets the variable `<role>_<option>`; the role hands it to one action.  `diff` is a masked unified diff.
+    """
+
+    role: str  # preflight driver cuda toolkit runtime verify
+    option: str
+    title: str  # a sentence, shown to the user and used as task title
+    value: Any  # plain data: str, int, bool, list, dict
+    reasons: tuple[Reason, ...] = ()
+    diff: str = ""
+    disruptive: str = ""  # what it disturbs: "restarts docker: 3 containers stop"; "" when nothing
+
+    @property
+    def id(self) -> str:
+        return f"{self.role}.{self.option}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What is to be done on one host, in order.  No steps and no problems: the host has converged."""
+
+    host: str
+    steps: tuple[Step, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    reasons: tuple[Reason, ...] = ()
+    warnings: tuple[str, ...] = ()
+    facts_hash: str = ""  # of the facts the plan rests on
+    files: Mapping[str, str] = field(default_factory=dict)  # path → sha256 ("" = absent) of the files the plan rests on
+
+    @property
+    def converged(self) -> bool:
+        return not self.steps and not self.problems
