@@ -15,7 +15,7 @@ from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
 from gpunode.core.edits.undo import record, remnant, revert, untouched
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
 __all__ = [
@@ -126,6 +126,8 @@ def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request:
         edit = make(engine)
     except Refusal as refusal:
         return Edit(problems=(refusal.problem,))
+    except RecursionError:
+        raise InputError("the files are nested too deeply", expected="less than a hundred levels") from None
     return replace(edit, undo={path: record(files.get(path), data) for path, data in edit.changes.items()})
 
 

@@ -30,7 +30,7 @@ _PART = re.compile(r""""([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+)""")
 _HEADER = re.compile(rf"(\[\[?({_KEY.pattern})\]\]?)")
 _EQUALS = re.compile(r"=[ \t]*")
 _STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
-_SCALAR = re.compile(r"[^\s,\]}#]+(?: \d\d:[^\s,\]}#]+)?")  # a date-time may have one space before its hour
+_SCALAR = re.compile(r"[A-Za-z0-9_.:+-]+(?: \d\d:[0-9:.+Zz-]+)?")  # a date-time may have one space before its hour
 _CLOSING = {"[": "]", "{": "}"}
 
 
