@@ -166,9 +166,10 @@ def _rows() -> list[Row]:
 
 
 def _age(row: Row) -> int:
-    from datetime import UTC, datetime
+    """Days since it was checked."""
+    from datetime import UTC, date, datetime
 
-    return row.age(datetime.now(UTC).date())
+    return (datetime.now(UTC).date() - date.fromisoformat(row.checked)).days
 
 
 def _data(row: Row) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from datetime import date
 from typing import Any
 
 from gpunode.core.knowledge import Knowledge
@@ -21,10 +20,6 @@ class Row:
     data: Mapping[str, Any]
     source: str
     checked: str
-
-    def age(self, today: date) -> int:
-        """Days since it was checked."""
-        return (today - date.fromisoformat(self.checked)).days
 
 
 def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
