@@ -192,6 +192,8 @@ keep() {
   for name in after validate health meant used undo; do
     requested $name >"$backup/$name" || no_room
   done
+  # what was meant by an edit that is taken back may differ again
+  while read -r id; do kept "$id" meant; done <"$backup/used" >>"$backup/meant" 2>>"$log" || no_room
   list=''
   while IFS=$TAB read -r n _ before after _ _ _ path; do
     if [ "$before" != absent ]; then
@@ -211,6 +213,9 @@ keep() {
     exit 1
   }
 }
+
+# kept ID NAME: a file of an earlier transaction, nothing when it is not there
+kept() { [ ! -e "$GPUNODE_STATE/backup/$1/$2" ] || cat "$GPUNODE_STATE/backup/$1/$2"; }
 
 no_room() {
   rm -rf "$backup"

@@ -203,6 +203,17 @@ def test_another_setting_that_would_change_is_named_and_nothing_is_restarted(
     assert (dumper.config.read_text(), dumper.told(), dumper.leftovers) == (OLD, [], [])
 
 
+def test_an_edit_is_taken_back_without_touching_what_it_did_not_mean(dumper: Node) -> None:
+    assert edited(dumper, OLD + NVIDIA).status == "changed"
+    after = unit(dumper, validate=("daemon", "-c", "@FILE@", "config", "dump"))
+    for text, status in ((OLD.replace("/mine", "/yours"), "rolled_back"), (OLD, "changed")):
+        change = FileChange(path=str(dumper.config), data=text.encode())
+        request = commit_request((change,), after=after, settle=0)
+        outcome = dumper.ask(request | {"used": f"{dumper.journal[0]['id']}\n".encode()})
+        assert outcome.status == status
+        assert ("another root, which was not meant" in outcome.message) == (status == "rolled_back")
+
+
 def test_a_runtime_that_the_daemon_does_not_see_is_not_called_configured(dash: Node) -> None:
     dash.shim("daemon", DUMP)
     dash.config.write_text(OLD)
