@@ -184,6 +184,19 @@ def test_an_immutable_file_or_folder_is_named(tmp_path: Path, what: str) -> None
     assert (node.config.read_text(), node.told(), node.leftovers) == ("old\n", [], [])
 
 
+@ROOT
+def test_a_file_that_is_a_mount_of_its_own_is_named(tmp_path: Path) -> None:
+    node = Node(tmp_path / "node")
+    if subprocess.run(["mount", "--bind", node.config, node.config], check=False).returncode:
+        pytest.skip("cannot mount")
+    try:
+        outcome = node.write("new\n", unit(node))
+    finally:
+        subprocess.run(["umount", node.config], check=True)
+    assert (outcome.status, node.config.read_text(), node.told(), node.leftovers) == ("rolled_back", "old\n", [], [])
+    assert outcome.fix == "it is a mount of its own: edit what is mounted there"
+
+
 # ---------------------------------------------------------------- a user who is not root
 
 
