@@ -55,7 +55,7 @@ def test_an_edit_goes_back_though_lines_came_around_it(
     assert lost == ()
     assert reverted is not None
     assert reverted.replace(b"somebody's\n", b"") == before
-    assert revert(reverted, undo) == (reverted, ())
+    assert revert(reverted, undo)[0] == reverted
 
 
 BEFORE = b"""version = 2
@@ -111,6 +111,13 @@ def test_what_an_edit_took_out_comes_back_once() -> None:
     once = revert(b"top\na\nb\nc\ne\nf\n", undo)
     assert once == (b"top\n" + before, ())
     assert revert(once[0], undo) == once
+
+
+def test_lines_that_the_edit_kept_are_no_proof_that_it_is_gone() -> None:
+    undo = record(b"x\n", b"a\nx\nb\n")
+    assert revert(b"a\nx\nc\n", undo)[1] == (undo.hunks[-1],)
+    undo = record(b"1\n2\nx\n3\n", b"1\n2\ny\nx\n3\n")
+    assert revert(b"1\n2\nz\nx\n3\n", undo) == (b"1\n2\nz\nx\n3\n", undo.hunks)
 
 
 def test_part_of_a_line_is_not_taken_for_the_edit() -> None:

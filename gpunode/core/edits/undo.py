@@ -8,6 +8,7 @@ import hashlib
 import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any, TypeVar
 
 from gpunode.core.errors import InputError
@@ -112,12 +113,12 @@ def _differences(old: Sequence[bytes], new: Sequence[bytes]) -> Iterator[tuple[i
 
 
 def _meet(old: Sequence[bytes], new: Sequence[bytes], i: int, j: int) -> tuple[int, int]:
-    """How many lines to pass over on both sides, at least, until three are the same, or both end."""
+    """How many lines to pass over on both sides, at least, until three are the same, or the old ones end."""
     for both in range(1, _AHEAD):
         for more in range(max(0, both - len(new) + j), min(both, len(old) - i) + 1):
-            less = both - more
-            if old[i + more : i + more + _AROUND] == new[j + less : j + less + _AROUND]:
-                return more, less
+            ahead, there = old[i + more : i + more + _AROUND], j + both - more
+            if ahead == new[there : there + len(ahead)] and (ahead or there == len(new)):
+                return more, both - more
     return len(old) - i, len(new) - j
 
 
@@ -137,15 +138,13 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
         return None, () if undo.created else undo.hunks
     if undo.created:
         return (None, ()) if remnant(data, undo) else (data, undo.hunks)
-    lost = []
-    for hunk in undo.hunks:
-        found = _find(data, hunk)
-        if found is None:
-            lost.append(hunk)
-        else:
-            start, end = found
-            data = data[:start] + hunk.before + data[end:]
-    return data, tuple(lost)
+    found = {hunk: _find(data, hunk) for hunk in undo.hunks}
+    spans = sorted((*span, hunk.before) for hunk, span in found.items() if span)
+    if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
+        return data, undo.hunks
+    for start, end, before in reversed(spans):
+        data = data[:start] + before + data[end:]
+    return data, tuple(hunk for hunk in undo.hunks if not found[hunk])
 
 
 def untouched(data: bytes | None, undo: Undo) -> bool:
@@ -178,12 +177,14 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
         for left, right in ((near, near), (near, 0), (0, near)):
             before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
             for middle in (hunk.after, hunk.before):
+                between = not middle or middle is not hunk.after  # it may be gone: then only its place tells
                 wanted = before + middle + behind
                 if (before, behind) != (hunk.lead, hunk.trail) and not _tells(data, wanted, hunk, newline):
                     continue
                 places = [at + len(before) for at in _places(data, wanted, newline)]
-                if not middle:  # it lies between two lines, or at an end of the file
-                    places = [at for at in places if (before or at == 0) and (behind or at == len(data))]
+                if between:
+                    end = len(data) - len(middle)
+                    places = [at for at in places if (before or at == 0) and (behind or at == end)]
                 if len(places) == 1:
                     return places[0], places[0] + len(middle)
     return None
