@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),
     "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
     "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
+    "check-boot": ("gpunode.cli.check_boot:check_boot", "Say whether the GPU will work after the next boot."),
     "runtime": (
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",

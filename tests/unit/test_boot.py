@@ -1,0 +1,76 @@
+"""Will the GPU work after the next boot: kernels as the probe found them → checks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpunode.cli.main import cli
+from gpunode.core.boot import boot_checks
+from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, PciDevice
+from gpunode.edge.load import load_knowledge
+
+PROBES = Path(__file__).parents[1] / "cases/probes"
+BLACKLIST = ConfigFile(path="/etc/modprobe.d/x.conf", data=b"blacklist nouveau\n")
+READY = Kernel(release="6.1.0-41-amd64", image=True, headers=True, module="580.95.05", flavour="open")
+
+
+def node(*kernels: Kernel, gpu: str = "10de:2330", userspace: str = "580.95.05", **more: object) -> NodeFacts:
+    facts: dict[str, object] = {
+        "gpus": (PciDevice(slot="0000:17:00.0", id=gpu, class_code="0302"),),
+        "kernels": kernels,
+        "driver": DriverState(userspace=userspace),
+        "files": {BLACKLIST.path: BLACKLIST},
+        **more,
+    }
+    return NodeFacts(**facts)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("kernel", "gpu", "status", "said"),
+    [
+        ({}, "10de:2330", "passed", "nvidia module 580.95.05, open"),
+        ({"module": "570.1"}, "10de:2330", "failed", "its nvidia module is 570.1, user space is 580.95.05"),
+        ({"module": "", "dkms": "built"}, "10de:2330", "failed", "DKMS has the nvidia module as built"),
+        ({"module": "", "headers": False}, "10de:2330", "failed", "no headers to build one with"),
+        ({"module": ""}, "10de:2330", "failed", "no nvidia module"),
+        ({"flavour": "proprietary"}, "10de:2901", "failed", "the proprietary module does not drive NVIDIA B200"),
+        ({}, "10de:15f8", "failed", "the open module does not drive"),
+    ],
+)
+def test_each_kernel_is_judged_by_what_stands_ready_for_it(
+    kernel: dict[str, object], gpu: str, status: str, said: str
+) -> None:
+    (check,) = boot_checks(node(replace(READY, **kernel), gpu=gpu), load_knowledge())  # type: ignore[arg-type]
+    assert (check.id, check.status) == ("boot.6.1.0-41-amd64", status)
+    assert said in check.message
+    assert bool(check.fix) is (status == "failed")
+
+
+def test_the_newest_kernel_comes_first_and_one_without_an_image_does_not_count() -> None:
+    older = Kernel(release="6.1.0-9-amd64", image=True, module="580.95.05", running=True)
+    gone = Kernel(release="7.0.0-1-amd64", module="580.95.05")
+    checks = boot_checks(node(older, READY, gone), load_knowledge())
+    assert [c.id for c in checks] == ["boot.6.1.0-41-amd64", "boot.6.1.0-9-amd64"]
+    assert checks[1].message.endswith("(it runs now)")
+
+
+def test_nouveau_and_secure_boot_are_warned_of() -> None:
+    ids = [c.id for c in boot_checks(node(READY, files={}, secure_boot=True), load_knowledge())]
+    assert ids[1:] == ["boot.nouveau", "boot.secure-boot"]
+    signed = {"linux-modules-nvidia-580-server-open-generic": Package(name="x", version="1")}
+    assert len(boot_checks(node(READY, secure_boot=True, packages=signed), load_knowledge())) == 1
+
+
+def test_check_boot_exits_1_when_some_kernel_would_come_up_without_its_gpu() -> None:
+    good, bad = (str(PROBES / f"debian12-{name}/probe.txt") for name in ("h100-provisioned", "driver-mismatch"))
+    assert CliRunner().invoke(cli, ["check-boot", "--probe", good], standalone_mode=False).return_value == 0
+    args = ["check-boot", "--probe", good, "--probe", bad, "--format", "json"]
+    done = CliRunner().invoke(cli, args, standalone_mode=False)
+    assert done.return_value == 1
+    hosts = json.loads(done.stdout)["hosts"]
+    assert [any(c["status"] == "failed" for c in host["checks"]) for host in hosts] == [False, True]
