@@ -13,8 +13,7 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, toml, unconfigure_runtime
-from gpunode.core.edits.request import Refusal
+from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, unconfigure_runtime
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime, RuntimeWish
 
@@ -243,46 +242,6 @@ def test_the_cri_plugin_is_not_asked_for_where_it_is_disabled() -> None:
 
 
 # ---------------------------------------------------------------- any input
-
-KEYS = st.one_of(
-    st.sampled_from(["plugins", "version", "imports", "root", "a.b", "io.containerd.grpc.v1.cri"]), st.text(max_size=6)
-)
-SCALARS = st.one_of(
-    st.booleans(), st.integers(-(2**62), 2**62), st.text(max_size=12), st.lists(st.text(max_size=4), max_size=3)
-)
-TABLES = st.recursive(
-    st.dictionaries(KEYS, SCALARS, max_size=4),
-    lambda inner: st.dictionaries(KEYS, SCALARS | inner, max_size=4),
-    max_leaves=12,
-)
-
-
-def written(doc: dict[str, object], path: tuple[str, ...] = ()) -> str:
-    """A document with a [header] for every table, as people write them."""
-    pairs = "".join(
-        f"{toml.literal(k)} = {toml.literal(v)}  # {len(path)}\n" for k, v in doc.items() if not isinstance(v, dict)
-    )
-    head = f"\n[{'.'.join(map(toml.literal, path))}]\n" if path else ""
-    return head + pairs + "".join(written(v, (*path, k)) for k, v in doc.items() if isinstance(v, dict))
-
-
-@given(TABLES, st.lists(KEYS, min_size=1, max_size=4), SCALARS)
-@settings(max_examples=300, deadline=None)
-def test_setting_a_key_of_any_toml_sets_it_and_nothing_else(
-    doc: dict[str, object], path: list[str], value: object
-) -> None:
-    text = written(doc)
-    wanted = tomllib.loads(text)
-    try:
-        after = toml.set_key(text, tuple(path), value)
-    except Refusal:
-        return
-    table = wanted
-    for name in path[:-1]:
-        table = table.setdefault(name, {})
-    table[path[-1]] = value
-    assert tomllib.loads(after) == wanted
-    assert toml.set_key(after, tuple(path), value) == after
 
 
 @given(st.sampled_from(["containerd", "docker"]), st.binary(max_size=200))

@@ -120,6 +120,13 @@ def test_setting_one_key_keeps_every_byte_before_and_behind_it(text: str, data: 
     assert (after[-1:] == "\n") is (text[-1:] == "\n") or not text or after.endswith("}")
 
 
+@given(st.dictionaries(st.text(max_size=8), st.text() | st.integers() | st.lists(st.text(max_size=4)), max_size=4))
+@settings(max_examples=200, deadline=None)
+def test_any_text_is_written_so_that_it_reads_the_same(values: dict[str, Any]) -> None:
+    after = toml.edit("", {("a b", "c", key): value for key, value in values.items()})
+    assert tomllib.loads(after) == ({"a b": {"c": values}} if values else {})
+
+
 @given(DOCUMENTS, st.data())
 @settings(max_examples=250, deadline=None)
 def test_what_was_set_goes_without_a_trace(text: str, data: st.DataObject) -> None:

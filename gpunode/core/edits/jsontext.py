@@ -79,11 +79,6 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     return after
 
 
-def set_key(text: str, path: Path, value: Any) -> str:
-    """`edit` for one key."""
-    return edit(text, {path: value})
-
-
 def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
     for path, value in sets.items():
         if isinstance(value, Mapping) and value:

@@ -23,7 +23,7 @@ from gpunode.core.edits.tomlput import literal, with_values
 from gpunode.core.edits.tomlscan import Path
 from gpunode.core.errors import InputError
 
-__all__ = ["Document", "Path", "edit", "literal", "load", "lookup", "parse", "set_key"]
+__all__ = ["Document", "Path", "edit", "literal", "load", "lookup", "parse"]
 
 _NAN = math.nan  # one for all, so that documents with it can be compared
 
@@ -85,11 +85,6 @@ def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[
     way of a table or the other way round, TOMLDecodeError for text that is no TOML.
     """
     return Document(text, _read(text)).edit(sets, removes).text
-
-
-def set_key(text: str, path: Path, value: Any) -> str:
-    """`edit` for one key."""
-    return edit(text, {path: value})
 
 
 def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:

@@ -176,13 +176,12 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     for near in range(_AROUND, -1, -1):
         for left, right in ((near, near), (near, 0), (0, near)):
             before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
-            for middle in (hunk.after, hunk.before):
-                between = not middle or middle is not hunk.after  # it may be gone: then only its place tells
+            for middle, gone in ((hunk.after, not hunk.after), (hunk.before, True)):
                 wanted = before + middle + behind
                 if (before, behind) != (hunk.lead, hunk.trail) and not _tells(data, wanted, hunk, newline):
                     continue
                 places = [at + len(before) for at in _places(data, wanted, newline)]
-                if between:
+                if gone:  # what is not there is between these lines, or at an end of the file
                     end = len(data) - len(middle)
                     places = [at for at in places if (before or at == 0) and (behind or at == end)]
                 if len(places) == 1:
