@@ -124,10 +124,10 @@ def _dotted(source: Source, path: Path, value: Any) -> Span | None:
 
 def _into_table(source: Source, path: Path, value: Any) -> Span | None:
     """A new line after the last pair of the table that [header] opens, or at the top of the file."""
-    text, found = source.text, source.at.get(path[:-1])
-    if not found or value == {}:
+    text, opened = source.text, source.at.get(path[:-1])
+    if not opened or value == {}:
         return None
-    table = found[0]
+    table = opened[0]
     line = f"{_key(path[-1:])} = {literal(value)}{newline(text)}"
     found = source.pairs(table)
     if found:
