@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, version_tuple
 from gpunode.core.model import DriverChoice, Flavour
 from gpunode.core.solve_families import refused_on_arch
 from gpunode.core.solve_gpus import range_text, serves
 from gpunode.core.solve_notes import Notes
 from gpunode.core.solve_packages import driver_choice
+from gpunode.core.solve_rules import Rule, best_branch, in_repository, needs
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
@@ -25,16 +25,6 @@ _SIGNED = {
     "ubuntu": "Ubuntu's own kernel modules are built and signed by Canonical",
     "suse": "SUSE's own kernel modules are built and signed by SUSE",
 }
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Rule:
-    """One thing a branch must satisfy."""
-
-    what: str  # "cannot drive all GPUs"
-    holds: Callable[[Branch], bool]
-    why: str  # the sentence for a person
-    source: str = ""
 
 
 def solve_driver(
@@ -68,7 +58,9 @@ def solve_driver(
     flavour = _flavour_asked(request, gpus, knowledge, notes)
     if flavour is None:
         return None
-    own = _own_packages(request, row, gpus, flavour, knowledge, notes)
+    own = _own_packages(request, row, gpus, flavour, knowledge, notes) or _only_own(
+        request, row, gpus, flavour, knowledge, notes
+    )
     branch = _branch(request, row, gpus, flavour, own, knowledge, notes)
     if branch is None:
         return None
@@ -186,7 +178,7 @@ def _own_packages(
     fits = [
         b
         for b in (knowledge.branches[n] for n in row.own)
-        if all(r.holds(b) for r in _needs(request, gpus, flavour, knowledge))
+        if all(r.holds(b) for r in needs(request, gpus, flavour, knowledge))
         and (not spec.branch.isdigit() or b.branch == int(spec.branch))
     ]
     if not any(spec.branch.isdigit() or not b.ended(knowledge.as_of) for b in fits):
@@ -195,6 +187,30 @@ def _own_packages(
         "repository",
         f"Secure Boot is on: {_SIGNED[row.family]}, they load without a MOK",
         knowledge.packages[f"{row.family}-own"]["source"],
+    )
+    return True
+
+
+def _only_own(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    flavour: str,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> bool:
+    """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
+    if request.driver.branch != "auto" or request.driver.version or not row.own:
+        return False
+    asked = needs(request, gpus, flavour, knowledge)
+    if best_branch(knowledge, [*asked, in_repository(row, False)]) or not best_branch(
+        knowledge, [*asked, in_repository(row, True)]
+    ):
+        return False
+    notes.because(
+        "repository",
+        f"NVIDIA's repository for {row.key} has no branch for this, the distribution itself has",
+        row.source,
     )
     return True
 
@@ -211,10 +227,10 @@ def _branch(
     knowledge: Knowledge,
     notes: Notes,
 ) -> Branch | None:
-    rules = [*_needs(request, gpus, flavour, knowledge), _in_repository(row, own)]
+    rules = [*needs(request, gpus, flavour, knowledge), in_repository(row, own)]
     version = request.driver.version
     number = int(version[:3]) if version else int(request.driver.branch) if request.driver.branch.isdigit() else 0
-    best = _best(knowledge, rules)
+    best = best_branch(knowledge, rules)
     if number:
         return _checked(request, number, rules, best, knowledge, notes)
     if best is None:
@@ -242,7 +258,7 @@ def _branch(
     return best
 
 
-def _present(request: SolveRequest, rules: Sequence[_Rule], knowledge: Knowledge) -> Branch | None:
+def _present(request: SolveRequest, rules: Sequence[Rule], knowledge: Knowledge) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
     number = request.loaded_driver.partition(".")[0]
     branch = knowledge.branches.get(int(number)) if number.isdigit() else None
@@ -251,16 +267,10 @@ def _present(request: SolveRequest, rules: Sequence[_Rule], knowledge: Knowledge
     return branch if all(rule.holds(branch) for rule in rules) else None
 
 
-def _best(knowledge: Knowledge, rules: Sequence[_Rule]) -> Branch | None:
-    """The newest long-term or production branch that holds; one whose support ended only when there is no other."""
-    fits = [b for b in knowledge.branches.values() if b.kind in ("LTSB", "PB") and all(r.holds(b) for r in rules)]
-    return max(fits, key=lambda b: (not b.ended(knowledge.as_of), b.branch), default=None)
-
-
 def _checked(
     request: SolveRequest,
     number: int,
-    rules: Sequence[_Rule],
+    rules: Sequence[Rule],
     best: Branch | None,
     knowledge: Knowledge,
     notes: Notes,
@@ -294,106 +304,8 @@ def _checked(
     return branch
 
 
-def _needs(request: SolveRequest, gpus: Sequence[GpuModel], flavour: str, knowledge: Knowledge) -> list[_Rule]:
-    """What GPUs, flavour, CUDA and kernels ask of a branch."""
-    return [
-        *(_gpu_rule(model, knowledge) for model in gpus),
-        *_flavour_rules(flavour, gpus, knowledge),
-        *(_cuda_rule(request, knowledge.cuda[v]) for v in request.cuda.versions if v in knowledge.cuda),
-        *_kernel_rules(request, knowledge),
-    ]
-
-
-def _gpu_rule(model: GpuModel, knowledge: Knowledge) -> _Rule:
-    return _Rule(
-        what=f"does not drive {model.name}",
-        holds=lambda b: serves(b, model, knowledge),
-        why=range_text(model, knowledge),
-        source=knowledge.architectures[model.arch].source,
-    )
-
-
-def _flavour_rules(flavour: str, gpus: Sequence[GpuModel], knowledge: Knowledge) -> list[_Rule]:
-    only = knowledge.rules["open_only_from"]
-    if flavour == "proprietary":
-        return [
-            _Rule(
-                what="has no proprietary modules",
-                holds=lambda b: b.open != "only",
-                why=f"proprietary kernel modules are not shipped from {only['branch']} on",
-                source=only["source"],
-            )
-        ]
-    if flavour == "open":
-        datacenter = all(g.kind == "datacenter" for g in gpus)
-        first = "515, and for others than data centre GPUs from 560" if not datacenter else "515"
-        return [
-            _Rule(
-                what="has no open modules for these GPUs",
-                holds=lambda b: b.open in ("yes", "only") or (b.open == "datacenter" and datacenter),
-                why=f"open kernel modules exist from {first}",
-                source=knowledge.rules["open_default_from"]["source"],
-            )
-        ]
-    return []
-
-
-def _cuda_rule(request: SolveRequest, release: CudaRelease) -> _Rule:
-    oldest = release.compat or release.native
-    exact = version_tuple(request.driver.version)
-
-    def holds(branch: Branch) -> bool:
-        if not oldest:
-            return False
-        need = version_tuple(oldest)
-        if exact and branch.branch == exact[0]:
-            return exact >= need
-        newest = version_tuple(branch.latest) or (branch.branch,)
-        return newest >= need or branch.branch > need[0]
-
-    return _Rule(
-        what=f"is too old for CUDA {release.version}",
-        holds=holds,
-        why=f"CUDA {release.version} needs driver {oldest or '(not known)'} or later",
-        source=release.source,
-    )
-
-
-def _kernel_rules(request: SolveRequest, knowledge: Knowledge) -> list[_Rule]:
-    rule = knowledge.rules["kernel_4_15_from"]
-    return [
-        _Rule(
-            what=f"does not build for kernel {kernel.release}",
-            holds=lambda b: b.branch < rule["branch"],
-            why=f"{rule['branch']} and later need Linux 4.15, and {kernel.release} is older",
-            source=rule["source"],
-        )
-        for kernel in request.kernels
-        if () < version_tuple(kernel.release)[:2] < (4, 15)
-    ]
-
-
-def _in_repository(row: DistroRow, own: bool) -> _Rule:
-    low, high = row.branches
-    if own:
-        listed = ", ".join(map(str, row.own)) or "none"
-        return _Rule(
-            what=f"is not among the packages of {row.key}",
-            holds=lambda b: b.branch in row.own,
-            why=f"{row.key} itself has branches {listed}",
-            source=row.source,
-        )
-    return _Rule(
-        what=f"is not in NVIDIA's repository for {row.key}",
-        holds=lambda b: low <= b.branch <= (high or 9999),
-        why=f"NVIDIA's repository for {row.key} has branches {low or 'from the oldest'} "
-        + (f"to {high}" if high else "and later"),
-        source=row.source,
-    )
-
-
 def _refuse_all(
-    gpus: Sequence[GpuModel], rules: Sequence[_Rule], other: str, knowledge: Knowledge, notes: Notes
+    gpus: Sequence[GpuModel], rules: Sequence[Rule], other: str, knowledge: Knowledge, notes: Notes
 ) -> None:
     """Say which two demands no branch satisfies together; with several GPUs name the odd one."""
     for model in gpus:
@@ -401,7 +313,7 @@ def _refuse_all(
             notes.refuse(range_text(model, knowledge), "update gpunode, or set driver.branch by hand")
             return
     mixed = rules[: len(gpus)]
-    if len(gpus) > 1 and _best(knowledge, mixed) is None:
+    if len(gpus) > 1 and best_branch(knowledge, mixed) is None:
         odd = _odd_one(gpus, knowledge)
         notes.refuse(
             f"no driver branch drives all of these GPUs: {'; '.join(range_text(g, knowledge) for g in gpus)}",
@@ -409,8 +321,8 @@ def _refuse_all(
         )
         return
     for last in range(1, len(rules) + 1):
-        if _best(knowledge, rules[:last]) is None:
-            others = [r.why for r in rules[: last - 1] if _best(knowledge, [r, rules[last - 1]]) is None]
+        if best_branch(knowledge, rules[:last]) is None:
+            others = [r.why for r in rules[: last - 1] if best_branch(knowledge, [r, rules[last - 1]]) is None]
             notes.refuse(
                 "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
                 f"change one of these (GPU, distribution release, CUDA version), or try driver.branch {other}",

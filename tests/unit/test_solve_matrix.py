@@ -1,0 +1,64 @@
+"""What solve() chooses for every distribution and GPU generation: tests/cases/solve/matrix.txt, a line for each.
+
+GPUNODE_WRITE_CASES=1 writes the file anew; then read the difference.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpunode.cli.docs import GENERATIONS
+from gpunode.core.model import PackageWant
+from gpunode.core.solve import SolveRequest, parse_driver, solve
+from gpunode.edge.load import load_knowledge
+
+FILE = Path(__file__).parents[1] / "cases/solve/matrix.txt"
+KNOWLEDGE = load_knowledge()
+HEAD = "# distribution | GPU | asked for | driver | packages, headers behind / | problem\n"
+
+
+def asked() -> Iterator[tuple[str, str, str]]:
+    """(distribution, PCI id, choice), each once."""
+    for distro, row in KNOWLEDGE.distros.items():
+        for pci_id in GENERATIONS:
+            yield distro, pci_id, "auto"
+            if row.own and row.dir:
+                yield distro, pci_id, "distro"
+
+
+def names(packages: tuple[PackageWant, ...]) -> str:
+    return " ".join(f"{p.name}={p.version}" if p.version else p.name for p in packages)
+
+
+def line(distro: str, pci_id: str, choice: str) -> str:
+    solution = solve(SolveRequest(gpus=(pci_id,), distro=distro, driver=parse_driver(choice)), KNOWLEDGE)
+    driver = solution.driver
+    stream = f" {driver.stream}" if driver and driver.stream else ""
+    chosen = f"{driver.branch} {driver.flavour}{stream}" if driver else "-"
+    packages = f"{names(driver.packages)} / {names(driver.kernel_packages)}".strip() if driver else "-"
+    problem = "; ".join(p.what for p in solution.problems) or "-"
+    return f"{distro} | {pci_id} | {choice} | {chosen} | {packages} | {problem}\n"
+
+
+RECORDED = (
+    {tuple(row.split(" | ")[:3]): row + "\n" for row in FILE.read_text().splitlines()[1:]} if FILE.exists() else {}
+)
+
+
+@pytest.mark.parametrize("distro", KNOWLEDGE.distros)
+def test_the_choice_for_each_generation_is_the_recorded_one(distro: str) -> None:
+    lines = {case: line(*case) for case in asked() if case[0] == distro}
+    assert lines == {case: row for case, row in RECORDED.items() if case[0] == distro}
+
+
+def test_the_matrix_is_wide_and_has_no_line_too_many() -> None:
+    assert set(RECORDED) == set(asked())
+    assert len(RECORDED) >= 300
+
+
+if __name__ == "__main__" and os.environ.get("GPUNODE_WRITE_CASES"):
+    FILE.write_text(HEAD + "".join(line(*case) for case in asked()))
