@@ -58,7 +58,7 @@ class Rancher:
         asked = bool(request.drop_in) or not node.finds or _cdi_differs(node)
         by_drop_in = node.imports and (asked or _drop_in_says(node))
         if by_drop_in:
-            changes = _by_drop_in(node, containerd.configure)
+            changes = _by_drop_in(node, containerd.configure) | _without_twice(node)
             return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
         return _edit(node, _by_template(node) | (_default(node) if node.extends else {}))
 
@@ -193,7 +193,7 @@ def _by_template(node: Node) -> _Change:
     if not node.extends:
         return _whole(node, containerd.configure)
     if node.finds:
-        return _without(node) if node.owns and node.template else {}
+        return _without_twice(node)
     if node.found and not node.owns:
         raise Refusal(
             f"{node.kind} has found the runtime {node.request.name} at {node.found}, not at {node.request.path}",
@@ -231,6 +231,11 @@ def _whole(node: Node, edit: Callable[[Mapping[str, bytes], RuntimeRequest], Edi
     if name not in runtimes and not node.request.cgroup_driver and toml.lookup(tomllib.loads(text), options):
         text = toml.edit(text, {options: gotemplate.field(".SystemdCgroup")})  # as runc's, which it comes from
     return {node.template: node.parsed.edited(text).encode()}
+
+
+def _without_twice(node: Node) -> _Change:
+    """The template without the table that k3s adds as well; {} where it has none."""
+    return _without(node) if node.finds and node.owns and node.extends else {}
 
 
 def _without(node: Node) -> _Change:

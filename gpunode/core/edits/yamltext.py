@@ -5,6 +5,7 @@ The parser's marks tell where a value stands; the outcome is read again and must
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import yaml
@@ -34,25 +35,39 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
 
 def set_key(text: str, key: str, value: str) -> str:
     """The text with the top-level `key` set to a plain string; Refusal where it is written in a way without place."""
-    if _loaded(text).get(key) == value:
+    said = _loaded(text)
+    if said.get(key) == value:
         return text
+    for after in _candidates(text, key, value):
+        if _says(after, {**said, key: value}):
+            return after
+    raise Refusal(f"{key} cannot be changed without rewriting this YAML", _BY_HAND)
+
+
+def _candidates(text: str, key: str, value: str) -> Iterator[str]:
+    """The places where the key can stand: its own, else the end, else the beginning."""
     root = _root(text)
     if root is None:
-        after = _appended(text, f"{key}: {value}")
+        yield _appended(text, f"{key}: {value}")
     elif found := _pair(root, key):
         name, old = found
         start = old.start_mark.index
-        if start < name.end_mark.index or (old.end_mark.index > start and text[start] == "*"):
+        if start < name.end_mark.index:  # the place of the anchor
             raise Refusal(f"{key} is an alias in this YAML", _BY_HAND)
         gap = "" if text[start - 1 : start].isspace() else " "
-        after = f"{text[:start]}{gap}{value}{text[old.end_mark.index :]}"
+        yield f"{text[:start]}{gap}{value}{text[old.end_mark.index :]}"
     elif root.flow_style:
         end = root.end_mark.index - 1
-        after = f"{text[:end].rstrip()}{', ' if root.value else ''}{key}: {value}{text[end:]}"
+        inner = text[:end].rstrip()
+        tail = text[len(inner) : end]  # a brace on a line of its own: so is the key
+        gap = f"{_newline(text)}{' ' * root.value[-1][0].start_mark.column}" if "\n" in tail and root.value else " "
+        comma = "," if root.value and not inner.endswith(",") else ""
+        yield f"{inner}{comma}{gap if root.value else ''}{key}: {value}{tail}{text[end:]}"
     else:
-        indent = " " * root.start_mark.column
-        after = _appended(text, f"{indent}{key}: {value}")
-    return _proven(text, after, {**_loaded(text), key: value}, key)
+        line = f"{' ' * root.start_mark.column}{key}: {value}"
+        yield _appended(text, line)
+        at = text.rfind("\n", 0, root.start_mark.index) + 1  # a block that ends without a new line stays the last one
+        yield f"{text[:at]}{line}{_newline(text)}{text[at:]}"
 
 
 def remove_key(text: str, key: str) -> str:
@@ -71,7 +86,9 @@ def remove_key(text: str, key: str) -> str:
             end = root.value[1][0].start_mark.index
         after = after[:start] + after[end:]
         root = _root(after)
-    return _proven(text, after, wanted, key)
+    if not _says(after, wanted):
+        raise Refusal(f"{key} cannot be removed without rewriting this YAML", _BY_HAND)
+    return after
 
 
 def _loaded(text: str) -> dict[str, Any]:
@@ -92,8 +109,7 @@ def _pair(root: yaml.MappingNode, key: str) -> tuple[yaml.Node, yaml.Node] | Non
 
 def _appended(text: str, line: str) -> str:
     """The line at the end of the document: before a closing `...`."""
-    first = text.find("\n")
-    newline = "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+    newline = _newline(text)
     lines = text.splitlines(keepends=True)
     at = next((i for i in reversed(range(len(lines))) if lines[i].rstrip() == "..."), len(lines))
     head = "".join(lines[:at])
@@ -101,11 +117,14 @@ def _appended(text: str, line: str) -> str:
     return f"{head}{gap}{line}{newline}{''.join(lines[at:])}"
 
 
-def _proven(before: str, after: str, wanted: dict[str, Any], key: str) -> str:
+def _newline(text: str) -> str:
+    first = text.find("\n")
+    return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+
+
+def _says(text: str, wanted: dict[str, Any]) -> bool:
     try:
-        said = _loaded(after)
+        said = _loaded(text)
     except (yaml.YAMLError, ValueError):
-        said = {}
-    if repr(said) != repr(wanted) and said != wanted:
-        raise Refusal(f"{key} cannot be changed without rewriting this YAML", _BY_HAND)
-    return before if said == _loaded(before) else after
+        return False
+    return repr(said) == repr(wanted) or said == wanted

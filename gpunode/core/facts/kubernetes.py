@@ -79,7 +79,8 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
 
 def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
     """Arguments of the kubelet's process, and of the files that its unit takes some from."""
-    written = [word for path in _KUBELET_FLAGS for word in text_of(files, path).split()]
+    lines = [line for path in _KUBELET_FLAGS for line in text_of(files, path).splitlines()]
+    written = [word for line in lines if not line.lstrip().startswith("#") for word in line.split()]
     words = (*(units.commands.get("kubelet", ())[1:] if kind not in SOCKETS else ()), *written)
     return tuple(re.sub(r"\A[\"']?(?:KUBELET_[A-Z_]+=)?[\"']?|[\"']\Z", "", word) for word in words)
 
