@@ -302,10 +302,10 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
-    """CRI-O is restarted: on SIGHUP (1.26 and later) it reads the runtimes anew, but leaves them without their conmon.
+    """CRI-O is restarted, and conmon keeps the containers meanwhile.
 
-    ReloadRuntimes in pkg/config/reload.go does not call TranslateMonitorFields: containers of runtimes without a
-    monitor_path cannot start afterwards.  conmon keeps containers running while CRI-O restarts.
+    On SIGHUP 1.26 and later read the runtimes anew (pkg/config/reload.go) and say so, but go on with those they started
+    with: 1.36.3 then does not find a runtime that is new.
     """
     unit = runtime.unit or "crio.service"
     socket = runtime.socket or "/run/crio/crio.sock"
