@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -295,3 +296,105 @@ def test_a_setting_that_the_kernel_does_not_have_is_named(settings: Settings) ->
 
 def test_settings_are_lines_of_the_request() -> None:
     assert activate_request({"sysctl": {"net.ipv4.ip_forward": "1"}}) == {"sysctl": b"net.ipv4.ip_forward 1\n"}
+
+
+# ---------------------------------------------------------------- what the kubelet was given, from a probe
+
+
+def probed(kind: str, files: dict[str, str], *, start: str = "", unit: str = "", runtimes: str = "") -> NodeFacts:
+    """Facts of a node with these files, and one unit with this command line."""
+    marks = {
+        "kubeadm": "exists /etc/kubernetes/kubelet.conf\nKubernetes v1.30.14",
+        "k3s": "exists /var/lib/rancher/k3s/agent\nk3s version v1.33.5+k3s1 (fab4a5c3)",
+        "k0s": "exists /var/lib/k0s\nv1.30.4+k0s.0",
+    }[kind]
+    words = f"argv[]={start} ; ignore_errors=no"
+    units = f"ExecStart={{ path={start.split()[0]} ; {words} }}\nId={unit}\nActiveState=active\n" if start else ""
+    sections = {"system": "init systemd\nuid 0", "units": units, "runtimes": runtimes, "kubernetes": marks}
+    text = "#: gpunode-probe 1\n" + "".join(
+        f"#: {name}\n" + "".join(f"| {line}\n" for line in said.splitlines()) for name, said in sections.items()
+    )
+    for path, said in files.items():
+        body = base64.b64encode(said.encode()).decode()
+        text += f"#: file {path}\n| 600 root:root {len(said.encode())}\n" + (f"| {body}\n" if body else "")
+    return parse_probe(text + "#: end\n")
+
+
+FLAGS = "/var/lib/kubelet/kubeadm-flags.env"
+KUBEADM_ARGS = 'KUBELET_KUBEADM_ARGS="--cgroup-driver=cgroupfs"'
+DEFAULTS = "/etc/default/kubelet"
+K3S_CONFIG = "/etc/rancher/k3s/config.yaml"
+K0S_CONFIG = "/var/lib/k0s/kubelet-config.yaml"
+GIVEN = [
+    ("kubeadm", {CONFIG: 'cgroupDriver: "systemd"\n'}, "", "systemd", CONFIG),
+    ("kubeadm", {CONFIG: "cgroupDriver: systemd\n", FLAGS: KUBEADM_ARGS}, "", "cgroupfs", "--cgroup-driver"),
+    ("kubeadm", {DEFAULTS: 'KUBELET_EXTRA_ARGS="--v 2 --cgroup-driver cgroupfs"'}, "", "cgroupfs", "--cgroup-driver"),
+    ("kubeadm", {DEFAULTS: "# KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n"}, "", "", ""),
+    ("kubeadm", {}, "/usr/bin/kubelet --cgroup-driver=systemd", "systemd", "--cgroup-driver"),
+    ("k0s", {K0S_CONFIG: "cgroupDriver: systemd\n"}, "", "systemd", K0S_CONFIG),
+    ("k3s", {K3S_CONFIG: "kubelet-arg:\n- cgroup-driver=cgroupfs\n"}, "", "cgroupfs", f"kubelet-arg in {K3S_CONFIG}"),
+    ("k3s", {}, "/usr/local/bin/k3s agent --kubelet-arg=cgroup-driver=cgroupfs", "cgroupfs", "--kubelet-arg"),
+    ("k3s", {CONFIG: "cgroupDriver: systemd\n"}, "", "", ""),
+]
+
+
+@pytest.mark.parametrize(("kind", "files", "start", "driver", "source"), GIVEN)
+def test_the_probe_says_what_gives_the_kubelet_its_driver(
+    kind: str, files: dict[str, str], start: str, driver: str, source: str
+) -> None:
+    unit = {"kubeadm": "kubelet.service", "k3s": "k3s-agent.service"}.get(kind, "")
+    kubernetes = probed(kind, files, start=start, unit=unit).kubernetes
+    assert (kubernetes.cgroup_driver, kubernetes.cgroup_source) == (driver, source)
+
+
+SOCKETS = [
+    ("k3s", {}, "/usr/local/bin/k3s server", "/run/k3s/containerd/containerd.sock"),
+    ("k3s", {}, "/usr/local/bin/k3s server --docker", "/run/k3s/cri-dockerd/cri-dockerd.sock"),
+    ("k3s", {K3S_CONFIG: "docker: true\n"}, "/usr/local/bin/k3s server", "/run/k3s/cri-dockerd/cri-dockerd.sock"),
+    (
+        "k3s",
+        {K3S_CONFIG: 'container-runtime-endpoint: "unix:///run/crio/crio.sock"\n'},
+        "/usr/local/bin/k3s server",
+        "/run/crio/crio.sock",
+    ),
+    ("k0s", {}, "/usr/local/bin/k0s worker", "/run/k0s/containerd.sock"),
+    (
+        "k0s",
+        {},
+        "/usr/local/bin/k0s worker --cri-socket=remote:unix:///run/containerd/containerd.sock",
+        "/run/containerd/containerd.sock",
+    ),
+    ("kubeadm", {CONFIG: "containerRuntimeEndpoint: unix:///run/crio/crio.sock\n"}, "", "/run/crio/crio.sock"),
+]
+
+
+@pytest.mark.parametrize(("kind", "files", "start", "socket"), SOCKETS)
+def test_the_probe_says_which_socket_the_kubelet_uses(
+    kind: str, files: dict[str, str], start: str, socket: str
+) -> None:
+    unit = {"k3s": "k3s.service", "k0s": "k0sworker.service"}.get(kind, "")
+    assert probed(kind, files, start=start, unit=unit).kubernetes.cri_socket == socket
+
+
+@pytest.mark.parametrize(
+    ("text", "gate"),
+    [
+        ("featureGates:\n  KubeletCgroupDriverFromCRI: false\n", False),
+        ("featureGates: {KubeletCgroupDriverFromCRI: true}\n", True),
+        ("featureGates: {}\n", None),
+    ],
+)
+def test_the_feature_gate_is_read(text: str, gate: bool | None) -> None:
+    assert probed("kubeadm", {CONFIG: text}).kubernetes.cgroup_from_cri is gate
+
+
+def test_an_engine_of_its_own_that_k0s_was_told_of_is_the_kubelets() -> None:
+    runtimes = (
+        "binary containerd /usr/bin/containerd\ncontainerd 1.7.28\nbundled k0s /var/lib/k0s/bin/containerd\nv1.7.34"
+    )
+    start = "/usr/local/bin/k0s worker --cri-socket=remote:unix:///run/containerd/containerd.sock"
+    facts = probed("k0s", {}, start=start, unit="k0sworker.service", runtimes=runtimes)
+    found = facts.runtime("containerd")
+    assert found is not None
+    assert (found.distribution, found.version) == ("", "1.7.28")
+    assert [runtime.distribution for runtime in facts.runtimes] == ["", "k0s"]

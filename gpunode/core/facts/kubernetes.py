@@ -40,8 +40,11 @@ _CONFIGS: Mapping[str, str] = {
     "k0s": "/etc/k0s/containerd.toml",
     "microk8s": "/var/snap/microk8s/current/args/containerd-template.toml",
 }
-# where the kubelet's own configuration is
+# where the kubelet's own configuration is; where there is none, a file of a former kubelet does not count
 _KUBELET_CONFIGS: Mapping[str, tuple[str, ...]] = {
+    "k3s": (),
+    "rke2": (),
+    "microk8s": (),
     "kubeadm": ("/var/lib/kubelet/config.yaml",),
     "k0s": ("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
 }
