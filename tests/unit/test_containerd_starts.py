@@ -72,11 +72,19 @@ def cri_loads(log: str) -> bool:
     return "containerd successfully booted" in log and not failed
 
 
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    """The binaries that load their CRI plugin with no configuration at all: not each build does on each machine."""
+    return [binary for binary in BINARIES if cri_loads(log_of_start(binary, {}, tmp_path_factory.mktemp("bare")))]
+
+
 @pytest.mark.parametrize("binary", BINARIES, ids=lambda path: VERSIONS[path])
 @pytest.mark.parametrize("name", CORE)
 def test_the_daemon_starts_with_its_cri_plugin_after_the_edit_and_without_it(
-    name: str, binary: Path, tmp_path: Path
+    name: str, binary: Path, sound: list[Path], tmp_path: Path
 ) -> None:
+    if binary not in sound:
+        pytest.skip("no CRI plugin without a configuration either")
     case = CASES / "containerd" / name
     tree, request = files(case / "before"), replace(request_of(case), version=VERSIONS[binary])
     edit = attempt(configure_runtime, tree, request)
