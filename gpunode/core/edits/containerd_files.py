@@ -91,6 +91,8 @@ class Config:
         tables = file.plugins if self.migrates_each else self.plugins
         if (self.version > 2 and not self.migrates_each) or file.version > 3 or _has(tables, RUNTIME, key):
             return RUNTIME
+        if not self.migrates_each and key.startswith("containerd.") and _sleeping(tables.get(GRPC, {})):
+            return RUNTIME
         old = V1 if file.version < 2 and V1 in file.plugins else GRPC
         if self.migrates_each and file.version != 2 and not _has(tables, old, key):
             return V1 if old == V1 and file.version < 2 else RUNTIME
@@ -107,7 +109,17 @@ class Config:
         return {"version": version, "disabled": disabled, "cri": self.cri, "plugins": self.plugins, "top": top}
 
 
+_OF_IMAGES = {"snapshotter", "disable_snapshot_annotations", "discard_unpacked_layers"}
 _NOT_COMPARED = {"version", "imports", "plugins", "disabled_plugins"}
+
+
+def _sleeping(cri: Mapping[str, Any]) -> bool:
+    """Whether the old plugin's table has settings of images that 2.0 to 2.2 pass over until it has runtimes too.
+
+    Source: migrateConfig of plugins/cri/images/plugin.go.  So a runtime written there would change them.
+    """
+    containerd = cri.get("containerd", {})
+    return "runtimes" not in containerd and bool(_OF_IMAGES & {*containerd})
 
 
 def _has(plugins: Mapping[str, Any], name: str, key: str) -> bool:
