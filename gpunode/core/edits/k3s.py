@@ -133,8 +133,8 @@ def _check_fixed(node: Node) -> None:
     asked, have = node.request.cgroup_driver, node.in_force.cgroup_driver
     if asked and have and asked != have:
         raise Refusal(
-            f"{node.kind} has its kubelet and containerd on the cgroup driver {have}, not {asked}",
-            f"leave cgroup_driver at auto: {node.kind} sets both alike",
+            f"containerd of {node.kind} has the cgroup driver {have}, as {node.kind} has decided: it cannot be {asked}",
+            f"leave cgroup_driver at auto, and cgroup-driver out of kubelet-arg: {node.kind} sets both alike",
         )
     if node.request.drop_in and not node.reads(node.request.drop_in):
         raise Refusal(
