@@ -722,6 +722,24 @@ probe_journal() {
 	fi
 }
 
+# crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
+crio_places() {
+	crio_config=/etc/crio/crio.conf crio_folder=/etc/crio/crio.conf.d
+	set -f
+	# shellcheck disable=SC2046 # words of a command line
+	set -- $(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}crio$tab//p" | head -n 1)
+	set +f
+	while [ $# -gt 0 ]; do
+		case $1 in
+		--config=* | -c=*) crio_config=${1#*=} ;;
+		--config | -c) crio_config=${2:-} ;;
+		--config-dir=* | -d=*) crio_folder=${1#*=} ;;
+		--config-dir | -d) crio_folder=${2:-} ;;
+		esac
+		shift
+	done
+}
+
 probe_files() {
 	[ "${units+set}" ] || units=$(probe_units)
 	[ "${containerd_config:-}" ] || containerd_root >/dev/null
@@ -737,8 +755,9 @@ probe_files() {
 		;;
 	esac
 	line "docker_config $docker_config"
+	crio_places
 	set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
-		/etc/crio/crio.conf /etc/crio/crio.conf.d/* /etc/crio/crio.conf.d/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
+		"$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
 		/etc/containers/containers.conf /etc/containers/containers.conf.d/* \
 		/etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
 		/etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \

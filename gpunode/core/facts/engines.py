@@ -90,7 +90,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
         flags = command[1:]
         config = _root_config(probe, name, flags)
         dump = probe.text("containerd_dump") if name == "containerd" else ""
-        in_force = _in_force(name, config, files, dump)
+        in_force = _in_force(name, config, files, dump, flags)
         found.append(
             Runtime(
                 name=name,
@@ -148,16 +148,19 @@ def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str
     return "/etc/containers/containers.conf"
 
 
-def _in_force(name: RuntimeName, config: str, files: Mapping[str, ConfigFile], dump: str) -> tuple[str, ...]:
+def _in_force(
+    name: RuntimeName, config: str, files: Mapping[str, ConfigFile], dump: str, flags: tuple[str, ...]
+) -> tuple[str, ...]:
     """Config files in the order in which the engine reads them, root first."""
     root = [config] if config in files else []
     if name == "containerd":
         # the dump lists what was loaded; where there is none, the globs are resolved here
         listed = _imports(dump) if dump else _resolved(config, files, depth=3)
         return tuple(dict.fromkeys([*root, *(path for path in listed if path in files)]))
-    folders = {"crio": "/etc/crio/crio.conf.d", "podman": "/etc/containers/containers.conf.d"}
-    folder = folders.get(name)
-    return (*root, *sorted(path for path in files if folder and posixpath.dirname(path) == folder))
+    if name == "crio":
+        below = (flag_value(flags, "--config-dir", "-d") or "/etc/crio/crio.conf.d") + "/"
+        return (*root, *sorted((path for path in files if path.startswith(below)), key=lambda path: path.split("/")))
+    return (*root, *sorted(p for p in files if name == "podman" and fnmatch.fnmatchcase(p, f"{config}.d/*.conf")))
 
 
 def _imports(toml: str) -> list[str]:
