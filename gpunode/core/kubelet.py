@@ -216,6 +216,11 @@ def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[s
                 f"the node has two {other.name}: {engine.unit or engine.socket} is the kubelet's and is configured, "
                 f"{other.unit or other.socket or other.binary} is left as it is"
             )
+    if kubernetes.gpu_operator and managed.get(engine.name, "ignore") != "ignore":
+        yield (
+            f"the GPU Operator is or was on this node, and its toolkit configures {engine.name} too: "
+            f"set toolkit.enabled=false in its values, or runtimes.{engine.name}.manage: ignore here"
+        )
     there = {runtime.name for runtime in facts.runtimes}
     for name, manage in managed.items():
         if name in (engine.name, "podman"):

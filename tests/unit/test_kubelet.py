@@ -100,13 +100,14 @@ WARNINGS = [
     ((CONTAINERD,), {}, {"docker": "auto"}, ""),
     ((CONTAINERD, K3S), {"kind": "k3s", "cri_socket": K3S.socket}, {}, "the node has two containerd: k3s.service is"),
     ((DOCKER,), {"cri_socket": "/run/x.sock"}, {}, "the kubelet's socket /run/x.sock belongs to no engine"),
+    ((CONTAINERD,), {"gpu_operator": True}, {}, "the GPU Operator is or was on this node, and its toolkit configures"),
     ((CONTAINERD,), {}, {"containerd": "ignore"}, "the kubelet runs pods on containerd, which is not managed"),
 ]
 
 
 @pytest.mark.parametrize(("runtimes", "kubernetes", "managed", "said"), WARNINGS)
 def test_a_plan_says_what_the_kubelet_gets_nothing_of(
-    runtimes: tuple[Runtime, ...], kubernetes: dict[str, str], managed: dict[str, str], said: str
+    runtimes: tuple[Runtime, ...], kubernetes: dict[str, Any], managed: dict[str, str], said: str
 ) -> None:
     facts = node(*runtimes, **{"cri_socket": "/run/containerd/containerd.sock", **kubernetes})
     found = list(kubelet_warnings(facts, {"containerd": "auto", **managed}))
