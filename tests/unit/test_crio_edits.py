@@ -21,12 +21,14 @@ from gpunode.core.edits import (
     RuntimeRequest,
     activation,
     configure_runtime,
+    edit_runtime,
     runtime_files,
     runtime_state,
     unconfigure_runtime,
 )
 from gpunode.core.edits.crio_files import FOLDER, NAME
 from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
 
 CASES = Path(__file__).parent.parent / "edits" / "crio"
@@ -135,6 +137,35 @@ def test_a_root_file_that_is_not_there_is_not_named_to_crio() -> None:
     found = activation(facts, RuntimeWish(runtime="crio"), Edit())
     assert found.validate == ("crio", "--config-dir", FOLDER, "config")
     assert found.disrupts == ""
+
+
+PROBE = """#: gpunode-probe 1
+#: units
+| Id=crio.service
+| LoadState=loaded
+| ActiveState=active
+| MainPID=7
+|
+| process 7\t/usr/bin/crio\t--config\t/opt/crio.conf\t--config-dir=/opt/d\t
+#: runtimes
+| binary crio /usr/bin/crio
+| crio version 1.31.13
+#: files
+#: file /opt/d/50.d/x
+| 644 root:root 0
+#: file /opt/crio.conf
+| 644 root:root 0
+#: file /opt/d/50-a
+| 644 root:root 0
+#: end
+"""
+
+
+def test_the_files_that_the_daemon_was_started_with_are_those_in_force() -> None:
+    facts = parse_probe(PROBE)
+    [crio] = facts.runtimes
+    assert crio.files == ("/opt/crio.conf", "/opt/d/50-a", "/opt/d/50.d/x")
+    assert list(edit_runtime(facts, RuntimeWish(runtime="crio")).changes) == ["/opt/d/99-nvidia.toml"]
 
 
 # ---------------------------------------------------------------- any input
