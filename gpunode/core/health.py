@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from gpunode.core.drift import drift_checks
 from gpunode.core.edits.cdi import stale
 from gpunode.core.gpu_containers import container_checks
 from gpunode.core.kubelet import kubelet_checks
@@ -20,6 +21,7 @@ def health_checks(facts: NodeFacts) -> list[Check]:
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
     gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
+    gpus = (*gpus, *drift_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 

@@ -99,6 +99,7 @@ class RepositoryKey:
     url: str
     fingerprint: str
     source: str
+    state: str = ""  # "revoked on 2022-04-27"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +150,10 @@ class Knowledge:
     def distro(self, key: str) -> DistroRow | None:
         """The row of ID:VERSION_ID; rocky:9.4 has that of rocky:9."""
         return self.distros.get(key) or self.distros.get(key.partition(".")[0])
+
+    def revoked_keys(self) -> tuple[str, ...]:
+        """Fingerprints of repository keys that their vendor has revoked."""
+        return tuple(key.fingerprint for key in self.keys.values() if key.state.startswith("revoked"))
 
     def solved_distros(self) -> tuple[str, ...]:
         """Keys of the distributions whose package names are known."""
@@ -267,5 +272,9 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
 
 def _key(row: Table, file: Table) -> RepositoryKey:
     return RepositoryKey(
-        id=row["id"], url=row["url"], fingerprint=row["fingerprint"], source=_sourced(row, file)["source"]
+        id=row["id"],
+        url=row["url"],
+        fingerprint=row["fingerprint"],
+        source=_sourced(row, file)["source"],
+        state=row.get("state", ""),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
@@ -99,7 +99,8 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
     toolkit = solve_toolkit(request, row, knowledge, notes)
     used = tuple(dict.fromkeys(part.repository for part in (driver, cuda, toolkit) if part and part.repository))
     repositories = solve_repositories(request, row, used, knowledge, notes)
-    return notes.solution(driver=driver, cuda=cuda, toolkit=toolkit, repositories=repositories)
+    solution = notes.solution(driver=driver, cuda=cuda, toolkit=toolkit, repositories=repositories)
+    return replace(solution, revoked_keys=knowledge.revoked_keys())
 
 
 def parse_driver(text: str) -> DriverSpec:

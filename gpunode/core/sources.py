@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import jinja2
 
+from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts, Repository
+from gpunode.core.openpgp import fingerprints
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
 # «Conflicting values set for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
@@ -22,6 +24,12 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
         "nvidia.github.io/nvidia-container-runtime",
     ),
 }
+_KEY_FOLDERS = (
+    "/etc/apt/trusted.gpg.d/",
+    "/etc/apt/keyrings/",
+    "/usr/share/keyrings/",
+    "/etc/pki/rpm-gpg/",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,6 +104,21 @@ def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[st
     )
     key = SourceFile(path=key_path(repository, facts), text=None, repository=repository)
     return (key, SourceFile(path=sources_path(repository.name, facts), text=text))
+
+
+def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
+    """Key files of the node that hold revoked keys and no others; they go."""
+    found = []
+    for path, file in facts.files.items():
+        if not path.startswith(_KEY_FOLDERS) or not file.data:
+            continue
+        try:
+            held = fingerprints(file.data)
+        except InputError:
+            continue  # no key at all: not ours to judge
+        if set(held) <= set(revoked):
+            found.append(path)
+    return tuple(sorted(found))
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:

@@ -33,7 +33,7 @@ from gpunode.core.model import (
     Solution,
 )
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.sources import SourceFile, render, rival_files, source_files
+from gpunode.core.sources import SourceFile, render, revoked_files, rival_files, source_files
 from gpunode.core.spec import RuntimeSpec, Spec
 from gpunode.core.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.sysctl import WANTED as SYSCTL
@@ -98,6 +98,12 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
             items[Key(role, "sources", file.path)] = Want(value=_file_value(file), data=file)
         for path in rival_files(repository, facts):
             items[Key(role, "sources", path)] = Want(value=ABSENT, data=SourceFile(path=path, text=None))
+    for path in revoked_files(facts, solution.revoked_keys) if seen else ():
+        items[Key("driver", "sources", path)] = Want(
+            value=ABSENT,
+            data=SourceFile(path=path, text=None),
+            reasons=(Reason(what=path, why="holds a repository key that its vendor has revoked"),),
+        )
     if solution.driver:
         items |= dict(_driver(facts, spec, solution.driver, templates))
     if solution.cuda:

@@ -99,6 +99,7 @@ class Solution:
     cuda: CudaChoice | None = None
     toolkit: ToolkitChoice | None = None
     repositories: tuple[Repository, ...] = ()
+    revoked_keys: tuple[str, ...] = ()  # fingerprints of repository keys that must go
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
 
