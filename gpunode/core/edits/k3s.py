@@ -261,6 +261,8 @@ def _default(node: Node) -> _Change:
     setting = node.setting(SETTING)
     if "default_runtime_name" in node.own:
         return _default_in_template(node, wish or "runc")
+    if not node.own_template and not node.parsed.uses(".DefaultRuntime"):  # the setting would say nothing to containerd
+        return _default_in_template(node, wish) if wish else {}
     if (setting.value if setting else "") == wish:
         return {}
     if setting and not setting.path:
