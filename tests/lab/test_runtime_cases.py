@@ -6,7 +6,7 @@ import hashlib
 import json
 import shlex
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,12 +23,13 @@ pytestmark = pytest.mark.lab
 
 CASES = Path(__file__).parent.parent / "edits"
 CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
-# Each tree is laid over empty /etc/containerd and /etc/docker, in a mount namespace of its own; two at a time.
+# Each tree is laid over folders that are empty in a mount namespace of its own; two at a time.
 BATCH = """
+export PLACES='/etc/containerd /etc/docker /home /opt /var/snap'
 cd /tmp/cases
-mkdir -p /etc/docker
+mkdir -p $PLACES
 cat >one <<'ONE'
-mount -t tmpfs tmpfs /etc/containerd && mount -t tmpfs tmpfs /etc/docker || exit
+for place in $PLACES; do mount -t tmpfs tmpfs "$place" || exit; done
 if [ -d "$1/tree" ]; then cp -a "$1/tree/." /; fi
 sh "$1/ask" >"$1/stdout" 2>"$1/stderr"
 echo $? >"$1/status"
@@ -49,12 +50,15 @@ class Trial:
     after: Files
     edit: Edit
 
+    @property
+    def config(self) -> str:
+        return self.request.config or CONFIG[self.request.runtime]
+
     def asked(self, files: Files) -> dict[str, bytes]:
         """What the node needs to judge one tree: the tree, and the engine's own check as a command."""
-        config = self.request.config or CONFIG[self.request.runtime]
         words = {
-            "containerd": ["containerd", "-c", config, "config", "dump"],
-            "docker": ["dockerd", "--validate", "--config-file", config, *self.request.flags],
+            "containerd": ["containerd", "-c", self.config, "config", "dump"],
+            "docker": ["dockerd", "--validate", "--config-file", self.config, *self.request.flags],
         }
         ask = shlex.join(words[self.request.runtime])
         return {"ask": f"{ask}\n".encode()} | {f"tree{path}": data for path, data in files.items()}
@@ -116,7 +120,7 @@ def default_of(request: RuntimeRequest, before: Any) -> Any:
     return {"nvidia": request.name, "runc": "runc", "keep": before}[request.default_runtime]
 
 
-def differences(before: Mapping[str, Any], after: Mapping[str, Any], allowed: list[str]) -> list[str]:
+def differences(before: Mapping[str, Any], after: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
     """Settings that differ although neither they nor a table above them is among the allowed dotted paths."""
     old, new = dict(leaves(before)), dict(leaves(after))
     differ = [path for path in {**old, **new} if old.get(path) != new.get(path)]
@@ -127,20 +131,23 @@ def differences(before: Mapping[str, Any], after: Mapping[str, Any], allowed: li
 # ---------------------------------------------------------------- containerd
 
 
-CRI = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")
+RUNTIMES = ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri")  # the CRI plugin that has them: 2.x, 1.x
+PLUGINS = (*RUNTIMES, "io.containerd.cri.v1.images")
 
 
-def cri_of(dump: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Dotted path and table of the CRI plugin's runtime settings in a `config dump`; 1.x prints none when it is off."""
+def cri_of(dump: Mapping[str, Any]) -> dict[str, Any]:
+    """The CRI plugin's runtime settings in a `config dump`; where it is off there are none that count."""
     plugins = dump.get("plugins", {})
-    return next(((f"plugins.{name}", plugins[name]) for name in CRI if name in plugins), ("", {}))
+    off = set(dump.get("disabled_plugins", ())) & {"cri", *RUNTIMES}
+    return {} if off else next((plugins[name] for name in RUNTIMES if name in plugins), {})
 
 
 def judge_containerd(trial: Trial, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
-    (_, old), (cri, new) = cri_of(before), cri_of(after)
-    if not cri:
-        return differences(before, after, [])
-    return not_in_force(trial.request, old, new) + differences(before, after, may_differ(trial.request, cri, old))
+    old, new = cri_of(before), cri_of(after)
+    wrongs = not_in_force(trial.request, old, new) if new else []
+    for allowed in (may_differ(trial.request, before), trial.edit.meant):
+        wrongs += differences(before, after, allowed)
+    return wrongs
 
 
 def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -151,28 +158,33 @@ def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[s
         "type": (nvidia.get("runtime_type"), "io.containerd.runc.v2"),
         "binary": (nvidia.get("options", {}).get("BinaryName"), request.path),
         "default": (default, default_of(request, had)),
-        "a runtime of the default's name": (default in runtimes, True),
     }
+    if default != had:
+        in_force["a runtime of the default's name"] = (default in runtimes, True)
     if request.cgroup_driver:
-        for name in (request.name, "runc"):
-            said = runtimes.get(name, {}).get("options", {}).get("SystemdCgroup", False)
+        for name in {request.name, "runc"} & set(runtimes):
+            said = runtimes[name].get("options", {}).get("SystemdCgroup", False)
             in_force[f"SystemdCgroup of {name}"] = (said, request.cgroup_driver == "systemd")
     if request.cdi is not None:
         in_force["enable_cdi"] = (new.get("enable_cdi"), request.cdi)
     return wrong(in_force)
 
 
-def may_differ(request: RuntimeRequest, cri: str, old: Mapping[str, Any]) -> list[str]:
+def may_differ(request: RuntimeRequest, before: Mapping[str, Any]) -> list[str]:
     """What the contract lets an edit change in what containerd has in force."""
-    if not old:
-        return ["disabled_plugins", "plugins"]  # the plugin is on now
-    paths = [f"{cri}.containerd.runtimes.{request.name}", f"{cri}.containerd.default_runtime_name", "imports"]
-    if request.cdi is not None:
-        paths.append(f"{cri}.enable_cdi")
-    if request.cgroup_driver:
-        paths.append(f"{cri}.containerd.runtimes.runc.options.SystemdCgroup")
-    if "runc" not in old["containerd"]["runtimes"]:
-        paths.append(f"{cri}.containerd.runtimes.runc")
+    paths = ["imports"]
+    for plugin in RUNTIMES:
+        cri = f"plugins.{plugin}"
+        paths += [f"{cri}.containerd.runtimes.{request.name}", f"{cri}.containerd.default_runtime_name"]
+        if request.cdi is not None:
+            paths.append(f"{cri}.enable_cdi")
+        if request.cgroup_driver:
+            paths.append(f"{cri}.containerd.runtimes.runc.options.SystemdCgroup")
+        if "runc" not in cri_of(before).get("containerd", {}).get("runtimes", {}):
+            paths.append(f"{cri}.containerd.runtimes.runc")
+    if request.enable_cri:  # then all that belongs to a plugin that was off
+        missing = set(PLUGINS) - set(before.get("plugins", {}))
+        paths += ["disabled_plugins", *(f"plugins.{plugin}" for plugin in missing)]
     return paths
 
 
@@ -200,21 +212,39 @@ def test_containerd_loads_every_edited_file_with_nvidia_in_force_and_nothing_els
 
 
 def daemon_json(data: bytes) -> dict[str, Any]:
-    """A daemon.json as dockerd takes it: a byte order mark tells the encoding; nothing, and null, count as empty."""
+    """A daemon.json as dockerd takes it: a byte order mark tells the encoding, nothing and null count as empty.
+
+    Go's reader merges an object that is there twice, lets null change nothing, and ignores the case of such keys.
+    """
+
+    def merged(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found: dict[str, Any] = {}
+        for key, value in pairs:
+            if isinstance(value, dict) and isinstance(found.get(key), dict):
+                found[key] = {**found[key], **value}
+            elif value is not None or key not in found:
+                found[key] = value
+        return found
+
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
-    text = data.decode("utf-16" if wide else "utf-8-sig")
-    return json.loads(text or "null") or {} if text.strip() else {}
+    text = data.decode("utf-16" if wide else "utf-8-sig").strip()
+    return dict(json.loads(text or "null", object_pairs_hook=merged) or {})
+
+
+def runtime_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key.lower(): value for key, value in ((said.get("runtimes") or {}).get(name) or {}).items()}
 
 
 def judge_docker(trial: Trial, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     request = trial.request
     if request.flags:  # they count as much as the file, and dockerd alone knows both
         return differences(before, after, ["runtimes", "default-runtime"])
-    had, has = ((said.get("runtimes") or {}).get(request.name) or {} for said in (before, after))
+    had, has = (runtime_of(said, request.name) for said in (before, after))
+    path = had["path"] if "snap" in str(had.get("path")) else request.path  # a snap's engine sees only its own files
     default = default_of(request, before.get("default-runtime") or "runc")
     in_force = {
-        "path": (has.get("path"), request.path),
-        "arguments": (has.get("runtimeArgs") or [], had.get("runtimeArgs") or []),
+        "path": (has.get("path") or has.get("options", {}).get("BinaryName"), path),
+        "arguments": (has.get("runtimeargs") or [], had.get("runtimeargs") or []),
         "default": (after.get("default-runtime") or "runc", default),
     }
     paths = [f"runtimes.{request.name}", "default-runtime"]
@@ -222,8 +252,10 @@ def judge_docker(trial: Trial, before: Mapping[str, Any], after: Mapping[str, An
         paths.append("features.cdi")
     if request.cgroup_driver:
         paths.append("exec-opts")
-        in_force["cgroup driver"] = (f"native.cgroupdriver={request.cgroup_driver}" in after.get("exec-opts", []), True)
-    return wrong(in_force) + differences(before, after, paths)
+        options = [[word.strip() for word in option.split("=")] for option in after.get("exec-opts") or []]
+        drivers = [words[1] for words in options if words[0].lower() == "native.cgroupdriver"]
+        in_force["cgroup driver"] = (drivers, [request.cgroup_driver])
+    return wrong(in_force) + differences(before, after, paths) + differences(before, after, trial.edit.meant)
 
 
 def test_docker_takes_every_edited_file_with_nvidia_in_force_and_nothing_else_changed(daemons: DaemonNode) -> None:
@@ -234,7 +266,7 @@ def test_docker_takes_every_edited_file_with_nvidia_in_force_and_nothing_else_ch
         for name, trial in wanted.items()
         if (
             found := judge_docker(
-                trial, *(daemon_json(files.get(CONFIG["docker"], b"")) for files in (trial.before, trial.after))
+                trial, *(daemon_json(files.get(trial.config, b"")) for files in (trial.before, trial.after))
             )
         )
     }

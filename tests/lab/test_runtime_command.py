@@ -11,7 +11,9 @@ from daemon_node import IMAGE, DaemonNode
 
 from gpunode.core.model import RuntimeName
 
-pytestmark = pytest.mark.lab
+# The node's own Python is 3.11 on the one and 3.13 on the other.
+DISTROS = ("debian:12", "debian:13+forky")
+pytestmark = [pytest.mark.lab, pytest.mark.parametrize("daemons", DISTROS, indirect=True, scope="module")]
 
 BYTES = "find /etc/containerd /etc/docker -type f -exec sha256sum {} + | sort"
 # and every file's mode, owner and time
@@ -88,8 +90,7 @@ def test_an_engine_is_configured_used_and_given_back_to_the_byte(node: DaemonNod
     assert runtime(node, "unconfigure", engine)["outcome"]["status"] == "unchanged"
 
 
-@pytest.mark.parametrize("engine", ["containerd", "docker"])
-@pytest.mark.parametrize("delay", ["0", "0.4", "1.5"])
+@pytest.mark.parametrize(("engine", "delay"), [("containerd", "0"), ("docker", "0.4"), ("containerd", "1.5")])
 def test_a_killed_run_leaves_nothing_half_done_and_the_next_one_converges(
     node: DaemonNode, engine: RuntimeName, delay: str
 ) -> None:
