@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from gpunode.core.edits.request import Refusal
 
 _ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
-_BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|end)\b")
+_BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|else|end)\b([^}]*)")
+_TRUE = ".NodeConfig.AgentConfig.Snapshotter"  # a condition that always holds: k3s has a snapshotter by default
 _PAIR = re.compile(r"(\s*[^\s={#\[][^={]*=[ \t]*)(.*)\Z")
 _BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
 _SUBSTITUTE = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|true #@bool(\d+)@|@word(\d+)@|\"@field(\.\w+)@\"")
@@ -137,9 +138,15 @@ def _is_toml(text: str) -> bool:
 
 
 def _depths(text: str) -> list[int]:
-    """How many {{ if }}, {{ range }} … are open where each line begins, and one more for the end."""
-    depths, depth = [], 0
+    """How many conditions and loops are open where each line begins, and one more for the end; -1 past an odd end."""
+    depths, blocks = [], list[int]()
     for line in text.splitlines():
-        depths.append(depth)
-        depth += sum(-1 if found[1] == "end" else 1 for found in _BLOCK.finditer(line))
-    return [*depths, depth]
+        depths.append(sum(blocks))
+        for word, rest in _BLOCK.findall(line):
+            if word == "end" and not blocks:
+                return [-1]
+            if word in ("else", "end"):
+                blocks.pop() if blocks else None
+            if word != "end":
+                blocks.append(0 if word == "if" and rest.strip(" -") == _TRUE else 1)
+    return [*depths, len(blocks)]
