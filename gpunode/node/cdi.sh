@@ -105,6 +105,10 @@ have nvidia-ctk || finish refused "nvidia-ctk is not installed" "install the NVI
 settings
 output=$(word output)
 output=${output:-${NVIDIA_CTK_CDI_OUTPUT_FILE_PATH:-/var/run/cdi/nvidia.yaml}}
+for folder in "$(dirname "$output")" /etc/cdi; do
+  [ ! -e "$folder/nvidia.yaml" ] || [ ! -e "$folder/nvidia.json" ] ||
+    finish refused "nvidia.yaml and nvidia.json in $folder name the same devices: engines take neither" "remove one of them"
+done
 checking || lock
 refresh "$output"
 for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count beside the others

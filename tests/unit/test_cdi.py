@@ -18,10 +18,26 @@ from hypothesis import strategies as st
 from gpunode.core.edits.cdi import KIND, read_spec, stale
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Cdi, CdiGpu, CdiSpec, DriverState, NodeFacts, NvmlGpu, Outcome
+from gpunode.core.health import health_checks
+from gpunode.core.model import (
+    Cdi,
+    CdiGpu,
+    CdiSpec,
+    DriverState,
+    NodeFacts,
+    NvmlGpu,
+    Outcome,
+    PciDevice,
+    Runtime,
+    Solution,
+    ToolkitChoice,
+)
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.requests_cdi import cdi_request
+from gpunode.core.spec import parse_spec
+from gpunode.core.state import Key, Wanted, actual, wanted
 from gpunode.edge.cdi import misfits, with_specification
+from gpunode.edge.planner import load_templates
 from gpunode.edge.runtimes import Options
 from gpunode.node import script
 
@@ -238,6 +254,56 @@ def test_the_probe_gives_specifications_gpus_and_what_is_missing() -> None:
     assert facts.notes == ("cdi: not understood: 'x'",)
 
 
+# ---------------------------------------------------------------- in the plan, and in verify
+
+KEY = Key("runtime", "cdi", "/var/run/cdi/nvidia.yaml")
+TOOLKIT = Solution(toolkit=ToolkitChoice(version="1.20.0", method="packages", packages=(), repository=""))
+
+
+def want(facts: NodeFacts, spec: dict[str, object]) -> Wanted:
+    return wanted(facts, parse_spec(spec), TOOLKIT, load_templates())
+
+
+def test_the_plan_wants_a_specification_where_an_engine_goes_by_it() -> None:
+    containerd, podman = Runtime(name="containerd", version="2.1.9"), Runtime(name="podman", version="5.0.0")
+    node = replace(NODE, cdi=Cdi())
+    assert KEY not in want(replace(node, runtimes=(containerd,)), {}).items
+    assert KEY in want(replace(node, runtimes=(containerd,)), {"runtimes": {"containerd": {"cdi": True}}}).items
+    assert KEY in want(replace(node, runtimes=(podman,)), {}).items
+    assert KEY not in want(replace(node, runtimes=(podman,)), {"runtimes": {"podman": {"manage": "ignore"}}}).items
+    assert KEY in want(NODE, {}).items, "one that nvidia-ctk made is kept fresh"
+    assert KEY not in want(NodeFacts(runtimes=(podman,)), {}).items, "without a driver none can be made"
+
+
+def test_the_plan_says_what_the_specification_is() -> None:
+    fresh, old = NODE, replace(NODE, driver=DriverState(loaded="595.58.03", userspace="595.58.03"))
+    assert actual(fresh, want(fresh, {}))[KEY] == "fresh"
+    assert actual(old, want(old, {}))[KEY] == f"{PLACE} is made for driver 580.95.05; installed is 595.58.03"
+
+
+@pytest.mark.parametrize("name", ["crio", "podman"])
+def test_an_engine_that_gpunode_does_not_install_is_refused_by_name(name: str) -> None:
+    [problem] = want(NODE, {"runtimes": {name: {"manage": "install"}}}).problems
+    assert problem.what == f"runtimes.{name}.manage is install, and gpunode does not install {name}"
+
+
+def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none() -> None:
+    gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
+
+    def check(facts: NodeFacts) -> list[tuple[str, str]]:
+        found = health_checks(replace(facts, gpus=(gpu,)))
+        return [(one.status, one.fix) for one in found if one.id == "cdi.fresh"]
+
+    renew = "gpunode runtime configure --runtime podman renews it"
+    assert check(NODE) == [("passed", "")]
+    assert check(replace(NODE, cdi=Cdi())) == []
+    assert check(replace(NODE, cdi=Cdi(), runtimes=(Runtime(name="podman"),))) == [("warning", renew)]
+    assert check(replace(NODE, driver=DriverState(userspace="595.58.03"))) == [("failed", renew)]
+    other = CdiSpec(path="/run/cdi/mine.yaml", error="/run/cdi/mine.yaml:1:1: bad")
+    foreign = replace(NODE, cdi=replace(NODE.cdi, specs=(READ, other)))
+    assert check(foreign) == [("failed", "mend or remove that file: nvidia-ctk did not make it")]
+
+
 # ---------------------------------------------------------------- cdi.sh
 
 SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
@@ -364,6 +430,15 @@ def test_a_node_without_nvidia_ctk_is_refused(node: Node) -> None:
         pytest.skip("this machine has nvidia-ctk")
     outcome = node.run()
     assert (outcome.status, outcome.message) == ("refused", "nvidia-ctk is not installed")
+
+
+def test_two_specifications_of_one_folder_are_refused_by_name(node: Node) -> None:
+    node.spec(SPEC)
+    node.run()
+    (node.output.parent / "nvidia.json").write_text("{}")
+    outcome = node.run()
+    assert (outcome.status, outcome.fix) == ("refused", "remove one of them")
+    assert "engines take neither" in outcome.message
 
 
 def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
