@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 
 from gpunode.core.drift import drift_checks
-from gpunode.core.edits.cdi import stale
+from gpunode.core.edits.cdi import made_by_ctk, stale
 from gpunode.core.gpu_containers import container_checks
 from gpunode.core.kubelet import kubelet_checks
 from gpunode.core.model import Check, NodeFacts
@@ -135,9 +135,10 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
     if not reasons:
         yield Check(id="cdi.fresh", status="passed", message="the CDI specification fits the driver and the GPUs")
         return
+    renew = "gpunode runtime configure --runtime podman renews it"
     yield Check(
         id="cdi.fresh",
         status="failed" if facts.cdi.specs else "warning",
         message="; ".join(reasons),
-        fix="gpunode runtime configure --runtime podman renews it",
+        fix=renew if stale(made_by_ctk(facts)) else "mend or remove that file: nvidia-ctk did not make it",
     )
