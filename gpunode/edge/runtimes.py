@@ -251,7 +251,7 @@ def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
             data = json.loads(file.read_text(encoding="utf-8"))
             if isinstance(data, dict) and data.get("label") == undo_label(subject.request):
                 found[file.parent.name] = undo_from_data(data)
-        except (OSError, ValueError, GpunodeError) as error:
+        except (OSError, ValueError, RecursionError, GpunodeError) as error:
             raise InputError(
                 f"{file}: {error}",
                 expected="an undo record that configure wrote",
