@@ -56,7 +56,10 @@ def driver_choice(
     if joined is None:
         return None
     fabric, services = joined
-    packages = tuple(PackageWant(name=p.name, version=p.version, hold=request.driver.hold) for p in (*wants, *fabric))
+    packages = tuple(
+        PackageWant(name=p.name, version=p.version, hold=request.driver.hold and p.name not in row.needs)
+        for p in (*wants, *fabric)
+    )
     notes.because("packages", _names(packages), source["source"])
     _say_version(request, branch, own=own, notes=notes)
     dkms = not own or row.family == "debian" or (row.family == "arch" and arch_dkms(request, row, knowledge))

@@ -16,7 +16,7 @@ from importlib.resources import as_file, files
 from pathlib import Path
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.lab import machine
+from gpunode.lab import families, machine
 from gpunode.lab.machine import Log, podman
 
 ENGINES = ("containerd", "docker")
@@ -59,13 +59,19 @@ class Release:
     packages: tuple[str, ...] = ()
     newer: str = ""
     borrowed: tuple[str, ...] = ()
+    family: str = ""  # another distribution's name and package manager, by families/finish.sh
 
 
+BUILD = ("fakeroot", "gcc", "gnupg", "make", "zstd")
+RPM = ("createrepo-c", "rpm", *BUILD)
 TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
     "debian:13": TRIXIE,
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
+    "rocky:9": Release(codename="bookworm", family="rocky", packages=("dnf", "dnf-plugins-core", "dkms", *RPM)),
+    "sles:15": Release(codename="bookworm", family="sles", packages=("zypper", *RPM)),
+    "arch": Release(codename="bookworm", family="arch", packages=("pacman-package-manager", "makepkg", "dkms", *BUILD)),
 }
 
 
@@ -96,9 +102,10 @@ class Variant:
     @property
     def purge(self) -> tuple[str, ...]:
         """What to take out of the full image.  Debian's docker.io needs containerd: with docker, both stay."""
+        python = self.python or RELEASES[self.distro].family  # which hides it by itself: dnf is written in it
         docker = () if "docker" in self.engines else PURGE["docker"]
         containerd = () if self.engines else PURGE["containerd"]
-        return (*docker, *containerd, *(() if self.python else PURGE["python"]))
+        return (*docker, *containerd, *(() if python else PURGE["python"]))
 
     @property
     def name(self) -> str:
@@ -110,15 +117,25 @@ class Variant:
         return "-".join(parts)
 
 
+def ensure_tree(variant: Variant, *, log: Log) -> str:
+    """The name, with tag, of the image that is that variant's plain Debian tree."""
+    with machine.lock("images", log=log):
+        archive = machine.archive()
+        base = _base_tag(variant, archive)
+        _ensure_base(base, variant, archive, log)
+        return base
+
+
 def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
     """The name, with tag, of the node image of that variant; built when podman does not have it.
 
-    `debs` are packages that the image gets beyond Debian's own (its kernel).  The tag `latest` leads to it, too.
+    `debs` are packages that the image gets beyond Debian's own (its kernel), of its own distribution's kind.  The tag `latest` leads to it, too.
     """
     with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()
         base = _base_tag(variant, archive)
         inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
+        inputs += [source / "families/finish.sh"] if RELEASES[variant.distro].family else []
         tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs))}"
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
@@ -230,7 +247,11 @@ def _finish(
         shutil.copytree(source / "node", build / "node")
         _copy_standins(source / "standins/node", build / "standins", only_uname=variant.real_driver)
         (build / "debs").mkdir()
-        for deb in debs:
+        family = RELEASES[variant.distro].family
+        scripts = ["/build/node/finish.sh", *(["/build/family/finish.sh"] if family else [])]
+        if family:
+            families.build_folder(build, family, debs, source)
+        for deb in () if family else debs:
             shutil.copy(deb, build / "debs")
         (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))
         (build / "debian.sources").write_text(_sources_file(_suites(variant, archive)))
@@ -239,7 +260,8 @@ def _finish(
         podman("rm", "--force", "--ignore", container)
         try:
             mount = f"{build}:/build:ro"
-            podman("run", "--name", container, "--network=none", "-v", mount, base, "sh", "/build/node/finish.sh")
+            command = " && ".join(f"sh {script}" for script in scripts)
+            podman("run", "--name", container, "--network=none", "-v", mount, base, "sh", "-c", command)
             podman("commit", "--quiet", "--change", 'CMD ["/usr/local/lib/gpunode-lab/boot"]', container, tag)
             podman("tag", tag, f"{tag.rpartition(':')[0]}:latest")
         finally:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
-from gpunode.lab import files, hardware, images, machine, network, nodes, packages
+from gpunode.lab import families, files, hardware, images, machine, network, nodes, packages
 from gpunode.lab.images import Variant
 from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
@@ -140,6 +140,10 @@ def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
         machine.install_missing_packages(log)
         machine.raise_inotify_limit(log)
         info = packages.build_repository(machine.places().repository, log=log)
+        family = images.RELEASES[variant.distro].family
+        if family:
+            folder = machine.places().repository / "families" / family
+            info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
     debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
     return images.ensure_image(variant, debs, log=log), info
 

@@ -17,8 +17,8 @@ from typing import Any
 import cattrs
 
 from gpunode.core.errors import GpunodeError
-from gpunode.lab import hardware, machine
-from gpunode.lab.images import ENGINES, Variant
+from gpunode.lab import families, hardware, machine
+from gpunode.lab.images import ENGINES, RELEASES, Variant
 from gpunode.lab.machine import podman
 from gpunode.lab.network import LABEL, NETWORK
 from gpunode.lab.packages import RepositorySource
@@ -89,7 +89,12 @@ def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -
     public_key = machine.places().key.with_suffix(".pub").read_text()
     machine.write(seed / "root/.ssh/authorized_keys", public_key)
     machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
-    if not node.real_driver:
+    family = RELEASES[node.distro].family
+    if family:
+        own = families.seed(family, kernels, url, (repository / kernels.key).read_text())
+        for path, text in own.items():
+            machine.write(seed / path, text, mode=0o644)
+    elif not node.real_driver:
         _seed_kernel_source(seed, kernels, url, repository)
     for path in (seed, *seed.rglob("*")):
         if path.is_dir():

@@ -655,20 +655,35 @@ probe_sysctl() {
 CONCERN='nvidia\|libnvidia\|xserver-xorg-video-nvidia\|cuda\|libcuda\|linux-image\|linux-headers\|linux-modules-nvidia'
 CONCERN="$CONCERN\|linux-objects-nvidia\|linux-signatures-nvidia\|linux-kbuild\|kernel\|kmod-nvidia\|dkms\|containerd\|docker"
 CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm\|kubectl\|initramfs-tools\|dracut"
-CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia"
+CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia\|epel-release"
+CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
+
+# package_manager: the distribution's own, for others can be installed beside it (Fedora has a dpkg, Debian an rpm)
+package_manager() {
+	# shellcheck disable=SC1091  # the node's
+	family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
+	case $family in
+	*' debian '* | *' ubuntu '*) REPLY=apt ;;
+	*' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) REPLY=dnf ;;
+	*suse* | *' sles '*) REPLY=zypper ;;
+	*' arch '*) REPLY=pacman ;;
+	*) if have dpkg-query; then REPLY=apt; elif have zypper; then REPLY=zypper; elif have rpm; then REPLY=dnf; elif have pacman; then REPLY=pacman; else REPLY=; fi ;;
+	esac
+}
 
 probe_packages() {
-	if have dpkg-query; then
+	package_manager
+	if [ "$REPLY" = apt ] && have dpkg-query; then
 		line "manager apt"
 		# every package is asked for and few are kept: what another package's half-finished state blocks is seen so
 		# shellcheck disable=SC2016 # dpkg-query's own variables
 		within 8 dpkg-query -W -f '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n' 2>/dev/null |
 			sed -n -e "s/^.[ic] $tab\($CONCERN\)/| &/p;t" -e "/^.[in] /d;/^.c /d" -e 's/^/| /p'
-	elif have rpm; then
-		line "manager $(if have zypper; then echo zypper; else echo dnf; fi)"
+	elif { [ "$REPLY" = dnf ] || [ "$REPLY" = zypper ]; } && have rpm; then
+		line "manager $REPLY"
 		within 12 rpm -qa --qf 'ii \t%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\t%{ARCH}\n' 2>/dev/null |
 			sed -n "s/^ii $tab\($CONCERN\)/| &/p"
-	elif have pacman; then
+	elif [ "$REPLY" = pacman ] && have pacman; then
 		line "manager pacman"
 		within 8 pacman -Q 2>/dev/null | sed -n "s/^\(\($CONCERN\)[^ ]*\|linux\) \(.*\)/| ii $tab\1$tab\3$tab/p"
 	else
@@ -773,7 +788,7 @@ probe_files() {
 		/usr/share/keyrings/*nvidia* /usr/share/keyrings/*cuda* \
 		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
-		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pacman.conf \
+		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf \
 		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* \
 		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf /etc/udev/rules.d/*nvidia*
 	# shellcheck disable=SC2046 # paths of configuration files, one word each

@@ -1,0 +1,280 @@
+"""Nodes of other distributions: Debian below, with the real dnf, zypper or pacman, and packages with true names.
+
+families/NAME.toml says what such a node has and what its repositories offer, in the form of packages.toml; the packages
+are built by the distribution's own tools in a container of its plain tree, because the lab's machine has none of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import tempfile
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+from gpunode.lab import packages
+from gpunode.lab.machine import Log, podman
+from gpunode.lab.packages import RepositoryInfo, RepositorySource
+from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent
+from gpunode.lab.packages_elf import module_elf
+
+SCRIPTS = {"pre": "%pre", "post": "%post", "preun": "%preun", "postun": "%postun", "posttrans": "%posttrans"}
+PACMAN_SCRIPTS = {"post": ("post_install", "post_upgrade"), "preun": ("pre_remove",)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package:
+    """One package to be: what the table says, and its files by path without leading slash."""
+
+    name: str
+    version: str  # [EPOCH:]VERSION-RELEASE
+    source: str
+    summary: str
+    relations: Mapping[str, tuple[str, ...]]  # depends, provides, conflicts
+    files: Mapping[str, File]
+    scripts: Mapping[str, str]  # post, preun … of rpm
+    values: Mapping[str, str]
+
+    @property
+    def label(self) -> str:
+        """NAME-VERSION-RELEASE, as the file's name begins."""
+        return f"{self.name}-{self.version.rpartition(':')[2]}"
+
+
+def build(distro: str, family: str, directory: Path, tree: str, *, log: Log) -> RepositoryInfo:
+    """The repositories of such a distribution below `directory`, built in a container of the image `tree`.
+
+    At once done when they are there as they would be built.  Raises GpunodeError.
+    """
+    with as_file(files("gpunode.lab")) as lab:
+        table_text = (lab / f"families/{family}.toml").read_bytes()
+        script = (lab / "families/build.sh").read_bytes()
+        texts = packages._texts(lab / "standins/packages") | packages._texts(lab / "standins/families")
+        code = ((lab / "families/__init__.py").read_bytes(), (lab / "packages.py").read_bytes())
+        digest = packages._digest(tree, table_text, texts, script, *code)
+    stamp = directory / "built.json"
+    if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
+        return packages._info(directory.parents[1], built)
+    log(f"building the packages of {distro}")
+    directory.mkdir(parents=True, exist_ok=True)
+    packages._empty(directory)
+    table = tomllib.loads(table_text.decode())
+    built = {"digest": digest} | _build(distro, table, texts, directory, tree, script)
+    stamp.write_text(json.dumps(built, indent=1))
+    return packages._info(directory.parents[1], built)
+
+
+def _build(
+    distro: str, table: Mapping[str, Any], texts: Mapping[str, bytes], directory: Path, tree: str, script: bytes
+) -> dict[str, Any]:
+    some = [_package(row, table, texts) for row in packages._sets(table)]
+    with gpg_home() as folder:
+        work = Path(folder) / "work"
+        work.mkdir()
+        (work / "build.sh").write_bytes(script)
+        (work / "format").write_text(f"{table['format']}\n")
+        keys = {n: make_key(work / "gpg", f"gpunode lab stand-in for {n} of {distro}") for n in table["folders"]}
+        stop_agent(work / "gpg")
+        signs = "".join(f"{name} {key.fingerprint} {table['signs'][name]}\n" for name, key in keys.items())
+        (work / "signs").write_text(signs)
+        for package in some:
+            WRITERS[table["format"]](work, package)
+        if "module" in table:
+            _write_modules(work, table["module"], some)
+        container = f"gpunode-lab-packages-{hashlib.sha256(distro.encode()).hexdigest()[:8]}"
+        mount = f"{work}:/work"
+        podman(
+            "run", "--rm", "--replace", "--name", container, "--network=none", "-v", mount, tree, "sh", "/work/build.sh"
+        )
+        for name, path in table["folders"].items():
+            (directory / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.move(work / "out" / name, directory / path)
+        public_keys(directory / "keys", keys)
+    return _record(distro, table, directory, keys)
+
+
+def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> dict[str, Any]:
+    below = directory.relative_to(directory.parents[1])
+    sources = [
+        RepositorySource(
+            name=name,
+            distro=distro,
+            path=f"{below}/{path}",
+            key=f"{below}/keys/{name}.asc",
+            fingerprint=keys[name].fingerprint,
+        )
+        for name, path in table["folders"].items()
+    ]
+    own = directory / table["folders"]["kernels"]
+    base = [next(path for path in own.glob(f"{label}[-.]*") if path.suffix != ".sig") for label in table["base"]]
+    names = [str(path.relative_to(directory.parents[1])) for path in base]
+    return {"sources": [asdict(source) for source in sources], "base": {distro: names}}
+
+
+# ---------------------------------------------------------------- from the table to packages
+
+
+def _package(row: packages._Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> Package:
+    said, values = row.package, row.values
+    relations = {
+        kind: tuple(text.format(**values) for text in said.get(kind, ()))
+        for kind in ("depends", "provides", "conflicts")
+    }
+    libraries = table["libraries"]
+    found = packages._files(said, values, texts)
+    for path, flavour in said.get("drivers", {}).items():
+        found |= _driver_modules(path.format(**values), values, flavour)
+    return Package(
+        name=said["name"].format(**values),
+        version=row.version,
+        source=row.source,
+        summary=f"{said['summary'].format(**values)} (stand-in)",
+        relations=relations,
+        files={path.replace(packages.LIBRARIES, libraries): _moved(file, libraries) for path, file in found.items()},
+        scripts={n: packages._fill(texts[text], values).decode() for n, text in said.get("scripts", {}).items()},
+        values=values,
+    )
+
+
+def _moved(file: File, libraries: str) -> File:
+    """The file with the folder of Debian's libraries in it replaced by the distribution's."""
+    data = file.data.replace(packages.LIBRARIES.encode(), libraries.encode())
+    return File(data=data.replace(b"usr/lib/*-linux-gnu", libraries.encode()), mode=file.mode, target=file.target)
+
+
+def _driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict[str, File]:
+    """NVIDIA's modules, built: the same objects that the stand-ins' module.c makes, see standins/packages."""
+    needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia", "nvidia_drm": "nvidia_modeset,drm"}
+    found = {}
+    for name in ("nvidia", *needs):
+        needed = needs.get(name, "")
+        gpus = ("alias=pci:v000010DEd*sv*sd*bc03sc02i00*", "alias=pci:v000010DEd*sv*sd*bc03sc00i00*")
+        info = [*(gpus if name == "nvidia" else ()), f"version={values['version']}", f"license={flavour}"]
+        info += [f"depends={needed}", *([f"softdep=pre: {needed.replace(',', ' ')}"] if needed else [])]
+        info += [f"name={name}", f"vermagic={values['release']} SMP preempt mod_unload modversions "]
+        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info))
+    return found
+
+
+# ---------------------------------------------------------------- from packages to what builds them
+
+
+def _write_tree(root: Path, some: Mapping[str, File]) -> None:
+    for path, file in some.items():
+        place = root / path
+        place.parent.mkdir(parents=True, exist_ok=True)
+        if file.target:
+            place.symlink_to(file.target)
+            continue
+        place.write_bytes(file.data)
+        place.chmod(file.mode)
+
+
+def _write_spec(work: Path, package: Package) -> None:
+    version, _, release = package.version.rpartition(":")[2].partition("-")
+    epoch = package.version.rpartition(":")[0]
+    tags = {"depends": "Requires", "provides": "Provides", "conflicts": "Conflicts"}
+    lines = [
+        f"Name: {package.name}",
+        *([f"Epoch: {epoch}"] if epoch else []),
+        f"Version: {version}",
+        f"Release: {release}",
+        f"Summary: {package.summary}",
+        "License: Apache-2.0",
+        "AutoReqProv: no",
+        *(f"{tags[kind]}: {text}" for kind, texts in package.relations.items() for text in texts),
+        "%description\nA stand-in of the gpunode lab: it has the name, version, dependencies and paths of the real package.",
+        f"%install\nmkdir -p %{{buildroot}}\ncp -a /work/roots/{package.label}/. %{{buildroot}}/",
+        *(f"{SCRIPTS[name]}\n{text}" for name, text in package.scripts.items()),
+        "%files\n%defattr(-,root,root,-)",
+        *(f"{'%config(noreplace) ' if path.startswith('etc/') else ''}/{path}" for path in sorted(package.files)),
+    ]
+    _write_tree(work / "roots" / package.label, package.files)
+    spec = work / "specs" / package.source / f"{package.label}.spec"
+    spec.parent.mkdir(parents=True, exist_ok=True)
+    spec.write_text("\n".join(lines) + "\n")
+
+
+def _write_pkgbuild(work: Path, package: Package) -> None:
+    version, _, release = package.version.partition("-")
+    quoted = {kind: " ".join(f"'{text}'" for text in texts) for kind, texts in package.relations.items()}
+    lines = [
+        f"pkgname={package.name}",
+        f"pkgver={version}",
+        f"pkgrel={release}",
+        f"pkgdesc='{package.summary}'",
+        "arch=(x86_64)",
+        "license=(Apache)",
+        "options=(!strip !debug)",
+        *(f"{kind}=({text})" for kind, text in quoted.items()),
+        *([f"install={package.name}.install"] if package.scripts else []),
+        f'package() {{ cp -a /work/roots/{package.label}/. "$pkgdir/"; }}',
+    ]
+    _write_tree(work / "roots" / package.label, package.files)
+    folder = work / "specs" / package.source / package.label
+    folder.mkdir(parents=True)
+    (folder / "PKGBUILD").write_text("\n".join(lines) + "\n")
+    if package.scripts:
+        functions = [
+            f"{function}() {{\n{text}\n}}"
+            for name, text in package.scripts.items()
+            for function in PACMAN_SCRIPTS[name]
+        ]
+        (folder / f"{package.name}.install").write_text("\n".join(functions) + "\n")
+
+
+WRITERS = {"rpm": _write_spec, "pacman": _write_pkgbuild}
+
+
+def _write_modules(work: Path, module: Mapping[str, Any], some: Iterable[Package]) -> None:
+    """modules.yaml: a document for each stream, with the packages it holds (modulemd v2)."""
+    streams: dict[str, list[str]] = {}
+    for package in some:
+        if package.source != module["source"] or "branch" not in package.values:
+            continue
+        for flavour, pattern in module["streams"].items():
+            if module["only"].get(package.name, flavour) == flavour:
+                full = f"{package.name}-{package.version}.x86_64"
+                if ":" not in package.version:
+                    full = f"{package.name}-0:{package.version}.x86_64"
+                streams.setdefault(pattern.format(**package.values), []).append(full)
+    text = "".join(
+        f"---\ndocument: modulemd\nversion: 2\ndata:\n  name: {module['name']}\n  stream: {stream}\n"
+        f'  version: 20261101000000\n  context: "00000000"\n  arch: x86_64\n'
+        f"  summary: NVIDIA driver {stream}\n  description: Stand-in of the gpunode lab\n  license:\n    module: [Apache-2.0]\n"
+        "  artifacts:\n    rpms:\n" + "".join(f"    - {name}\n" for name in sorted(names)) + "...\n"
+        for stream, names in streams.items()
+    )
+    (work / "modules").mkdir()
+    (work / "modules" / f"{module['source']}.yaml").write_text(text)
+
+
+# ---------------------------------------------------------------- a node's own
+
+
+def build_folder(build: Path, family: str, base: Iterable[Path], source: Path) -> None:
+    """What families/finish.sh finds under /build/family when an image is made."""
+    folder = build / "family"
+    (folder / "packages").mkdir(parents=True)
+    shutil.copy(source / "families/finish.sh", folder / "finish.sh")
+    (folder / "name").write_text(f"{family}\n")
+    for package in base:
+        shutil.copy(package, folder / "packages")
+        key = next(parent for parent in package.parents if (parent / "keys").is_dir()) / "keys/kernels.asc"
+        shutil.copy(key, folder / "key.asc")
+
+
+def seed(family: str, kernels: RepositorySource, url: str, key: str) -> dict[str, str]:
+    """The distribution's own repository as files of a new node: {path without leading slash: text}."""
+    place = f"{url}/{kernels.path}"
+    if family == "arch":
+        return {"etc/pacman.d/mirrorlist": f"Server = {place}\n"}
+    path = "etc/pki/rpm-gpg/RPM-GPG-KEY-distribution"
+    text = f"[base]\nname=base\nbaseurl={place}\nenabled=1\ngpgcheck=1\nrepo_gpgcheck=0\ngpgkey=file:///{path}\n"
+    folder = {"rocky": "etc/yum.repos.d", "sles": "etc/zypp/repos.d"}[family]
+    return {path: key, f"{folder}/base.repo": text}

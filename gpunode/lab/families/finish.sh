@@ -1,0 +1,58 @@
+#!/bin/sh
+# Makes a lab node that node/finish.sh has finished into one of another distribution; runs in it, when the image is built.
+# /build/family holds: name, packages/ (what the node has from the start), seed.
+set -eu
+build=/build/family
+family=$(cat "$build/name")
+
+# What would give the Debian below away, or let something be done by it.
+remove_debian() {
+    rm -rf /usr/bin/dpkg* /usr/bin/apt* /usr/sbin/dpkg* /usr/lib/apt /usr/lib/dpkg /etc/apt /etc/dpkg /var/lib/apt /var/cache/apt \
+        /etc/debian_version /usr/bin/lsb_release
+    find /var/lib/dpkg -mindepth 1 -maxdepth 1 ! -name alternatives -exec rm -rf {} +
+    find /etc/cron.daily /etc/kernel -type f \( -name '*apt*' -o -name '*dpkg*' \) -delete 2>/dev/null || :
+}
+
+# dnf is written in Python and brings its own, as on RHEL 8: no module of Ansible would find it.
+hide_python() {
+    rm -f /usr/bin/python3 /usr/bin/python
+    if [ -e /usr/bin/dnf-3 ]; then
+        mv /usr/bin/python3.11 /usr/libexec/platform-python
+        grep -Il '^#! */usr/bin/python3' /usr/bin/* | xargs sed -i '1s|^#!.*|#!/usr/libexec/platform-python|'
+    fi
+    rm -f /usr/bin/python3* /usr/bin/pydoc3* /usr/bin/py3*
+}
+
+use_rpm() {
+    mkdir -p /etc/rpm
+    echo '%_dbpath /var/lib/rpm' >/etc/rpm/macros
+    rm -rf /var/lib/rpm && rpm --initdb
+    rpm --install --nodeps --replacefiles "$build"/packages/*.rpm
+}
+
+become_rocky() {
+    use_rpm
+    sed -i 's/^enabled *=.*/enabled = false/' /etc/dnf/plugins/local.conf
+    rm -f /etc/yum.repos.d/*
+}
+
+become_sles() {
+    use_rpm
+    mkdir -p /etc/products.d /etc/zypp/repos.d
+    printf '%s\n' '<?xml version="1.0" encoding="UTF-8"?>' '<product schemeversion="0"><vendor>SUSE</vendor><name>SLES</name><version>15.6</version><release>0</release><arch>x86_64</arch><productline>sles</productline><register><target>sle-15-x86_64</target></register><summary>SUSE Linux Enterprise Server 15 SP6</summary></product>' >/etc/products.d/SLES.prod
+    ln -s SLES.prod /etc/products.d/baseproduct
+    printf '[main]\nmultiversion = provides:multiversion(kernel)\nmultiversion.kernels = latest,latest-1,running\n' >/etc/zypp/zypp.conf
+}
+
+become_arch() {
+    printf '[options]\nHoldPkg = pacman\nArchitecture = auto\nSigLevel = Required DatabaseOptional\n\n[extra]\nInclude = /etc/pacman.d/mirrorlist\n' >/etc/pacman.conf
+    pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' --config "$build/pacman.conf" "$build"/packages/*.pkg.tar.*
+    pacman-key --init >/dev/null 2>&1
+    pacman-key --add "$build/key.asc" >/dev/null 2>&1
+    pacman-key --lsign-key "$(gpg --batch --with-colons --show-keys "$build/key.asc" | sed -n 's/^fpr:*\([0-9A-F]*\):.*/\1/p' | head -n 1)" >/dev/null 2>&1
+    gpgconf --homedir /etc/pacman.d/gnupg --kill all
+}
+
+"become_$family"
+remove_debian
+hide_python
