@@ -72,19 +72,18 @@ class InForce:
 
 
 def folder(request: RuntimeRequest) -> str:
-    """Where CRI-O looks for drop-ins; Refusal where the one asked for would never be read."""
+    """Where CRI-O looks for drop-ins."""
     named = flags(request, "--config-dir", "-d")
-    found = named[-1] if named else FOLDER
-    if not request.drop_in or request.drop_in.startswith(f"{found}/"):
-        return found
-    if request.flags or request.config in ("", CONFIG):
-        raise Refusal(f"CRI-O does not read {request.drop_in}", f"put the drop-in into {found}")
-    return posixpath.dirname(request.drop_in)  # of a CRI-O with --config and --config-dir of its own
+    own = request.drop_in and request.config not in ("", CONFIG) and not request.flags  # with --config-dir, not seen
+    return named[-1] if named else posixpath.dirname(request.drop_in) if own else FOLDER
 
 
 def drop_in_of(request: RuntimeRequest) -> str:
-    """The file for what is ours."""
-    return request.drop_in or f"{folder(request)}/{NAME}"
+    """The file for what is ours; Refusal where CRI-O would never read it."""
+    found = folder(request)
+    if request.drop_in and not request.drop_in.startswith(f"{found}/"):
+        raise Refusal(f"CRI-O does not read {request.drop_in}", f"put the drop-in into {found}")
+    return request.drop_in or f"{found}/{NAME}"
 
 
 def documents_of(files: Mapping[str, bytes], request: RuntimeRequest) -> list[Document]:
