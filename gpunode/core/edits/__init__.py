@@ -141,7 +141,10 @@ def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[
 
     Read them, ask again with what was read, and so on until it names nothing new: files import other files.
     """
-    return _engine(request).patterns(files, request)
+    try:
+        return _engine(request).patterns(files, request)
+    except Refusal as refusal:
+        raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
 
 
 def runtime_state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
