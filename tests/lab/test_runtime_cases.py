@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.core.edits import RuntimeRequest, configure_runtime
+from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.request import release
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
@@ -43,11 +43,15 @@ IMPLIED = (("sandbox_mode", "podsandbox"),)  # containerd 1.7 puts it in place o
 
 @dataclass(frozen=True, kw_only=True)
 class Trial:
-    """A case as this engine's version is asked to edit it, and the files before and after."""
+    """A case as this engine's version is asked to edit it: the files before, after, and with nvidia taken out again.
+
+    `without` comes of no undo record: nobody knows what was there before.  It is `after` where that is refused.
+    """
 
     request: RuntimeRequest
     before: Files
     after: Files
+    without: Files
     edit: Edit
 
     @property
@@ -80,15 +84,23 @@ def trials(engine: str, version: str) -> dict[str, Trial]:
         except InputError:
             continue  # a shape that only other versions take
         if not edit.problems:
-            after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
-            found[folder.name] = Trial(request=request, before=before, after=after, edit=edit)
+            after = applied(before, edit)
+            without = applied(after, unconfigure_runtime(after, request))
+            found[folder.name] = Trial(request=request, before=before, after=after, without=without, edit=edit)
     return found
 
 
+def applied(files: Files, edit: Edit) -> Files:
+    return {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
+
+
 def ask(node: DaemonNode, wanted: Mapping[str, Trial]) -> dict[str, tuple[tuple[int, str, str], ...]]:
-    """What the engine says of each trial's files before and after: exit status, output, error output."""
-    asked = {name: [trial.asked(files) for files in (trial.before, trial.after)] for name, trial in wanted.items()}
-    folders = {digest(files): files for both in asked.values() for files in both}
+    """What the engine says of each trial's files before, after and without: exit status, output, error output."""
+    asked = {
+        name: [trial.asked(files) for files in (trial.before, trial.after, trial.without)]
+        for name, trial in wanted.items()
+    }
+    folders = {digest(files): files for trees in asked.values() for files in trees}
     node.sh("rm -rf /tmp/cases")
     node.put("/tmp/cases", {f"{name}/{path}": data for name, files in folders.items() for path, data in files.items()})
     node.sh(BATCH)
@@ -97,7 +109,7 @@ def ask(node: DaemonNode, wanted: Mapping[str, Trial]) -> dict[str, tuple[tuple[
         name: (int(said[f"{name}/status"]), said[f"{name}/stdout"], said[f"{name}/stderr"].strip()[-400:])
         for name in folders
     }
-    return {name: tuple(answers[digest(files)] for files in both) for name, both in asked.items()}
+    return {name: tuple(answers[digest(files)] for files in trees) for name, trees in asked.items()}
 
 
 def digest(files: Files) -> str:
@@ -150,6 +162,16 @@ def judge_containerd(trial: Trial, before: Mapping[str, Any], after: Mapping[str
     return wrongs
 
 
+def judge_removal(trial: Trial, after: Mapping[str, Any], without: Mapping[str, Any]) -> list[str]:
+    """nvidia is gone, what names it as default too, and nothing else has changed."""
+    name, cri = trial.request.name, cri_of(without).get("containerd", {})
+    gone = {
+        "default": (cri.get("default_runtime_name") == name, False),
+        "listed": (name in cri.get("runtimes", {}), False),
+    }
+    return wrong(gone) + differences(after, without, may_differ(replace(trial.request, enable_cri=False), after))
+
+
 def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
     runtimes, default = new["containerd"]["runtimes"], new["containerd"]["default_runtime_name"]
     nvidia = runtimes.get(request.name, {})
@@ -196,13 +218,13 @@ def test_containerd_loads_every_edited_file_with_nvidia_in_force_and_nothing_els
     version = daemons.sh("containerd --version").split()[2]
     wanted = trials("containerd", version)
     wrongs, judged = {}, 0
-    for name, ((status, dump, _), (status_after, dump_after, said)) in ask(daemons, wanted).items():
-        if status:
+    for name, (before, *edited) in ask(daemons, wanted).items():
+        if before[0]:
             continue  # a file that this version does not load in the first place
         judged += 1
-        if status_after:
-            wrongs[name] = [f"does not load any more: {said}"]
-        elif found := judge_containerd(wanted[name], tomllib.loads(dump), tomllib.loads(dump_after)):
+        failed = [said for status, _, said in edited if status]
+        dumps = [tomllib.loads(dump) for _, dump, _ in (before, *edited)] if not failed else []
+        if found := failed or judge_containerd(wanted[name], *dumps[:2]) + judge_removal(wanted[name], *dumps[1:]):
             wrongs[name] = found
     assert wrongs == {}
     assert judged >= 30, "most cases say something about every version"
@@ -273,8 +295,8 @@ def test_docker_takes_every_edited_file_with_nvidia_in_force_and_nothing_else_ch
     assert wrongs == {}
     if release(version) < (23, 0):
         return  # dockerd --validate came with 23.0
-    for name, ((status, *_), (status_after, _, said)) in ask(daemons, wanted).items():
-        if status == 0 and status_after:
-            wrongs[name] = [said]
+    for name, (before, *edited) in ask(daemons, wanted).items():
+        if before[0] == 0 and (failed := [said for status, _, said in edited if status]):
+            wrongs[name] = failed
     assert wrongs == {}
     assert len(wanted) >= 20, "most cases say something about every version"
