@@ -89,7 +89,7 @@ def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dic
         sets[(DEFAULT,)] = request.name
     if request.default_runtime == "runc" and now.default == request.name:
         unset, back = _former_default(documents, request)
-        sets |= {(DEFAULT,): back} if back else {}
+        sets |= {} if back is None else {(DEFAULT,): back}
     runtime = _runtime(now, request)
     if now.runtimes.get(request.name) != runtime:
         sets["runtimes", request.name] = runtime
@@ -146,15 +146,18 @@ def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], reque
     return [] if any(name.startswith("/") for name in have) else [*have, binary]
 
 
-def _former_default(documents: Sequence[Document], request: RuntimeRequest) -> tuple[list[str], str]:
-    """Where to unset the default so that what stood below it counts again, and what to set where that does not do."""
+def _former_default(documents: Sequence[Document], request: RuntimeRequest) -> tuple[list[str], str | None]:
+    """Where to unset the default so that what stood below it counts again, or else what to set.
+
+    A usual runtime that has a table, or "", for which CRI-O takes its built-in one.
+    """
     drop_in = drop_in_of(request)
     mine = [d.path for d in documents if d.path == drop_in and d.section.get(DEFAULT) == request.name]
     rest = [Document(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
-    left = in_force(rest, request)
-    if left.default != request.name:
-        return mine, ""
-    return [], next((name for name in ("crun", "runc") if name in left.runtimes), "")
+    if in_force(rest, request).default != request.name:
+        return mine, None
+    tables = {name for document in documents for name in document.runtimes}
+    return [], next((name for name in ("crun", "runc") if name in tables), "")
 
 
 def _cgroup(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
