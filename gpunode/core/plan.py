@@ -316,7 +316,7 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
 def _manager_problems(facts: NodeFacts, solution: Solution) -> list[Problem]:
     """The solver knows more distributions than node/packages.sh has package managers."""
     parts = (solution.driver, solution.cuda, solution.toolkit)
-    if facts.package_manager in ("", "apt", "dnf") or not any(part and part.packages for part in parts):
+    if facts.package_manager in ("", "apt", "dnf", "zypper") or not any(part and part.packages for part in parts):
         return []
     return [
         Problem(

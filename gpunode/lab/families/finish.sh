@@ -38,6 +38,7 @@ become_rocky() {
 
 become_sles() {
     use_rpm
+    rpm --import "$build/key.asc"
     mkdir -p /etc/products.d /etc/zypp/repos.d
     printf '%s\n' '<?xml version="1.0" encoding="UTF-8"?>' '<product schemeversion="0"><vendor>SUSE</vendor><name>SLES</name><version>15.6</version><release>0</release><arch>x86_64</arch><productline>sles</productline><register><target>sle-15-x86_64</target></register><summary>SUSE Linux Enterprise Server 15 SP6</summary></product>' >/etc/products.d/SLES.prod
     ln -s SLES.prod /etc/products.d/baseproduct
