@@ -78,6 +78,25 @@ def test_unconfigure_takes_nvidia_out_of_every_file_and_leaves_the_rest_of_them(
     assert ["stays" in reason.why for reason in edit.reasons] == [False, False, False, True]
 
 
+def test_unconfigure_leaves_a_default_that_has_a_table_where_the_built_in_one_may_not_be_installed() -> None:
+    runc = b'\n[crio.runtime.runtimes.runc]\nruntime_path = "/usr/bin/runc"\n'
+    before = {ROOT: b'[crio.runtime]\ndefault_runtime = "nvidia"\n\n' + TABLE + runc}
+    after = applied(before, unconfigure_runtime(before, request()))
+    assert after == {ROOT: b'[crio.runtime]\ndefault_runtime = "runc"\n' + runc}
+
+
+def test_unconfigure_of_the_drop_in_gives_back_the_built_in_default_that_counted_before() -> None:
+    before = {ROOT: b'[crio.runtime.runtimes.runc]\nruntime_path = "/usr/bin/runc"\n'}
+    after = applied(before, configure_runtime(before, request()))
+    assert applied(after, unconfigure_runtime(after, request())) == before
+
+
+def test_unconfigure_refuses_where_the_daemon_is_started_with_nvidia_as_default() -> None:
+    asked = request(flags=("--default-runtime", "nvidia"))
+    [problem] = unconfigure_runtime({DROP_IN: TABLE}, asked).problems
+    assert problem.what == "CRI-O is started with --default-runtime, which overrules default_runtime of its files"
+
+
 def test_unconfigure_changes_nothing_where_nvidia_is_not_known() -> None:
     assert unconfigure_runtime(PACKAGE, request()).changes == {}
 

@@ -260,28 +260,44 @@ def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request:
 def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Takes the runtime out of every file that has it, and the default where it names it; an empty drop-in goes."""
     documents = documents_of(files, request)
-    drop_in = drop_in_of(request)
+    drop_in, usual = drop_in_of(request), _instead(documents, request)
     changes: dict[str, bytes | None] = {}
     reasons = []
     for document in documents:
         removes: list[toml.Path] = [("runtimes", request.name)] if request.name in document.runtimes else []
-        removes += [(DEFAULT,)] if document.section.get(DEFAULT) == request.name else []
-        if not removes:
+        default = document.section.get(DEFAULT) == request.name
+        if not removes and not default:
             continue
-        text = toml.edit(document.text, removes=[(*_SECTION, *key) for key in removes])
-        left = read(document.path, text.encode())
+        instead = usual if default and document.path != drop_in else ""  # what stood below a drop-in counts again
+        removes += [(DEFAULT,)] if default and not instead else []
+        sets: dict[toml.Path, Any] = {(*_SECTION, DEFAULT): instead} if instead else {}
+        text = toml.edit(document.text, sets, [(*_SECTION, *key) for key in removes])
         gone = document.path == drop_in and dropin.empty(document.path, text)
         changes[document.path] = None if gone else dropin.encode(text, files[document.path])
-        why = "removes it" if gone else f"removes {' and '.join('.'.join(key) for key in removes)}"
-        reasons.append(Reason(what=document.path, why=why, source=SOURCE))
-        if document.path == drop_in and left.section:
-            stays = Reason(what=f"{', '.join(left.section)} in {drop_in}", why="stays: it is not the runtime's")
-            reasons.append(stays)
-    after = documents_of({p: d for p, d in {**files, **changes}.items() if d is not None}, request)
-    default = in_force(after, request).default
-    if changes and default == request.name:
-        raise _overruled("--default-runtime", DEFAULT)
+        said = [f"removes {'.'.join(key)}" for key in removes] + [f"sets {DEFAULT} = {instead}"] * bool(sets)
+        reasons.append(Reason(what=document.path, why="removes it" if gone else "; ".join(said), source=SOURCE))
+        left = ", ".join(key for key in read(document.path, text.encode()).section if key != DEFAULT)
+        if document.path == drop_in and left:
+            reasons.append(Reason(what=f"{left} in {drop_in}", why="stays: it is not the runtime's"))
+    if changes and flags(request, FLAGS[DEFAULT])[-1:] == [request.name]:
+        raise _overruled(FLAGS[DEFAULT], DEFAULT)
     return Edit(changes=changes, reasons=tuple(reasons), meant=_meant(request) if changes else ())
+
+
+def _instead(documents: Sequence[Document], request: RuntimeRequest) -> str:
+    """The default to set where nothing below ours names one and only another usual runtime has a table, else ""."""
+    rest = [
+        Document(
+            document.path,
+            document.text,
+            {key: value for key, value in document.section.items() if (key, value) != (DEFAULT, request.name)},
+            {name: table for name, table in document.runtimes.items() if name != request.name},
+        )
+        for document in documents
+    ]
+    tables = {name for document in rest for name in document.runtimes}
+    usual = next((name for name in ("crun", "runc") if name in tables), "")
+    return "" if in_force(rest, request).default in tables else usual
 
 
 def _meant(request: RuntimeRequest) -> tuple[str, ...]:
