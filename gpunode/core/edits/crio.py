@@ -34,6 +34,8 @@ from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
+
 # where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote the drop-in: CRI-O does not look there
 UNREAD = f"/etc/crio/conf.d/{NAME}"
 SOURCE = "https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md"

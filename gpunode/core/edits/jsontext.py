@@ -51,11 +51,6 @@ def parse(path: str, text: str) -> Any:
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="mend the file") from None
 
 
-def plain(value: Any) -> Any:
-    """A copy that shares nothing with the value."""
-    return json.loads(json.dumps(value))
-
-
 def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> str:
     """The text of an object without the members at `removes`, then with those of `sets`, all else as it was.
 
