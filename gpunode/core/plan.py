@@ -108,7 +108,7 @@ def make_plan(
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(facts, spec, solution, templates)
-    problems = (*_target_problems(facts), *_manager_problems(facts, solution), *solution.problems, *want.problems)
+    problems = (*_target_problems(facts), *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
     if solution.toolkit:
@@ -311,19 +311,6 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
     if facts.init and facts.init != "systemd":
         problems.append(Problem(what=f"init is {facts.init}, not systemd", fix="gpunode manages systemd nodes only"))
     return problems
-
-
-def _manager_problems(facts: NodeFacts, solution: Solution) -> list[Problem]:
-    """The solver knows more distributions than node/packages.sh has package managers."""
-    parts = (solution.driver, solution.cuda, solution.toolkit)
-    if facts.package_manager in ("", "apt", "dnf", "zypper") or not any(part and part.packages for part in parts):
-        return []
-    return [
-        Problem(
-            what=f"gpunode does not install packages with {facts.package_manager} yet",
-            fix="gpunode solve says which packages fit; gpunode runtime configures the engines once they are there",
-        )
-    ]
 
 
 def _reasons(case: _Case, mine: Mapping[Key, Want]) -> tuple[Reason, ...]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
 from gpunode.core.model import Flavour, Kernel, PackageWant
 from gpunode.core.solve_notes import Notes
 
@@ -38,6 +38,18 @@ def rpm_repository(
 def stream(row: DistroRow, branch: Branch, flavour: Flavour, knowledge: Knowledge) -> str:
     """The stream of the dnf module that holds the branch (nvidia-driver:580-open), "" where there are no modules."""
     return str(knowledge.packages["rhel"]["stream"][flavour].format(branch=branch.branch)) if row.modular else ""
+
+
+def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, names: Table) -> list[str]:
+    """What SUSE's metapackages of another branch or flavour brought and those that are wanted replace."""
+    generation = [g for first, g in names["generations"].items() if int(first) <= branch.branch][-1]
+    found = []
+    for name in installed:
+        match = re.fullmatch(names["of_generation"], name)
+        other = match and match["kmp"] and name.startswith("nvidia-open-") != (flavour == "open")
+        if match and (match["generation"] != generation or other):
+            found.append(name)
+    return found
 
 
 def suse_own(

@@ -14,6 +14,7 @@ from gpunode.core.solve_families import (
     header_packages,
     rpm_repository,
     stream,
+    suse_leftovers,
     suse_own,
     version_wish,
 )
@@ -306,4 +307,5 @@ def _conflicts(
         meta = switched and name in ("nvidia-open", "cuda-drivers")
         if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in rivals):
             found.append(name)
-    return tuple(found)
+    more = suse_leftovers(request.installed, branch, flavour, names) if "generations" in names else []
+    return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))

@@ -179,9 +179,11 @@ def _driver(
     yield Key("driver", "activate", "module nouveau"), Want(value=ABSENT)
     yield Key("driver", "activate", "module nvidia"), Want(value=PRESENT)
     yield Key("driver", "activate", "module version"), Want(value=facts.driver.userspace or PRESENT)
+    if facts.driver.loaded_flavour not in ("", driver.flavour):
+        yield Key("driver", "activate", "module flavour"), Want(value=driver.flavour)
     for kernel in facts.kernels:
         if kernel.image:
-            yield Key("driver", "packages", f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT)
+            yield Key("driver", "packages", f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT, data=driver.flavour)
     for unit in driver.services:
         yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
 
@@ -266,8 +268,10 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
 
 def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -> str:
     if key.option == "packages" and key.name.startswith(MODULE_FOR):
-        built = {k.release for k in facts.kernels if k.module}
-        return PRESENT if key.name.removeprefix(MODULE_FOR) in built else ABSENT
+        kernel = next((k for k in facts.kernels if k.release == key.name.removeprefix(MODULE_FOR) and k.module), None)
+        return (
+            ABSENT if kernel is None else PRESENT if kernel.flavour in ("", item.data) else f"{kernel.flavour} modules"
+        )
     if key.option == "packages":
         found = facts.packages.get(key.name)
         if found is None:
@@ -306,6 +310,8 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
         return PRESENT if facts.driver.nouveau else ABSENT
     if name == "version":
         return facts.driver.loaded or ABSENT
+    if name == "flavour":
+        return facts.driver.loaded_flavour
     return PRESENT if name in facts.modules else ABSENT
 
 

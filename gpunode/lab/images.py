@@ -71,7 +71,11 @@ RELEASES = {
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
     "rocky:9": Release(codename="bookworm", family="rocky", packages=("dnf", "dnf-plugins-core", "dkms", *RPM)),
     "sles:15": Release(codename="bookworm", family="sles", packages=("zypper", *RPM)),
-    "arch": Release(codename="bookworm", family="arch", packages=("pacman-package-manager", "makepkg", "dkms", *BUILD)),
+    "arch": Release(
+        codename="bookworm",
+        family="arch",
+        packages=("pacman-package-manager", "makepkg", "libarchive-tools", "dkms", *BUILD),
+    ),
 }
 
 
@@ -129,7 +133,7 @@ def ensure_tree(variant: Variant, *, log: Log) -> str:
 def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
     """The name, with tag, of the node image of that variant; built when podman does not have it.
 
-    `debs` are packages that the image gets beyond Debian's own (its kernel), of its own distribution's kind.  The tag `latest` leads to it, too.
+    X `latest` leads to it, too.
     """
     with machine.lock("images", log=log), as_file(files("gpunode.lab")) as source:
         archive = machine.archive()

@@ -92,8 +92,8 @@ def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -
     family = RELEASES[node.distro].family
     if family:
         own = families.seed(family, kernels, url, (repository / kernels.key).read_text())
-        for path, text in own.items():
-            machine.write(seed / path, text, mode=0o644)
+        for name, text in own.items():
+            machine.write(seed / name, text, mode=0o644)
     elif not node.real_driver:
         _seed_kernel_source(seed, kernels, url, repository)
     for path in (seed, *seed.rglob("*")):

@@ -36,6 +36,15 @@ loaded() {
 
 module_version() { cat "/sys/module/nvidia/version" 2>/dev/null; }
 
+# Whether the loaded driver is of the other flavour than the one that is installed: both have the same version.
+other_flavour() {
+  case $(modinfo -F license nvidia 2>/dev/null) in
+    *GPL*) ! grep -q 'Open Kernel Module' /proc/driver/nvidia/version 2>/dev/null ;;
+    NVIDIA) grep -qs 'Open Kernel Module' /proc/driver/nvidia/version ;;
+    *) return 1 ;;
+  esac
+}
+
 # the version that user space was built for: the suffix of libnvidia-ml.so
 userspace_version() {
   for library in /usr/lib/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib/libnvidia-ml.so.*.* /usr/lib/*/nvidia/*/libnvidia-ml.so.*.*; do
@@ -163,7 +172,7 @@ wants() { requested load | grep -qx "$1"; }
 modules() {
   blocked=
   for module in $(requested unload); do unload "$module" || blocked=1; done
-  if wants nvidia && loaded nvidia && [ -n "$version" ] && [ "$(module_version)" != "$version" ]; then
+  if wants nvidia && loaded nvidia && [ -n "$version" ] && { [ "$(module_version)" != "$version" ] || other_flavour; }; then
     unload_old_driver || blocked=1
   fi
   [ -z "$blocked" ] || return 0

@@ -207,6 +207,15 @@ dkms_nvidia() {
     awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
 }
 
+# whether a module was built before its source was put there: rpm removes the other flavour of the same version after
+# the new one has come, and DKMS takes what it knows for what it is asked for
+dkms_stale() {
+  for built in "/var/lib/dkms/$1/$2/$3"/*/module/nvidia.ko*; do
+    [ -e "$built" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$built" 2>/dev/null | head -n 1)" ] && return
+  done
+  return 1
+}
+
 # lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there
 dkms_missing() {
   dkms_nvidia >"$GPUNODE_IN/.dkms"
@@ -214,7 +223,7 @@ dkms_missing() {
     for tree in /lib/modules/*; do
       [ -d "$tree/build/" ] || continue
       kernel=${tree##*/}
-      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" || echo "$module $version $kernel"
+      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_stale "$module" "$version" "$kernel" || echo "$module $version $kernel"
     done
   done
 }
@@ -225,6 +234,10 @@ dkms_build() {
   [ -s "$GPUNODE_IN/.unbuilt" ] || return 0
   while read -r module version kernel; do
     say note "building $module $version for kernel $kernel"
+    ! dkms_stale "$module" "$version" "$kernel" || {
+      dkms remove "$module/$version" -k "$kernel"
+      dkms add "$module/$version"
+    } >>"$log" 2>&1 </dev/null 9>&-
     dkms install "$module/$version" -k "$kernel" >>"$log" 2>&1 </dev/null 9>&- && built=1 && continue
     cat "/var/lib/dkms/$module/$version/build/make.log" "/var/lib/dkms/$module/$version/$kernel"/*/log/make.log 2>/dev/null |
       tail -n 60 >>"$log"

@@ -109,7 +109,11 @@ pacman_said() {
   ! grep -q 'failed retrieving file' "$GPUNODE_IN/.transaction" || echo "(the lists are older than the mirror: run pacman -Syu)"
 }
 
+# Modules that are built for one kernel keep that kernel: without it, the next upgrade would leave the GPU behind.
 pacman_hold() {
+  for name in "$@"; do
+    case $name in nvidia-open | nvidia) set -- "$@" linux ;; nvidia-open-lts | nvidia-lts) set -- "$@" linux-lts ;; esac
+  done
   { sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n'; printf '%s\n' "$@"; } | sort -u | tr '\n' ' ' |
     sed 's/^/IgnorePkg = /; s/ $//' >"$GPUNODE_IN/.hold" && echo >>"$GPUNODE_IN/.hold"
   mkdir -p "${PACMAN_HOLD%/*}" && cp "$GPUNODE_IN/.hold" "$PACMAN_HOLD" && chmod 644 "$PACMAN_HOLD" || return 1

@@ -179,6 +179,7 @@ probe_kernels() {
 	done
 	for file in /boot/vmlinuz-*; do
 		release=${file#/boot/vmlinuz-}
+		grep -qsx "$release" /lib/modules/*/pkgbase && continue # Arch names them by package: the folder has the image too
 		[ -e "$file" ] && [ ! -d "/lib/modules/$release" ] && line "kernel $release image=yes headers=no"
 	done
 	[ "$modules" ] || return 0
@@ -695,7 +696,9 @@ probe_holds() {
 	for file in /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/yum/pluginconf.d/versionlock.list /etc/zypp/locks; do
 		[ -s "$file" ] && sed 's/^/| /' "$file"
 	done
-	[ -r /etc/pacman.conf ] && sed -n 's/^ *IgnorePkg *= */| IgnorePkg /p' /etc/pacman.conf
+	[ ! -r /etc/pacman.conf ] || for file in /etc/pacman.conf $(sed -n 's/^ *Include *= *//p' /etc/pacman.conf); do
+		[ -r "$file" ] && sed -n 's/^ *IgnorePkg *= */| IgnorePkg /p' "$file"
+	done
 	return 0
 }
 

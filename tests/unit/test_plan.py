@@ -90,7 +90,6 @@ def test_a_node_without_a_gpu_is_left_alone_and_told_so() -> None:
         ({"root": False, "user": "joe"}, "user joe, not as root"),
         ({"container": True, "virtualization": "docker"}, "is a container (docker)"),
         ({"init": "other"}, "init is other"),
-        ({"package_manager": "dnf"}, "does not install packages with dnf yet"),
     ],
 )
 def test_a_target_that_cannot_be_managed_is_refused_before_anything(change: dict[str, Any], what: str) -> None:

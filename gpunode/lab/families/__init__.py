@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shlex
 import shutil
-import tempfile
 import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
@@ -87,9 +87,19 @@ def _build(
         if "module" in table:
             _write_modules(work, table["module"], some)
         container = f"gpunode-lab-packages-{hashlib.sha256(distro.encode()).hexdigest()[:8]}"
-        mount = f"{work}:/work"
+        mount = f"{work}:/packages"
         podman(
-            "run", "--rm", "--replace", "--name", container, "--network=none", "-v", mount, tree, "sh", "/work/build.sh"
+            "run",
+            "--rm",
+            "--replace",
+            "--name",
+            container,
+            "--network=none",
+            "-v",
+            mount,
+            tree,
+            "sh",
+            "/packages/build.sh",
         )
         for name, path in table["folders"].items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
@@ -188,8 +198,9 @@ def _write_spec(work: Path, package: Package) -> None:
         "License: Apache-2.0",
         "AutoReqProv: no",
         *(f"{tags[kind]}: {text}" for kind, texts in package.relations.items() for text in texts),
-        "%description\nA stand-in of the gpunode lab: it has the name, version, dependencies and paths of the real package.",
-        f"%install\nmkdir -p %{{buildroot}}\ncp -a /work/roots/{package.label}/. %{{buildroot}}/",
+        "%description\nA stand-in of the gpunode lab: it has the name, version, dependencies\n"
+        "and paths of the real package.",
+        f"%install\nmkdir -p %{{buildroot}}\ncp -a /packages/roots/{package.label}/. %{{buildroot}}/",
         *(f"{SCRIPTS[name]}\n{text}" for name, text in package.scripts.items()),
         "%files\n%defattr(-,root,root,-)",
         *(f"{'%config(noreplace) ' if path.startswith('etc/') else ''}/{path}" for path in sorted(package.files)),
@@ -207,13 +218,13 @@ def _write_pkgbuild(work: Path, package: Package) -> None:
         f"pkgname={package.name}",
         f"pkgver={version}",
         f"pkgrel={release}",
-        f"pkgdesc='{package.summary}'",
+        f"pkgdesc={shlex.quote(package.summary)}",
         "arch=(x86_64)",
         "license=(Apache)",
         "options=(!strip !debug)",
         *(f"{kind}=({text})" for kind, text in quoted.items()),
         *([f"install={package.name}.install"] if package.scripts else []),
-        f'package() {{ cp -a /work/roots/{package.label}/. "$pkgdir/"; }}',
+        f'package() {{ cp -a /packages/roots/{package.label}/. "$pkgdir/"; }}',
     ]
     _write_tree(work / "roots" / package.label, package.files)
     folder = work / "specs" / package.source / package.label
@@ -246,7 +257,8 @@ def _write_modules(work: Path, module: Mapping[str, Any], some: Iterable[Package
     text = "".join(
         f"---\ndocument: modulemd\nversion: 2\ndata:\n  name: {module['name']}\n  stream: {stream}\n"
         f'  version: 20261101000000\n  context: "00000000"\n  arch: x86_64\n'
-        f"  summary: NVIDIA driver {stream}\n  description: Stand-in of the gpunode lab\n  license:\n    module: [Apache-2.0]\n"
+        f"  summary: NVIDIA driver {stream}\n  description: Stand-in of the gpunode lab\n"
+        "  license:\n    module: [Apache-2.0]\n"
         "  artifacts:\n    rpms:\n" + "".join(f"    - {name}\n" for name in sorted(names)) + "...\n"
         for stream, names in streams.items()
     )

@@ -46,8 +46,11 @@ become_sles() {
 }
 
 become_arch() {
-    printf '[options]\nHoldPkg = pacman\nArchitecture = auto\nSigLevel = Required DatabaseOptional\n\n[extra]\nInclude = /etc/pacman.d/mirrorlist\n' >/etc/pacman.conf
-    pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' --config "$build/pacman.conf" "$build"/packages/*.pkg.tar.*
+    printf '[options]\nHoldPkg = pacman\nArchitecture = auto\nSigLevel = Required DatabaseOptional\nLocalFileSigLevel = Optional\n\n[extra]\nInclude = /etc/pacman.d/mirrorlist\n' >/etc/pacman.conf
+    mkdir -p /etc/pacman.d && touch /etc/pacman.d/mirrorlist
+    for package in "$build"/packages/*.pkg.tar.*; do
+        pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' "$package"
+    done
     pacman-key --init >/dev/null 2>&1
     pacman-key --add "$build/key.asc" >/dev/null 2>&1
     pacman-key --lsign-key "$(gpg --batch --with-colons --show-keys "$build/key.asc" | sed -n 's/^fpr:*\([0-9A-F]*\):.*/\1/p' | head -n 1)" >/dev/null 2>&1

@@ -21,9 +21,15 @@ protect_machine() {
 
 # The newest kernel installed boots, as with GRUB; none installed: the one that ran before.
 choose_kernel() {
-    newest=$(for image in /boot/vmlinuz-*; do [ -e "$image" ] && echo "${image#/boot/vmlinuz-}"; done | sort -V | tail -n 1)
+    newest=$(for image in /boot/vmlinuz-*; do [ -e "$image" ] && release_of "${image#/boot/vmlinuz-}"; done | sort -V | tail -n 1)
     [ -z "$newest" ] || echo "$newest" >"$lab/kernel"
     [ -s "$lab/kernel" ] || cat /proc/sys/kernel/osrelease >"$lab/kernel"
+}
+
+# release_of NAME: Arch's images are named by their package, which stands in pkgbase beside the modules
+release_of() {
+    found=$(grep -lsx "$1" /usr/lib/modules/*/pkgbase) && found=${found%/pkgbase} && echo "${found##*/}" && return
+    echo "$1"
 }
 
 start_kernel() {
