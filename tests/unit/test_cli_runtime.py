@@ -192,3 +192,22 @@ def test_a_file_that_never_rests_is_refused_and_left(tmp_path: Path, monkeypatch
     assert done.return_value == 5
     assert "changed since" in done.output
     assert file.read_text() == DOCKER + "\n" * 3
+
+
+@pytest.mark.parametrize(
+    ("engine", "config", "drop_in", "version"),
+    [
+        ("containerd", "own.toml", "conf.d/99-nvidia.toml", "2.1.9"),
+        ("crio", "crio.conf", "crio.conf.d/99-nvidia.toml", "1.31"),
+    ],
+)
+def test_a_config_of_ones_own_has_its_drop_in_beside_it(
+    tmp_path: Path, engine: str, config: str, drop_in: str, version: str
+) -> None:
+    (tmp_path / "srv").mkdir()
+    args = ("--runtime", engine, "--config", f"/srv/{config}", "--engine-version", version)
+    assert run("configure", tmp_path, *args).return_value == 0
+    assert "nvidia" in (tmp_path / "srv" / drop_in).read_text()
+    assert not (tmp_path / "etc").exists()
+    assert run("unconfigure", tmp_path, *args).return_value == 0
+    assert contents(tmp_path / "srv") == {}

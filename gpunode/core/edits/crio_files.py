@@ -72,10 +72,17 @@ class InForce:
 
 
 def folder(request: RuntimeRequest) -> str:
-    """Where CRI-O looks for drop-ins."""
+    """Where CRI-O looks for drop-ins.
+
+    A root config of one's own, which no daemon's arguments name, has its own folder beside it: to try an edit there
+    must not write into /etc.
+    """
     named = flags(request, "--config-dir", "-d")
-    own = request.drop_in and request.config not in ("", CONFIG) and not request.flags  # with --config-dir, not seen
-    return named[-1] if named else posixpath.dirname(request.drop_in) if own else FOLDER
+    if named:
+        return named[-1]
+    if request.config in ("", CONFIG) or request.flags:
+        return FOLDER
+    return posixpath.dirname(request.drop_in) if request.drop_in else f"{request.config}.d"
 
 
 def drop_in_of(request: RuntimeRequest) -> str:
