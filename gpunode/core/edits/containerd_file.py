@@ -94,7 +94,19 @@ def read(path: str, data: bytes, request: RuntimeRequest) -> File:
         raise Refusal(f"{where}: version is {version!r}, not the number of a config version", "write version = 2")
     file = File(path, content, version)
     _check_shape(file)
+    _check_globs(file, request)
     return file
+
+
+def _check_globs(file: File, request: RuntimeRequest) -> None:
+    """Refuse what depends on the folder containerd was started in: relative globs before 1.6.29 and 1.7.16."""
+    found = re.match(r"v?1\.([67])\.(\d+)", request.version)
+    relative = [item for item in file.content.doc.get("imports", []) if "*" in item and not item.startswith("/")]
+    if relative and found and int(found[2]) < {"6": 29, "7": 16}[found[1]]:
+        raise Refusal(
+            f"{file.path} imports {relative[0]}, which containerd {request.version} looks for where it was started",
+            f"write {posixpath.join(posixpath.dirname(file.path), relative[0])}",
+        )
 
 
 def _check_shape(file: File) -> None:
