@@ -48,5 +48,6 @@ if [ "${1:-}" = all ]; then
 fi
 [ -z "$failed" ] || echo "=== failed before the lab tests:$failed"
 export GPUNODE_REQUIRE_LAB=1
-stage lab python -m pytest -q tests/lab -m "$lab"
+# two files at a time: most of them wait for engines and packages most of the time
+stage lab python -m pytest -q -n 2 --dist loadfile tests/lab -m "$lab"
 [ -z "$failed" ]

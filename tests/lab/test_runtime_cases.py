@@ -188,7 +188,7 @@ def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[s
             said = runtimes[name].get("options", {}).get("SystemdCgroup", False)
             in_force[f"SystemdCgroup of {name}"] = (said, request.cgroup_driver == "systemd")
     if request.cdi is not None:
-        in_force["enable_cdi"] = (new.get("enable_cdi"), request.cdi)
+        in_force["enable_cdi"] = (new.get("enable_cdi", False), request.cdi)
     return wrong(in_force)
 
 

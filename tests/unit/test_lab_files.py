@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -179,3 +180,18 @@ def test_nothing_is_installed_where_all_is_there(monkeypatch):
     monkeypatch.setattr(machine, "_installed", lambda name: True)
     monkeypatch.setattr(machine, "run", lambda *command: pytest.fail("a command was run"))
     machine.install_missing_packages(print)
+
+
+def test_a_suite_that_the_archive_does_not_have_is_refused_in_the_words_of_apt(monkeypatch):
+    archive = machine.Archive(main="http://a.example/debian", security="http://s.example", settings="")
+    said = (
+        "W: unsandboxed\nE: Failed to fetch http://a.example/debian/dists/forky/InRelease  404  Not Found\nE: Failed\n"
+    )
+
+    def run(*command, check):
+        assert command[3:5] == ("download-file", "http://a.example/debian/dists/forky/InRelease")
+        return subprocess.CompletedProcess(command, 100, "", said)
+
+    monkeypatch.setattr(machine, "run", run)
+    with pytest.raises(RefusedError, match=r"the suite forky: Failed to fetch http://a\.example/\S+  404  Not Found\n"):
+        images._require_suite("forky", archive)
