@@ -412,7 +412,9 @@ def test_a_password_that_sudo_does_not_want_never_reaches_the_shell(sudo_user: P
     ("rule", "password", "says", "fix"),
     [
         ("{} ALL=(ALL) ALL\n", "", "asks for a password", "--ask-become-pass"),
-        ("{} ALL=(ALL) ALL\n", "wrong", "wrong password", "ansible_become_password"),
+        pytest.param(
+            "{} ALL=(ALL) ALL\n", "wrong", "wrong password", "ansible_become_password", marks=pytest.mark.slow
+        ),
         ("# nothing for {}\n", "pass word", "was refused", "/etc/sudoers.d"),
     ],
 )

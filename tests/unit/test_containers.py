@@ -191,6 +191,7 @@ def test_systemd_says_which_process_is_dockerd(tmp_path: Path) -> None:
     assert found.reloads, "as the section of units says"
 
 
+@pytest.mark.slow
 @needs_no_systemd
 def test_a_hanging_docker_costs_seconds(machine: Path) -> None:
     tool(machine, "docker", "trap '' TERM\nsleep 50\nsleep 50")

@@ -76,6 +76,7 @@ def test_the_request_limits_the_probe_to_some_sections() -> None:
     assert facts.hostname == ""
 
 
+@pytest.mark.slow
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
     start = time.monotonic()
@@ -150,6 +151,7 @@ def test_a_machine_with_little_more_than_a_shell_can_be_probed(bare_root: Path) 
     )
 
 
+@pytest.mark.slow
 @needs_root
 def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
     tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")

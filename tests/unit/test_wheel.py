@@ -76,6 +76,7 @@ def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, unpacked_sdist: P
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_wheel_runs_the_playbook_by_name(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "v", with_pip=True)
