@@ -14,7 +14,8 @@ dnf_options() {
   use_proxy
 }
 
-dnf_() { "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" "$@" </dev/null 9>&-; }
+# what it writes is for every user of the node to read
+dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" "$@" </dev/null 9>&-); }
 
 # Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
 dnf_unlocked() { dnf_ --disableplugin=versionlock "$@"; }
@@ -61,6 +62,8 @@ dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.
 
 dnf_configured() {
   [ -z "$(missing_source)" ] || return 1
+  # of a stream that is not enabled, dnf says nothing
+  requested streams | while read -r module stream; do [ "$(dnf_stream "$module")" = "$stream" ] || exit 1; done || return 1
   for repository in $(dnf_repositories); do
     dnf_ -q -C --disablerepo='*' --enablerepo="$repository" repoquery --qf '%{name}' >"$GPUNODE_IN/.known" 2>/dev/null && [ -s "$GPUNODE_IN/.known" ] || return 1
   done
@@ -91,14 +94,26 @@ dnf_refresh_failed() {
 # the stream of a module that is enabled, by dnf's own record
 dnf_stream() { sed -n 's/^stream *= *//p' "/etc/dnf/modules.d/$1.module" 2>/dev/null; }
 
+# the streams that were enabled before
+dnf_streams_back() {
+  requested streams | while read -r module _; do
+    [ -e "$GPUNODE_IN/.was.$module" ] || continue
+    if [ -s "$GPUNODE_IN/.was.$module" ]; then
+      cp -p "$GPUNODE_IN/.was.$module" "/etc/dnf/modules.d/$module.module"
+    else
+      rm -f "/etc/dnf/modules.d/$module.module"
+    fi
+  done
+}
+
 # A stream is chosen before packages are looked for; the former one comes back when they cannot be had.
 dnf_streams() {
   requested streams | while read -r module stream; do
     now=$(dnf_stream "$module")
     [ "$now" != "$stream" ] || continue
+    cp -p "/etc/dnf/modules.d/$module.module" "$GPUNODE_IN/.was.$module" 2>/dev/null || : >"$GPUNODE_IN/.was.$module"
     [ -z "$now" ] || dnf_ -y module reset "$module" >>"$log" 2>&1
     dnf_ -y module enable "$module:$stream" >>"$log" 2>&1 || {
-      [ -z "$now" ] || dnf_ -y module enable "$module:$now" >>"$log" 2>&1
       fail "the repository has no stream $module:$stream: $(grep -Ei 'error|missing|unable' "$log" | tail -n 1)" \
         "dnf module list $module on the node shows those there are"
     }

@@ -21,6 +21,7 @@ log=$GPUNODE_IN/.log
 
 # fail MESSAGE FIX: with the end of the log, and the journal closed if it was opened
 fail() {
+  take_back
   [ -z "${begun:-}" ] || {
     manager_ installed >"$GPUNODE_IN/.after"
     journal packages failed ",\"message\":$(json_text "$1")$(changes_json)"
@@ -28,6 +29,9 @@ fail() {
   tail -n 40 "$log" 2>/dev/null
   finish failed "$1" "${2:-}"
 }
+
+# take_back: what was prepared for a transaction that does not come
+take_back() { [ -n "${begun:-}" ] || [ "${manager:-}" != dnf ] || dnf_streams_back; }
 
 manager_() {
   function=$1
@@ -147,15 +151,20 @@ installed_of() {
   tail -n 1 "$GPUNODE_IN/.of"
 }
 
+refuse() {
+  take_back
+  finish refused "$@"
+}
+
 # What the package manager would do beyond the plan: removals nobody asked for, and packages somebody else holds.
 refuse_surprises() {
   extra=$(sed -n 's/^remove //p' "$GPUNODE_IN/.would" | grep -Fxv -f "$GPUNODE_IN/.to_remove" | tr '\n' ' ')
-  [ -z "$extra" ] || finish refused "the package manager would also remove ${extra% }" \
+  [ -z "$extra" ] || refuse "the package manager would also remove ${extra% }" \
     "remove it yourself if it may go, or choose other versions; gpunode removes only what its plan shows"
   held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
     grep -s '"op":"packages","phase":"done"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
-      finish refused "$name has to change, and is held by somebody else than gpunode" "lift its hold, if it may change"
+      refuse "$name has to change, and is held by somebody else than gpunode" "lift its hold, if it may change"
   done
 }
 

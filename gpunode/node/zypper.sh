@@ -17,7 +17,8 @@ zypper_options() {
   export ZYPP_CONF="$GPUNODE_IN/.zypp.conf"
 }
 
-zypper_() { zypper --non-interactive "$@" </dev/null 9>&-; }
+# what it writes is for every user of the node to read
+zypper_() { (umask 022 && exec zypper --non-interactive "$@" </dev/null 9>&-); }
 
 # kernel packages, of which several versions are there at a time, also stand as NAME-VERSION, the version as uname -r has
 # it: without the number of the last rebuild

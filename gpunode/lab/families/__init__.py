@@ -279,6 +279,8 @@ def build_folder(build: Path, family: str, base: Iterable[Path], source: Path) -
         shutil.copy(package, folder / "packages")
         key = next(parent for parent in package.parents if (parent / "keys").is_dir()) / "keys/kernels.asc"
         shutil.copy(key, folder / "key.asc")
+        for database in package.parent.glob("extra.db"):
+            shutil.copy(database, folder)
 
 
 def seed(family: str, kernels: RepositorySource, url: str, key: str) -> dict[str, str]:

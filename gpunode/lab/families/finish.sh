@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a lab node that node/finish.sh has finished into one of another distribution; runs in it, when the image is built.
-# /build/family holds: name, packages/ (what the node has from the start), seed.
+# /build/family holds: name, packages/ (what the node has from the start), key.asc and for pacman extra.db.
 set -eu
 build=/build/family
 family=$(cat "$build/name")
@@ -51,6 +51,7 @@ become_arch() {
     for package in "$build"/packages/*.pkg.tar.*; do
         pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' "$package"
     done
+    install -D -m 644 "$build/extra.db" /var/lib/pacman/sync/extra.db
     pacman-key --init >/dev/null 2>&1
     pacman-key --add "$build/key.asc" >/dev/null 2>&1
     pacman-key --lsign-key "$(gpg --batch --with-colons --show-keys "$build/key.asc" | sed -n 's/^fpr:*\([0-9A-F]*\):.*/\1/p' | head -n 1)" >/dev/null 2>&1
