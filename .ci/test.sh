@@ -26,6 +26,20 @@ if [ "$(id -u)" != 0 ]; then
     echo "this needs root, because it starts systemd nodes with podman; without root there is: make check" >&2
     exit 2
 fi
+
+# what some unit tests use, and pass over without
+missing=''
+for tool in strace:strace busybox:busybox setfattr:attr setfacl:acl; do
+    command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
+done
+[ -e /usr/share/misc/pci.ids ] || missing="$missing pci.ids"
+if [ -n "$missing" ]; then
+    echo "installing$missing by apt-get"
+    apt-get update -qq
+    # shellcheck disable=SC2086 # names of packages
+    DEBIAN_FRONTEND=noninteractive apt-get install -qq --no-install-recommends $missing >/dev/null
+fi
+
 before=$(nodes 2>/dev/null)
 trap clean_up EXIT
 trap 'exit 130' HUP INT TERM
