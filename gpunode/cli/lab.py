@@ -19,7 +19,7 @@ _DISTRO = click.option(
     default="debian:12",
     show_default=True,
     metavar="DISTRO",
-    help="debian:12, debian:13, or debian:13+forky (13 with newer engines).",
+    help="debian:12, debian:13, debian:13+forky (newer engines), rocky:9, sles:15 or arch.",
 )
 _SHAPE = (
     click.option(
