@@ -1,0 +1,177 @@
+"""dnf.sh, zypper.sh and pacman.sh: what they read out of package managers that are faked.  Under three shells."""
+
+import os
+import shutil
+import subprocess
+from importlib.resources import files
+from pathlib import Path
+
+import pytest
+
+SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
+
+# as dnf 4.14 prints it; a name that is too long for its column stands in a line of its own
+DNF = """\
+Last metadata expiration check: 0:59:47 ago on Sat Nov 21 08:11:34 2026.
+================================================================================
+ Package                 Arch   Version              Repository            Size
+================================================================================
+Installing:
+ nvidia-open             noarch 3:580.95.05-1.el9    gpunode-nvidia-cuda  6.1 k
+Installing dependencies:
+ kmod-nvidia-open-dkms-with-a-long-name
+                         noarch 3:580.95.05-1.el9    gpunode-nvidia-cuda  6.1 k
+Removing:
+ cuda-drivers            noarch 3:580.178.04-1.el9   @gpunode-nvidia-cuda  11
+Downgrading:
+ nvidia-driver           noarch 3:580.95.05-1.el9    gpunode-nvidia-cuda  6.0 k
+
+Transaction Summary
+================================================================================
+Install    2 Packages
+Remove     1 Package
+Downgrade  1 Package
+
+Total download size: 18 M
+Installed size: 2 G
+Error: Operation aborted.
+"""
+ZYPPER = """\
+<?xml version='1.0'?>
+<stream>
+<message type="info">Resolving package dependencies...</message>
+<install-summary download-size="18432" space-usage-diff="4096" packages-to-change="3">
+<to-upgrade>
+<solvable type="package" name="nvidia-open" edition="595.91.07-1" arch="x86_64" edition-old="580.95.05-1"/>
+</to-upgrade>
+<to-install>
+<solvable type="package" name="nvidia-compute-G07" edition="595.91.07-1" arch="x86_64"/>
+</to-install>
+<to-remove>
+<solvable type="package" name="nvidia-compute-G06" edition="580.95.05-1" arch="x86_64"/>
+</to-remove>
+</install-summary>
+</stream>
+"""
+RPM = """\
+package kernel-devel 5.14.0-427.13.1.el9_4 x86_64
+package glibc 2.34-100.el9 i686
+package gpg-pubkey b514ad42-6b01586d (none)
+package nvidia-open 580.95.05-1.el9 noarch"""
+
+
+class Manager:
+    """The file of one package manager, its request, and fake commands before PATH."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder, self.shell = folder, shell
+        (folder / "in").mkdir()
+        (folder / "bin").mkdir()
+        self.fake("uname", "echo x86_64")
+        self.ask("to_remove", "")
+
+    def fake(self, name: str, body: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def prints(self, name: str, text: str) -> None:
+        (self.folder / f"{name}.txt").write_text(text)
+        self.fake(name, f"cat {self.folder}/{name}.txt")
+
+    def ask(self, name: str, text: str) -> None:
+        hidden = "." if name == "to_remove" else ""
+        (self.folder / "in" / f"{hidden}{name}").write_text(text)
+
+    def run(self, name: str, command: str) -> list[str]:
+        node = files("gpunode.node")
+        text = "".join(node.joinpath(part).read_text() for part in ("common.sh", f"{name}.sh"))
+        path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
+        done = subprocess.run(
+            [*self.shell, "-s"],
+            input=f"{text}\n{command}\n",
+            text=True,
+            capture_output=True,
+            env=os.environ | {"PATH": path, "GPUNODE_IN": str(self.folder / "in"), "LC_ALL": "C"},
+            check=False,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout.splitlines()
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def manager(request: pytest.FixtureRequest, tmp_path: Path) -> Manager:
+    return Manager(tmp_path, list(request.param))
+
+
+def test_dnf_says_what_a_transaction_would_do_without_epochs_and_with_folded_rows(manager: Manager) -> None:
+    manager.ask("install", "nvidia-open 580.95* hold\n")
+    manager.ask("to_remove", "cuda-drivers\n")
+    manager.prints("dnf", DNF)
+    assert manager.run("dnf", "dnf_simulate; dnf_needs") == [
+        "install nvidia-open 580.95.05-1.el9",
+        "install kmod-nvidia-open-dkms-with-a-long-name 580.95.05-1.el9",
+        "remove cuda-drivers",
+        "install nvidia-driver 580.95.05-1.el9",
+        f"{18 * 1024} {2 * 1024 * 1024}",
+    ]
+    assert (manager.folder / "in/.shell").read_text() == "install nvidia-open-580.95*\nremove cuda-drivers\nrun\n"
+
+
+def test_dnf_cannot_do_what_ends_in_a_problem_and_says_why(manager: Manager) -> None:
+    manager.prints("dnf", "Error: \n Problem: package a requires b\nError: Operation aborted.\n")
+    assert manager.run("dnf", "dnf_simulate || dnf_why_not") == [" Problem: package a requires b "]
+
+
+def test_removals_that_make_room_for_another_version_are_none(manager: Manager) -> None:
+    manager.prints("dnf", DNF.replace("cuda-drivers ", "nvidia-open  "))
+    assert not [line for line in manager.run("dnf", "dnf_simulate") if line.startswith("remove")]
+
+
+def test_packages_of_rpm_stand_by_name_and_kernels_by_version_too(manager: Manager) -> None:
+    manager.prints("rpm", RPM)
+    assert manager.run("dnf", "dnf_installed") == [
+        "kernel-devel 5.14.0-427.13.1.el9_4 -",
+        "kernel-devel-5.14.0-427.13.1.el9_4.x86_64 5.14.0-427.13.1.el9_4 -",
+        "glibc.i686 2.34-100.el9 -",
+        "nvidia-open 580.95.05-1.el9 -",
+    ]
+
+
+def test_zypper_says_what_a_transaction_would_do(manager: Manager) -> None:
+    manager.prints("zypper", ZYPPER)
+    assert manager.run("zypper", "zypper_simulate; zypper_needs") == [
+        "install nvidia-open 595.91.07-1",
+        "install nvidia-compute-G07 595.91.07-1",
+        "remove nvidia-compute-G06",
+        "18 4",
+    ]
+
+
+def test_zypper_is_asked_for_the_newest_edition_that_fits_a_pattern(manager: Manager) -> None:
+    rows = "".join(
+        f'<solvable status="not-installed" name="nvidia-open" kind="package" edition="{edition}" arch="x86_64"/>\n'
+        for edition in ("580.95.05-1", "595.91.07-1", "580.178.04-1")
+    )
+    manager.prints("zypper", rows)
+    manager.ask("install", "nvidia-open 580.* hold\nmake - -\n")
+    manager.ask("to_remove", "cuda-drivers\n")
+    assert manager.run("zypper", "zypper_words") == ["nvidia-open=580.178.04-1", "make", "-cuda-drivers"]
+
+
+def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
+    manager.ask("install", "nvidia-open-dkms - -\n")
+    new = "Name            : nvidia-open-dkms\nProvides        : NVIDIA-MODULE\nConflicts With  : NVIDIA-MODULE\n"
+    old = new.replace("nvidia-open-dkms", "nvidia-open")
+    (manager.folder / "new").write_text(new)
+    (manager.folder / "old").write_text(old)
+    answers = (
+        '*" --print "*) echo install nvidia-open-dkms 595.91.07-1',
+        f'*" -Si "*) cat {manager.folder}/new',
+        f'*" -Qi "*) cat {manager.folder}/old',
+    )
+    manager.fake("pacman", f'case " $* " in {" ;; ".join(answers)} ;; esac')
+    assert manager.run("pacman", "pacman_simulate") == [
+        "install nvidia-open-dkms 595.91.07-1",
+        "remove nvidia-open",
+    ]
