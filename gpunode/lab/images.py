@@ -99,6 +99,8 @@ class Variant:
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
             raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}")
+        if self.real_driver and RELEASES[self.distro].family:
+            raise InputError(f"the real driver on {self.distro}", expected="a Debian: its packages are Debian's")
         unknown = [name for name in self.engines if name not in ENGINES]
         if unknown:
             raise InputError(f"engine {unknown[0]!r}", expected=f"none, or some of {', '.join(ENGINES)}")
