@@ -160,3 +160,5 @@ apt_commit() {
 apt_said() { grep -E '^(dpkg: error|E:) ' "$log" | head -n 1; }
 
 apt_hold() { apt-mark hold "$@" >>"$log" 2>&1; }
+
+apt_unhold() { echo "apt-mark unhold $1"; }

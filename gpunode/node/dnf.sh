@@ -186,3 +186,5 @@ dnf_unlock() {
   done
   return 0
 }
+
+dnf_unhold() { echo "dnf versionlock delete $1"; }

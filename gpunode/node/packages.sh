@@ -12,7 +12,7 @@
 #   simulate     prints what would happen as lines `install NAME VERSION` and `remove NAME`; why_not says why it cannot
 #   needs        KiB to fetch and KiB to unpack
 #   commit       does it, its output in .transaction; said: the line of it that says why it failed
-#   hold NAME…   keeps packages as they are
+#   hold NAME…   keeps packages as they are; unhold NAME says how a person lifts that
 #   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
 
 log=$GPUNODE_IN/.log
@@ -164,7 +164,7 @@ refuse_surprises() {
   held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
     grep -s '"op":"packages","phase":"done"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
-      refuse "$name has to change, and is held by somebody else than gpunode" "lift its hold, if it may change"
+      refuse "$name has to change, and is held by somebody else than gpunode" "$(manager_ unhold "$name"), if it may change"
   done
 }
 

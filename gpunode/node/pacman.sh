@@ -120,3 +120,5 @@ pacman_hold() {
   grep -q "^Include *= *$PACMAN_HOLD" /etc/pacman.conf ||
     sed -i "0,/^\[options\]/s|^\[options\]|&\nInclude = $PACMAN_HOLD|" /etc/pacman.conf
 }
+
+pacman_unhold() { echo "take $1 out of IgnorePkg in /etc/pacman.conf"; }

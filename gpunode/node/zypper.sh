@@ -160,3 +160,5 @@ zypper_hold() {
 
 # zypper_lock add|remove NAME: in the node's own list
 zypper_lock() { (unset ZYPP_CONF && zypper_ "$1lock" "$2" >>"$log" 2>&1); }
+
+zypper_unhold() { echo "zypper removelock $1"; }
