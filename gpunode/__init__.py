@@ -15,9 +15,10 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
     from gpunode.core.errors import Exit, GpunodeError
     from gpunode.core.facts import parse_probe
-    from gpunode.core.model import Check, HostResult, NodeFacts, Plan, Problem, Reason, Solution, Step
+    from gpunode.core.model import Check, Edit, HostResult, NodeFacts, Plan, Problem, Reason, Solution, Step
     from gpunode.core.solve import SolveRequest, solve
     from gpunode.core.spec import Spec, parse_spec
     from gpunode.edge.detect import Detected, Where, detect
@@ -27,9 +28,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "gpunode.core.edits": ("RuntimeRequest", "configure_runtime", "unconfigure_runtime"),
     "gpunode.core.errors": ("Exit", "GpunodeError"),
     "gpunode.core.facts": ("parse_probe",),
-    "gpunode.core.model": ("Check", "HostResult", "NodeFacts", "Plan", "Problem", "Reason", "Solution", "Step"),
+    "gpunode.core.model": ("Check", "Edit", "HostResult", "NodeFacts", "Plan", "Problem", "Reason", "Solution", "Step"),
     "gpunode.core.solve": ("SolveRequest", "solve"),
     "gpunode.core.spec": ("Spec", "parse_spec"),
     "gpunode.edge.detect": ("Detected", "Where", "detect"),
@@ -41,6 +43,7 @@ _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "Check",
     "Detected",
+    "Edit",
     "Exit",
     "GpunodeError",
     "HostPlan",
@@ -50,17 +53,20 @@ __all__ = [
     "Planner",
     "Problem",
     "Reason",
+    "RuntimeRequest",
     "Solution",
     "SolveRequest",
     "Spec",
     "Step",
     "Where",
+    "configure_runtime",
     "detect",
     "parse_probe",
     "parse_spec",
     "plan",
     "provision",
     "solve",
+    "unconfigure_runtime",
     "verify",
 ]
 
