@@ -46,7 +46,7 @@ class ActionModule(NodeAction):
         """One engine; read and edited anew when somebody else wrote the same files in between."""
         from gpunode.core.requests import TRIES
 
-        for _ in range(TRIES):
+        for _try in range(TRIES):
             result = self._attempt(value)
             if not result.get("stale"):
                 break
