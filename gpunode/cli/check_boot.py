@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import error_data, format_option, print_json, show_error, target_options, worst_exit
+from gpunode.cli.common import (
+    error_data,
+    format_option,
+    print_json,
+    show_error,
+    target_options,
+    with_probes,
+    worst_exit,
+)
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -26,7 +34,7 @@ if TYPE_CHECKING:
 @format_option("text", "json")
 def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> int:
     """Say for each installed kernel whether the GPU will work after booting it, and why not."""
-    from dataclasses import asdict, replace
+    from dataclasses import asdict
 
     from gpunode.core.boot import boot_checks
     from gpunode.core.report import checks_text
@@ -34,8 +42,7 @@ def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> in
     from gpunode.edge.load import load_knowledge
     from gpunode.edge.progress import probing
 
-    if probes:
-        where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
+    where = with_probes(where, probes)
     with probing(output_format) as on_done:
         found = detect(where, on_done=on_done)
     results = [(one, boot_checks(one.facts, load_knowledge()) if one.facts else []) for one in found]

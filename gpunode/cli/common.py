@@ -17,6 +17,8 @@ from gpunode.core.errors import Exit, GpunodeError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from gpunode.edge.detect import Where
+
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
 
@@ -127,6 +129,13 @@ def target_options(command: Command) -> Command:
     for option in reversed(_TARGET_OPTIONS):
         with_where = option(with_where)
     return click.argument("hosts", nargs=-1, metavar="[HOST]...")(with_where)  # type: ignore[return-value]
+
+
+def with_probes(where: Where, probes: tuple[Path, ...]) -> Where:
+    """The saved probes in place of hosts: of `--probe a b c` the shell's * leaves b and c among the hosts."""
+    from dataclasses import replace
+
+    return replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts))) if probes else where
 
 
 def spec_option(command: Command) -> Command:

@@ -17,6 +17,7 @@ from gpunode.cli.common import (
     print_yaml,
     show_error,
     target_options,
+    with_probes,
     worst_exit,
 )
 
@@ -58,14 +59,12 @@ def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bo
 
     HOST is [user@]host[:port]; ssh_config is honoured.  The node needs a POSIX shell and nothing else.
     """
-    from dataclasses import replace
 
     from gpunode.edge.detect import detect as ask
     from gpunode.edge.detect import save_probes
     from gpunode.edge.progress import probing
 
-    if probes:  # --probe a b c: the shell's * leaves the others among the hosts
-        where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
+    where = with_probes(where, probes)
     with probing(output_format) as on_done:
         found = ask(where, on_done=on_done)
     if save:

@@ -14,6 +14,7 @@ from gpunode.cli.common import (
     show_error,
     spec_option,
     target_options,
+    with_probes,
     worst_exit,
 )
 
@@ -49,14 +50,11 @@ def plan(
     output_format: str,
 ) -> int:
     """Say what provision would do on each host, step by step, with reasons."""
-    from dataclasses import replace
-
     from gpunode.edge import workflow
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import probing
 
-    if probes:  # --probe a b c: the shell's * leaves the others among the hosts
-        where = replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts)))
+    where = with_probes(where, probes)
     planner = Planner(spec_data, to_run=bool(output))
     with probing(output_format) as on_done:
         hosts = workflow.plan(where, planner, on_done=on_done)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import posixpath
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -290,21 +291,14 @@ def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
             }
             for path, data in sorted(edit.changes.items())
         ],
-        "reasons": [vars_of(r) for r in edit.reasons],
-        "problems": [vars_of(p) for p in edit.problems],
+        "reasons": [asdict(r) for r in edit.reasons],
+        "problems": [asdict(p) for p in edit.problems],
         "disrupts": after(subject, edit).disrupts if edit.changes or edit.restart else "",
     }
 
 
-def vars_of(value: Any) -> dict[str, Any]:
-    """A flat dataclass as plain data."""
-    from dataclasses import asdict
-
-    return asdict(value)
-
-
 def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
-    return {"outcome": vars_of(outcome) if outcome else None}
+    return {"outcome": asdict(outcome) if outcome else None}
 
 
 def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
@@ -313,7 +307,7 @@ def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict
         "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
-        "state": vars_of(subject.state),
+        "state": asdict(subject.state),
         **data,
     }
 

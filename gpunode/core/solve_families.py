@@ -42,7 +42,7 @@ def stream(row: DistroRow, branch: Branch, flavour: Flavour, knowledge: Knowledg
 
 def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, names: Table) -> list[str]:
     """What SUSE's metapackages of another branch or flavour brought and those that are wanted replace."""
-    generation = [g for first, g in names["generations"].items() if int(first) <= branch.branch][-1]
+    generation = _suse_generation(branch, names)
     found = []
     for name in installed:
         match = re.fullmatch(names["of_generation"], name)
@@ -50,6 +50,11 @@ def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, n
         if match and (match["generation"] != generation or other):
             found.append(name)
     return found
+
+
+def _suse_generation(branch: Branch, names: Table) -> str:
+    """The part of SUSE's package names that stands for some branches: G06, G07."""
+    return str([g for first, g in names["generations"].items() if int(first) <= branch.branch][-1])
 
 
 def suse_own(
@@ -63,7 +68,7 @@ def suse_own(
     """SUSE's signed kernel modules, and the user space of the same version from NVIDIA's repository."""
     # a kernel module package is called 580.95.05_k6.4.0_150600.21-lp156.1.1
     names, version = knowledge.packages["suse-own"], f"{request.driver.version or f'{branch.branch}.'}*"
-    generation = "G07" if branch.branch >= names["g07_from"] else "G06"
+    generation = _suse_generation(branch, knowledge.packages["suse"])
     found = [re.search(row.kernels[0][0], kernel.release) for kernel in request.kernels]
     flavours = [match["flavour"] for match in found if match] or ["default"]
     modules = (names["modules"].format(generation=generation, flavour=f) for f in dict.fromkeys(flavours))
