@@ -64,9 +64,13 @@ def test_an_unknown_key_is_bad_input_and_no_key_lists_the_tables() -> None:
 
 def test_the_list_counts_the_rows_of_each_table() -> None:
     tables = json.loads(run("show", "--format", "json").output)["tables"]
-    assert {name: table["rows"] for name, table in tables.items()}["driver branch"] == len(
-        knowledge_tables()["drivers"]["branches"]
-    )
+    repos = knowledge_tables()["repos"]
+    assert tables["GPU"]["rows"] == 845
+    assert tables["driver branch"]["rows"] == len(load_knowledge().branches)
+    assert tables["distribution"]["rows"] == len(repos["distros"])
+    assert set(tables) == {
+        "GPU", "driver branch", "CUDA release", "distribution", "repository key", "repository", "packages",
+    }  # fmt: skip
 
 
 def test_check_names_what_is_old_and_what_a_newer_list_has(tmp_path: Path) -> None:
