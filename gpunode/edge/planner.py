@@ -14,7 +14,8 @@ from gpunode.core.facts import facts_hash
 from gpunode.core.gpu_containers import say_gpu_containers
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Repository, Solution
-from gpunode.core.plan import make_plan, pending_items, smoke_request
+from gpunode.core.plan import make_plan, pending_items
+from gpunode.core.plan_values import smoke_request
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.state import Key

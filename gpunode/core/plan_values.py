@@ -1,0 +1,127 @@
+"""A step's literal value: what docs/design.md's table says, plain data only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.gpu_containers import LINKS
+from gpunode.core.model import NodeFacts, PackageWant, Repository, RuntimeWish, Solution
+from gpunode.core.sources import SourceFile, sources_path
+from gpunode.core.spec import Spec
+from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, manages
+
+KeyOf = Callable[[Repository], bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One host's case: what the steps are made from.  `have` is the actual value of every wanted key."""
+
+    facts: NodeFacts
+    spec: Spec
+    solution: Solution
+    want: Wanted
+    have: Mapping[Key, str]
+    key_of: KeyOf
+
+
+def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> Any:
+    """The literal value of a role's option, from the wants of it that are pending."""
+    if option in ("sources", "files"):
+        return [_file_data(w.data, case.key_of) for w in mine.values()]
+    if option == "packages":
+        return _packages_data(case, role, mine)
+    if option == "activate":
+        return _activate_data(case, role, mine)
+    if option == "cdi":
+        return next(iter(mine.values())).data
+    return [_edit_data(case, w.data) for w in mine.values()]
+
+
+def _file_data(file: SourceFile, key_of: KeyOf) -> dict[str, Any]:
+    text = content(file, key_of)
+    return {"path": file.path, "content": None if text is None else text.decode(), "mode": file.mode}
+
+
+def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+    """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
+    all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
+    solution = case.solution
+    part = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}.get(role)
+    sources = sources_path(part.repository, case.facts) if part else ""  # the role that stands first has written it
+    return {
+        "install": [
+            {"name": w.data.name, "version": w.data.version, "hold": w.data.hold}
+            for w in all_of_role.values()
+            if isinstance(w.data, PackageWant)
+        ],
+        "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
+        "refresh": [key.name for key in case.want.items if key.name == sources],
+        **(
+            {"streams": [solution.driver.stream]}
+            if role == "driver" and solution.driver and solution.driver.stream
+            else {}
+        ),
+        "proxy": case.spec.proxy,
+    }
+
+
+def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
+    driver = role == "driver"
+    if role == "cuda":
+        return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
+    modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
+    sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
+    return {
+        "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else modules,
+        "unload": ["nouveau"] if driver else [],
+        "initramfs": driver,
+        "version": case.spec.driver.version if driver else "",
+        "reboot": case.spec.reboot if driver else "never",
+        "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
+        **({"links": True} if Key(role, "activate", LINKS) in mine else {}),
+        **({"sysctl": sysctl} if sysctl else {}),
+    }
+
+
+def _edit_data(case: Case, wish: RuntimeWish) -> dict[str, Any]:
+    facts = case.facts
+    runtime = facts.runtime(wish.runtime)
+    expect = {p: facts.files[p].sha256 for p in (runtime.files if runtime else ()) if p in facts.files}
+    return {
+        "runtime": wish.runtime,
+        "default_runtime": wish.default_runtime,
+        "cdi": wish.cdi,
+        "cgroup_driver": wish.cgroup_driver,
+        "nvidia_runtime_path": wish.nvidia_runtime_path,
+        "restart": wish.runtime not in DAEMONLESS and not case.want.edits[wish.runtime].changes,
+        "expect": expect,
+    }
+
+
+def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
+    """What the smoke checks have to prove on this node: plain data for node/smoke.sh."""
+    engines = {
+        name: getattr(spec.runtimes, name).default_runtime
+        for name in ("containerd", "docker")
+        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
+    }
+    containerd = facts.runtime("containerd")
+    return {
+        **({"socket": containerd.socket} if containerd and containerd.distribution and containerd.socket else {}),
+        "runtimes": list(engines),
+        "default_runtime": {name: default for name, default in engines.items() if default != "keep"},
+        "image": spec.verify.image,
+        "gpus": len(facts.gpus) if solution.driver else 0,
+        "cuda": list(solution.cuda.versions) if solution.cuda else [],
+        "toolkit": bool(solution.toolkit),
+    }
+
+
+def content(file: SourceFile, key_of: KeyOf) -> bytes | None:
+    """The bytes a file is to have; None when it is to go."""
+    if file.repository:
+        return key_of(file.repository)
+    return None if file.text is None else file.text.encode()

@@ -1,0 +1,56 @@
+"""What a node should have and what it has, in one shape: {Key: value}.
+
+Plan, check mode and verify are their difference.
+
+A key is (role, option, name): `("driver", "packages", "nvidia-open-580")`.  The role and option say which step mends
+a difference; the name says which thing differs.  A value is a short text that a person can compare.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+
+from gpunode.core.model import NodeFacts, Solution
+from gpunode.core.spec import Spec
+from gpunode.core.state.actual import actual
+from gpunode.core.state.driver import NOUVEAU_CONF, wanted_driver
+from gpunode.core.state.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
+from gpunode.core.state.software import wanted_cuda, wanted_sources, wanted_toolkit
+from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, Key, Want, Wanted
+
+__all__ = [
+    "ABSENT",
+    "DAEMONLESS",
+    "ENGINES",
+    "FRESH",
+    "NOUVEAU_CONF",
+    "Key",
+    "Want",
+    "Wanted",
+    "actual",
+    "differs",
+    "manages",
+    "wanted",
+]
+
+
+def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wanted:
+    """The state that `spec` and its `solution` ask of this node; values only, nothing is compared yet."""
+    items: dict[Key, Want] = dict(wanted_sources(facts, solution, templates))
+    if solution.driver:
+        items |= dict(wanted_driver(facts, solution.driver, templates))
+    if solution.cuda:
+        items |= dict(wanted_cuda(solution.cuda, templates))
+    if not solution.toolkit:
+        return Wanted(items=items, edits={})
+    items |= dict(wanted_toolkit(solution.toolkit))
+    engines = wanted_runtimes(facts, spec, solution, templates)
+    return Wanted(items={**items, **engines.items}, edits=engines.edits, problems=engines.problems)
+
+
+def differs(item: Want, value: str) -> bool:
+    """Whether the node's value is not the wanted one; a wanted package version may end in `*`."""
+    if value in ("", ABSENT) or value.endswith(NOT_HELD):
+        return value != item.value
+    return not fnmatch.fnmatchcase(value, item.value)

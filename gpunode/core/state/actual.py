@@ -1,0 +1,83 @@
+"""What a node has, in the words of what it should have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from gpunode.core.edits.cdi import made_by_ctk, stale
+from gpunode.core.errors import GpunodeError
+from gpunode.core.gpu_containers import LINKS, links_found
+from gpunode.core.model import Edit, NodeFacts, PackageWant
+from gpunode.core.openpgp import fingerprints
+from gpunode.core.state.driver import MODULE_FOR
+from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, PRESENT, Key, Want, Wanted
+
+ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+
+
+def actual(facts: NodeFacts, want: Wanted) -> dict[Key, str]:
+    """What the node has for each wanted key, in the same words."""
+    return {key: _actual(facts, key, item, want.edits) for key, item in want.items.items()}
+
+
+def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -> str:
+    if key.option == "packages" and key.name.startswith(MODULE_FOR):
+        kernel = next((k for k in facts.kernels if k.release == key.name.removeprefix(MODULE_FOR) and k.module), None)
+        return (
+            ABSENT if kernel is None else PRESENT if kernel.flavour in ("", item.data) else f"{kernel.flavour} modules"
+        )
+    if key.option == "packages":
+        found = facts.packages.get(key.name)
+        if found is None:
+            return ABSENT
+        if item.value == ABSENT:
+            return found.version
+        hold = isinstance(item.data, PackageWant) and item.data.hold
+        # an rpm's epoch stands in no package name, and in no version that is asked for
+        version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
+        return version + (NOT_HELD if hold and not found.held else "")
+    if key.option in ("sources", "files"):
+        return _actual_file(facts, key.name, item)
+    if key.option == "edits":
+        pending = facts.runtime(key.name) is None or edits[key.name].changes or facts.unfinished
+        return "to be edited" if pending else "to be restarted" if edits[key.name].restart else "configured"
+    if key.option == "cdi":
+        return "; ".join(stale(made_by_ctk(facts))) or FRESH
+    return _actual_activation(facts, key)
+
+
+def _actual_activation(facts: NodeFacts, key: Key) -> str:
+    kind, _, name = key.name.partition(" ")
+    if key == Key("cuda", "activate", "default"):
+        return facts.cuda_default
+    if key.name == LINKS:
+        return links_found(facts)
+    if kind == "service":
+        service = facts.services.get(name.removesuffix(".service"))
+        if service is None:
+            return ABSENT
+        enabled = "enabled" if service.enabled in ENABLED else service.enabled or "disabled"
+        return f"{service.active or 'inactive'}, {enabled}"
+    if kind == "sysctl":
+        return facts.sysctl.get(name, ABSENT)
+    if name == "nouveau":
+        return PRESENT if facts.driver.nouveau else ABSENT
+    if name == "version":
+        return facts.driver.loaded or ABSENT
+    if name == "flavour":
+        return facts.driver.loaded_flavour
+    return PRESENT if name in facts.modules else ABSENT
+
+
+def _actual_file(facts: NodeFacts, path: str, item: Want) -> str:
+    file = facts.files.get(path)
+    if file is None or not file.sha256:
+        return ABSENT
+    if item.value == ABSENT:
+        return PRESENT
+    if item.value.startswith("key "):
+        try:
+            return "key " + " ".join(fingerprints(file.data or b""))
+        except GpunodeError:
+            return "not a key"
+    return f"{file.sha256[:16]} {file.mode:04o}"

@@ -1,0 +1,45 @@
+"""Repositories, CUDA and the container toolkit in the wanted state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpunode.core.model import CudaChoice, NodeFacts, Reason, Solution, ToolkitChoice
+from gpunode.core.sources import revoked_files, rival_files, source_files
+from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
+
+CUDA_PROFILE = "/etc/profile.d/cuda.sh"
+
+
+def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    """Each repository's files once, by the first role that needs it; files that rival it or hold a revoked key go."""
+    seen: set[str] = set()
+    for role in ("driver", "cuda", "toolkit"):
+        part = getattr(solution, role)
+        repository = next((r for r in solution.repositories if part and r.name == part.repository), None)
+        if repository is None or repository.name in seen:
+            continue
+        seen.add(repository.name)
+        for file in source_files(repository, facts, templates):
+            yield Key(role, "sources", file.path), Want(value=file_value(file), data=file)
+        for path in rival_files(repository, facts):
+            yield Key(role, "sources", path), no_file(path)
+    for path in revoked_files(facts, solution.revoked_keys) if seen else ():
+        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
+        yield Key("driver", "sources", path), no_file(path, why)
+
+
+def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    """The toolkits' packages, the one that /usr/local/cuda leads to, and the PATH."""
+    for package in cuda.packages:
+        yield Key("cuda", "packages", package.name), package_want(package)
+    yield Key("cuda", "files", CUDA_PROFILE), file_want(CUDA_PROFILE, templates["cuda.sh.j2"])
+    yield Key("cuda", "activate", "default"), Want(value=cuda.version)
+
+
+def wanted_toolkit(toolkit: ToolkitChoice) -> Iterator[tuple[Key, Want]]:
+    """The packages of the NVIDIA Container Toolkit, and those that have to go for them."""
+    for package in toolkit.packages:
+        yield Key("toolkit", "packages", package.name), package_want(package)
+    for name in toolkit.remove:
+        yield Key("toolkit", "packages", name), Want(value=ABSENT)
