@@ -8,17 +8,12 @@ import re
 import types
 import typing
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
-
-
-def option(default: Any, doc: str) -> Any:
-    """A spec key with its default and its one line of documentation (docs/spec.md is generated from these)."""
-    if isinstance(default, dict):
-        return field(default_factory=dict, metadata={"doc": doc})
-    return field(default=default, metadata={"doc": doc})
+from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
+from gpunode.core.spec_option import option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +103,8 @@ class Spec:
         "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
     )
     verify: VerifySpec = option(VerifySpec(), "verify")
+    sharing: SharingSpec = option(SharingSpec(), "how containers share a GPU")
+    kubernetes: KubernetesSpec = option(KubernetesSpec(), "objects in the cluster")
 
 
 def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
@@ -176,11 +173,13 @@ def _structure(kind: Any, value: Any, *, path: str, where: str) -> Any:
         return _structure(inner, value, path=path, where=where)
     if kind is bool and isinstance(value, bool):
         return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
     if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
         return str(value)
     raise InputError(
         f"{where}: {spot} is {value!r}",
-        expected={bool: "true or false", str: "a text"}.get(kind, str(kind)),
+        expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
         fix="see docs/spec.md",
     )
 

@@ -1,0 +1,42 @@
+"""gpunode kube: a table of verbs, each imported when it is used."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+import click
+
+# name → (where the click command is, its one line of help)
+COMMANDS = {
+    "render": ("gpunode.cli.kube_render:render", "Write the cluster's objects and helm values; needs no cluster."),
+    "convert": ("gpunode.cli.kube_convert:convert", "Bring old manifests to today's form, and say what changed."),
+}
+
+
+class LazyVerbs(click.Group):
+    """A click group that imports a verb when it is called."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in COMMANDS:
+            return None
+        module, attribute = COMMANDS[cmd_name][0].split(":")
+        command: click.Command = getattr(import_module(module), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyVerbs,
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
+    "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml -o cluster/\n"
+    "  gpunode kube convert old.yaml",
+)
+def kube() -> None:
+    """Kubernetes: the objects that make a cluster use its GPUs."""
