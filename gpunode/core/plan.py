@@ -21,7 +21,7 @@ from gpunode.core.state import DAEMONLESS, ENGINES, Key, Want, Wanted, actual, d
 from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
-OPTIONS = ("recover", "expect", "sources", "packages", "files", "activate", "edits", "cdi", "smoke")
+OPTIONS = ("recover", "expect", "sources", "packages", "files", "config", "activate", "edits", "cdi", "smoke")
 TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "recover"): "Finish or undo what an interrupted run left",
     ("preflight", "expect"): "Make sure that this is the node the plan was made for",
@@ -35,6 +35,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("cuda", "activate"): "Choose the default CUDA toolkit",
     ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
     ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
+    ("toolkit", "config"): "Set the options of the NVIDIA Container Toolkit",
     ("runtime", "packages"): "Install the container engines",
     ("runtime", "files"): "Have kernel modules loaded, settings made and GPU devices linked at boot",
     ("runtime", "activate"): "Load kernel modules, make settings, link GPU devices and start the container engines",

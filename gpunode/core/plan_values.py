@@ -35,7 +35,7 @@ def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> 
         return _packages_data(case, role, mine)
     if option == "activate":
         return _activate_data(case, role, mine)
-    if option == "cdi":
+    if option in ("cdi", "config"):
         return next(iter(mine.values())).data
     return [_edit_data(case, w.data) for w in mine.values()]
 

@@ -28,7 +28,7 @@ def words(item: Want, have: str) -> str:
         return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
     if isinstance(item.data, SourceFile):
         return _file_words(item, have)
-    if isinstance(item.data, RuntimeWish) or item.value == FRESH:
+    if isinstance(item.data, RuntimeWish | Mapping) or item.value == FRESH:
         return have
     if item.value == ABSENT:
         return f"{have}, to be removed"
@@ -49,7 +49,7 @@ def _file_words(item: Want, have: str) -> str:
 
 def step_diff(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
     """The unified diff of the files that the step changes; "" for steps that change none."""
-    if option == "edits":
+    if option in ("edits", "config"):
         changes = [(p, b) for k in mine for p, b in case.want.edits[k.name].changes.items()]
     elif option in ("sources", "files"):
         # a key's armored text says nothing to a reader: its fingerprint stands among the reasons

@@ -12,7 +12,7 @@ ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "preflight": {"recover": False, "expect": {}},
     "driver": {**_SOFTWARE, "activate": {}},
     "cuda": {**_SOFTWARE, "activate": {}},
-    "toolkit": _SOFTWARE,
+    "toolkit": {**_SOFTWARE, "config": {}},
     "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},
     "verify": {"smoke": {}},
 }

@@ -14,6 +14,8 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
+from gpunode.core.spec_runfile import RunfileSpec, check_runfiles
+from gpunode.core.spec_toolkit import FabricSpec, ToolkitSpec, check_toolkit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +29,7 @@ class DriverSpec:
     )
     version: str = option("", "exact driver version such as 580.178.04; empty takes the newest of the branch")
     hold: bool = option(True, "hold the driver packages against unattended upgrades")
+    runfile: RunfileSpec = option(RunfileSpec(), "the file of method runfile")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,13 +38,8 @@ class CudaSpec:
 
     versions: tuple[str, ...] = option((), "toolkit versions to install side by side, such as ['12.8', '13.0']")
     default: str = option("", "the version /usr/local/cuda leads to; empty means the last of versions")
-
-
-@dataclass(frozen=True, kw_only=True)
-class ToolkitSpec:
-    """NVIDIA Container Toolkit."""
-
-    version: str = option("auto", "auto (the newest known), an exact version such as 1.18.1, or none")
+    method: Literal["packages", "runfile"] = option("packages", "how: packages or runfile")
+    runfiles: Mapping[str, RunfileSpec] = option({}, "the files of method runfile, by version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +92,7 @@ class Spec:
     driver: DriverSpec = option(DriverSpec(), "NVIDIA driver")
     cuda: CudaSpec = option(CudaSpec(), "CUDA toolkits on the host")
     toolkit: ToolkitSpec = option(ToolkitSpec(), "NVIDIA Container Toolkit")
+    fabric: FabricSpec = option(FabricSpec(), "NVLink domains and DCGM")
     runtimes: RuntimesSpec = option(RuntimesSpec(), "container engines")
     sources: Mapping[str, SourceSpec] = option(
         {}, "mirrors, by repository name (nvidia-cuda, nvidia-container-toolkit)"
@@ -208,6 +207,8 @@ def _check(spec: Spec, where: str) -> None:
             f"{where}: cuda.default is {spec.cuda.default!r}",
             expected=f"one of cuda.versions ({', '.join(spec.cuda.versions) or 'none'})",
         )
+    check_toolkit(spec.toolkit, spec.fabric, where)
+    check_runfiles(spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
     for name, source in spec.sources.items():
         if source.fingerprint and not re.fullmatch(r"[0-9A-Fa-f]{40}", source.fingerprint.replace(" ", "")):
             raise InputError(f"{where}: sources.{name}.fingerprint is {source.fingerprint!r}", expected="40 hex digits")

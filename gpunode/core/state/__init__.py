@@ -16,7 +16,8 @@ from gpunode.core.spec import Spec
 from gpunode.core.state.actual import actual
 from gpunode.core.state.driver import NOUVEAU_CONF, wanted_driver
 from gpunode.core.state.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
-from gpunode.core.state.software import wanted_cuda, wanted_sources, wanted_toolkit
+from gpunode.core.state.software import wanted_cuda, wanted_sources
+from gpunode.core.state.toolkit import wanted_config, wanted_toolkit
 from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, Key, Want, Wanted
 
 __all__ = [
@@ -42,11 +43,17 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
         items |= dict(wanted_driver(facts, solution.driver, templates))
     if solution.cuda:
         items |= dict(wanted_cuda(solution.cuda, templates))
+    config = wanted_config(facts, spec)
+    items |= config.items
     if not solution.toolkit:
-        return Wanted(items=items, edits={})
+        return Wanted(items=items, edits=config.edits, problems=config.problems)
     items |= dict(wanted_toolkit(solution.toolkit))
     engines = wanted_runtimes(facts, spec, solution, templates)
-    return Wanted(items={**items, **engines.items}, edits=engines.edits, problems=engines.problems)
+    return Wanted(
+        items={**items, **engines.items},
+        edits={**config.edits, **engines.edits},
+        problems=(*config.problems, *engines.problems),
+    )
 
 
 def differs(item: Want, value: str) -> bool:

@@ -41,6 +41,8 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
     if key.option == "edits":
         pending = facts.runtime(key.name) is None or edits[key.name].changes or facts.unfinished
         return "to be edited" if pending else "to be restarted" if edits[key.name].restart else "configured"
+    if key.option == "config":
+        return "to be edited" if edits[key.name].changes or facts.unfinished else "configured"
     if key.option == "cdi":
         return "; ".join(stale(made_by_ctk(facts))) or FRESH
     return _actual_activation(facts, key)

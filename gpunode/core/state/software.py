@@ -1,12 +1,12 @@
-"""Repositories, CUDA and the container toolkit in the wanted state."""
+"""Repositories and CUDA in the wanted state."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpunode.core.model import CudaChoice, NodeFacts, Reason, Solution, ToolkitChoice
+from gpunode.core.model import CudaChoice, NodeFacts, Reason, Solution
 from gpunode.core.sources import revoked_files, rival_files, source_files
-from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
+from gpunode.core.state.values import Key, Want, file_value, file_want, no_file, package_want
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 
@@ -35,11 +35,3 @@ def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tupl
         yield Key("cuda", "packages", package.name), package_want(package)
     yield Key("cuda", "files", CUDA_PROFILE), file_want(CUDA_PROFILE, templates["cuda.sh.j2"])
     yield Key("cuda", "activate", "default"), Want(value=cuda.version)
-
-
-def wanted_toolkit(toolkit: ToolkitChoice) -> Iterator[tuple[Key, Want]]:
-    """The packages of the NVIDIA Container Toolkit, and those that have to go for them."""
-    for package in toolkit.packages:
-        yield Key("toolkit", "packages", package.name), package_want(package)
-    for name in toolkit.remove:
-        yield Key("toolkit", "packages", name), Want(value=ABSENT)

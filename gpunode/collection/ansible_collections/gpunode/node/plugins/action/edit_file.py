@@ -16,6 +16,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {
         "files": {"type": "list", "elements": "dict", "default": []},
         "runtimes": {"type": "list", "elements": "dict", "default": []},
+        "toolkit": {"type": "dict", "default": {}},
         "recover": {"type": "bool", "default": False},
     }
 
@@ -31,7 +32,9 @@ class ActionModule(NodeAction):
             result = _joined(result, self._files(args["files"]))
         for value in args["runtimes"]:
             if not result.get("failed"):
-                result = _joined(result, self._runtime(value))
+                result = _joined(result, self._again(self._attempt, value))
+        if args["toolkit"] and not result.get("failed"):
+            result = _joined(result, self._again(self._toolkit, args["toolkit"]))
         return result
 
     def _files(self, files):
@@ -42,15 +45,27 @@ class ActionModule(NodeAction):
         outcome, _text = self.node("commit.sh", commit_request(changes, check=self.check))
         return result_of(outcome) | {"diff": diff}
 
-    def _runtime(self, value):
-        """One engine; read and edited anew when somebody else wrote the same files in between."""
+    def _again(self, attempt, value):
+        """One edit; read and made anew when somebody else wrote the same files in between."""
         from gpunode.core.requests import TRIES
 
         for _try in range(TRIES):
-            result = self._attempt(value)
+            result = attempt(value)
             if not result.get("stale"):
                 break
         return result
+
+    def _toolkit(self, settings):
+        from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
+        from gpunode.core.state.toolkit import config_edit
+
+        _text, facts = self.probe("files")
+        edit = config_edit(facts, toolkit_settings(settings))
+        _refuse_problems(edit)
+        if not edit.changes:
+            return {"msg": "the container toolkit is configured"}
+        outcome, _text = self.node("commit.sh", toolkit_request(facts, edit, check=self.check))
+        return result_of(outcome) | {"diff": self._diff(edit.changes, facts), "stale": list(outcome.stale)}
 
     def _attempt(self, value):
         from gpunode.core.edits import edit_runtime
@@ -70,9 +85,7 @@ class ActionModule(NodeAction):
                 return {"changed": True, "msg": text, "changes": [text]}
             raise RefusedError(f"{wish.runtime} is not installed", fix=f"set runtimes.{wish.runtime}.manage to install")
         edit = edit_runtime(facts, wish)
-        if edit.problems:
-            fix = "; ".join(problem.fix for problem in edit.problems)
-            raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
+        _refuse_problems(edit)
         if edit.changes:
             outcome, _text = self.node("commit.sh", edit_request(facts, wish, edit, check=self.check))
             found = {"diff": self._diff(edit.changes, facts), "stale": list(outcome.stale)}
@@ -92,6 +105,14 @@ class ActionModule(NodeAction):
         before = {path: facts.files[path].data if path in facts.files else None for path in changes}
         texts = [unified(before[path], after, path) for path, after in changes.items()]
         return [{"prepared": text} for text in texts if text]
+
+
+def _refuse_problems(edit):
+    from gpunode.core.errors import RefusedError
+
+    if edit.problems:
+        fix = "; ".join(problem.fix for problem in edit.problems)
+        raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
 
 
 def _joined(first, second):

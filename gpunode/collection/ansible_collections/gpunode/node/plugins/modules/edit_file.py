@@ -10,7 +10,7 @@ short_description: Change files of a node in one transaction
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 description:
-  - Writes whole files, or rewrites the configuration of container engines.
+  - Writes whole files, or rewrites the configuration of container engines or of the NVIDIA Container Toolkit.
   - Checks hashes under a lock, validates, replaces atomically, restarts what has to be, and rolls back
     when it is not healthy then.
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
@@ -28,6 +28,10 @@ options:
     type: list
     elements: dict
     default: []
+  toolkit:
+    description: Settings of the NVIDIA Container Toolkit's own file, by the keys of C(toolkit.config) in gpunode.yml.
+    type: dict
+    default: {}
   recover:
     description: Finish or undo what an interrupted run left.
     type: bool

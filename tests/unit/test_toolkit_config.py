@@ -1,0 +1,155 @@
+"""The container toolkit's own config.toml.  A case is a folder: tests/edits/toolkit/CASE/{settings.json, before/PATH,
+and one of after/PATH, problem.txt, error.txt}; a new case needs no code."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tomlkit
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.edits.toolkit import CONFIG, configure_toolkit, unconfigure_toolkit
+from gpunode.core.errors import InputError
+from gpunode.core.model import ConfigFile, NodeFacts, Reason
+from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
+from gpunode.core.spec import Spec, parse_spec
+from gpunode.core.state.toolkit import config_edit, config_hints, wanted_config
+
+CASES = sorted((Path(__file__).parent.parent / "edits" / "toolkit").iterdir())
+AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def asked(case: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((case / "settings.json").read_text())
+    return found
+
+
+def spec(**config: Any) -> Spec:
+    return parse_spec({"toolkit": {"config": config}})
+
+
+def test_every_case_says_what_comes_of_it() -> None:
+    outcomes = {"after", "problem.txt", "error.txt"}
+    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_the_file_becomes_that_of_the_case_once_and_goes_back_to_the_byte(case: Path) -> None:
+    before, wanted = files(case / "before"), asked(case)
+    edit = configure_toolkit(before, wanted)
+    after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
+    assert after == files(case / "after")
+    assert configure_toolkit(after, wanted).changes == {}
+    back = unconfigure_toolkit(after, [edit.undo])
+    assert {path: data for path, data in {**after, **back.changes}.items() if data is not None} == before
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_the_file_says_what_was_asked_and_all_else_as_before(case: Path) -> None:
+    before, after = files(case / "before").get(CONFIG, b""), files(case / "after")[CONFIG]
+    text = after.decode("utf-8-sig")
+    assert tomlkit.parse(text).unwrap() == tomllib.loads(text)
+    changed = {key for key, _ in leaves(before) ^ leaves(after)}
+    assert len(changed) <= len(asked(case)) + ("debug" in asked(case))
+
+
+def leaves(data: bytes) -> set[tuple[str, str]]:
+    def walk(value: Any, path: str) -> set[tuple[str, str]]:
+        if isinstance(value, dict) and value:
+            return set().union(*(walk(item, f"{path}/{key}") for key, item in value.items()))
+        return set() if value == {} else {(path, repr(value))}
+
+    return walk(tomllib.loads(data.decode("utf-8-sig")), "")
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
+def test_what_cannot_be_edited_is_a_problem(case: Path) -> None:
+    edit = configure_toolkit(files(case / "before"), asked(case))
+    assert edit.changes == {}
+    assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [(case / "problem.txt").read_text()]
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
+def test_a_broken_file_or_setting_is_named(case: Path) -> None:
+    with pytest.raises(InputError) as error:
+        configure_toolkit(files(case / "before"), asked(case))
+    assert f"{error.value}\n" == (case / "error.txt").read_text()
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    st.binary(max_size=200), st.sampled_from([{"mode": "cdi"}, {"debug": False}, {"no_cgroups": True, "debug": True}])
+)
+def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, wanted: dict[str, Any]) -> None:
+    try:
+        edit = configure_toolkit({CONFIG: data}, wanted)
+    except InputError:
+        return
+    after = edit.changes.get(CONFIG, data)
+    assert edit.problems or (after is not None and configure_toolkit({CONFIG: after}, wanted).changes == {})
+
+
+def test_lines_of_others_stay_when_the_edit_is_taken_back() -> None:
+    before = b'[nvidia-container-runtime]\nmode = "auto"\n'
+    edit = configure_toolkit({CONFIG: before}, {"mode": "cdi"})
+    later = (edit.changes[CONFIG] or b"") + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'
+    back = unconfigure_toolkit({CONFIG: later}, [edit.undo])
+    assert back.changes == {CONFIG: before + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'}
+
+
+def test_nothing_is_asked_where_the_spec_says_nothing() -> None:
+    assert wanted_config(NodeFacts(), Spec()).items == {}
+    assert parse_spec({"toolkit": {"config": {"mode": None}}}).toolkit.config.settings == {}
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"mode": "cdii"}, "toolkit.config.mode is 'cdii'"),
+        ({"ldconfig": "/sbin/ldconfig"}, "toolkit.config.ldconfig is '/sbin/ldconfig'"),
+        ({"no_cgroups": "yes"}, "toolkit.config.no_cgroups is 'yes'"),
+        ({"no-cgroups": True}, "unknown key 'toolkit.config.no-cgroups'"),
+        ({"supported_driver_capabilities": "compute;utility"}, "supported_driver_capabilities is 'compute;utility'"),
+        ({"user": "root video"}, "toolkit.config.user is 'root video'"),
+        ({"log_level": "loud"}, "toolkit.config.log_level is 'loud'"),
+    ],
+)
+def test_a_wrong_value_is_refused_before_any_node_is_asked(config: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError, match=message.replace("'", ".")):
+        spec(**config)
+    with pytest.raises(InputError):
+        toolkit_settings(config)
+
+
+def test_a_file_that_the_probe_may_not_read_is_no_empty_file() -> None:
+    facts = NodeFacts(files={CONFIG: ConfigFile(path=CONFIG, sha256="ab", size=9)})
+    assert config_edit(facts, {"mode": "cdi"}).problems[0].what == f"{CONFIG} could not be read"
+
+
+def test_the_transaction_compares_the_file_and_restarts_nothing() -> None:
+    edit = config_edit(NodeFacts(), {"mode": "cdi"})
+    request = toolkit_request(NodeFacts(), edit, check=True)
+    assert request["changes"] == f"0\twrite\t0644\tabsent\t-\t{CONFIG}\n".encode()
+    assert request["after"] == f"config {CONFIG}\nsettle 3\n".encode()
+    assert json.loads(request["undo"])["label"] == f"toolkit {CONFIG}"
+
+
+def test_a_rootless_engine_is_told_of_its_cgroups_unless_it_goes_by_cdi() -> None:
+    facts = NodeFacts(notes=("containers: user 1000 runs a rootless Docker of their own, which gpunode does not see",))
+
+    def words(reasons: tuple[Reason, ...]) -> str:
+        return " ".join(reason.why for reason in reasons)
+
+    assert "set toolkit.config.no_cgroups" in words(config_hints(facts, spec(debug=True)))
+    assert config_hints(facts, spec(mode="cdi")) == ()
+    assert config_hints(facts, spec(no_cgroups=True)) == ()
+    assert "Unknown Error" in words(config_hints(NodeFacts(), spec(no_cgroups=True)))
