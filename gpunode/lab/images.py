@@ -59,17 +59,30 @@ class Release:
     packages: tuple[str, ...] = ()
     newer: str = ""
     borrowed: tuple[str, ...] = ()
-    family: str = ""  # another distribution's name and package manager, by families/finish.sh
+    family: str = ""  # how packages are made and named: families/NAME.toml, families/finish.sh
+    non_free: bool = False  # stand-ins of Debian's own driver, among the node's sources from the start
 
 
 BUILD = ("fakeroot", "gcc", "gnupg", "make", "zstd")
 RPM = ("createrepo-c", "rpm", *BUILD)
+ROCKY = Release(codename="bookworm", family="rhel", packages=("dnf", "dnf-plugins-core", "dkms", *RPM))
 TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
     "debian:13": TRIXIE,
+    "debian:12+non-free": Release(codename="bookworm", non_free=True),
+    "debian:13+non-free": replace(TRIXIE, non_free=True),
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
-    "rocky:9": Release(codename="bookworm", family="rocky", packages=("dnf", "dnf-plugins-core", "dkms", *RPM)),
+    "rocky:8": ROCKY,
+    "rocky:9": ROCKY,
+    "rocky:10": ROCKY,
+    "fedora:43": replace(
+        TRIXIE,
+        family="rhel",
+        packages=("docker-cli", "dnf5", "dkms", *RPM),
+        newer="forky",
+        borrowed=("dnf5", "libdnf5*", "librepo*", "libsolv*", "rpm*", "librpm*", "createrepo-c", "libcreaterepo*"),
+    ),
     "sles:15": Release(codename="bookworm", family="sles", packages=("zypper", *RPM)),
     "arch": Release(
         codename="bookworm",
@@ -167,9 +180,18 @@ def _packages(variant: Variant) -> list[str]:
 
 
 def _base_tag(variant: Variant, archive: machine.Archive) -> str:
-    name = f"{_words(variant.distro)}-base" + ("-real-driver" if variant.real_driver else "")
+    name = f"{_words(_tree_of(variant.distro))}-base" + ("-real-driver" if variant.real_driver else "")
     borrowed = RELEASES[variant.distro].borrowed
     return f"{PREFIX}/{name}:{_digest(_suites(variant, archive), _packages(variant), *borrowed, archive.settings)}"
+
+
+def _tree_of(distro: str) -> str:
+    """The first distro with the same plain tree: they share it."""
+
+    def inputs(release: Release) -> tuple[object, ...]:
+        return release.codename, release.packages, release.newer, release.borrowed
+
+    return next(name for name, release in RELEASES.items() if inputs(release) == inputs(RELEASES[distro]))
 
 
 def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log) -> None:
@@ -256,7 +278,7 @@ def _finish(
         family = RELEASES[variant.distro].family
         scripts = ["/build/node/finish.sh", *(["/build/family/finish.sh"] if family else [])]
         if family:
-            families.build_folder(build, family, debs, source)
+            families.build_folder(build, variant.distro, family, debs, source)
         for deb in () if family else debs:
             shutil.copy(deb, build / "debs")
         (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))

@@ -142,7 +142,7 @@ def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
         info = packages.build_repository(machine.places().repository, log=log)
         family = images.RELEASES[variant.distro].family
         if family:
-            folder = machine.places().repository / "families" / family
+            folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
             info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
     debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
     return images.ensure_image(variant, debs, log=log), info
@@ -188,21 +188,22 @@ def platform(
         _ensure_key()
         nodes.remove([name])
         nodes.save(replace(node, sources=_sources(info, distro, url)))
-        nodes.prepare(node, _source_of(info, "kernels", distro), url, machine.places().repository)
+        nodes.prepare(node, _own_sources(info, distro), url, machine.places().repository)
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
 
 
-def _source_of(info: RepositoryInfo, name: str, distro: str) -> RepositorySource:
-    served = ("", images.plain(distro))
-    return next(source for source in info.sources if source.name == name and source.distro in served)
+def _own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:
+    """What a node of that distro has among its sources from the start."""
+    names = ("kernels", *(("non-free",) if images.RELEASES[distro].non_free else ()))
+    return [s for s in info.sources if s.name in names and s.distro in ("", images.plain(distro))]
 
 
 def _sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
-    """gpunode.yml's `sources` for a node of that distro; `kernels` is the node's own affair."""
+    """gpunode.yml's `sources` for a node of that distro; the distribution's own are the node's affair."""
     return {
         source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
         for source in info.sources
-        if source.name != "kernels" and source.distro in ("", images.plain(distro))
+        if source.name not in ("kernels", "non-free") and source.distro in ("", images.plain(distro))
     }
 
 
@@ -257,7 +258,7 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
     def make(node: Node) -> None:
         if stop.is_set():
             return
-        nodes.prepare(node, _source_of(info, "kernels", node.distro), url, machine.places().repository)
+        nodes.prepare(node, _own_sources(info, node.distro), url, machine.places().repository)
         nodes.start(node)
         nodes.wait_until_up(node, given_up=stop.is_set)
         if stop.is_set():

@@ -78,8 +78,8 @@ def save(node: Node) -> None:
 # ---------------------------------------------------------------- making
 
 
-def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -> None:
-    """Lay out the node's folder: its hardware, and what it gets at first boot."""
+def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: Path) -> None:
+    """Lay out the node's folder: its hardware, and what it gets at first boot, with its distribution's own sources."""
     for folder in ("lab/seed", "lab/proc", "containerd", "docker"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
     hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau)
@@ -91,24 +91,26 @@ def prepare(node: Node, kernels: RepositorySource, url: str, repository: Path) -
     machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
     family = RELEASES[node.distro].family
     if family:
-        own = families.seed(family, kernels, url, (repository / kernels.key).read_text())
-        for name, text in own.items():
+        [kernels] = own
+        some = families.seed(family, kernels, url, (repository / kernels.key).read_text())
+        for name, text in some.items():
             machine.write(seed / name, text, mode=0o644)
     elif not node.real_driver:
-        _seed_kernel_source(seed, kernels, url, repository)
+        _seed_sources(seed, own, url, repository)
     for path in (seed, *seed.rglob("*")):
         if path.is_dir():
             path.chmod(0o700 if path.name in (".ssh", "root") else 0o755)
 
 
-def _seed_kernel_source(seed: Path, kernels: RepositorySource, url: str, repository: Path) -> None:
+def _seed_sources(seed: Path, own: Sequence[RepositorySource], url: str, repository: Path) -> None:
     """The node's «distribution» offers the lab's kernels; pinned above Debian's, which no lab node could run."""
-    key = "/usr/share/keyrings/kernels.asc"
-    machine.write(seed / key.lstrip("/"), (repository / kernels.key).read_text(), mode=0o644)
-    sources = f"Types: deb\nURIs: {url}/{kernels.path}\nSuites: {kernels.suite}\nSigned-By: {key}\n"
-    if kernels.components:
-        sources += f"Components: {' '.join(kernels.components)}\n"
-    machine.write(seed / "etc/apt/sources.list.d/kernels.sources", sources, mode=0o644)
+    for source in own:
+        key = f"/usr/share/keyrings/{source.name}.asc"
+        machine.write(seed / key.lstrip("/"), (repository / source.key).read_text(), mode=0o644)
+        text = f"Types: deb\nURIs: {url}/{source.path}\nSuites: {source.suite}\nSigned-By: {key}\n"
+        if source.components:
+            text += f"Components: {' '.join(source.components)}\n"
+        machine.write(seed / f"etc/apt/sources.list.d/{source.name}.sources", text, mode=0o644)
     pin = "Package: *\nPin: release o=gpunode-lab\nPin-Priority: 1001\n"
     machine.write(seed / "etc/apt/preferences.d/kernels", pin, mode=0o644)
 

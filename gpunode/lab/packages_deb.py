@@ -104,25 +104,49 @@ def stanza(fields: Mapping[str, str]) -> str:
 
 def write_flat_repository(folder: Path, debs: Sequence[Deb], *, origin: str, key: SigningKey, arch: str) -> None:
     """Write the packages into `folder` with Packages(.gz), Release, Release.gpg and InRelease: a flat repository."""
-    folder.mkdir(parents=True, exist_ok=True)
+    fields = {"Origin": origin, "Label": origin, "Architectures": arch}
+    _write_release(folder, _indexes("", _write_pool(folder, "./", debs)), fields, key)
+
+
+def write_suite(
+    folder: Path, suite: str, components: Mapping[str, Sequence[Deb]], *, origin: str, key: SigningKey, arch: str
+) -> None:
+    """Write dists/SUITE with its components, as Debian's archive has it, and their packages into pool/COMPONENT."""
+    indexes: dict[str, bytes] = {}
+    for name, debs in components.items():
+        indexes |= _indexes(f"{name}/binary-{arch}/", _write_pool(folder, f"pool/{name}/", debs))
+    fields = {"Origin": origin, "Label": origin, "Suite": suite, "Codename": suite, "Architectures": arch}
+    _write_release(folder / "dists" / suite, indexes, {**fields, "Components": " ".join(components)}, key)
+
+
+def _write_pool(folder: Path, place: str, debs: Sequence[Deb]) -> bytes:
+    """Write the packages below folder/place; their stanzas."""
+    (folder / place).mkdir(parents=True, exist_ok=True)
     stanzas = []
     for deb in debs:
         data = deb_bytes(deb)
-        (folder / deb.file_name).write_bytes(data)
-        place = {"Filename": f"./{deb.file_name}", "Size": str(len(data))}
-        stanzas.append(stanza({**deb.fields, **place, "SHA256": hashlib.sha256(data).hexdigest()}))
-    packages = "\n".join(stanzas).encode()
-    indexes = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=EPOCH)}
+        (folder / place / deb.file_name).write_bytes(data)
+        found = {"Filename": f"{place}{deb.file_name}", "Size": str(len(data))}
+        stanzas.append(stanza({**deb.fields, **found, "SHA256": hashlib.sha256(data).hexdigest()}))
+    return "\n".join(stanzas).encode()
+
+
+def _indexes(place: str, packages: bytes) -> dict[str, bytes]:
+    return {f"{place}Packages": packages, f"{place}Packages.gz": gzip.compress(packages, mtime=EPOCH)}
+
+
+def _write_release(folder: Path, indexes: Mapping[str, bytes], fields: Mapping[str, str], key: SigningKey) -> None:
     for name, data in indexes.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(data)
-    (folder / "Release").write_text(_release(indexes, origin, arch))
+    (folder / "Release").write_text(_release(indexes, fields))
     _sign(folder, key)
 
 
-def _release(indexes: Mapping[str, bytes], origin: str, arch: str) -> str:
+def _release(indexes: Mapping[str, bytes], fields: Mapping[str, str]) -> str:
     now = format_datetime(datetime.now(UTC), usegmt=True).replace("GMT", "UTC")
     sums = "".join(f"\n {hashlib.sha256(data).hexdigest()} {len(data)} {name}" for name, data in indexes.items())
-    return stanza({"Origin": origin, "Label": origin, "Architectures": arch, "Date": now, "SHA256": sums})
+    return stanza({**fields, "Date": now, "SHA256": sums})
 
 
 def _sign(folder: Path, key: SigningKey) -> None:

@@ -70,10 +70,19 @@ def test_the_spec_it_writes_is_one_that_gpunode_reads():
         (Variant(engines=()), "debian-12-no-engines", ("docker.io", "docker-cli", "containerd", "runc")),
         (Variant(real_driver=True), "debian-12-real-driver", ()),
         (Variant(distro="debian:13+forky"), "debian-13-forky", ()),
+        (Variant(distro="rocky:10", python=False), "rocky-10-no-python", ()),
     ],
 )
 def test_a_variant_says_what_it_is_called_and_what_is_taken_out(variant, name, purge):
     assert (variant.name, variant.purge) == (name, purge)
+
+
+def test_distros_of_the_same_packages_share_their_tree():
+    assert [images._tree_of(d) for d in ("debian:12+non-free", "rocky:10", "fedora:43")] == [
+        "debian:12",
+        "rocky:8",
+        "fedora:43",
+    ]
 
 
 @pytest.mark.parametrize("bad", [{"distro": "debian:9"}, {"engines": ("crio",)}])

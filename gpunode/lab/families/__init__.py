@@ -1,7 +1,8 @@
 """Nodes of other distributions: Debian below, with the real dnf, zypper or pacman, and packages with true names.
 
-families/NAME.toml says what such a node has and what its repositories offer, in the form of packages.toml; the packages
-are built by the distribution's own tools in a container of its plain tree, because the lab's machine has none of them.
+families/NAME.toml says what nodes of a family have and what their repositories offer, in the form of packages.toml, and
+in `distros` what differs between the distributions of the family, as values of {names}; the packages are built by the
+distribution's own tools in a container of its plain tree, because the lab's machine has none of them.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
 
-from gpunode.lab import packages
 from gpunode.lab.machine import Log, podman
-from gpunode.lab.packages import RepositoryInfo, RepositorySource
+from gpunode.lab.packages import RepositoryInfo, RepositorySource, empty, load
 from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent
 from gpunode.lab.packages_elf import module_elf
+from gpunode.lab.packages_table import LIBRARIES, Row, digest_of, files_of, fill, rows, texts_in
 
 SCRIPTS = {"pre": "%pre", "post": "%post", "preun": "%preun", "postun": "%postun", "posttrans": "%posttrans"}
 PACMAN_SCRIPTS = {"post": ("post_install", "post_upgrade"), "preun": ("pre_remove",)}
@@ -54,25 +55,28 @@ def build(distro: str, family: str, directory: Path, tree: str, *, log: Log) -> 
     with as_file(files("gpunode.lab")) as lab:
         table_text = (lab / f"families/{family}.toml").read_bytes()
         script = (lab / "families/build.sh").read_bytes()
-        texts = packages._texts(lab / "standins/packages") | packages._texts(lab / "standins/families")
-        code = ((lab / "families/__init__.py").read_bytes(), (lab / "packages.py").read_bytes())
-        digest = packages._digest(tree, table_text, texts, script, *code)
+        texts = texts_in(lab / "standins/packages") | texts_in(lab / "standins/families")
+        code = (
+            (lab / "families/__init__.py").read_bytes(),
+            *(path.read_bytes() for path in sorted(lab.glob("packages*.py"))),
+        )
+        digest = digest_of(f"{tree} {distro}", texts, table_text, script, *code)
     stamp = directory / "built.json"
     if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
-        return packages._info(directory.parents[1], built)
+        return load(directory.parents[1], built)
     log(f"building the packages of {distro}")
     directory.mkdir(parents=True, exist_ok=True)
-    packages._empty(directory)
+    empty(directory)
     table = tomllib.loads(table_text.decode())
     built = {"digest": digest} | _build(distro, table, texts, directory, tree, script)
     stamp.write_text(json.dumps(built, indent=1))
-    return packages._info(directory.parents[1], built)
+    return load(directory.parents[1], built)
 
 
 def _build(
     distro: str, table: Mapping[str, Any], texts: Mapping[str, bytes], directory: Path, tree: str, script: bytes
 ) -> dict[str, Any]:
-    some = [_package(row, table, texts) for row in packages._sets(table)]
+    some = [_package(row, table, texts) for row in rows(table, distro)]
     with gpg_home() as folder:
         work = Path(folder) / "work"
         work.mkdir()
@@ -84,7 +88,7 @@ def _build(
         (work / "signs").write_text(signs)
         for package in some:
             WRITERS[table["format"]](work, package)
-        if "module" in table:
+        if distro in table.get("module", {}).get("distros", ()):
             _write_modules(work, table["module"], some)
         container = f"gpunode-lab-packages-{hashlib.sha256(distro.encode()).hexdigest()[:8]}"
         mount = f"{work}:/packages"
@@ -101,15 +105,21 @@ def _build(
             "sh",
             "/packages/build.sh",
         )
-        for name, path in table["folders"].items():
+        for name, path in _folders(table, distro).items():
             (directory / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.move(work / "out" / name, directory / path)
         public_keys(directory / "keys", keys)
     return _record(distro, table, directory, keys)
 
 
+def _folders(table: Mapping[str, Any], distro: str) -> dict[str, str]:
+    """Where each source's packages go, by the paths of the vendors' servers."""
+    return {name: path.format(**table["distros"][distro]) for name, path in table["folders"].items()}
+
+
 def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> dict[str, Any]:
     below = directory.relative_to(directory.parents[1])
+    folders = _folders(table, distro)
     sources = [
         RepositorySource(
             name=name,
@@ -118,10 +128,11 @@ def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mappin
             key=f"{below}/keys/{name}.asc",
             fingerprint=keys[name].fingerprint,
         )
-        for name, path in table["folders"].items()
+        for name, path in folders.items()
     ]
-    own = directory / table["folders"]["kernels"]
-    base = [next(path for path in own.glob(f"{label}[-.]*") if path.suffix != ".sig") for label in table["base"]]
+    own = directory / folders["kernels"]
+    labels = [label.format(**table["distros"][distro]) for label in table["base"]]
+    base = [next(path for path in own.glob(f"{label}[-.]*") if path.suffix != ".sig") for label in labels]
     names = [str(path.relative_to(directory.parents[1])) for path in base]
     return {"sources": [asdict(source) for source in sources], "base": {distro: names}}
 
@@ -129,14 +140,14 @@ def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mappin
 # ---------------------------------------------------------------- from the table to packages
 
 
-def _package(row: packages._Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> Package:
+def _package(row: Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> Package:
     said, values = row.package, row.values
     relations = {
         kind: tuple(text.format(**values) for text in said.get(kind, ()))
         for kind in ("depends", "provides", "conflicts")
     }
     libraries = table["libraries"]
-    found = packages._files(said, values, texts)
+    found = files_of(said, values, texts)
     for path, flavour in said.get("drivers", {}).items():
         found |= _driver_modules(path.format(**values), values, flavour)
     return Package(
@@ -145,15 +156,15 @@ def _package(row: packages._Row, table: Mapping[str, Any], texts: Mapping[str, b
         source=row.source,
         summary=f"{said['summary'].format(**values)} (stand-in)",
         relations=relations,
-        files={path.replace(packages.LIBRARIES, libraries): _moved(file, libraries) for path, file in found.items()},
-        scripts={n: packages._fill(texts[text], values).decode() for n, text in said.get("scripts", {}).items()},
+        files={path.replace(LIBRARIES, libraries): _moved(file, libraries) for path, file in found.items()},
+        scripts={n: fill(texts[text], values).decode() for n, text in said.get("scripts", {}).items()},
         values=values,
     )
 
 
 def _moved(file: File, libraries: str) -> File:
     """The file with the folder of Debian's libraries in it replaced by the distribution's."""
-    data = file.data.replace(packages.LIBRARIES.encode(), libraries.encode())
+    data = file.data.replace(LIBRARIES.encode(), libraries.encode())
     return File(data=data.replace(b"usr/lib/*-linux-gnu", libraries.encode()), mode=file.mode, target=file.target)
 
 
@@ -269,12 +280,14 @@ def _write_modules(work: Path, module: Mapping[str, Any], some: Iterable[Package
 # ---------------------------------------------------------------- a node's own
 
 
-def build_folder(build: Path, family: str, base: Iterable[Path], source: Path) -> None:
+def build_folder(build: Path, distro: str, family: str, base: Iterable[Path], source: Path) -> None:
     """What families/finish.sh finds under /build/family when an image is made."""
+    table = tomllib.loads((source / f"families/{family}.toml").read_text())
     folder = build / "family"
     (folder / "packages").mkdir(parents=True)
     shutil.copy(source / "families/finish.sh", folder / "finish.sh")
     (folder / "name").write_text(f"{family}\n")
+    (folder / "dbpath").write_text(table["distros"][distro].get("dbpath", "/var/lib/rpm"))
     for package in base:
         shutil.copy(package, folder / "packages")
         key = next(parent for parent in package.parents if (parent / "keys").is_dir()) / "keys/kernels.asc"
@@ -290,5 +303,5 @@ def seed(family: str, kernels: RepositorySource, url: str, key: str) -> dict[str
         return {"etc/pacman.d/mirrorlist": f"Server = {place}\n"}
     path = "etc/pki/rpm-gpg/RPM-GPG-KEY-distribution"
     text = f"[base]\nname=base\nbaseurl={place}\nenabled=1\ngpgcheck=1\nrepo_gpgcheck=0\ngpgkey=file:///{path}\n"
-    folder = {"rocky": "etc/yum.repos.d", "sles": "etc/zypp/repos.d"}[family]
+    folder = {"rhel": "etc/yum.repos.d", "sles": "etc/zypp/repos.d"}[family]
     return {path: key, f"{folder}/base.repo": text}

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Makes a lab node that node/finish.sh has finished into one of another distribution; runs in it, when the image is built.
-# /build/family holds: name, packages/ (what the node has from the start), key.asc and for pacman extra.db.
+# /build/family holds: name, dbpath (of rpm), packages/ (what the node has from the start), key.asc and for pacman extra.db.
 set -eu
 build=/build/family
 family=$(cat "$build/name")
@@ -25,14 +25,15 @@ hide_python() {
 
 use_rpm() {
     mkdir -p /etc/rpm
-    echo '%_dbpath /var/lib/rpm' >/etc/rpm/macros
-    rm -rf /var/lib/rpm && rpm --initdb
-    rpm --install --nodeps --replacefiles "$build"/packages/*.rpm
+    dbpath=$(cat "$build/dbpath")
+    echo "%_dbpath $dbpath" >/etc/rpm/macros
+    rm -rf "$dbpath" && mkdir -p "$dbpath" && rpm --initdb
+    rpm --install --nodeps --nosignature --replacefiles "$build"/packages/*.rpm
 }
 
-become_rocky() {
+become_rhel() {
     use_rpm
-    sed -i 's/^enabled *=.*/enabled = false/' /etc/dnf/plugins/local.conf
+    [ ! -e /etc/dnf/plugins/local.conf ] || sed -i 's/^enabled *=.*/enabled = false/' /etc/dnf/plugins/local.conf
     rm -f /etc/yum.repos.d/*
 }
 

@@ -44,7 +44,7 @@ unbind_all() {
 
 # load FILE: what insmod does
 load() {
-    name=$(basename "$1" | sed 's/\.ko.*$//; s/-/_/g')
+    name=$(field "$1" name) # Debian has it in a file of another name: nvidia-current.ko
     loaded "$name" && return 0
     for needed in $(field "$1" depends | tr ',-' ' _'); do
         loaded "$needed" || {

@@ -1,0 +1,108 @@
+"""packages.toml and families/*.toml: from rows to the files of packages; {names} in a row are values of its version."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunode.lab.packages_deb import File
+from gpunode.lab.packages_elf import module_elf
+
+LIBRARIES = "usr/lib/x86_64-linux-gnu"
+
+
+def texts_in(folder: Path) -> dict[str, bytes]:
+    """The files of a folder by their names."""
+    return {path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()}
+
+
+def digest_of(words: str, texts: Mapping[str, bytes], *inputs: bytes) -> str:
+    """A hash of all that a repository is built from."""
+    digest = hashlib.sha256(words.encode())
+    for part in (*inputs, *(name.encode() + b"\0" + data for name, data in texts.items())):
+        digest.update(hashlib.sha256(part).digest())
+    return digest.hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One package of one version of a set: what the table says of it, and the values its {names} stand for."""
+
+    source: str
+    distro: str
+    package: Mapping[str, Any]
+    values: Mapping[str, str]
+    version: str
+    first: bool  # of the set's versions
+
+
+def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
+    """Every package of a table in each version of its set; with `distro`, those of that one or of all, and the values
+    that the table has for it."""
+    more = table["distros"][distro] if distro else {}
+    for group in table["set"]:
+        if distro and group.get("distro", distro) != distro:
+            continue
+        packages = table[group["packages-of"]] if "packages-of" in group else group["package"]
+        for number, version in enumerate(group["versions"]):
+            values = {**more, **version}
+            for package in packages:
+                if distro not in package.get("distros", (distro,)):
+                    continue
+                branch = int(values.get("branch", 0))
+                if package.get("since", branch) <= branch <= package.get("until", branch):
+                    yield Row(
+                        source=group["source"],
+                        distro=group.get("distro", ""),
+                        package=package,
+                        values={**values, "unit": package.get("unit", ""), "dkms": package.get("dkms", "nvidia")},
+                        version=package.get("version", group["package-version"]).format(**values),
+                        first=number == 0,
+                    )
+
+
+def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mapping[str, bytes]) -> dict[str, File]:
+    """The files of a package by path without leading slash: texts, links, libraries and kernel modules."""
+    found = {f"usr/share/doc/{package['name'].format(**values)}/README": File(data=b"A stand-in of the gpunode lab.\n")}
+    for path, text in package.get("files", {}).items():
+        data = fill(texts[text.format(**values)], values)
+        found[path.format(**values)] = File(data=data, mode=0o755 if data.startswith(b"#!") else 0o644)
+    for path, target in package.get("links", {}).items():
+        found[path.format(**values)] = File(target=target.format(**values))
+    for soname in package.get("libraries", ()):
+        library = f"{soname.partition('.so.')[0]}.so.{values['version']}"
+        found[f"{LIBRARIES}/{library}"] = File(data=module_elf([f"description=gpunode lab stand-in {library}"]))
+        found[f"{LIBRARIES}/{soname}"] = File(target=library)
+    for module in package.get("modules", ()):
+        found[f"usr/lib/modules/{values['release']}/kernel/{module}.ko"] = File(data=_module(module, values["release"]))
+    return found
+
+
+def fill(text: bytes, values: Mapping[str, str]) -> bytes:
+    """The text with each @name@ that has a value replaced by it."""
+    for name, value in values.items():
+        text = text.replace(f"@{name}@".encode(), value.encode())
+    return text
+
+
+def _module(path: str, release: str) -> bytes:
+    name = path.rpartition("/")[2]
+    aliases = {"nouveau": ["alias=pci:v000010DEd*sv*sd*bc03sc*i*"]}.get(name, [])
+    needs = {"nouveau": "drm", "br_netfilter": "bridge"}.get(name, "")
+    # depmod knows dependencies from symbols, which these modules lack: hence the softdep
+    order = [f"softdep=pre: {needs}"] if needs else []
+    return module_elf(
+        [
+            *aliases,
+            *order,
+            "license=GPL",
+            "description=gpunode lab stand-in",
+            f"depends={needs}",
+            "intree=Y",
+            f"name={name}",
+            f"vermagic={release} SMP preempt mod_unload modversions ",
+        ]
+    )
