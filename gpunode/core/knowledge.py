@@ -138,6 +138,9 @@ class Knowledge:
     capabilities: Mapping[str, Capability]
     cuda: Mapping[str, CudaRelease]
     cuda_packages: Table
+    cuda_forward: Table
+    cuda_runfile: Table
+    driver_runfile: Table
     distros: Mapping[str, DistroRow]
     keys: Mapping[str, RepositoryKey]
     repositories: Mapping[str, Table]
@@ -181,6 +184,9 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
         capabilities={cc: Capability(**_sourced(row, cuda)) for cc, row in cuda["capabilities"].items()},
         cuda=_cuda_releases(cuda),
         cuda_packages=_sourced(cuda["packages"], cuda),
+        cuda_forward=_sourced(cuda["forward"], cuda),
+        cuda_runfile=_sourced(cuda["runfile"], cuda),
+        driver_runfile=_sourced(drivers["runfile"], drivers),
         distros={key: _distro(key, r, repos) for r in repos["distros"] for key in r["keys"]},
         keys={r["id"]: _key(r, repos) for r in repos["keys"]},
         repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},

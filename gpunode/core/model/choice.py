@@ -58,6 +58,23 @@ class Repository:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Runfile:
+    """One of NVIDIA's self-extracting installers, and how it is run.
+
+    `urls` are tried in order; a `path` on the controller that is not "" stands in their place.  `sha256` "" is the
+    checksum that the vendor's server has beside the file.  `options` are the installer's words.
+    """
+
+    name: str
+    version: str
+    arch: str
+    urls: tuple[str, ...] = ()
+    path: str = ""
+    sha256: str = ""
+    options: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriverChoice:
     branch: int
     flavour: Flavour
@@ -71,6 +88,7 @@ class DriverChoice:
     newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
     pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
     stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch
+    runfile: Runfile | None = None  # of method runfile
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +98,8 @@ class CudaChoice:
     method: Literal["packages", "runfile"]
     packages: tuple[PackageWant, ...]
     repository: str
+    runfiles: tuple[Runfile, ...] = ()  # of method runfile, one for each of `versions`
+    compat: tuple[str, ...] = ()  # versions whose forward-compatibility package stands in for a newer driver
 
 
 @dataclass(frozen=True, kw_only=True)
