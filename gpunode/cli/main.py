@@ -21,6 +21,7 @@ COMMANDS = {
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",
     ),
+    "sharing": ("gpunode.cli.sharing:sharing", "Share GPUs: MIG profiles, and demands packed onto the fewest GPUs."),
     "kube": ("gpunode.cli.kube:kube", "Kubernetes: objects that make a cluster use its GPUs."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "What gpunode knows of the world: where from, how old."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),

@@ -1,0 +1,226 @@
+"""What MIG can do with a GPU: knowledge/mig.toml as values, and the product that a PCI id or a name means."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.knowledge import Knowledge
+
+GIB_OF_GB = 0.88  # what at least is usable of a profile's GB, where nobody published it: H200's 1g.18gb has 16.0 GiB
+SAME_MEMORY = 0.1  # a GPU whose memory differs by more from its product's is another product under the same id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Profile:
+    """A kind of GPU instance: 1g.10gb, 1g.10gb+me.  Slices are in the units of `nvidia-smi mig -lgipp`."""
+
+    name: str
+    id: int  # of nvidia-smi's -cgi; -1 where it is not published
+    compute: int
+    memory: int
+    starts: tuple[int, ...]
+    media: int = 0
+    ofa: int = 0
+    most: int
+    gb: int
+    gib: float | None = None  # usable memory, None where it was not published
+    since: int = 0  # driver branch that brought it, 0: the product's first driver has it
+
+    @property
+    def plain(self) -> bool:
+        """Whether it is one without media or graphics of its own kind (+me, +gfx, -me …)."""
+        return bool(re.fullmatch(r"\d+g\.\d+gb", self.name))
+
+    @property
+    def usable_gib(self) -> float:
+        """Memory that a program can count on, in GiB."""
+        return self.gib if self.gib is not None else round(self.gb * GIB_OF_GB, 2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Product:
+    """GPUs that MIG cuts alike.  `mode`: whether the MIG mode outlives a reboot (instances never do)."""
+
+    name: str
+    ids: tuple[str, ...]
+    memory_gb: int
+    driver: str  # the first that cuts it
+    profiles: tuple[Profile, ...]
+    compute: int
+    memory: int
+    media: int
+    ofa: int
+    placed: bool  # whether the start of an instance can be given
+    mode: Literal["kept", "lost"]
+    note: str
+    source: str
+
+    def profile(self, name: str) -> Profile | None:
+        return next((p for p in self.profiles if p.name == name), None)
+
+
+def parse_mig(table: Mapping[str, Any]) -> tuple[Product, ...]:
+    """The parsed mig.toml → products, in the file's order."""
+    return tuple(_product(row, table["geometries"][row["geometry"]], table["sources"]) for row in table["products"])
+
+
+def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], sources: Mapping[str, str]) -> Product:
+    lines = [line for line in geometry["profiles"].splitlines() if line.strip()]
+    names = row["profiles"].split()
+    gib, since = row.get("gib", {}), row.get("since", {})
+    parts = f"{row['source']}; {geometry['source']}".split("; ")
+    return Product(
+        name=row["name"],
+        ids=tuple(f"10de:{one}" for one in row["ids"]),
+        memory_gb=row["memory_gb"],
+        driver=row["driver"],
+        profiles=tuple(
+            _profile(name, line, gib.get(name), since.get(name, 0)) for name, line in zip(names, lines, strict=True)
+        ),
+        compute=geometry["compute"],
+        memory=geometry["memory"],
+        media=geometry["media"],
+        ofa=geometry["ofa"],
+        placed=geometry.get("placed", True),
+        mode=row["mode"],
+        note=row.get("note", ""),
+        source="; ".join(_spelled(part, sources) for part in dict.fromkeys(parts)),
+    )
+
+
+def _spelled(part: str, sources: Mapping[str, str]) -> str:
+    """A source with its short name spelled out: `deploy (H20)` → the URL and `(H20)`."""
+    name, space, rest = part.partition(" ")
+    return sources.get(name, name) + space + rest
+
+
+def _profile(name: str, line: str, gib: float | None, since: int) -> Profile:
+    profile_id, compute, memory, starts, media, ofa, most = (cell.strip() for cell in line.split("|"))
+    match = re.match(r"\d+g\.(\d+)gb", name)
+    assert match, name
+    return Profile(
+        name=name,
+        id=int(profile_id),
+        compute=int(compute),
+        memory=int(memory),
+        starts=tuple(int(start) for start in starts.split()),
+        media=int(media),
+        ofa=int(ofa),
+        most=int(most),
+        gb=int(match[1]),
+        gib=gib,
+        since=since,
+    )
+
+
+# ---------------------------------------------------------------- which product
+
+
+def product_of(
+    pci_id: str, products: Sequence[Product], knowledge: Knowledge, *, memory_mib: int | None = None
+) -> Product:
+    """The product with a PCI id (10de:20b2).  `memory_mib` is what the driver says of the very GPU, where it runs.
+
+    Raises RefusedError for a GPU that MIG cannot cut, or whose profiles are not known.
+    """
+    model = knowledge.gpu(pci_id)
+    name = f"{model.name} ({pci_id})" if model else pci_id
+    found = next((p for p in products if pci_id.lower() in p.ids), None)
+    if found and memory_mib and abs(memory_mib * 1.048576 / 1000 / found.memory_gb - 1) > SAME_MEMORY:
+        raise RefusedError(
+            f"{name} has {memory_mib} MiB, not the {found.memory_gb} GB of {found.name}",
+            expected=f"a product whose MIG profiles are known: {_names(products)}",
+            fix="nvidia-smi mig -lgip on the node lists its profiles",
+        )
+    if found:
+        return found
+    if model is None or model.mig:
+        raise RefusedError(
+            f"the MIG profiles of {name} are not known",
+            expected=_names(products),
+            fix="nvidia-smi mig -lgip on the node lists them, if it has any",
+        )
+    raise RefusedError(
+        f"{name} has no MIG",
+        expected=f"one of {_names(products)}",
+        fix="share it by time-slicing or mps",
+    )
+
+
+def find_product(text: str, products: Sequence[Product], knowledge: Knowledge) -> Product:
+    """A PCI id (10de:20b2, 20b2) or a name (A100 80GB, 'H200 NVL') → the product.
+
+    Raises InputError for a name that means nothing or several products, RefusedError for a GPU without MIG.
+    """
+    word = _plain(text)
+    pci_id = re.fullmatch(r"(?:10de:)?([0-9a-f]{4})", text.strip().lower())
+    if pci_id and (f"10de:{pci_id[1]}" in knowledge.gpus or text.strip().lower().startswith("10de:")):
+        return product_of(f"10de:{pci_id[1]}", products, knowledge)
+    whole = [p for p in products if word == _plain(p.name)]
+    named = [p for p in products if word and _within(word, p.name)]
+    models = [m for m in knowledge.gpus.values() if m.kind != "not-a-gpu" and word and _within(word, m.name)]
+    exact = [m for m in models if word in (_plain(m.name), _plain(m.name).removeprefix("nvidia "))]
+    by_id = {one: p for p in products for one in p.ids}
+    found = whole or list(dict.fromkeys([*(by_id[m.id] for m in exact or models if m.id in by_id), *named]))
+    if exact and exact[0].id in by_id:
+        found = [by_id[exact[0].id]]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        raise InputError(
+            f"GPU {text!r} is the name of {len(found)} products",
+            expected="one of them",
+            fix=f"name one: {_names(found)}",
+        )
+    if models:
+        return product_of((exact or models)[0].id, products, knowledge)
+    near = difflib.get_close_matches(word, [_plain(p.name) for p in products], n=1, cutoff=0.4)
+    raise InputError(
+        f"GPU {text!r}",
+        expected=f"a PCI id such as 10de:20b2, or a product with MIG: {_names(products)}",
+        fix=f"did you mean {near[0]!r}?" if near else "lspci -nn -d 10de: shows the ids of a machine",
+    )
+
+
+def find_profile(name: str, product: Product) -> Profile:
+    """The profile by its name (1g.10gb, `MIG 1g.10gb`, 1G.10GB).  Raises InputError that names the nearest."""
+    wanted = name.strip().lower().removeprefix("mig").strip(" -")
+    if found := product.profile(wanted):
+        return found
+    raise InputError(
+        f"{product.name} has no MIG profile {name!r}",
+        expected=f"one of {', '.join(p.name for p in product.profiles)}",
+        fix=f"did you mean {nearest(wanted, product)!r}?",
+    )
+
+
+def nearest(name: str, product: Product) -> str:
+    """The profile that a mistaken name most likely means: the same number of slices, then the nearest memory."""
+    match = re.match(r"(\d+)g(?:\.(\d+)(?:gb)?)?(.*)", name)
+    if not match:
+        return product.profiles[0].name
+    compute, gb, suffix = int(match[1]), int(match[2] or 0), match[3]
+    return min(
+        product.profiles,
+        key=lambda p: (abs(p.compute - compute), not p.name.endswith(suffix), abs(p.gb - gb), len(p.name)),
+    ).name
+
+
+def _names(products: Iterable[Product]) -> str:
+    return ", ".join(p.name for p in products)
+
+
+def _plain(text: str) -> str:
+    """Lower case, with one space between words: A100-SXM4-80GB and A100 SXM4 80GB are the same name."""
+    return " ".join(re.findall(r"[a-z0-9.+]+", re.sub(r"(\d) +gb\b", r"\1gb", text.lower())))
+
+
+def _within(word: str, name: str) -> bool:
+    """Whether all words stand in the name, in any order: `A100 80GB` in `NVIDIA A100-SXM4-80GB`."""
+    have = _plain(name).split()
+    return all(one in have for one in word.split())

@@ -1,0 +1,182 @@
+"""The packer against brute force, and against layouts that NVIDIA's guide shows."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gpunode.core.sharing.demand import Demand
+from gpunode.core.sharing.fleet import Supply, pack
+from gpunode.core.sharing.mig import Product, Profile
+from gpunode.core.sharing.pack import fits, place, why_not
+from gpunode.edge.sharing import load_mig
+
+PRODUCTS = {p.name: p for p in load_mig()}
+A100 = PRODUCTS["A100/A800 40GB"]
+A30 = PRODUCTS["A30 24GB"]
+RTX6000 = PRODUCTS["RTX PRO 6000 Blackwell 96GB"]
+
+
+def every_placing(items: Sequence[Profile]) -> bool:
+    """Brute force: whether some choice of starts, out of all there are, overlaps nowhere."""
+    for starts in itertools.product(*(p.starts for p in items)):
+        cells = [c for p, start in zip(items, starts, strict=True) for c in range(start, start + p.memory)]
+        if len(cells) == len(set(cells)):
+            return True
+    return False
+
+
+def brute_force(product: Product, items: Sequence[Profile]) -> bool:
+    sums = {what: sum(getattr(p, what) for p in items) for what in ("compute", "memory", "media", "ofa")}
+    if any(used > getattr(product, what) for what, used in sums.items()):
+        return False
+    return all(items.count(p) <= p.most for p in items) and every_placing(items)
+
+
+@st.composite
+def wishes(draw: st.DrawFn) -> tuple[Product, list[Profile]]:
+    product = draw(st.sampled_from(load_mig()))
+    return product, draw(st.lists(st.sampled_from(product.profiles), min_size=1, max_size=5))
+
+
+def counted(items: Sequence[Profile]) -> dict[str, int]:
+    return {p.name: items.count(p) for p in items}
+
+
+@given(wishes())
+@settings(max_examples=400, deadline=None)
+def test_a_wish_fits_exactly_when_brute_force_finds_a_placing(wish: tuple[Product, list[Profile]]) -> None:
+    product, items = wish
+    possible = brute_force(product, items)
+    assert (place(product, counted(items)) is not None) == possible
+    assert (why_not(product, counted(items)) == "") == possible
+
+
+@given(wishes())
+@settings(max_examples=200, deadline=None)
+def test_what_is_placed_overlaps_nowhere_and_is_what_was_wished(wish: tuple[Product, list[Profile]]) -> None:
+    product, items = wish
+    found = place(product, counted(items))
+    if found is None:
+        return
+    assert sorted(p.profile for p in found) == sorted(p.name for p in items)
+    if product.placed:
+        cells = [cell for p in found for cell in range(p.start, p.start + p.size)]
+        assert len(cells) == len(set(cells)) and max(cells) < product.memory
+        for p in found:
+            profile = product.profile(p.profile)
+            assert profile and p.start in profile.starts and p.size == profile.memory and p.id == profile.id
+
+
+GUIDE = [  # layouts of NVIDIA's MIG user guide on an A100 40GB, with the places that the driver gave them
+    ({"3g.20gb": 2}, [(0, 4), (4, 4)]),
+    ({"3g.20gb": 1, "2g.10gb": 1, "1g.5gb": 2}, None),
+    ({"2g.10gb": 1, "1g.5gb": 5}, None),
+    ({"4g.20gb": 1, "3g.20gb": 1}, [(0, 4), (4, 4)]),
+    ({"1g.5gb": 7}, [(n, 1) for n in range(7)]),
+    ({"1g.10gb": 4}, [(0, 2), (2, 2), (4, 2), (6, 2)]),
+    ({"2g.10gb": 3, "1g.10gb": 1}, [(0, 2), (2, 2), (4, 2), (6, 2)]),
+    ({"7g.40gb": 1}, [(0, 8)]),
+]
+
+
+@pytest.mark.parametrize(("wish", "places"), GUIDE)
+def test_layouts_of_the_guide_fit(wish: Mapping[str, int], places: list[tuple[int, int]] | None) -> None:
+    found = place(A100, wish)
+    assert found is not None
+    if places is not None:
+        assert [(p.start, p.size) for p in found] == places
+
+
+REFUSED = [
+    (A100, {"1g.5gb": 8}, "8 × 1g.5gb, and a GPU takes at most 7"),
+    (A100, {"4g.20gb": 1, "3g.20gb": 2}, "10 compute slices, and a GPU has 7"),
+    (A100, {"3g.20gb": 2, "1g.5gb": 1}, "9 memory slices, and a GPU has 8"),
+    (A100, {"1g.5gb": 7, "1g.5gb+me": 1}, "8 compute slices, and a GPU has 7"),
+    (A30, {"1g.6gb+me": 1, "2g.12gb+me": 1}, "1g.6gb+me and 2g.12gb+me want 2 of the optical flow engine"),
+    (RTX6000, {"1g.24gb+me.all": 1, "1g.24gb": 1}, "want 5 of the media engines, and a GPU has 4"),
+]
+
+
+@pytest.mark.parametrize(("product", "wish", "reason"), REFUSED)
+def test_a_wish_that_does_not_fit_says_why(product: Product, wish: Mapping[str, int], reason: str) -> None:
+    assert place(product, wish) is None
+    assert reason in why_not(product, wish)
+
+
+def test_instances_that_only_overlap_are_told_so() -> None:
+    wish = {"3g.20gb": 1, "1g.10gb": 1, "2g.10gb": 0, "1g.5gb": 3}
+    assert why_not(A100, {"4g.20gb": 1, "1g.5gb": 1, "1g.5gb+me": 1, "1g.10gb": 1}) == ""  # 4 + 1 + 1 + 2 of memory
+    assert why_not(A100, wish) == "9 memory slices, and a GPU has 8"
+
+
+# ---------------------------------------------------------------- several GPUs
+
+
+def least_by_brute_force(product: Product, items: Sequence[Profile]) -> int:
+    """The fewest GPUs, by trying every partition of the items."""
+    best = len(items)
+
+    def put(rest: Sequence[Profile], bins: list[list[Profile]]) -> None:
+        nonlocal best
+        if len(bins) >= best:
+            return
+        if not rest:
+            best = len(bins)
+            return
+        for i, held in enumerate(bins):
+            if brute_force(product, [*held, rest[0]]):
+                put(rest[1:], [*bins[:i], [*held, rest[0]], *bins[i + 1 :]])
+        put(rest[1:], [*bins, [rest[0]]])
+
+    put(items, [])
+    return best
+
+
+@given(st.data())
+@settings(max_examples=150, deadline=None)
+def test_the_fewest_gpus_are_as_few_as_brute_force_finds(data: st.DataObject) -> None:
+    product = data.draw(st.sampled_from((A100, A30, RTX6000)))
+    items = data.draw(st.lists(st.sampled_from(product.profiles), min_size=1, max_size=6))
+    demands = [Demand(name=f"d{i}", profile=p.name) for i, p in enumerate(items)]
+    found = pack(demands, [Supply(product=product)])
+    assert found.proved
+    assert found.needed == len(found.cuts) == least_by_brute_force(product, items)
+    assert sorted(name for cut in found.cuts for _, name in cut.instances) == sorted(d.name for d in demands)
+    for cut in found.cuts:
+        counts = tuple(sum(p.profile == one.name for p, _ in cut.instances) for one in product.profiles)
+        assert fits(product, counts)
+
+
+def test_largest_first_would_be_wrong_here_and_the_packer_is_not() -> None:
+    wish = {"3g.20gb": 3, "4g.20gb": 3}  # 3 + 3 on one GPU would leave two 4g without a partner
+    found = pack([Demand(name=name, count=n, profile=name) for name, n in wish.items()], [Supply(product=A100)])
+    assert (found.needed, found.proved) == (3, True)
+
+
+def test_a_thousand_instances_are_packed_and_proved() -> None:
+    demands = [Demand(name="small", count=1000, compute=1), Demand(name="large", count=333, gb=20)]
+    found = pack(demands, [Supply(product=A100)])
+    assert found.proved and found.needed == len(found.cuts) == 292
+    assert sum(len(cut.instances) for cut in found.cuts) == 1333
+
+
+def test_gpus_of_several_products_are_used_for_what_only_they_hold() -> None:
+    h100 = PRODUCTS["H100/H800 80GB"]
+    demands = [Demand(name="large", count=1, gb=80), Demand(name="small", count=7, compute=1)]
+    found = pack(demands, [Supply(product=A100, names=("a:0",)), Supply(product=h100, names=("b:0",))])
+    assert {cut.gpu: {name for _, name in cut.instances} for cut in found.cuts} == {"a:0": {"small"}, "b:0": {"large"}}
+
+
+def test_too_few_gpus_are_told_with_the_number_that_it_takes() -> None:
+    found = pack([Demand(name="x", count=15, compute=1)], [Supply(product=A100, names=("a:0", "a:1"))])
+    assert (found.cuts, found.needed, found.missing) == ((), 3, 1)
+
+
+def test_a_demand_that_no_gpu_can_hold_is_named() -> None:
+    large = Demand(name="x", gb=48)
+    assert pack([large], [Supply(product=A100)]).impossible == (large,)
