@@ -79,7 +79,8 @@ def solve(
     from gpunode.core.model import Kernel
     from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, solution_data
     from gpunode.core.solve import solve as decide
-    from gpunode.core.spec import ToolkitSpec, parse_spec
+    from gpunode.core.spec import parse_spec
+    from gpunode.core.spec_toolkit import ToolkitSpec
     from gpunode.edge.load import load_knowledge
 
     knowledge = load_knowledge()

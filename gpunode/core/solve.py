@@ -15,11 +15,14 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import Kernel, NodeFacts, Solution
+from gpunode.core.solve_cuda import solve_cuda
 from gpunode.core.solve_driver import solve_driver
+from gpunode.core.solve_fabric import solve_fabric
 from gpunode.core.solve_gpus import known_gpus
 from gpunode.core.solve_notes import Notes
-from gpunode.core.solve_software import solve_cuda, solve_repositories, solve_toolkit
-from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, ToolkitSpec
+from gpunode.core.solve_software import solve_repositories, solve_toolkit
+from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec
+from gpunode.core.spec_toolkit import FabricSpec, ToolkitSpec
 
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
 
@@ -45,6 +48,7 @@ class SolveRequest:
     driver: DriverSpec = DriverSpec()
     cuda: CudaSpec = CudaSpec()
     toolkit: ToolkitSpec = ToolkitSpec()
+    fabric: FabricSpec = FabricSpec()
     sources: Mapping[str, SourceSpec] = field(default_factory=dict)
 
 
@@ -72,6 +76,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         driver=spec.driver,
         cuda=spec.cuda,
         toolkit=spec.toolkit,
+        fabric=spec.fabric,
         sources=spec.sources,
     )
 
@@ -95,11 +100,12 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
             notes.because("driver", "no GPU that a driver would serve", "")
         return notes.solution()
     driver = solve_driver(request, row, gpus, knowledge, notes)
+    fabric = solve_fabric(request, row, gpus, driver, knowledge, notes)
     cuda = solve_cuda(request, row, gpus, driver, knowledge, notes)
     toolkit = solve_toolkit(request, row, knowledge, notes)
-    used = tuple(dict.fromkeys(part.repository for part in (driver, cuda, toolkit) if part and part.repository))
+    used = tuple(dict.fromkeys(part.repository for part in (driver, fabric, cuda, toolkit) if part and part.repository))
     repositories = solve_repositories(request, row, used, knowledge, notes)
-    solution = notes.solution(driver=driver, cuda=cuda, toolkit=toolkit, repositories=repositories)
+    solution = notes.solution(driver=driver, fabric=fabric, cuda=cuda, toolkit=toolkit, repositories=repositories)
     return replace(solution, revoked_keys=knowledge.revoked_keys())
 
 
@@ -160,7 +166,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
 
 def solution_data(solution: Solution) -> dict[str, Any]:
     """The solution as plain data, the shape of `gpunode solve --format json` (docs/solve.md)."""
-    driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
+    driver, fabric, cuda, toolkit = solution.driver, solution.fabric, solution.cuda, solution.toolkit
     return {
         "driver": driver
         and {
@@ -170,6 +176,12 @@ def solution_data(solution: Solution) -> dict[str, Any]:
             "method": driver.method,
             "packages": [p.name for p in (*driver.kernel_packages, *driver.packages)],
             "repository": driver.repository or None,
+        },
+        "fabric": fabric
+        and {
+            "packages": [p.name for p in fabric.packages],
+            "services": list(fabric.services),
+            "repository": fabric.repository or None,
         },
         "cuda": cuda
         and {

@@ -12,6 +12,7 @@ from gpunode.core.solve_gpus import range_text, serves
 from gpunode.core.solve_notes import Notes
 from gpunode.core.solve_packages import driver_choice
 from gpunode.core.solve_rules import Rule, best_branch, in_repository, needs
+from gpunode.core.solve_runfile import runfile_driver
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
@@ -39,13 +40,10 @@ def solve_driver(
         return None
     if spec.method == "preinstalled":
         return _preinstalled(request, notes)
-    if spec.method == "runfile":
-        notes.refuse("driver.method runfile is not supported", "set driver.method to packages (or auto)")
-        return None
-    if request.runfile:
+    if request.runfile and spec.method == "auto":
         notes.refuse(
             f"driver {request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
-            "run nvidia-uninstall on the node first, or set driver.method to preinstalled to keep it",
+            "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
         )
         return None
     if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
@@ -53,13 +51,15 @@ def solve_driver(
             f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto"
         )
         return None
-    if row.family == "arch" and refused_on_arch(request, gpus, knowledge, notes):
+    by_runfile = spec.method == "runfile"
+    if row.family == "arch" and not by_runfile and refused_on_arch(request, gpus, knowledge, notes):
         return None
     flavour = _flavour_asked(request, gpus, knowledge, notes)
     if flavour is None:
         return None
-    own = _own_packages(request, row, gpus, flavour, knowledge, notes) or _only_own(
-        request, row, gpus, flavour, knowledge, notes
+    own = not by_runfile and (
+        _own_packages(request, row, gpus, flavour, knowledge, notes)
+        or _only_own(request, row, gpus, flavour, knowledge, notes)
     )
     branch = _branch(request, row, gpus, flavour, own, knowledge, notes)
     if branch is None:
@@ -73,6 +73,8 @@ def solve_driver(
             f"it is on, and modules that DKMS builds load only once the node's own key is enrolled: {MOK}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
+    if by_runfile:
+        return runfile_driver(request, row, gpus, branch, chosen, knowledge, notes)
     return driver_choice(request, row, gpus, branch, chosen, own=own, knowledge=knowledge, notes=notes)
 
 
@@ -227,7 +229,8 @@ def _branch(
     knowledge: Knowledge,
     notes: Notes,
 ) -> Branch | None:
-    rules = [*needs(request, gpus, flavour, knowledge), in_repository(row, own)]
+    where = [] if request.driver.method == "runfile" else [in_repository(row, own)]
+    rules = [*needs(request, gpus, flavour, knowledge), *where]
     version = request.driver.version
     number = int(version[:3]) if version else int(request.driver.branch) if request.driver.branch.isdigit() else 0
     best = best_branch(knowledge, rules)

@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from gpunode.core.model import CudaChoice, DriverChoice, Problem, Reason, Repository, Solution, ToolkitChoice
+from gpunode.core.model import (
+    CudaChoice,
+    DriverChoice,
+    FabricChoice,
+    Problem,
+    Reason,
+    Repository,
+    Solution,
+    ToolkitChoice,
+)
 
 
 @dataclass(kw_only=True)
@@ -24,12 +33,14 @@ class Notes:
         self,
         *,
         driver: DriverChoice | None = None,
+        fabric: FabricChoice | None = None,
         cuda: CudaChoice | None = None,
         toolkit: ToolkitChoice | None = None,
         repositories: tuple[Repository, ...] = (),
     ) -> Solution:
         return Solution(
             driver=driver,
+            fabric=fabric,
             cuda=cuda,
             toolkit=toolkit,
             repositories=repositories,

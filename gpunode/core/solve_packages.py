@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
+from gpunode.core.solve_fabric import joined
 from gpunode.core.solve_families import (
     arch_dkms,
     arch_own,
@@ -53,10 +54,10 @@ def driver_choice(
     deb = row.family in ("ubuntu", "debian")
     source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository" if deb else row.family]
     wants = _WAYS[own, row.family](request, row, branch, flavour, gpus, knowledge)
-    joined = _fabric(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
-    if joined is None:
+    joined_to = joined(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    if joined_to is None:
         return None
-    fabric, services = joined
+    fabric, services = joined_to
     packages = tuple(
         PackageWant(name=p.name, version=p.version, hold=request.driver.hold and p.name not in row.needs)
         for p in (*wants, *fabric)
@@ -64,7 +65,7 @@ def driver_choice(
     notes.because("packages", _names(packages), source["source"])
     _say_version(request, branch, own=own, notes=notes)
     dkms = not own or row.family == "debian" or (row.family == "arch" and arch_dkms(request, row, knowledge))
-    headers = _headers(request, row, knowledge, notes) if dkms else ()
+    headers = headers_of(request, row, knowledge, notes) if dkms else ()
     if headers is None:
         return None
     return DriverChoice(
@@ -201,57 +202,10 @@ _WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the dist
 }
 
 
-# ---------------------------------------------------------------- fabric
-
-
-def _fabric(
-    request: SolveRequest,
-    gpus: Sequence[GpuModel],
-    branch: Branch,
-    names: Table,
-    *,
-    own: bool,
-    notes: Notes,
-    knowledge: Knowledge,
-) -> tuple[list[PackageWant], tuple[str, ...]] | None:
-    """Fabric manager and its kin, at the driver's version, only where the hardware asks for them."""
-    rule = knowledge.rules["fabric_equals_driver"]
-    switches = bool(request.nvswitches) or request.nvlink5_fabric
-    imex = any(g.fabric == "imex" for g in gpus)
-    if not switches and not imex:
-        return [], ()
-    if not {"fabric", "imex"} <= names.keys():
-        notes.refuse(
-            "this node has an NVSwitch fabric, and the distribution has no fabric manager",
-            "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
-        )
-        return None
-    suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
-    version = version_wish(request, branch)
-    equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
-    apart: list[str] = []
-    if request.nvlink5_fabric and not own:
-        apart = list(names["fabric_nvlink5"])
-        equal += names["fabric_nvlink5_x86_64"] if request.arch == "x86_64" else []
-    if switches:
-        notes.because(
-            "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
-        )
-    if imex:
-        equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
-        notes.because(
-            "fabric",
-            "NVLink spans nodes: IMEX needs /etc/nvidia-imex/nodes_config.cfg, which you write",
-            rule["source"],
-        )
-    wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in apart)]
-    return wants, ("nvidia-fabricmanager.service",) if switches else ()
-
-
 # ---------------------------------------------------------------- kernels and conflicts
 
 
-def _headers(
+def headers_of(
     request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes
 ) -> tuple[PackageWant, ...] | None:
     """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""

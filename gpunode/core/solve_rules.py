@@ -28,7 +28,11 @@ def needs(request: SolveRequest, gpus: Sequence[GpuModel], flavour: str, knowled
     return [
         *(_gpu_rule(model, knowledge) for model in gpus),
         *_flavour_rules(flavour, gpus, knowledge),
-        *(_cuda_rule(request, knowledge.cuda[v]) for v in request.cuda.versions if v in knowledge.cuda),
+        *(
+            _cuda_rule(request, knowledge.cuda[v], gpus, knowledge)
+            for v in request.cuda.versions
+            if v in knowledge.cuda
+        ),
         *_kernel_rules(request, knowledge),
     ]
 
@@ -67,13 +71,16 @@ def _flavour_rules(flavour: str, gpus: Sequence[GpuModel], knowledge: Knowledge)
     return []
 
 
-def _cuda_rule(request: SolveRequest, release: CudaRelease) -> Rule:
+def _cuda_rule(request: SolveRequest, release: CudaRelease, gpus: Sequence[GpuModel], knowledge: Knowledge) -> Rule:
+    by_hand = request.driver.version or request.driver.branch.isdigit()
     oldest = release.compat or release.native
     exact = version_tuple(request.driver.version)
 
     def holds(branch: Branch) -> bool:
         if not oldest:
             return False
+        if by_hand and request.cuda.method == "packages" and forward_compatible(release, branch, gpus, knowledge):
+            return True
         lowest = version_tuple(oldest)
         if exact and branch.branch == exact[0]:
             return exact >= lowest
@@ -86,6 +93,15 @@ def _cuda_rule(request: SolveRequest, release: CudaRelease) -> Rule:
         why=f"CUDA {release.version} needs driver {oldest or '(not known)'} or later",
         source=release.source,
     )
+
+
+def forward_compatible(release: CudaRelease, branch: Branch, gpus: Sequence[GpuModel], knowledge: Knowledge) -> bool:
+    """Whether cuda-compat lets this older branch run the release: data centre GPUs and long-lived branches only."""
+    rule = knowledge.cuda_forward
+    base = rule["bases"].get(release.version.partition(".")[0])
+    datacenter = bool(gpus) and all(model.kind == "datacenter" for model in gpus)
+    older = (branch.branch,) < version_tuple(release.compat or release.native)[:1]  # it spans branches, not patches
+    return base is not None and datacenter and older and branch.branch >= base and branch.kind in rule["kinds"]
 
 
 def _kernel_rules(request: SolveRequest, knowledge: Knowledge) -> list[Rule]:

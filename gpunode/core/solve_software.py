@@ -1,4 +1,4 @@
-"""CUDA on the host, the container toolkit, and the repositories that all of it comes from."""
+"""The container toolkit, and the repositories that all of it comes from."""
 
 from __future__ import annotations
 
@@ -6,115 +6,12 @@ import difflib
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import CudaRelease, DistroRow, GpuModel, Knowledge, RepositoryKey, version_tuple
-from gpunode.core.model import CudaChoice, DriverChoice, PackageWant, Repository, ToolkitChoice
+from gpunode.core.knowledge import DistroRow, Knowledge, RepositoryKey, version_tuple
+from gpunode.core.model import PackageWant, Repository, ToolkitChoice
 from gpunode.core.solve_notes import Notes
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
-
-
-def solve_cuda(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    driver: DriverChoice | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> CudaChoice | None:
-    """The toolkits asked for; None when none is, or when one cannot work (then a problem stands in `notes`)."""
-    versions = request.cuda.versions
-    if not versions:
-        return None
-    if row.family == "arch":
-        notes.refuse(
-            f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
-            "install the package cuda by hand, or use CUDA in a container, which brings its own toolkit",
-        )
-        return None
-    works = [_works(v, row, gpus, driver, knowledge, notes) for v in versions]  # each tells its own problems
-    if not all(works):
-        return None
-    names = knowledge.cuda_packages
-    packages = []
-    for version in versions:
-        major, minor = version.split(".")
-        packages.append(PackageWant(name=names["toolkit"].format(major=major, minor=minor)))
-    notes.because(
-        "cuda packages", f"{', '.join(p.name for p in packages)}: the toolkit without a driver", names["source"]
-    )
-    return CudaChoice(
-        version=request.cuda.default or versions[-1],
-        versions=versions,
-        method="packages",
-        packages=tuple(packages),
-        repository="nvidia-cuda",
-    )
-
-
-def _works(
-    version: str,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    driver: DriverChoice | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> bool:
-    release = knowledge.cuda.get(version)
-    if release is None:
-        near = sorted(knowledge.cuda, key=lambda v: _distance(v, version))[:3]
-        notes.refuse(f"CUDA {version} is not known", f"nearest known: {', '.join(sorted(near, key=version_tuple))}")
-        return False
-    good = True
-    for model in gpus:
-        capability = knowledge.capabilities.get(model.compute_capability)
-        if capability and capability.last and version_tuple(version) > version_tuple(capability.last):
-            notes.refuse(
-                f"CUDA {version} dropped {model.arch}: {model.name} has compute capability {model.compute_capability}",
-                f"CUDA {capability.last} is the last for it",
-            )
-            good = False
-        if capability and version_tuple(version) < version_tuple(capability.first):
-            notes.refuse(
-                f"CUDA {version} is too old for {model.name} ({model.arch}, compute capability "
-                f"{model.compute_capability})",
-                f"take CUDA {capability.first} or later",
-            )
-            good = False
-    low, high = row.cuda
-    if (low and version_tuple(version) < version_tuple(low)) or (high and version_tuple(version) > version_tuple(high)):
-        span = f"{low or 'its first'} to {high}" if high else f"{low} and later"
-        notes.refuse(
-            f"NVIDIA's repository for {row.key} has no CUDA {version} (it has {span})",
-            "take one of these, or use CUDA in a container, which brings its own toolkit",
-        )
-        good = False
-    if good:
-        _say_driver(release, driver, knowledge, notes)
-    return good
-
-
-def _say_driver(release: CudaRelease, driver: DriverChoice | None, knowledge: Knowledge, notes: Notes) -> None:
-    if driver is None or not release.native:
-        return
-    known = version_tuple(driver.version or driver.newest) or (driver.branch,)
-    if known >= version_tuple(release.native):
-        why = f"driver {driver.branch} runs CUDA {release.version} natively (it came with {release.native})"
-        notes.because("cuda", why, release.source)
-        return
-    major, minor = release.version.split(".")
-    compat = knowledge.cuda_packages["compat"].format(major=major, minor=minor)
-    notes.because(
-        "cuda",
-        f"driver {driver.branch} runs CUDA {release.version} by minor-version compatibility (from {release.compat}); "
-        f"what is compiled from PTX at run time needs {release.native}, or {compat} on data centre GPUs",
-        release.source,
-    )
-
-
-def _distance(one: str, other: str) -> float:
-    a, b = version_tuple(one), version_tuple(other)
-    return abs(a[0] - b[0]) * 100.0 + abs(a[1] - b[1])
 
 
 def solve_toolkit(request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:

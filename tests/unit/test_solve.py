@@ -17,7 +17,8 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
-from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, ToolkitSpec
+from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec
+from gpunode.core.spec_toolkit import ToolkitSpec
 from gpunode.core.stacks import fleet_stacks
 from gpunode.edge.load import load_knowledge
 
@@ -278,7 +279,7 @@ def test_the_command_prints_the_documented_json() -> None:
     )
     data = json.loads(result.output)
     assert result.exit_code == 0
-    assert list(data) == ["driver", "cuda", "toolkit", "reasons", "problems"]
+    assert list(data) == ["driver", "fabric", "cuda", "toolkit", "reasons", "problems"]
     assert data["driver"] == {
         "branch": 595,
         "flavour": "open",
@@ -287,6 +288,7 @@ def test_the_command_prints_the_documented_json() -> None:
         "packages": ["linux-headers-generic", "nvidia-driver-pinning-595", "nvidia-open"],
         "repository": "nvidia-cuda",
     }
+    assert data["fabric"] is None
     assert data["cuda"] == {
         "version": "12.8",
         "packages": ["cuda-toolkit-12-8"],

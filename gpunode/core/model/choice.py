@@ -112,10 +112,22 @@ class ToolkitChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class FabricChoice:
+    """What has a version of its own beside the driver: DCGM; and the IMEX domain, nodes_config.cfg line by line."""
+
+    packages: tuple[PackageWant, ...]
+    repository: str
+    services: tuple[str, ...]
+    imex_nodes: tuple[str, ...] = ()
+    remove: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
 
     driver: DriverChoice | None = None
+    fabric: FabricChoice | None = None
     cuda: CudaChoice | None = None
     toolkit: ToolkitChoice | None = None
     repositories: tuple[Repository, ...] = ()
