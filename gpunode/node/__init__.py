@@ -2,13 +2,17 @@
 
 from importlib import resources
 
+_MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
     "commit.sh": ("common.sh", "file.sh", "service.sh"),
-    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "apt.sh", "dnf.sh", "zypper.sh", "pacman.sh"),
+    "packages.sh": ("common.sh", "devices.sh", "reload.sh", *_MANAGERS),
+    "recall.sh": ("common.sh", *_MANAGERS),
+    "putback.sh": ("common.sh", "devices.sh", "reload.sh"),
     "activate.sh": ("common.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh",),
+    "firstboot.sh": ("common.sh",),
 }
 
 

@@ -69,11 +69,22 @@ stale_initramfs() {
   done
 }
 
+# prior_initramfs: which of them there are, in the journal
+prior_initramfs() {
+  for release in $stale; do
+    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release" ''; do
+      [ -n "$initrd" ] || prior initramfs "/boot/initrd.img-$release" absent rebuilt
+      [ ! -e "$initrd" ] || { prior initramfs "$initrd" present rebuilt && break; }
+    done
+  done
+}
+
 initramfs() {
   [ -n "$(requested initramfs)" ] || return 0
   stale=$(stale_initramfs | tr '\n' ' ')
   [ -n "$stale" ] || return 0
   checking && changed "initramfs of ${stale% }" && return
+  prior_initramfs
   if have update-initramfs; then
     set -- update-initramfs -u -k all
   elif have dracut; then
@@ -110,6 +121,7 @@ unload() {
   for holder in "/sys/module/$1/holders/"*; do
     [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
   done
+  prior module "$1" loaded absent
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
   if loaded "$1"; then
     needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
@@ -145,6 +157,7 @@ load() {
   checking && changed "load $1" && return
   have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
   : >"$GPUNODE_IN/.modprobe"
+  prior module "$1" absent loaded
   if modprobe "$1" >"$GPUNODE_IN/.modprobe" 2>&1 </dev/null && loaded "$1"; then
     changed "loaded $1"
     return
@@ -194,6 +207,7 @@ settings() {
     [ "$have_now" != "$wanted" ] || continue
     if ! checking; then
       [ -e "$place" ] || fail "there is no kernel setting $key" "net.bridge… needs the module br_netfilter: modprobe br_netfilter"
+      prior sysctl "$key" "$have_now" "$wanted"
       printf '%s\n' "$wanted" 2>>"$log" >"$place" || fail "$key cannot be set to $wanted" "is /proc/sys writable, and who keeps it so?"
     fi
     changed "$key = $wanted (was ${have_now:-not there})"
@@ -212,6 +226,7 @@ links() {
   fi
   unlinked_nodes >"$GPUNODE_IN/.unlinked"
   while read -r number path; do
+    checking || prior link "/dev/char/$number" absent "..${path#/dev}"
     checking || { (umask 022 && mkdir -p /dev/char) && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
       fail "/dev/char/$number cannot be made" "see the log: is /dev writable?"
     changed "link /dev/char/$number to $path"
@@ -226,6 +241,7 @@ alternatives() {
     [ -e "$path" ] || checking || { echo "$path does not exist" && exit 1; }
     echo "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
     checking && continue
+    prior alternative "$name" "$(alternative "$name")" "$path"
     if have update-alternatives && update-alternatives --query "$name" 2>/dev/null | grep -qx "Alternative: $path"; then
       update-alternatives --set "$name" "$path" >>"$log" 2>&1
     elif [ -e "$link" ] && [ ! -L "$link" ]; then
@@ -258,6 +274,8 @@ services() {
     [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
     checking && changed "enable and start $unit" && continue
     case $enabled in masked*) fail "$unit is masked" "systemctl unmask $unit, if it may run" ;; esac
+    [ -n "$is_enabled" ] || prior enabled "$unit" "${enabled:-absent}" enabled
+    [ "$state" = active ] || prior active "$unit" inactive active
     [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     # a unit with an init script reloads in spite of --no-reload (update-rc.d)
     [ -n "$is_enabled" ] || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"

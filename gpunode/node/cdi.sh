@@ -38,6 +38,7 @@ no_specification() {
 
 # put FILE TARGET: as a whole, under a name that engines do not read until it is all there
 put() {
+  remember "$2"
   new=$(dirname "$2")/.$(basename "$2").gpunode
   { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod 0644 "$new" && { sync "$new" 2>/dev/null || sync; } &&
     mv -f "$new" "$2"; } 2>>"$log" && return
@@ -70,6 +71,7 @@ enable_unit() {
     masked*) say note "$1 is masked: the specification is not renewed by itself" && return ;;
   esac
   changed "enables $1"
+  checking || prior enabled "$1" "$(systemctl is-enabled "$1" 2>/dev/null || :)" enabled
   checking || systemctl --no-reload enable "$1" >>"$log" 2>&1 ||
     finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
 }
@@ -78,6 +80,7 @@ enable_unit() {
 start_unit() {
   case $(systemctl is-active "$1" 2>/dev/null)$(systemctl is-enabled "$1" 2>/dev/null) in active* | *masked*) return ;; esac
   changed "starts $1"
+  checking || prior active "$1" inactive active
   checking || systemctl start "$1" >>"$log" 2>&1 || finish failed "cannot start $1: $(last_words)" "systemctl status $1"
 }
 

@@ -8,7 +8,7 @@
 # (containers), `told` before the service is restarted, `took` after it; and what outlives it: undo.json, how the edit
 # is taken back.  The journal's intent is written after the backup and before the first write; so an intent without
 # outcome finds what it needs to be finished or undone.
-# Lines of `plan`: N, write or remove, hash before ("absent"), hash after, mode of a new file, file it is like, folder to
+# Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like, folder to
 # create, path; separated by tabs, and the path is where symbolic links lead.
 
 # shellcheck disable=SC2034,SC2154  # variables that file.sh and service.sh set or use
@@ -163,6 +163,12 @@ compare() {
     case $action in
       read) continue ;;
       remove) after=absent ;;
+      restore) # as an earlier transaction found it: `like` names its copy
+        kept=$GPUNODE_STATE/backup/$like
+        [ -e "$kept" ] || finish refused "the copy of $path is gone: $kept" "leave $path as it is, or mend it by hand"
+        cp -a "$kept" "$GPUNODE_IN/data.$n" || finish failed "$kept cannot be read" "see whether the disk is full, or fails"
+        after=$(hash_of "$kept")
+        ;;
       *) after=$(hash_of "$GPUNODE_IN/data.$n") ;;
     esac
     [ "$before" != "$after" ] || continue
@@ -233,10 +239,11 @@ keeps_labels() {
 # stage_all: every new file lies ready beside its place, on disk, before the first one is replaced
 stage_all() {
   while IFS=$TAB read -r n action before _ mode like made path; do
-    [ "$action" = write ] || continue
+    [ "$action" != remove ] || continue
     [ "$made" = - ] || (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log" || undo "cannot create $(dirname "$path"): $(last_words)" "$(why_not)"
     old=$path
     [ "$before" != absent ] || old=-
+    [ "$action" != restore ] || old=$GPUNODE_IN/data.$n
     stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_words)" "$(why_not)"
   done <"$backup/plan"
 }
@@ -268,15 +275,21 @@ place_all() {
   done <"$backup/plan"
 }
 
-# forget: backups of finished transactions beyond the newest; never one whose undo record is still of use
+# forget: backups of finished transactions beyond the newest; never one whose undo record is still of use, nor one that
+# knows what stood somewhere before gpunode came
 forget() {
   open=" $(unfinished files | tr '\n' ' ') "
+  : >"$GPUNODE_IN/.later"
   set -- "$GPUNODE_STATE"/backup/*-files-*
   while [ $# -gt $KEEP ]; do
-    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || rm -rf "$1" ;; esac
+    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || first "$1" || rm -rf "$1" ;; esac
+    [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
     shift
   done
 }
+
+# first BACKUP: whether no earlier one has one of its files
+first() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
 
 [ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
 [ -e "$GPUNODE_IN/state" ] || need_root

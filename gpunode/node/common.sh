@@ -28,6 +28,13 @@ requested() { [ ! -e "$GPUNODE_IN/$1" ] || cat "$GPUNODE_IN/$1"; }
 # word NAME: the first line of a request file
 word() { requested "$1" | head -n 1; }
 
+# pci_gpus: how many GPUs of NVIDIA are on PCI
+pci_gpus() {
+  for device in /sys/bus/pci/devices/*; do
+    case $(cat "$device/vendor" "$device/class" 2>/dev/null | tr -d '\n') in 0x10de0x03*) echo "$device" ;; esac
+  done | grep -c .
+}
+
 need_root() {
   [ "$(id -u)" = 0 ] || [ -e "$GPUNODE_IN/state" ] || finish refused "this needs root, and runs as $(id -un)" "set ansible_become: true (or --become) for this host"
 }
@@ -66,14 +73,71 @@ lock() {
   trap 'rm -f "$mine"' EXIT
 }
 
-# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together
+# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work
 journal() {
+  [ -e "$GPUNODE_STATE/journal.jsonl" ] || baseline
   [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
+  record "$@"
+}
+
+record() {
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null)" ] || echo >>"$GPUNODE_STATE/journal.jsonl" # a line torn off
-  (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s"%s}\n' \
-    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+  (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","part":"%s"%s}\n' \
+    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "$(word part)" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
+}
+
+# prior KIND NAME FROM TO: what a thing is, in the journal before it is changed; core/journal.py knows the kinds
+prior() {
+  state=${journal_id:-} journal_id=
+  journal state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
+  journal_id=$state
+}
+
+# baseline: the first record, before gpunode changes anything: what a person or another tool has set up here
+baseline() {
+  [ ! -e "$GPUNODE_IN/state" ] || return 0 # of another tree nothing is known
+  began=${journal_id:-}
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-baseline
+  kept=$GPUNODE_STATE/backup/$journal_id
+  (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$kept/packages" 2>/dev/null ||
+    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$kept/packages"
+  [ -s "$kept/packages" ] || pacman -Q >"$kept/packages" 2>/dev/null
+  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$kept/units" 2>/dev/null
+  find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
+    -type f -exec sha256sum {} + >"$kept/files" 2>/dev/null
+  record baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$kept/packages" | json_list),\"driver\":$(
+    json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"kernel\":$(json_text "$(uname -r)")"
+  journal_id=$began
+}
+
+# remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is made anew
+# again and again the latest bytes are nobody's, so the hash afterwards is `any`
+remember() {
+  state=${journal_id:-}
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE"/journal.jsonl 2>/dev/null | wc -l)")
+  held=$GPUNODE_STATE/backup/$journal_id was=absent
+  (umask 077 && mkdir -p "$held") || finish failed "cannot write $held" "make room on the file system of /var"
+  [ ! -e "$1" ] || { cp -a "$1" "$held/1.old" && was=$(sha256sum <"$1") && was=${was%% *}; } ||
+    finish failed "cannot keep a copy of $1" "make room on the file system of /var"
+  made=- folder=$(dirname "$1")
+  while [ ! -d "$folder" ]; do made=$folder folder=$(dirname "$folder"); done
+  printf '1\twrite\t%s\tany\t0644\t-\t%s\t%s\n' "$was" "$made" "$1" >"$held/plan"
+  journal files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$was\",\"after\":\"any\"}],\"unit\":\"\""
+  journal_id=$state
+}
+
+# alternative NAME: how /usr/local/NAME comes about: auto, manual PATH, link PATH, absent
+alternative() {
+  link=/usr/local/$1
+  known=$(update-alternatives --query "$1" 2>/dev/null | sed -n 's/^Status: //p; s/^Value: //p' | tr '\n' ' ')
+  case $known in
+    auto*) echo auto ;;
+    manual*) echo "${known% }" ;;
+    *) if [ -L "$link" ]; then echo "link $(readlink "$link")"; elif [ -e "$link" ]; then echo other; else echo absent; fi ;;
+  esac
 }
 
 # unfinished OP: ids of operations that began and have no outcome (a run was killed, or the power went)
@@ -84,10 +148,27 @@ unfinished() {
     END { for (id in open_) if (open_[id]) print id }' "$GPUNODE_STATE/journal.jsonl"
 }
 
-# close_interrupted OP WHY: gives every unfinished operation its outcome
-close_interrupted() {
-  for journal_id in $(unfinished "$1"); do
-    journal "$1" failed ",\"message\":$(json_text "$2")"
+# ---------------------------------------------------------------- package managers, by the functions of apt.sh and so on
+
+manager_() {
+  function=$1
+  shift
+  # shellcheck disable=SC2154 # set by the script behind
+  "${manager}_$function" "$@"
+}
+
+# The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
+package_manager() {
+  # shellcheck disable=SC1091  # the node's
+  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
+  case $family in
+    *' debian '* | *' ubuntu '*) own=apt-get:apt ;;
+    *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) own='dnf:dnf yum:dnf' ;;
+    *suse* | *' sles '*) own=zypper:zypper ;;
+    *' arch '*) own=pacman:pacman ;;
+    *) own='apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman' ;;
+  esac
+  for known in $own; do
+    have "${known%:*}" && echo "${known#*:}" && return
   done
-  journal_id=
 }

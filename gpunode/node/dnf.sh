@@ -112,7 +112,9 @@ dnf_streams() {
     now=$(dnf_stream "$module")
     [ "$now" != "$stream" ] || continue
     cp -p "/etc/dnf/modules.d/$module.module" "$GPUNODE_IN/.was.$module" 2>/dev/null || : >"$GPUNODE_IN/.was.$module"
+    if [ -s "$GPUNODE_IN/.was.$module" ]; then prior stream "$module" "$now" "$stream"; else prior stream "$module" absent "$stream"; fi
     [ -z "$now" ] || dnf_ -y module reset "$module" >>"$log" 2>&1
+    [ "$stream" != - ] || { rm -f "/etc/dnf/modules.d/$module.module" && continue; } # there was none before gpunode
     dnf_ -y module enable "$module:$stream" >>"$log" 2>&1 || {
       fail "the repository has no stream $module:$stream: $(grep -Ei 'error|missing|unable' "$log" | tail -n 1)" \
         "dnf module list $module on the node shows those there are"

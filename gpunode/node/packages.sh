@@ -14,6 +14,7 @@
 #   commit       does it, its output in .transaction; said: the line of it that says why it failed
 #   hold NAME…   keeps packages as they are; unhold NAME says how a person lifts that
 #   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
+# undo_packages.sh has what is needed to take packages back: marks, automatic, lift, purge.
 
 log=$GPUNODE_IN/.log
 
@@ -21,23 +22,46 @@ log=$GPUNODE_IN/.log
 
 # fail MESSAGE FIX: with the end of the log, and the journal closed if it was opened
 fail() {
+  why=$1 mend=${2:-}
+  [ -z "${half:-}" ] || put_back
   take_back
   [ -z "${begun:-}" ] || {
     manager_ installed >"$GPUNODE_IN/.after"
-    journal packages failed ",\"message\":$(json_text "$1")$(changes_json)"
+    journal packages failed ",\"message\":$(json_text "$why")$(changes_json)"
+    forget
   }
   tail -n 40 "$log" 2>/dev/null
-  finish failed "$1" "${2:-}"
+  finish failed "$why" "$mend"
 }
 
-# take_back: what was prepared for a transaction that does not come
-take_back() { [ -n "${begun:-}" ] || [ "${manager:-}" != dnf ] || dnf_streams_back; }
-
-manager_() {
-  function=$1
-  shift
-  "${manager}_$function" "$@"
+# take_back: streams and keys that were prepared for a transaction that does not come
+take_back() {
+  [ -z "${begun:-}" ] && [ -e "$GPUNODE_IN/.marks" ] || return 0
+  [ "$manager" != dnf ] || dnf_streams_back
+  manager_ marks >"$GPUNODE_IN/.marks.after"
+  more_marks | sed -n 's/^key //p' | while read -r key; do rpm -e "$key" >>"$log" 2>&1; done
 }
+
+# put_back: a transaction that broke off half way is taken back, by another one that asks for what was there before
+put_back() {
+  half=''
+  manager_ installed >"$GPUNODE_IN/.after"
+  ! same_packages || { [ "$manager" != dnf ] || dnf_streams_back; return; }
+  awk 'FILENAME == ARGV[1] { now[$1] = $2 " " $3; next } !($1 in now) || now[$1] != $2 " " $3 { print $1, $2, "-" }' \
+    "$GPUNODE_IN/.after" "$GPUNODE_IN/.before" >"$GPUNODE_IN/install"
+  awk 'FILENAME == ARGV[1] { before[$1]; next } !($1 in before) { print $1 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" >"$GPUNODE_IN/.to_remove"
+  [ "$manager" != dnf ] || dnf_streams_back
+  manager_ options
+  manager_ commit >>"$log" 2>&1
+  manager_ installed >"$GPUNODE_IN/.after"
+  if same_packages; then
+    why="$why; the packages are as they were before"
+  else
+    why="$why; it broke off half way" mend="${mend:+$mend; }gpunode uninstall takes back what came of it"
+  fi
+}
+
+same_packages() { cut -d ' ' -f 1,2 "$GPUNODE_IN/.after" | cmp -s - "$GPUNODE_IN/.packages" && ! grep -q ' broken$' "$GPUNODE_IN/.after"; }
 
 # ---------------------------------------------------------------- for the files of the package managers
 
@@ -124,8 +148,11 @@ differences() {
       [ -z "$now" ] || echo "hold $name"
     }
   done
+  requested unhold | while read -r name; do
+    grep -qx "$name [^ ]* hold" "$GPUNODE_IN/.before" && echo "hold $name no longer"
+  done
   requested streams | while read -r module stream; do
-    [ "$(manager_ stream "$module")" = "$stream" ] || echo "enable stream $stream of module $module"
+    [ "$(manager_ stream "$module")" = "${stream#-}" ] || echo "enable stream $stream of module $module"
   done
   requested remove | while read -r name; do
     awk -v name="$name" '$1 == name { print name }' "$GPUNODE_IN/.before"
@@ -190,10 +217,54 @@ changes_json() {
     !($1 in before) { added = item(added, "{\"name\":\"" $1 "\",\"version\":\"" $2 "\"}") }
     ($1 in before) && before[$1] != $2 { changed = item(changed, "{\"name\":\"" $1 "\",\"from\":\"" before[$1] "\",\"to\":\"" $2 "\"}") }
     $3 == "hold" && hold[$1] != "hold" { held = item(held, "\"" $1 "\"") }
+    $3 != "hold" && hold[$1] == "hold" { unheld = item(unheld, "\"" $1 "\"") }
     END {
-      for (name in before) if (!(name in after)) removed = item(removed, "{\"name\":\"" name "\",\"version\":\"" before[name] "\"}")
-      printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s]", added, changed, removed, held
+      for (name in before) if (!(name in after)) {
+        removed = item(removed, "{\"name\":\"" name "\",\"version\":\"" before[name] "\"}")
+        if (hold[name] == "hold") unheld = item(unheld, "\"" name "\"")
+      }
+      printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s],\"unheld\":[%s]", added, changed, removed, held, unheld
     }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
+  manager_ marks >"$GPUNODE_IN/.marks.after"
+  printf ',"marks":%s' "$(more_marks | json_list)"
+}
+
+# more_marks: what the package manager says beside versions (core/journal.py) and did not before, of packages that were there
+more_marks() {
+  [ -e "$GPUNODE_IN/.marks" ] || return 0
+  awk 'FILENAME == ARGV[1] { before[$1]; next } FILENAME == ARGV[2] { marked[$0]; next } !($0 in marked) && ($1 != "manual" || $2 in before)' \
+    "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
+}
+
+# remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
+remember_packages() {
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
+  kept=$GPUNODE_STATE/backup/$journal_id
+  (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
+  for name in before marks would; do
+    cp "$GPUNODE_IN/.$name" "$kept/$name" || finish failed "cannot keep what was installed in $kept" "make room on the file system of /var"
+  done
+}
+
+forget() { rm -rf "$GPUNODE_STATE/backup/${journal_id:?}"; }
+
+# close_packages: gives interrupted transactions their outcome: what they meant to change, and now is another way
+close_packages() {
+  for journal_id in $(unfinished packages); do
+    kept=$GPUNODE_STATE/backup/$journal_id more=
+    if [ -e "$kept/would" ]; then
+      for list in before after; do
+        if [ "$list" = after ]; then manager_ installed; else cat "$kept/before"; fi |
+          awk 'FILENAME == ARGV[1] { meant[$2]; next } { plain = $1; sub(/-[0-9].*/, "", plain) } $1 in meant || plain in meant' "$kept/would" - >"$GPUNODE_IN/.$list"
+      done
+      cp "$kept/marks" "$GPUNODE_IN/.marks"
+      more=$(changes_json)
+    fi
+    journal packages failed ",\"message\":\"interrupted; what had begun was finished by a later run\"$more"
+    rm -rf "$kept"
+  done
+  journal_id=''
+  rm -f "$GPUNODE_IN/.marks"
 }
 
 say_changes() {
@@ -203,6 +274,7 @@ say_changes() {
     !($1 in before) { print "installed " $1 " " $2 }
     ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
     $3 == "hold" && hold[$1] != "hold" { print "held " $1 }
+    $3 != "hold" && hold[$1] == "hold" { print "no longer held: " $1 }
     END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
     "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
 }
@@ -272,6 +344,8 @@ in_check_mode() {
 }
 
 transaction() {
+  cut -d ' ' -f 1,2 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.packages"
+  manager_ marks >"$GPUNODE_IN/.marks"
   manager_ refresh
   manager_ simulate >"$GPUNODE_IN/.would" || {
     [ -n "${refreshed_all:-}" ] || manager_ refresh_all # the lists may be older than the archive
@@ -280,30 +354,27 @@ transaction() {
   }
   refuse_surprises
   refuse_full_disk
+  remember_packages
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {
     grep -q '404' "$GPUNODE_IN/.transaction" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
   } || {
+    half=1
     dkms_build
     fail "the package manager failed: $(manager_ said)" "see the log, then run again"
   }
 }
 
-# The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
-package_manager() {
-  # shellcheck disable=SC1091  # the node's
-  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
-  case $family in
-    *' debian '* | *' ubuntu '*) own=apt-get:apt ;;
-    *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) own='dnf:dnf yum:dnf' ;;
-    *suse* | *' sles '*) own=zypper:zypper ;;
-    *' arch '*) own=pacman:pacman ;;
-    *) own='apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman' ;;
-  esac
-  for known in $own; do
-    have "${known%:*}" && echo "${known#*:}" && return
-  done
+# taken_back: what is asked beside packages when gpunode takes itself back
+taken_back() {
+  lifted=$(requested unhold | while read -r name; do grep -q "^$name [^ ]* hold" "$GPUNODE_IN/.before" && echo "$name"; done)
+  # shellcheck disable=SC2086 # names
+  [ -z "$lifted" ] || manager_ lift $lifted || fail "these could not be released: $lifted" "see the log"
+  # shellcheck disable=SC2046
+  [ -z "$(requested purge)" ] || manager_ purge $(requested purge)
+  # shellcheck disable=SC2046
+  [ -z "$(requested automatic)" ] || manager_ automatic $(requested automatic) || say note "not marked as dependencies: $(requested automatic | tr '\n' ' ')"
 }
 
 main() {
@@ -322,7 +393,7 @@ main() {
   # shellcheck disable=SC2154 # by keep_gpus
   keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $losers lose their GPUs"
   manager_ recover
-  close_interrupted packages 'interrupted; what had begun was finished by a later run'
+  close_packages
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   if grep -qv '^hold ' "$GPUNODE_IN/.differences"; then
@@ -335,9 +406,10 @@ main() {
   fi
   # shellcheck disable=SC2046
   [ ! -s "$GPUNODE_IN/.to_hold" ] || manager_ hold $(cat "$GPUNODE_IN/.to_hold") || fail "the packages could not be held"
+  taken_back
   dkms_build
   manager_ installed >"$GPUNODE_IN/.after"
-  [ -z "${begun:-}" ] || journal packages 'done' "$(changes_json)"
+  [ -z "${begun:-}" ] || { journal packages 'done' "$(changes_json)" && forget; }
   say_changes
   [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
   cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}" ] && finish unchanged "all packages are as wanted"

@@ -89,7 +89,7 @@ class Action(ActionModule):
 
 
 STALE = Outcome(status="refused", message="changed", stale=("/etc/docker/daemon.json",))
-ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "recover": False}
+ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "toolkit": {}, "recover": False}
 
 
 def test_edit_file_reads_and_edits_anew_when_a_file_has_changed() -> None:

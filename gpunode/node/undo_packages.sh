@@ -1,0 +1,130 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # $log and $PACMAN_HOLD are those of the script and the part before
+# What taking packages back needs of each package manager.  Stands behind apt.sh, dnf.sh, zypper.sh and pacman.sh; for each:
+#   marks        lines `manual NAME` (a package that a person asked for), `key NAME` (in rpm's keyring)
+#   automatic NAME…  takes that mark off
+#   lift NAME…   the packages are held no longer
+#   purge NAME…  what removed packages have left below /etc
+#   depends      lines `needs NAME WORD|WORD` and `gives NAME WORD` of what is installed
+#   available NAME…  lines `NAME VERSION` of what could be installed
+#   edited NAME…  lines `NAME PATH`: configuration that somebody changed, which would go with the package
+
+# ---------------------------------------------------------------- apt
+
+apt_marks() { apt-mark showmanual 2>/dev/null | sed 's/^/manual /'; }
+apt_automatic() { apt-mark auto "$@" >>"$log" 2>&1; }
+apt_lift() { apt-mark unhold "$@" >>"$log" 2>&1; }
+
+apt_purge() {
+  for name in "$@"; do
+    case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in
+      ?c*) dpkg --purge "$name" >>"$log" 2>&1 </dev/null 9>&- || say note "$name has left configuration: $(tail -n 1 "$log")" ;;
+    esac
+  done
+}
+
+apt_depends() {
+  dpkg-query -W -f '${Package}\t${Status}\t${Depends}, ${Pre-Depends}\t${Provides}\n' 2>/dev/null | awk -F '\t' '
+    function bare(text) { gsub(/\([^)]*\)|:[a-z0-9]+| /, "", text); return text }
+    $2 !~ / installed$/ { next }
+    {
+      print "gives", $1, $1
+      n = split(bare($4), word, ",")
+      for (i = 1; i <= n; i++) if (word[i] != "") print "gives", $1, word[i]
+      n = split(bare($3), word, ",")
+      for (i = 1; i <= n; i++) if (word[i] != "") print "needs", $1, word[i]
+    }'
+}
+
+apt_available() {
+  apt-cache madison "$@" 2>/dev/null | awk -F ' *[|] *' '$3 !~ /Sources$/ { sub(/^ */, "", $1); print $1, $2 }'
+}
+
+apt_edited() {
+  for name in "$@"; do
+    dpkg-query -W -f '${Conffiles}\n' "$name" 2>/dev/null | while read -r path sum obsolete; do
+      [ -f "${path:-/}" ] || continue
+      [ -z "$obsolete" ] || continue
+      now=$(md5sum <"$path")
+      [ "${now%% *}" = "$sum" ] || echo "$name $path"
+    done
+  done
+}
+
+# ---------------------------------------------------------------- rpm: dnf and zypper
+
+rpm_keys() { rpm -q gpg-pubkey --qf 'key gpg-pubkey-%{VERSION}-%{RELEASE}\n' 2>/dev/null | grep '^key '; }
+
+rpm_depends() {
+  rpm -qa --qf '[needs %{=NAME} %{REQUIRENAME}\n][gives %{=NAME} %{PROVIDENAME}\n]' 2>/dev/null | grep -v ' rpmlib(\| config('
+}
+
+rpm_edited() {
+  for name in "$@"; do
+    rpm -V --nodeps --nomtime "$name" 2>/dev/null | awk -v name="$name" '$1 ~ /5/ && $2 == "c" { print name, $3 }'
+  done
+}
+
+dnf_marks() { rpm_keys; }
+dnf_automatic() { dnf_ -q mark remove "$@" >>"$log" 2>&1; }
+dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
+dnf_purge() { :; }
+dnf_depends() { rpm_depends; }
+dnf_edited() { rpm_edited "$@"; }
+dnf_available() {
+  dnf_options
+  dnf_unlocked -q -C repoquery --showduplicates --qf '%{name} %{version}-%{release}' "$@" 2>/dev/null
+}
+
+zypper_marks() {
+  rpm_keys
+  [ ! -e /var/lib/zypp/AutoInstalled ] || rpm -qa --qf '%{NAME}\n' | grep -Fxv -f /var/lib/zypp/AutoInstalled | sed 's/^/manual /'
+}
+zypper_automatic() {
+  printf '%s\n' "$@" >>/var/lib/zypp/AutoInstalled
+}
+zypper_lift() { for name in "$@"; do zypper_lock remove "$name" || return 1; done; }
+zypper_purge() { :; }
+zypper_depends() { rpm_depends; }
+zypper_edited() { rpm_edited "$@"; }
+zypper_available() {
+  zypper_ --no-refresh --xmlout search --details --match-exact --type package "$@" 2>/dev/null |
+    sed -n 's/.*<solvable .*name="\([^"]*\)".*edition="\([^"]*\)".*/\1 \2/p'
+}
+
+# ---------------------------------------------------------------- pacman
+
+pacman_marks() { pacman -Qeq 2>/dev/null | sed 's/^/manual /'; }
+pacman_automatic() { pacman_ -D --asdeps "$@" >>"$log" 2>&1; }
+pacman_purge() { :; }
+pacman_edited() { pacman -Qii "$@" 2>/dev/null | awk '$1 == "Name" { name = $3 } /\[modified\]/ { for (i = 1; i < NF; i++) if ($i ~ /^\//) print name, $i }'; }
+
+# With the last name goes the list itself, and the line that has it read.
+pacman_lift() {
+  left=$(sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n' | grep .)
+  for name in "$@"; do left=$(printf '%s\n' "$left" | grep -Fxv "$name"); done
+  if [ -n "$left" ]; then
+    printf 'IgnorePkg = %s\n' "$(printf '%s' "$left" | tr '\n' ' ')" >"$PACMAN_HOLD"
+    return
+  fi
+  sed -i "\|^Include *= *$PACMAN_HOLD\$|d" /etc/pacman.conf && rm -f "$PACMAN_HOLD"
+}
+
+pacman_depends() {
+  pacman -Qi 2>/dev/null | awk '
+    function each(op, from, word) { for (; from <= NF; from++) if ($from != "None") { word = $from; sub(/[<>=].*/, "", word); print op, name, word } }
+    $1 == "Name" { name = $3; print "gives", name, name }
+    $1 == "Provides" { each("gives", 3) }
+    $1 == "Depends" { each("needs", 4) }'
+}
+
+pacman_available() {
+  pacman -Si "$@" 2>/dev/null | awk '$1 == "Name" { name = $3 } $1 == "Version" { print name, $3 }'
+  for name in "$@"; do
+    for file in /var/cache/pacman/pkg/"$name"-*.pkg.tar.*; do
+      case $file in *.sig | *'*'*) continue ;; esac
+      version=${file##*/"$name"-} version=${version%.pkg.tar.*} version=${version%-*}
+      case $version in *-*-*) ;; *) echo "$name $version" ;; esac
+    done
+  done
+}
