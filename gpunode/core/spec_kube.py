@@ -61,7 +61,7 @@ class RuntimeClassSpec:
 class ImagesSpec:
     registry: str = option("", "private registry put in place of every image's own, such as registry.lan:5000/gpu")
     names: Mapping[str, str] = option(
-        {}, "whole image by component (device-plugin, gpushare-extender …), such as a locally built name"
+        {}, "whole image by component (nvidia-device-plugin, gpushare-extender …), such as a locally built name"
     )
     pull_policy: Literal["IfNotPresent", "Always", "Never"] = option("IfNotPresent", "imagePullPolicy of every pod")
     pull_secrets: tuple[str, ...] = option((), "names of Secrets with registry credentials")
@@ -69,7 +69,9 @@ class ImagesSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class DevicePluginSpec:
-    enabled: bool = option(True, "NVIDIA's device plugin, which offers nvidia.com/gpu")
+    enabled: bool | None = option(
+        None, "NVIDIA's device plugin, which offers nvidia.com/gpu; null: where a pool's sharing needs it"
+    )
     device_list_strategy: tuple[Literal["envvar", "volume-mounts", "cdi-annotations", "cdi-cri"], ...] = option(
         ("envvar",), "how a container learns of its GPUs: envvar, volume-mounts, cdi-annotations, cdi-cri"
     )
@@ -91,8 +93,8 @@ class GpushareSpec:
     kube_proxy: Literal["iptables", "ipvs", "nftables", "none"] = option(
         "iptables", "kube-proxy's mode: only with iptables does 127.0.0.1:PORT lead to the extender"
     )
-    extender_host: str = option(
-        "", "address by which kube-scheduler reaches the extender, where kube-proxy's mode is not iptables"
+    extender_url: str = option(
+        "", "URL by which kube-scheduler reaches the extender, where kube-proxy's mode is not iptables"
     )
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
+from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
@@ -31,6 +32,12 @@ _ARMOR = "-----BEGIN PGP"
 def load_knowledge() -> Knowledge:
     """All of knowledge/*.toml that solve() needs; read once a process."""
     return parse_knowledge(**knowledge_tables())
+
+
+@cache
+def load_kube_knowledge() -> KubeKnowledge:
+    """knowledge/kubernetes.toml; read once a process."""
+    return parse_kube_knowledge(_table("kubernetes"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -1,0 +1,97 @@
+"""The data of knowledge/kubernetes.toml as frozen dataclasses."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+Table = Mapping[str, Any]
+
+
+@dataclass(frozen=True, order=True)
+class Server:
+    """A Kubernetes minor version."""
+
+    major: int
+    minor: int
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApiVersion:
+    """An apiVersion, and the first and last server that serves it (None: still served)."""
+
+    api: str
+    since: Server
+    until: Server | None
+
+    def served(self, server: Server) -> bool:
+        return self.since <= server and (self.until is None or server <= self.until)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """A helm chart: where it is, which version, and the keys that its values may have."""
+
+    name: str
+    repository: str
+    version: str
+    kube: Server  # the oldest server that the chart itself accepts
+    keys: frozenset[str]  # dotted paths; below one any value may stand
+    subcharts: Mapping[str, str]  # key of the values → name of the chart below it
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubeKnowledge:
+    """What is known of servers, images and charts."""
+
+    least: Server
+    oldest: Server
+    newest: Server
+    critical_anywhere: Server
+    apis: Mapping[str, tuple[ApiVersion, ...]]
+    images: Mapping[str, str]
+    charts: Mapping[str, Chart]
+
+    def api(self, kind: str, server: Server) -> str:
+        """The best apiVersion of the kind that the server serves, "" when it serves none."""
+        return next((row.api for row in self.apis[kind] if row.served(server)), "")
+
+
+def parse_kube_knowledge(table: Table) -> KubeKnowledge:
+    """The parsed knowledge/kubernetes.toml → KubeKnowledge."""
+    servers = table["servers"]
+    return KubeKnowledge(
+        least=_server(servers["least"]),
+        oldest=_server(servers["oldest"]),
+        newest=_server(servers["newest"]),
+        critical_anywhere=_server(servers["critical_anywhere"]),
+        apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
+        images={row["component"]: row["image"] for row in table["images"]},
+        charts={row["name"]: _chart(row) for row in table["charts"]},
+    )
+
+
+def _server(text: str) -> Server:
+    major, minor = text.split(".")
+    return Server(int(major), int(minor))
+
+
+def _api(row: Table) -> ApiVersion:
+    return ApiVersion(
+        api=row["api"], since=_server(row["since"]), until=_server(row["until"]) if row["until"] else None
+    )
+
+
+def _chart(row: Table) -> Chart:
+    return Chart(
+        name=row["name"],
+        repository=row["repository"],
+        version=row["version"],
+        kube=_server(row["kube"]),
+        keys=frozenset(row["keys"].split()),
+        subcharts=row.get("subcharts", {}),
+    )

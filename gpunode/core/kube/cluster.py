@@ -1,0 +1,173 @@
+"""What all objects of a cluster are made from: the spec, its pools, the server, and what is known."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.knowledge_kube import KubeKnowledge, Server
+from gpunode.core.spec import Spec
+from gpunode.core.spec_kube import KubernetesSpec, SharingSpec, TolerationSpec
+
+Object = dict[str, Any]
+
+POOL_LABEL = "nvidia.com/device-plugin.config"
+GPUSHARE_LABEL = "gpushare"
+OWNED = {"app.kubernetes.io/managed-by": "gpunode"}
+NEEDS_PLUGIN = ("none", "time-slicing", "mps", "mig")  # strategies whose GPUs NVIDIA's device plugin offers
+_GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Nodes that share their GPUs alike: the hosts of an inventory whose spec says so."""
+
+    name: str
+    sharing: SharingSpec
+    hosts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cluster:
+    """Everything an object may depend on.  `runtime_class` is what pods that need the driver name, "" for none."""
+
+    spec: KubernetesSpec
+    pools: tuple[Pool, ...]
+    server: Server
+    knowledge: KubeKnowledge
+    runtime_class: str = ""
+
+    def pools_of(self, *strategies: str) -> tuple[Pool, ...]:
+        return tuple(pool for pool in self.pools if pool.sharing.strategy in strategies)
+
+    @property
+    def plugin_pools(self) -> tuple[Pool, ...]:
+        """The pools whose GPUs NVIDIA's device plugin offers."""
+        return self.pools_of(*NEEDS_PLUGIN) if self.spec.device_plugin.enabled is not False else ()
+
+    def image(self, component: str) -> str:
+        """The component's image: the one named in the spec, else the known one, from the private registry if any."""
+        if component in self.spec.images.names:
+            return self.spec.images.names[component]
+        known = self.knowledge.images[component]
+        registry = self.spec.images.registry.rstrip("/")
+        return f"{registry}/{known.partition('/')[2]}" if registry else known
+
+    def image_parts(self, component: str) -> tuple[str, str]:
+        """The image as repository and tag (or sha256:… digest), as charts want them."""
+        image = self.image(component)
+        name, at, digest = image.partition("@")
+        if at:
+            return f"{name}@sha256", digest.removeprefix("sha256:")
+        head, colon, tag = image.rpartition(":")
+        return (head, tag) if colon and "/" not in tag else (image, "latest")
+
+
+def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
+    """v1.34.2+k3s1 → Server 1.34; raises InputError for no version, RefusedError for one that is not known."""
+    found = re.fullmatch(r"v?(\d+)\.(\d{1,3})(?:\+|\.\d+)?(?:[-+].*)?", text.strip())
+    if not found:
+        raise InputError(
+            f"the server version is {text!r}" if text.strip() else "the server version is not given",
+            expected="MAJOR.MINOR such as 1.34",
+            fix="give --server-version, or kubernetes.server_version; kubectl version shows it",
+        )
+    server = Server(int(found[1]), int(found[2]))
+    if not knowledge.least <= server <= knowledge.newest:
+        raise RefusedError(
+            f"Kubernetes {server} is not known",
+            expected=f"{knowledge.least} to {knowledge.newest}",
+            fix="a newer gpunode may know it" if server > knowledge.newest else "upgrade the cluster",
+        )
+    return server
+
+
+def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge) -> Cluster:
+    """The cluster that hosts with these specs make (host name → Spec; "" stands for a spec without an inventory).
+
+    Hosts with the same kubernetes.pool must share alike, and all else of `kubernetes` must be the same for all.
+    Raises InputError and RefusedError.
+    """
+    pools = _pools(specs)
+    first_host, first = next(iter(specs.items()))
+    spec = first.kubernetes
+    for host, other in specs.items():
+        for key in KubernetesSpec.__dataclass_fields__:
+            if key != "pool" and getattr(other.kubernetes, key) != getattr(spec, key):
+                raise RefusedError(
+                    f"kubernetes.{key} of {host} differs from that of {first_host}",
+                    expected="one value for the whole cluster; only sharing and kubernetes.pool are a pool's own",
+                    fix=f"move kubernetes.{key} to gpunode.yml",
+                )
+    parsed = parse_server(server or spec.server_version, knowledge)
+    _check_images(spec, knowledge)
+    use = spec.runtime_class.use
+    named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
+    served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
+    runtime_class = spec.runtime_class.name if named and served else ""
+    return Cluster(spec=spec, pools=pools, server=parsed, knowledge=knowledge, runtime_class=runtime_class)
+
+
+def tolerations(cluster: Cluster, *more: Object) -> list[Object]:
+    """Those of every pod that runs on GPU nodes."""
+    return [_GPU_TAINT, *more, *map(toleration, cluster.spec.tolerations)]
+
+
+def toleration(spec: TolerationSpec) -> Object:
+    """As Kubernetes wants it: without the empty fields."""
+    given = {"key": spec.key, "operator": spec.operator, "value": spec.value, "effect": spec.effect}
+    return {name: value for name, value in given.items() if value}
+
+
+def not_on(pools: Sequence[Pool]) -> list[Object]:
+    """Node selector expressions that keep a pod away from the nodes of these pools."""
+    expressions = []
+    if any(pool.sharing.strategy == "gpushare" for pool in pools):
+        expressions.append({"key": GPUSHARE_LABEL, "operator": "NotIn", "values": ["true"]})
+    others = [pool.name for pool in pools if pool.sharing.strategy != "gpushare"]
+    if others:
+        expressions.append({"key": POOL_LABEL, "operator": "NotIn", "values": others})
+    return expressions
+
+
+def node_affinity(*expressions: Object) -> Object:
+    """An affinity that wants all of these expressions; {} for none."""
+    if not expressions:
+        return {}
+    terms = [{"matchExpressions": list(expressions)}]
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+
+
+def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
+    found: dict[str, tuple[SharingSpec, list[str]]] = {}
+    for host, spec in specs.items():
+        name = spec.kubernetes.pool
+        sharing, hosts = found.setdefault(name, (spec.sharing, []))
+        if spec.sharing != sharing:
+            raise RefusedError(
+                f"{host} and {hosts[0]} are both of pool {name}, and differ in `sharing`",
+                expected="nodes of a pool that share their GPUs alike: one configuration is chosen by the node's label",
+                fix="give each inventory group a kubernetes.pool of its own",
+            )
+        hosts += [host] if host else []
+    return tuple(Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in found.items())
+
+
+def _default_is_not_nvidia(spec: Spec) -> bool:
+    engines = (spec.runtimes.containerd, spec.runtimes.docker, spec.runtimes.crio)
+    return any(engine.manage != "ignore" and engine.default_runtime != "nvidia" for engine in engines)
+
+
+def _check_images(spec: KubernetesSpec, knowledge: KubeKnowledge) -> None:
+    for component in spec.images.names:
+        if component not in knowledge.images:
+            near = difflib.get_close_matches(component, knowledge.images, n=1)
+            raise InputError(
+                f"kubernetes.images.names has {component!r}",
+                expected=f"one of {', '.join(knowledge.images)}",
+                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+            )
