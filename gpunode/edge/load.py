@@ -18,6 +18,7 @@ from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
+from gpunode.core.scheduler_rules import SchedulerRules, parse_rules
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
 
 if TYPE_CHECKING:
@@ -38,6 +39,12 @@ def load_knowledge() -> Knowledge:
 def load_kube_knowledge() -> KubeKnowledge:
     """knowledge/kubernetes.toml; read once a process."""
     return parse_kube_knowledge(_table("kubernetes"))
+
+
+@cache
+def load_scheduler_rules() -> SchedulerRules:
+    """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
+    return parse_rules(_table("scheduler"), _table("kube_schemas"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -1,0 +1,252 @@
+"""kube-scheduler's files.  A case is a folder: tests/edits/scheduler/CASE/{wanted.json, before/PATH, and one of
+after/PATH, problem.txt, error.txt}; a new case needs no code.
+`python tests/unit/test_scheduler_edits.py` writes what comes out of cases that do not say it yet."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.core.edits import yamledit
+from gpunode.core.edits.flags import flags_in, last_value
+from gpunode.core.edits.scheduler import (
+    SchedulerRequest,
+    configure_scheduler,
+    scheduler_files,
+    unconfigure_scheduler,
+)
+from gpunode.core.edits.scheduler_pod import host_path, pod_of
+from gpunode.core.edits.unitfile import program_of
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.kube_schemas import scheduler_faults
+from gpunode.core.scheduler_rules import minor_of
+from gpunode.edge.load import load_scheduler_rules
+
+RULES = load_scheduler_rules()
+CASES = sorted((Path(__file__).parents[1] / "edits" / "scheduler").iterdir())
+AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def asked(case: Path) -> SchedulerRequest:
+    return SchedulerRequest(**json.loads((case / "wanted.json").read_text()))
+
+
+def changed(before: dict[str, bytes], changes: Any) -> dict[str, bytes]:
+    return {path: data for path, data in {**before, **changes}.items() if data is not None}
+
+
+def write(case: Path) -> None:
+    """Record what comes of a case; to be read before it is committed."""
+    before = files(case / "before")
+    try:
+        edit = configure_scheduler(before, asked(case), RULES)
+    except GpunodeError as error:
+        (case / "error.txt").write_text(f"{error}\n")
+        return
+    if edit.problems:
+        (case / "problem.txt").write_text("".join(f"{p.what}\n{p.fix}\n" for p in edit.problems))
+        return
+    for path, data in changed(before, edit.changes).items():
+        place = case / "after" / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+
+
+def test_every_case_says_what_comes_of_it() -> None:
+    outcomes = {"after", "problem.txt", "error.txt"}
+    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(case: Path) -> None:
+    before, request = files(case / "before"), asked(case)
+    edit = configure_scheduler(before, request, RULES)
+    after = changed(before, edit.changes)
+    assert after == files(case / "after")
+    assert configure_scheduler(after, request, RULES).changes == {}
+    back = unconfigure_scheduler(after, request, RULES, [edit.undo])
+    assert changed(after, back.changes) == before
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_the_scheduler_would_start_and_has_the_extender_once(case: Path) -> None:
+    after, request = files(case / "after"), asked(case)
+    minor = minor_of(request.server_version)
+    words = words_of(after, request)
+    flags = flags_in(words)
+    assert {flag.name for flag in flags} & set(RULES.gone_flags(minor)) == set()
+    config, policy = last_value(flags, "config"), last_value(flags, "policy-config-file")
+    assert bool(config) != bool(policy), "one of the two names the extender"
+    path = config or policy or ""
+    if request.manifest:
+        path = host_path(pod_of(request.manifest, after[request.manifest]), path) or ""
+    said = yaml.safe_load(after[path])
+    if config:
+        assert scheduler_faults(said, minor, RULES) == []
+    (ours,) = (one for one in said["extenders"] if RULES.resource in json.dumps(one))
+    assert {ours["filterVerb"], ours["bindVerb"], ours["nodeCacheCapable"]} == {"filter", "bind", True}
+    assert ours["urlPrefix"].endswith("/gpushare-scheduler")
+    assert not ours.get("ignorable")
+    assert "prioritizeVerb" not in ours
+
+
+def words_of(after: dict[str, bytes], request: SchedulerRequest) -> list[str]:
+    if request.unit:
+        return program_of(after, request.unit, "kube-scheduler").words
+    return list(pod_of(request.manifest, after[request.manifest]).words)
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_comments_and_all_other_lines_stay_in_their_order(case: Path) -> None:
+    before, after = files(case / "before"), files(case / "after")
+    for path, data in before.items():
+        left = iter(after[path].decode().splitlines())
+        comments = [line.partition("#")[2] for line in data.decode().splitlines() if "#" in line and "--" not in line]
+        assert all(any(comment in line for line in left) for comment in comments), path
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: Path) -> None:
+    """A further file there is one more pod: no copy, no configuration."""
+    new = set(files(case / "after")) - set(files(case / "before"))
+    folder = posixpath.dirname(asked(case).manifest)
+    assert [path for path in new if posixpath.dirname(path) == folder] == []
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: Path) -> None:
+    after, request = files(case / "after"), asked(case)
+    left = changed(after, unconfigure_scheduler(after, request, RULES).changes)
+    flags = flags_in(words_of(left, request))
+    for name in ("config", "policy-config-file"):
+        if path := last_value(flags, name):
+            place = host_path(pod_of(MANIFEST, left[MANIFEST]), path) if request.manifest else path
+            assert RULES.resource.encode() not in left[place or ""]
+    assert unconfigure_scheduler(left, request, RULES).changes == {}
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
+def test_what_would_not_work_is_a_problem_and_changes_nothing(case: Path) -> None:
+    edit = configure_scheduler(files(case / "before"), asked(case), RULES)
+    assert edit.changes == {}
+    assert "".join(f"{p.what}\n{p.fix}\n" for p in edit.problems) == (case / "problem.txt").read_text()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
+def test_what_cannot_be_read_is_named(case: Path) -> None:
+    with pytest.raises(GpunodeError) as caught:
+        configure_scheduler(files(case / "before"), asked(case), RULES)
+    assert f"{caught.value}\n" == (case / "error.txt").read_text()
+
+
+BAD = [
+    ({"server_version": "1.30"}, "a static pod's manifest or a unit"),
+    ({"server_version": "1.30", "manifest": MANIFEST, "unit": "/x.service"}, "a static pod's manifest or a unit"),
+    ({"server_version": "newest", "manifest": MANIFEST}, "server version 'newest'"),
+    ({"server_version": "1.7", "manifest": MANIFEST}, "server version '1.7'"),
+    ({"server_version": "1.30", "manifest": "kube-scheduler.yaml"}, "path 'kube-scheduler.yaml'"),
+    ({"server_version": "1.30", "manifest": MANIFEST, "config": "/etc/../x"}, "path '/etc/../x'"),
+    ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "gpushare:80"}, "extender URL 'gpushare:80'"),
+    ({"server_version": "1.30", "manifest": MANIFEST, "extender_url": "http://a b/"}, "extender URL 'http://a b/'"),
+]
+
+
+@pytest.mark.parametrize(("request_", "what"), BAD, ids=[what for _, what in BAD])
+def test_a_request_without_sense_is_an_input_error(request_: dict[str, str], what: str) -> None:
+    with pytest.raises(InputError) as caught:
+        configure_scheduler({}, SchedulerRequest(**request_), RULES)  # type: ignore[arg-type]
+    assert caught.value.what == what
+
+
+def test_the_files_of_a_case_are_asked_for() -> None:
+    case = next(case for case in CASES if case.name == "config-in-a-folder")
+    before, request = files(case / "before"), asked(case)
+    read: dict[str, bytes] = {}
+    while set(found := {path for path in scheduler_files(read, request, RULES) if path in before}) != set(read):
+        read = {path: before[path] for path in found}
+    assert read == before
+
+
+def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> None:
+    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    before, request = files(case / "before"), asked(case)
+    edit = configure_scheduler(before, request, RULES)
+    after = changed(before, edit.changes)
+    elect = b"    - --leader-elect=true\n"
+    after[MANIFEST] = after[MANIFEST].replace(elect, elect + b"    - --v=5\n")
+    left = changed(after, unconfigure_scheduler(after, request, RULES, [edit.undo]).changes)
+    assert left == {MANIFEST: before[MANIFEST].replace(elect, elect + b"    - --v=5\n")}
+
+
+def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_anew() -> None:
+    """The kubelet looks at manifests: of a file that one mounts it knows nothing."""
+    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    request = asked(case)
+    after = files(case / "after")
+    other = replace(request, extender_url="http://10.1.1.1/gpushare-scheduler")
+    edit = configure_scheduler(after, other, RULES)
+    assert set(edit.changes) == {MANIFEST, RULES.config_file}
+    metadata = yaml.safe_load(edit.changes[MANIFEST] or b"")["metadata"]
+    assert list(metadata["annotations"]) == ["gpunode-scheduler-config"]
+    both = changed(after, edit.changes)
+    assert configure_scheduler(both, other, RULES).changes == {}
+    back = changed(both, unconfigure_scheduler(both, request, RULES, [edit.undo]).changes)
+    assert back == after
+
+
+# ---------------------------------------------------------------- any YAML
+
+keys = st.text("abcxyz", min_size=1, max_size=3)
+scalars = st.one_of(st.integers(-9, 99), st.booleans(), st.none(), st.text("ab #:'\"-\n", max_size=6))
+values = st.recursive(
+    scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(keys, inner, max_size=3), max_leaves=10
+)
+documents = st.dictionaries(keys, values, min_size=1, max_size=4)
+
+
+@given(documents, keys, values, st.booleans())
+def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
+    data: dict[str, Any], key: str, value: Any, flow: bool
+) -> None:
+    from gpunode.core.edits.request import Refusal
+
+    text = yaml.safe_dump(data, default_flow_style=flow, sort_keys=False)
+    try:
+        after = yamledit.set_value(text, (key,), value)
+    except Refusal:
+        return  # said, and nothing changed
+    assert yaml.safe_load(after) == {**data, key: value}
+    gone = yamledit.remove(after, (key,))
+    assert yaml.safe_load(gone) == {name: item for name, item in data.items() if name != key}
+
+
+@given(st.lists(st.text("ab=-_ '\"\\$1", min_size=0, max_size=8), max_size=6))
+def test_words_of_any_text_stand_where_they_are_said_to(parts: list[str]) -> None:
+    from gpunode.core.edits.flags import change_flags, words_in
+
+    text = " ".join(parts)
+    words = words_in(text)
+    assert all(0 <= word.start < word.end <= len(text) for word in words)
+    assert [word.start for word in words] == sorted(word.start for word in words)
+    change = change_flags([word.text for word in words], drop=("a", "b"))
+    kept = [word.text for at, word in enumerate(words) if at not in change.gone]
+    assert not {"a", "b"} & {flag.name for flag in flags_in(kept)} or "--" in kept or len(change.gone) > 0
+
+
+if __name__ == "__main__":
+    for one in CASES:
+        if not {"after", "problem.txt", "error.txt"} & {path.name for path in one.iterdir()}:
+            write(one)
