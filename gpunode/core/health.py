@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.core.drift import drift_checks
 from gpunode.core.edits.cdi import made_by_ctk, stale
+from gpunode.core.first_boot import first_boot_checks, prepared
 from gpunode.core.gpu_containers import container_checks
 from gpunode.core.kubelet import kubelet_checks
 from gpunode.core.model import Check, NodeFacts
@@ -18,10 +19,13 @@ APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
 
 def health_checks(facts: NodeFacts) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet."""
+    first = tuple(first_boot_checks(facts))
+    if prepared(facts):
+        return [*first, *drift_checks(facts)]
     if not facts.gpus:
-        return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
+        return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:"), *first]
     gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
-    gpus = (*gpus, *drift_checks(facts))
+    gpus = (*gpus, *drift_checks(facts), *first)
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 

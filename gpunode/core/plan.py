@@ -14,20 +14,26 @@ from gpunode.core.facts import facts_hash
 from gpunode.core.gpu_containers import LINKS
 from gpunode.core.kubelet import kubelet_warnings
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
-from gpunode.core.plan_values import Case, KeyOf, smoke_request, step_value
+from gpunode.core.plan_values import Case, KeyOf, step_value
 from gpunode.core.plan_words import disruption, reasons, step_diff, words
 from gpunode.core.spec import Spec
 from gpunode.core.state import DAEMONLESS, ENGINES, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.state.image import image_problems, prepares
+from gpunode.core.state.smoke import smoke_now
 from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
-OPTIONS = ("recover", "expect", "sources", "packages", "files", "config", "activate", "edits", "cdi", "smoke")
+OPTIONS = (
+    *("recover", "expect", "sources", "packages", "files", "first_boot"),
+    *("config", "activate", "edits", "cdi", "smoke"),
+)
 TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "recover"): "Finish or undo what an interrupted run left",
     ("preflight", "expect"): "Make sure that this is the node the plan was made for",
     ("driver", "sources"): "Set up the repository of the driver",
     ("driver", "packages"): "Install the NVIDIA driver and the headers of every kernel",
     ("driver", "files"): "Keep nouveau off the GPU",
+    ("driver", "first_boot"): "Leave what loads and proves the driver at the first boot",
     ("driver", "activate"): "Load the NVIDIA driver and start its services",
     ("cuda", "sources"): "Set up the repository of CUDA",
     ("cuda", "packages"): "Install the CUDA toolkit",
@@ -68,11 +74,11 @@ def make_plan(
             f"{r.what.removeprefix(WARNING)}: {r.why}" for r in solution.reasons if r.what.startswith(WARNING)
         ),
     )
-    if not facts.gpus and not facts.tegra and facts.virtualization != "wsl":  # their GPUs are not on PCI
+    if not (facts.gpus or facts.tegra or facts.virtualization == "wsl" or prepares(spec)):  # not all are on PCI
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(facts, spec, solution, templates)
-    problems = (*_target_problems(facts), *solution.problems, *want.problems)
+    problems = (*_target_problems(facts), *image_problems(facts, spec), *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
     if solution.toolkit:
@@ -159,7 +165,7 @@ def _preflight(facts: NodeFacts) -> list[Step]:
 
 
 def _verify(case: Case) -> Step:
-    value = smoke_request(case.facts, case.spec, case.solution)
+    value = smoke_now(case.facts, case.spec, case.solution)
     return Step(role="verify", option="smoke", title=TITLES["verify", "smoke"], value=value)
 
 

@@ -10,7 +10,8 @@ from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import NodeFacts, PackageWant, Repository, RuntimeWish, Solution
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, manages
+from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
+from gpunode.core.state.image import image_activation
 
 KeyOf = Callable[[Repository], bytes]
 
@@ -35,7 +36,7 @@ def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> 
         return _packages_data(case, role, mine)
     if option == "activate":
         return _activate_data(case, role, mine)
-    if option in ("cdi", "config"):
+    if option in ("cdi", "config", "first_boot"):
         return next(iter(mine.values())).data
     return [_edit_data(case, w.data) for w in mine.values()]
 
@@ -49,7 +50,7 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
     all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
     solution = case.solution
-    part = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}.get(role)
+    part = getattr(solution, role, None)
     sources = sources_path(part.repository, case.facts) if part else ""  # the role that stands first has written it
     return {
         "install": [
@@ -71,6 +72,8 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
 def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     driver = role == "driver"
     if role == "cuda":
+    if driver and not case.spec.image.load:
+        return image_activation(mine)
         return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
     sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
@@ -98,25 +101,6 @@ def _edit_data(case: Case, wish: RuntimeWish) -> dict[str, Any]:
         "nvidia_runtime_path": wish.nvidia_runtime_path,
         "restart": wish.runtime not in DAEMONLESS and not case.want.edits[wish.runtime].changes,
         "expect": expect,
-    }
-
-
-def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
-    """What the smoke checks have to prove on this node: plain data for node/smoke.sh."""
-    engines = {
-        name: getattr(spec.runtimes, name).default_runtime
-        for name in ("containerd", "docker")
-        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
-    }
-    containerd = facts.runtime("containerd")
-    return {
-        **({"socket": containerd.socket} if containerd and containerd.distribution and containerd.socket else {}),
-        "runtimes": list(engines),
-        "default_runtime": {name: default for name, default in engines.items() if default != "keep"},
-        "image": spec.verify.image,
-        "gpus": len(facts.gpus) if solution.driver else 0,
-        "cuda": list(solution.cuda.versions) if solution.cuda else [],
-        "toolkit": bool(solution.toolkit),
     }
 
 

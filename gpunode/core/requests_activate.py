@@ -1,7 +1,7 @@
 """The request of node/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
 
-Request files: `load`, `unload`, `services` (to enable and start), `restart` (where they run) one name a line,
-`initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
+Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
+(where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
 lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `check` (1) in check mode.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
@@ -17,7 +17,7 @@ from typing import Any
 from gpunode.core.errors import InputError
 
 REBOOT = ("never", "if-needed", "always")
-_LISTS = ("load", "unload", "services", "restart")
+_LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl")
 _KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot")
@@ -34,7 +34,7 @@ class Activation:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, initramfs, links, version, services, restart, alternatives, sysctl, reboot} → request files.
+    """{load, unload, initramfs, links, version, services, enable, restart, alternatives, sysctl, reboot} → files.
 
     Raises InputError.
     """

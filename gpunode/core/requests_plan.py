@@ -10,7 +10,7 @@ from gpunode.core.model import Plan
 _SOFTWARE: dict[str, Any] = {"sources": [], "packages": {}, "files": []}
 ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "preflight": {"recover": False, "expect": {}},
-    "driver": {**_SOFTWARE, "activate": {}},
+    "driver": {**_SOFTWARE, "first_boot": {}, "activate": {}},
     "cuda": {**_SOFTWARE, "activate": {}},
     "toolkit": {**_SOFTWARE, "config": {}},
     "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},

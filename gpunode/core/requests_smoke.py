@@ -1,9 +1,9 @@
 """The request of node/smoke.sh, and the checks in what it prints.
 
-Request files: `gpus` (how many there are on PCI; 0 leaves the driver out), `cuda` versions and `runtimes` one a line,
-`default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1), `image` (empty: one made on the node from
-its own shell), `socket` (of containerd, where it is not the usual one).  Each check is a line
-`gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
+Request files: `gpus` (how many there are on PCI, or `found`: as many as there are then; 0 leaves the driver out),
+`cuda` versions and `runtimes` one a line, `default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1),
+`image` (empty: one made on the node from its own shell), `socket` (of containerd, where it is not the usual one).
+Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
         "cuda": [_matching(_VERSION, version, "CUDA version") for version in value.get("cuda") or ()],
         "image": [_matching(_IMAGE, value["image"], "image")] if value.get("image") else [],
         "socket": [_matching(_SOCKET, value["socket"], "socket")] if value.get("socket") else [],
-        "gpus": [str(int(value.get("gpus") or 0))],
+        "gpus": [str(value.get("gpus") if value.get("gpus") == "found" else int(value.get("gpus") or 0))],
         "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
     }
     for engine, runtime in (value.get("default_runtime") or {}).items():

@@ -55,9 +55,9 @@ class SolveRequest:
 def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
     """The request of a probed node.  Its kernels are those that can boot next and the running one."""
     return SolveRequest(
-        gpus=tuple(g.id for g in facts.gpus),
-        nvswitches=tuple(s.id for s in facts.nvswitches),
-        nvlink5_fabric=facts.nvlink5_fabric,
+        gpus=(*(g.id for g in facts.gpus), *spec.image.gpus),
+        nvswitches=(*(s.id for s in facts.nvswitches), *spec.image.nvswitches),
+        nvlink5_fabric=facts.nvlink5_fabric or spec.image.nvlink5_fabric,
         virtual_functions=tuple(g.id for g in facts.gpus if g.virtual_function),
         distro=facts.distro.key,
         arch=facts.arch,

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.spec_image import ImageSpec, check_image
 from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
 from gpunode.core.spec_runfile import RunfileSpec, check_runfiles
@@ -101,6 +102,8 @@ class Spec:
     reboot: Literal["never", "if-needed", "always"] = option(
         "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
     )
+    reboot_controller: bool = option(False, "may provision reboot the machine that it runs on itself")
+    image: ImageSpec = option(ImageSpec(), "machines and images prepared before their GPUs are there")
     verify: VerifySpec = option(VerifySpec(), "verify")
     sharing: SharingSpec = option(SharingSpec(), "how containers share a GPU")
     kubernetes: KubernetesSpec = option(KubernetesSpec(), "objects in the cluster")
@@ -194,6 +197,7 @@ def _check(spec: Spec, where: str) -> None:
             expected="auto, distro, none, or three digits such as 580",
             fix="gpunode solve --gpu … shows what fits",
         )
+    check_image(spec.image, where)
     if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
         raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
     for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):

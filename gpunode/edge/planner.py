@@ -11,20 +11,23 @@ from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash
+from gpunode.core.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.gpu_containers import say_gpu_containers
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Repository, Solution
 from gpunode.core.plan import make_plan, pending_items
-from gpunode.core.plan_values import smoke_request
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.state import Key
+from gpunode.core.state.smoke import smoke_now
+from gpunode.node import script
 
 
 def load_templates() -> dict[str, str]:
-    """The jinja2 templates of the package, by file name."""
+    """The jinja2 templates of the package, and the node scripts that stay on a node, by file name."""
     folder = files("gpunode") / "templates"
-    return {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".j2")}
+    templates = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".j2")}
+    return templates | {name: script(name) for name in FIRST_BOOT_SCRIPTS}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,7 +117,7 @@ class Planner:
         return pending_items(planned.facts, planned.spec, planned.solution, self.templates)
 
     def smoke(self, planned: Planned) -> dict[str, Any]:
-        return smoke_request(planned.facts, planned.spec, planned.solution)
+        return smoke_now(planned.facts, planned.spec, planned.solution)
 
     def _key(self, repository: Repository, spec: Spec) -> bytes:
         from gpunode.edge.load import resolve_key

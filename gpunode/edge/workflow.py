@@ -13,6 +13,7 @@ from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.report import PLAN_FORMAT, plan_data, plan_exit
 from gpunode.core.requests_smoke import parse_checks, smoke_files
+from gpunode.core.state.image import prepares
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.runner import Event, HostRun, run_playbook
@@ -229,7 +230,11 @@ def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
 
 
 def _can_smoke(host: HostPlan) -> bool:
-    return bool(host.planned and host.planned.facts.gpus and not host.planned.plan.problems)
+    """Not of a machine that is prepared without its GPU: what can be proven there, the first boot proves."""
+    if host.planned is None or host.planned.plan.problems:
+        return False
+    facts, spec = host.planned.facts, host.planned.spec
+    return bool(facts.gpus) and (spec.image.load or bool(facts.driver.loaded))
 
 
 def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
@@ -306,7 +311,7 @@ def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smok
         return HostResult(host=host.host, exit=host.exit, message=str(host.error))
     problems = host.planned.plan.problems
     checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
-    if not problems and host.planned.facts.gpus:
+    if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
         left = planner.pending(host.planned)
         checks += [
             Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")

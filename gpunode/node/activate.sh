@@ -263,22 +263,40 @@ spare_containers() {
   fail "$@"
 }
 
+# look_at UNIT: state, enabled (the words of systemctl), and is_enabled
+look_at() {
+  state=$(systemctl is-active "$1" 2>/dev/null)
+  enabled=$(systemctl is-enabled "$1" 2>/dev/null)
+  case $enabled in enabled | static | alias | indirect | generated | enabled-runtime) is_enabled=1 ;; *) is_enabled= ;; esac
+}
+
+# enable_unit UNIT: one with an init script reloads in spite of --no-reload (update-rc.d)
+enable_unit() {
+  case $enabled in masked*) fail "$1 is masked" "systemctl unmask $1, if it may run" ;; esac
+  prior enabled "$1" "${enabled:-absent}" enabled
+  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
+}
+
+# units that are to start at the next boot, and not now
+enables() {
+  for unit in $(requested enable); do
+    look_at "$unit"
+    [ -z "$is_enabled" ] || continue
+    checking || enable_unit "$unit"
+    changed "enable $unit at boot"
+  done
+}
+
 services() {
-  [ -n "$(requested services)" ] || return 0
   for unit in $(requested services); do
-    state=$(systemctl is-active "$unit" 2>/dev/null)
-    enabled=$(systemctl is-enabled "$unit" 2>/dev/null)
-    case $enabled in enabled | static | alias | indirect | generated | enabled-runtime) is_enabled=1 ;; *) is_enabled= ;; esac
+    look_at "$unit"
     [ "$state" != active ] || [ -z "$is_enabled" ] || continue
     stale=$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)
     [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
     checking && changed "enable and start $unit" && continue
-    case $enabled in masked*) fail "$unit is masked" "systemctl unmask $unit, if it may run" ;; esac
-    [ -n "$is_enabled" ] || prior enabled "$unit" "${enabled:-absent}" enabled
+    [ -n "$is_enabled" ] || enable_unit "$unit"
     [ "$state" = active ] || prior active "$unit" inactive active
     [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
-    # a unit with an init script reloads in spite of --no-reload (update-rc.d)
-    [ -n "$is_enabled" ] || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || fail "$unit cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
     # after the reboot it starts by itself, and before it cannot
     [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
       journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
@@ -314,6 +332,7 @@ settings
 restart_stopped
 alternatives
 links
+enables
 services
 restarts
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"

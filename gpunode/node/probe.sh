@@ -6,13 +6,13 @@
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
-gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal files"
+gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
-unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
+gpunode-firstboot.service unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
 dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
 nv-fabricmanager nvidia-ctk nvidia-container-cli nvidia-container-runtime nvidia-uninstall nvcc dcgmi containerd ctr
@@ -740,6 +740,13 @@ probe_journal() {
 	fi
 }
 
+probe_first_boot() {
+	[ -r /usr/lib/gpunode/first-boot ] || return 0
+	line "program $(sha256sum </usr/lib/gpunode/first-boot | cut -d ' ' -f 1)"
+	line "unit $(within 3 systemctl is-enabled gpunode-firstboot.service 2>/dev/null)"
+	[ ! -r /var/lib/gpunode/first-boot ] || quote </var/lib/gpunode/first-boot
+}
+
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
 crio_places() {
 	crio_config=/etc/crio/crio.conf crio_folder=/etc/crio/crio.conf.d
@@ -792,7 +799,7 @@ probe_files() {
 		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
 		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf \
-		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* \
+		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* \
 		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf /etc/udev/rules.d/*nvidia*
 	# shellcheck disable=SC2046 # paths of configuration files, one word each
 	set -- "$@" $(containerd_imports "$containerd_config" 3) \

@@ -259,6 +259,7 @@ need_root
 image=$(word image)
 image=${image:-$OWN_IMAGE}
 gpus=$(word gpus)
+[ "$gpus" != found ] || gpus=$(pci_gpus)
 gpus=${gpus:-0}
 driver_check
 cuda_check

@@ -14,6 +14,7 @@ from gpunode.core.facts.containers import read_containers
 from gpunode.core.facts.data import facts_from_data, facts_to_data
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
 from gpunode.core.facts.engines import read_runtimes, read_units
+from gpunode.core.facts.first_boot import read_first_boot
 from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
@@ -28,6 +29,7 @@ from gpunode.core.facts.machine import (
 )
 from gpunode.core.facts.packages import read_package_lock, read_packages
 from gpunode.core.facts.redact import redact
+from gpunode.core.facts.sharing import read_sharing
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.kubelet import kubelets_first
 from gpunode.core.model import ConfigFile, NodeFacts
@@ -114,6 +116,8 @@ def parse_probe(text: str) -> NodeFacts:
         "disk_free_mib": read_disk(probe),
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
+        "first_boot": read_first_boot(probe),
+        "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),
         "tools": dict(probe.pairs("tools")),
     }
@@ -187,13 +191,14 @@ def facts_hash(facts: NodeFacts) -> str:
 
     Equal for two probes of one node between which nothing of consequence changed, also across a reboot.
     """
-    data = facts_to_data(facts)
+    data = facts_to_data(facts, brief=True)
     kept = {key: value for key, value in data.items() if key not in VOLATILE}
-    kept["driver"] = {key: value for key, value in data["driver"].items() if key not in VOLATILE_DRIVER}
+    kept["driver"] = {key: value for key, value in data.get("driver", {}).items() if key not in VOLATILE_DRIVER}
     kept["device_nodes"] = [
-        node for node in data["device_nodes"] if not node["linked"]
+        node for node in data.get("device_nodes", ()) if not node.get("linked")
     ]  # the driver makes them at need
     kept["files"] = {
-        path: {key: value for key, value in file.items() if key != "data"} for path, file in data["files"].items()
+        path: {key: value for key, value in file.items() if key != "data"}
+        for path, file in data.get("files", {}).items()
     }
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()

@@ -226,6 +226,42 @@ class Cdi:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MigInstance:
+    """One GPU instance: GPU by nvidia-smi's index, places in memory slices."""
+
+    gpu: int
+    id: int
+    profile: str
+    start: int
+    size: int
+    computes: int = 0  # compute instances in it: without one no program can use it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sharing:
+    """How the GPUs are shared now, and what gpunode keeps of it on the node."""
+
+    instances: tuple[MigInstance, ...] = ()
+    mig_program: str = ""  # sha256 of what restores MIG at boot, "" where gpunode does not
+    mig_status: str = ""  # of the last time it ran: success, pending, failed
+    mig_message: str = ""
+    mps_daemons: tuple[str, ...] = ()  # PIDs of MPS control daemons
+    mps_threads: str = ""  # percentage of a GPU's threads that a client gets, as the daemon says
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstBoot:
+    """What a machine that was prepared without its GPU does at the first boot with one, and what came of it."""
+
+    program: str = ""  # sha256 of what is to run, "" on machines that were not prepared so
+    armed: bool = False  # it runs at the next boot
+    status: str = ""  # of the last time it ran: waiting, passed, failed; "" before
+    at: str = ""  # when that was
+    message: str = ""
+    failed: tuple[str, ...] = ()  # "ID: message" of checks
+
+
+@dataclass(frozen=True, kw_only=True)
 class Xid:
     """One NVRM Xid line since boot."""
 
@@ -277,6 +313,8 @@ class NodeFacts:
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
+    first_boot: FirstBoot = FirstBoot()
+    sharing: Sharing = Sharing()
     unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
     tools: Mapping[str, str] = field(
         default_factory=dict

@@ -15,7 +15,9 @@ from gpunode.core.model import NodeFacts, Solution
 from gpunode.core.spec import Spec
 from gpunode.core.state.actual import actual
 from gpunode.core.state.driver import NOUVEAU_CONF, wanted_driver
+from gpunode.core.state.image import without_loading
 from gpunode.core.state.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
+from gpunode.core.state.smoke import smoke_request
 from gpunode.core.state.software import wanted_cuda, wanted_sources
 from gpunode.core.state.toolkit import wanted_config, wanted_toolkit
 from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, Key, Want, Wanted
@@ -45,12 +47,15 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
         items |= dict(wanted_cuda(solution.cuda, templates))
     config = wanted_config(facts, spec)
     items |= config.items
-    if not solution.toolkit:
-        return Wanted(items=items, edits=config.edits, problems=config.problems)
-    items |= dict(wanted_toolkit(solution.toolkit))
-    engines = wanted_runtimes(facts, spec, solution, templates)
+    engines = Wanted(items={}, edits={})
+    if solution.toolkit:
+        items |= dict(wanted_toolkit(solution.toolkit))
+        engines = wanted_runtimes(facts, spec, solution, templates)
+        items |= engines.items
+    if solution.driver and not spec.image.load:
+        items = without_loading(items, solution.driver, smoke_request(facts, spec, solution), templates)
     return Wanted(
-        items={**items, **engines.items},
+        items=items,
         edits={**config.edits, **engines.edits},
         problems=(*config.problems, *engines.problems),
     )

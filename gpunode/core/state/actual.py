@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from gpunode.core.edits.cdi import made_by_ctk, stale
 from gpunode.core.errors import GpunodeError
+from gpunode.core.first_boot import UNIT
 from gpunode.core.gpu_containers import LINKS, links_found
 from gpunode.core.model import Edit, NodeFacts, PackageWant
 from gpunode.core.openpgp import fingerprints
@@ -43,6 +44,8 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         return "to be edited" if pending else "to be restarted" if edits[key.name].restart else "configured"
     if key.option == "config":
         return "to be edited" if edits[key.name].changes or facts.unfinished else "configured"
+    if key.option == "first_boot":
+        return facts.first_boot.program or ABSENT
     if key.option == "cdi":
         return "; ".join(stale(made_by_ctk(facts))) or FRESH
     return _actual_activation(facts, key)
@@ -54,6 +57,8 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
         return facts.cuda_default
     if key.name == LINKS:
         return links_found(facts)
+    if kind == "enabled":
+        return _enabled(facts, name.removesuffix(".service"))
     if kind == "service":
         service = facts.services.get(name.removesuffix(".service"))
         if service is None:
@@ -69,6 +74,15 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
     if name == "flavour":
         return facts.driver.loaded_flavour
     return PRESENT if name in facts.modules else ABSENT
+
+
+def _enabled(facts: NodeFacts, name: str) -> str:
+    """Of the first boot's own unit: one that has done its work and is disabled since is as good as enabled."""
+    service = facts.services.get(name)
+    done = f"{name}.service" == UNIT and facts.first_boot.status == "passed"
+    if done or (service and service.enabled in ENABLED):
+        return "enabled"
+    return service.enabled or "disabled" if service else ABSENT
 
 
 def _actual_file(facts: NodeFacts, path: str, item: Want) -> str:

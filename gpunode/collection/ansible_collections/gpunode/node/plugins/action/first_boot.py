@@ -1,0 +1,26 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+
+
+class ActionModule(NodeAction):
+    """Leave the program of the first boot on the node: a file like any other, made of the node scripts."""
+
+    ARGUMENTS: ClassVar[dict] = {"first_boot": {"type": "dict", "default": {}}}
+
+    def act(self, args):
+        from gpunode.core.first_boot import PROGRAM, SCRIPTS, first_boot_program
+        from gpunode.core.requests import FileChange, commit_request
+        from gpunode.node import script
+
+        if not args["first_boot"]:
+            return {}
+        data = first_boot_program(args["first_boot"], {name: script(name) for name in SCRIPTS})
+        change = FileChange(path=PROGRAM, data=data, mode=0o755)
+        outcome, _text = self.node("commit.sh", commit_request([change], check=self.check))
+        return result_of(outcome)

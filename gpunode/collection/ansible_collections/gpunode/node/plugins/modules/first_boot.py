@@ -1,0 +1,66 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: first_boot
+short_description: Leave what loads and proves the driver at the first boot with a GPU
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Writes the program that gpunode-firstboot.service runs, on a machine that is prepared without its GPU.
+  - The unit itself is a file of the role driver, and is enabled by M(gpunode.node.activate).
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  first_boot:
+    description: C(activate), C(cdi) and C(smoke), each as the action of that name takes it.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and says what would change.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Leave the program of the first boot
+  gpunode.node.first_boot:
+    first_boot:
+      activate:
+        load: [nvidia, nvidia_uvm]
+      smoke:
+        gpus: found
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, in a sentence.
+  type: str
+  returned: always
+changes:
+  description: One sentence for each thing changed, or that would change in check mode.
+  type: list
+  elements: str
+  returned: when the node was asked
+notes:
+  description: Remarks of the script.
+  type: list
+  elements: str
+  returned: when the node was asked
+fix:
+  description: What to do next.
+  type: str
+  returned: on failure
+log:
+  description: The end of what the commands on the node printed.
+  type: list
+  elements: str
+  returned: on failure
+"""

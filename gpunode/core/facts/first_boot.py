@@ -1,0 +1,20 @@
+"""The section about the first boot of a prepared machine → value."""
+
+from __future__ import annotations
+
+from gpunode.core.facts.text import Probe
+from gpunode.core.model import FirstBoot
+
+
+def read_first_boot(probe: Probe) -> FirstBoot:
+    """The hash of the program, whether its unit is enabled, and the record of the last time (node/firstboot.sh)."""
+    name = "first_boot"
+    checks = [text.split("|") for text in probe.values(name, "check")]
+    return FirstBoot(
+        program=probe.value(name, "program"),
+        armed=probe.value(name, "unit") == "enabled",
+        status=probe.value(name, "status"),
+        at=probe.value(name, "at"),
+        message=probe.value(name, "message"),
+        failed=tuple(f"{cells[0]}: {cells[2]}" for cells in checks if len(cells) > 2 and cells[1] == "failed"),
+    )
