@@ -10,7 +10,7 @@ from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import NodeFacts, PackageWant, Repository, RuntimeWish, Solution
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
+from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted
 from gpunode.core.state.image import image_activation
 
 KeyOf = Callable[[Repository], bytes]
@@ -71,9 +71,9 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
 
 def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     driver = role == "driver"
-    if role == "cuda":
     if driver and not case.spec.image.load:
         return image_activation(mine)
+    if role == "cuda":
         return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
     sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
