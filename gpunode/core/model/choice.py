@@ -123,6 +123,33 @@ class FabricChoice:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MigPlace:
+    """One MIG instance to have: `id` is the profile's (-1 unknown), `start` in memory slices (-1 the driver chooses)."""
+
+    profile: str
+    id: int = -1
+    start: int = -1
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigLayout:
+    """How one GPU is cut.  Without instances MIG is off."""
+
+    slot: str
+    instances: tuple[MigPlace, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharingChoice:
+    """How the GPUs of a host are shared by the host itself.  `mig` None and `mps` 0: not at all."""
+
+    mig: tuple[MigLayout, ...] | None = None
+    mps: int = 0  # clients that each GPU's threads and memory are parted among
+    reasons: tuple[Reason, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Solution:
     """What solve() answers.  A part that is not wanted, or could not be solved, is None (then see `problems`)."""
 
@@ -130,6 +157,7 @@ class Solution:
     fabric: FabricChoice | None = None
     cuda: CudaChoice | None = None
     toolkit: ToolkitChoice | None = None
+    sharing: SharingChoice | None = None
     repositories: tuple[Repository, ...] = ()
     revoked_keys: tuple[str, ...] = ()  # fingerprints of repository keys that must go
     reasons: tuple[Reason, ...] = ()
