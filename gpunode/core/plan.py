@@ -22,7 +22,7 @@ from gpunode.core.state.image import image_problems, prepares
 from gpunode.core.state.smoke import smoke_now
 from gpunode.core.sysctl import boot_warnings
 
-ROLES = ("preflight", "driver", "cuda", "toolkit", "runtime", "verify")
+ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "runtime", "verify")
 OPTIONS = (
     *("recover", "expect", "sources", "packages", "files", "first_boot"),
     *("config", "activate", "edits", "cdi", "smoke"),
@@ -35,6 +35,10 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("driver", "files"): "Keep nouveau off the GPU",
     ("driver", "first_boot"): "Leave what loads and proves the driver at the first boot",
     ("driver", "activate"): "Load the NVIDIA driver and start its services",
+    ("fabric", "sources"): "Set up the repository of DCGM",
+    ("fabric", "packages"): "Install DCGM",
+    ("fabric", "files"): "Name the nodes of the NVLink domain to IMEX",
+    ("fabric", "activate"): "Start what manages the fabric and the GPUs",
     ("cuda", "sources"): "Set up the repository of CUDA",
     ("cuda", "packages"): "Install the CUDA toolkit",
     ("cuda", "files"): "Put CUDA on the PATH of login shells",
@@ -138,6 +142,8 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     again: dict[Key, Want] = {}
     if ("driver", "packages") in changed or ("driver", "files") in changed:
         again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("driver", "activate")}
+    if ("fabric", "files") in changed:  # IMEX reads its nodes when it starts
+        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("fabric", "activate")}
     if "driver" in {k.role for k in pending}:
         again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
     if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:

@@ -8,9 +8,10 @@ from typing import Any
 
 from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import NodeFacts, PackageWant, Repository, RuntimeWish, Solution
+from gpunode.core.solve_fabric import IMEX_NODES
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
-from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted
+from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.state.image import image_activation
 
 KeyOf = Callable[[Repository], bytes]
@@ -75,6 +76,8 @@ def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         return image_activation(mine)
     if role == "cuda":
         return {"alternatives": {"cuda": f"/usr/local/cuda-{mine[Key('cuda', 'activate', 'default')].value}"}}
+    if role == "fabric":
+        return _fabric_services(case, mine)
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
     sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
     return {
@@ -87,6 +90,15 @@ def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         **({"links": True} if Key(role, "activate", LINKS) in mine else {}),
         **({"sysctl": sysctl} if sysctl else {}),
     }
+
+
+def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
+    """Services to start; IMEX again where it runs, and its nodes are others than when it started."""
+    units = [key.name.removeprefix("service ") for key in mine]
+    nodes, imex = Key("fabric", "files", IMEX_NODES), Key("fabric", "activate", "service nvidia-imex.service")
+    stale = nodes in case.want.items and differs(case.want.items[nodes], case.have[nodes])
+    again = [imex.name.removeprefix("service ")] if stale and case.have[imex].startswith("active") else []
+    return {"services": units, **({"restart": again} if again else {})}
 
 
 def _edit_data(case: Case, wish: RuntimeWish) -> dict[str, Any]:

@@ -11,6 +11,7 @@ _SOFTWARE: dict[str, Any] = {"sources": [], "packages": {}, "files": []}
 ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "preflight": {"recover": False, "expect": {}},
     "driver": {**_SOFTWARE, "first_boot": {}, "activate": {}},
+    "fabric": {**_SOFTWARE, "activate": {}},
     "cuda": {**_SOFTWARE, "activate": {}},
     "toolkit": {**_SOFTWARE, "config": {}},
     "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},

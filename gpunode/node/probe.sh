@@ -799,8 +799,9 @@ probe_files() {
 		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
 		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf \
-		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* \
-		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf /etc/udev/rules.d/*nvidia*
+		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* /etc/gpunode/* \
+		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf \
+		/etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
 	# shellcheck disable=SC2046 # paths of configuration files, one word each
 	set -- "$@" $(containerd_imports "$containerd_config" 3) \
 		$(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \

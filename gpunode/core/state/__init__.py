@@ -18,7 +18,7 @@ from gpunode.core.state.driver import NOUVEAU_CONF, wanted_driver
 from gpunode.core.state.image import without_loading
 from gpunode.core.state.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
 from gpunode.core.state.smoke import smoke_request
-from gpunode.core.state.software import wanted_cuda, wanted_sources
+from gpunode.core.state.software import wanted_cuda, wanted_fabric, wanted_sources
 from gpunode.core.state.toolkit import wanted_config, wanted_toolkit
 from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, Key, Want, Wanted
 
@@ -43,6 +43,8 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
     items: dict[Key, Want] = dict(wanted_sources(facts, solution, templates))
     if solution.driver:
         items |= dict(wanted_driver(facts, solution.driver, templates))
+    if solution.fabric:
+        items |= dict(wanted_fabric(solution.fabric))
     if solution.cuda:
         items |= dict(wanted_cuda(solution.cuda, templates))
     config = wanted_config(facts, spec)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpunode.core.model import CudaChoice, NodeFacts, Reason, Solution
+from gpunode.core.model import CudaChoice, FabricChoice, NodeFacts, Reason, Solution
+from gpunode.core.solve_fabric import IMEX_NODES
 from gpunode.core.sources import revoked_files, rival_files, source_files
-from gpunode.core.state.values import Key, Want, file_value, file_want, no_file, package_want
+from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 
@@ -14,7 +15,7 @@ CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
     """Each repository's files once, by the first role that needs it; files that rival it or hold a revoked key go."""
     seen: set[str] = set()
-    for role in ("driver", "cuda", "toolkit"):
+    for role in ("driver", "fabric", "cuda", "toolkit"):
         part = getattr(solution, role)
         repository = next((r for r in solution.repositories if part and r.name == part.repository), None)
         if repository is None or repository.name in seen:
@@ -27,6 +28,19 @@ def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str,
     for path in revoked_files(facts, solution.revoked_keys) if seen else ():
         why = Reason(what=path, why="holds a repository key that its vendor has revoked")
         yield Key("driver", "sources", path), no_file(path, why)
+
+
+def wanted_fabric(fabric: FabricChoice) -> Iterator[tuple[Key, Want]]:
+    """DCGM, the addresses of the IMEX domain, and the services of both."""
+    for package in fabric.packages:
+        yield Key("fabric", "packages", package.name), package_want(package)
+    for name in fabric.remove:
+        yield Key("fabric", "packages", name), Want(value=ABSENT)
+    if fabric.imex_nodes:
+        text = "".join(f"{node}\n" for node in fabric.imex_nodes)
+        yield Key("fabric", "files", IMEX_NODES), file_want(IMEX_NODES, text)
+    for unit in fabric.services:
+        yield Key("fabric", "activate", f"service {unit}"), Want(value="active, enabled")
 
 
 def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:

@@ -1,0 +1,109 @@
+"""What belongs to many GPUs: the IMEX domain and DCGM, from the spec to the steps of the role fabric."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.errors import InputError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import ConfigFile, NodeFacts, Package, PciDevice, Plan, Service
+from gpunode.core.solve import SolveRequest, parse_driver, solve
+from gpunode.core.solve_fabric import IMEX_NODES
+from gpunode.core.spec import parse_spec
+from gpunode.core.spec_toolkit import FabricSpec
+from gpunode.edge import load
+from gpunode.edge.load import load_knowledge
+from gpunode.edge.planner import Planner
+
+KNOWLEDGE = load_knowledge()
+PROBES = Path(__file__).parents[1] / "cases" / "probes"
+GB200, H100, RTX4090, K80 = "10de:2941", "10de:2330", "10de:2684", "10de:102d"
+CUDA13, CUDA12 = "datacenter-gpu-manager-4-cuda13", "datacenter-gpu-manager-4-cuda12"
+
+
+@pytest.mark.parametrize(
+    ("gpu", "distro", "fabric", "driver", "packages"),
+    [
+        (H100, "debian:12", FabricSpec(dcgm="auto"), "auto", {CUDA13: ""}),
+        (H100, "debian:12", FabricSpec(dcgm="4.6.0"), "auto", {CUDA13: "1:4.6.0-*"}),
+        (H100, "rocky:9.4", FabricSpec(dcgm="4.6.0"), "auto", {CUDA13: "4.6.0-*"}),
+        (H100, "sles:15.6", FabricSpec(dcgm="auto"), "570", {CUDA12: ""}),
+        (H100, "ubuntu:24.04", FabricSpec(dcgm="auto"), "distro", {CUDA13: ""}),
+        (RTX4090, "ubuntu:22.04", FabricSpec(dcgm="auto"), "535", {CUDA12: ""}),
+        (H100, "debian:12", FabricSpec(), "auto", {}),
+    ],
+)
+def test_dcgm_is_the_package_for_the_drivers_cuda(
+    gpu: str, distro: str, fabric: FabricSpec, driver: str, packages: dict[str, str]
+) -> None:
+    solution = solve(SolveRequest(gpus=(gpu,), distro=distro, fabric=fabric, driver=parse_driver(driver)), KNOWLEDGE)
+    assert solution.problems == ()
+    found = solution.fabric.packages if solution.fabric else ()
+    assert {p.name: p.version for p in found} == packages
+    assert all(p.hold == bool(p.version) for p in found)
+    assert not packages or "nvidia-cuda" in [r.name for r in solution.repositories]
+
+
+@pytest.mark.parametrize(
+    ("gpu", "distro", "fabric", "what"),
+    [
+        (K80, "ubuntu:22.04", FabricSpec(dcgm="auto"), "DCGM 4 needs a driver for CUDA 12 or later, and 470"),
+        (H100, "arch", FabricSpec(dcgm="auto"), "NVIDIA has no repository for arch"),
+        (H100, "debian:12", FabricSpec(imex_nodes=("10.0.0.1",)), "no GPU here belongs to an NVLink domain"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_a_way_out(gpu: str, distro: str, fabric: FabricSpec, what: str) -> None:
+    problems = solve(SolveRequest(gpus=(gpu,), distro=distro, fabric=fabric), KNOWLEDGE).problems
+    assert [what in p.what and bool(p.fix) for p in problems] == [True]
+
+
+@pytest.mark.parametrize("value", ["newest", "3.3.9", "4.6", ""])
+def test_a_version_of_dcgm_that_is_none_is_refused(value: str) -> None:
+    with pytest.raises(InputError, match=r"fabric\.dcgm"):
+        parse_spec({"fabric": {"dcgm": value}})
+
+
+def gb200(**more: Any) -> NodeFacts:
+    facts = parse_probe((PROBES / "debian12-h100-fresh" / "probe.txt").read_text())
+    return replace(facts, gpus=(PciDevice(slot="0000:17:00.0", id=GB200, class_code="0302"),), **more)
+
+
+def planned(facts: NodeFacts, fabric: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Plan:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
+    plan = Planner({"fabric": fabric, "toolkit": {"version": "none"}}).plan("node1", facts).plan
+    assert plan.problems == ()
+    return plan
+
+
+def steps(plan: Plan) -> dict[str, Any]:
+    return {step.id: step.value for step in plan.steps if step.role == "fabric"}
+
+
+def test_the_nodes_of_the_domain_are_written_and_imex_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(gb200(), {"imex_nodes": ["10.0.0.1", "10.0.0.2"]}, monkeypatch)
+    assert steps(plan) == {
+        "fabric.files": [{"path": IMEX_NODES, "content": "10.0.0.1\n10.0.0.2\n", "mode": "0644"}],
+        "fabric.activate": {"services": ["nvidia-imex.service"]},
+    }
+    driver = next(step.value for step in plan.steps if step.id == "driver.packages")
+    assert "nvidia-imex" in [package["name"] for package in driver["install"]]
+
+
+def test_imex_that_runs_is_started_again_when_its_domain_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    running = {"nvidia-imex": Service(name="nvidia-imex", active="active", enabled="enabled")}
+    file = ConfigFile(path=IMEX_NODES, data=b"10.0.0.1\n", sha256="0" * 64, mode=0o644)
+    facts = gb200(services=running, files={IMEX_NODES: file})
+    found = steps(planned(facts, {"imex_nodes": ["10.0.0.1", "10.0.0.3"]}, monkeypatch))
+    assert found["fabric.activate"] == {"services": ["nvidia-imex.service"], "restart": ["nvidia-imex.service"]}
+
+
+def test_old_dcgm_goes_when_the_new_one_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    old = Package(name="datacenter-gpu-manager", version="1:3.3.9")
+    found = steps(planned(gb200(packages={old.name: old}), {"dcgm": "auto"}, monkeypatch))
+    assert found["fabric.packages"]["remove"] == [old.name]
+    assert [package["name"] for package in found["fabric.packages"]["install"]] == [CUDA13]
+    assert found["fabric.activate"] == {"services": ["nvidia-dcgm.service"]}
