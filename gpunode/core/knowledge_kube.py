@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,14 @@ class Chart:
     subcharts: Mapping[str, str]  # key of the values → name of the chart below it
 
 
+@dataclass(frozen=True, order=True, kw_only=True)
+class Right:
+    """A verb on a resource of the core group."""
+
+    verb: str
+    resource: str
+
+
 @dataclass(frozen=True, kw_only=True)
 class KubeKnowledge:
     """What is known of servers, images and charts."""
@@ -55,6 +63,7 @@ class KubeKnowledge:
     apis: Mapping[str, tuple[ApiVersion, ...]]
     images: Mapping[str, str]
     charts: Mapping[str, Chart]
+    needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
 
     def api(self, kind: str, server: Server) -> str:
         """The best apiVersion of the kind that the server serves, "" when it serves none."""
@@ -72,6 +81,7 @@ def parse_kube_knowledge(table: Table) -> KubeKnowledge:
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},
         charts={row["name"]: _chart(row) for row in table["charts"]},
+        needs={name: _rights(row["rights"]) for row in table["needs"] for name in row["names"]},
     )
 
 
@@ -83,6 +93,15 @@ def _server(text: str) -> Server:
 def _api(row: Table) -> ApiVersion:
     return ApiVersion(
         api=row["api"], since=_server(row["since"]), until=_server(row["until"]) if row["until"] else None
+    )
+
+
+def _rights(rows: Sequence[Table]) -> tuple[Right, ...]:
+    return tuple(
+        Right(verb=verb, resource=resource)
+        for row in rows
+        for resource in row["resources"].split()
+        for verb in row["verbs"].split()
     )
 
 
