@@ -40,6 +40,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_page(),
         "cli.md": cli_page(),
         "choices.md": choices_page(),
+        "faults.md": faults_page(),
     }
 
 
@@ -105,6 +106,30 @@ def exit_page() -> str:
         f"# Exit codes\n\n{NOTE}\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
         "Several hosts with different ends: the first that occurs of 1, 4, 5, 3. What to do about each stands in "
         "[troubleshooting.md](troubleshooting.md).\n"
+    )
+
+
+# ---------------------------------------------------------------- what doctor knows
+
+
+def faults_page() -> str:
+    """Every fault and every Xid code that `gpunode doctor` knows."""
+    from gpunode.edge.doctor import load_faults
+
+    known = load_faults()
+    faults = "\n".join(
+        f"| `{f.id}` | {f.layer} | {_cell(f.cause)} | {_cell(f.fix)} | {f.confidence} |" for f in known.faults.values()
+    )
+    codes = "\n".join(
+        f"| {x.code} | {_cell(x.description)} | {x.immediate} | {x.investigatory} | {'yes' if x.ignored else ''} |"
+        for x in known.xids.values()
+    )
+    return (
+        f"# Faults\n\n{NOTE}\nWhat [`gpunode doctor`](doctor.md) knows; `--format json` has the source of each.\n\n"
+        f"| id | layer | cause | fix | confidence |\n|---|---|---|---|---|\n{faults}\n\n"
+        f"# Xid codes\n\nNVIDIA's catalogue ({known.xid_source}), with the actions it names.\n\n"
+        "| code | what | immediate action | then | device plugin keeps the GPU |\n|---|---|---|---|---|\n"
+        f"{codes}\n"
     )
 
 

@@ -17,6 +17,7 @@ COMMANDS = {
     "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
     "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
     "check-boot": ("gpunode.cli.check_boot:check_boot", "Say whether the GPU will work after the next boot."),
+    "doctor": ("gpunode.cli.doctor:doctor", "Find what is wrong with a node, or in logs: cause, evidence, fix."),
     "runtime": (
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",

@@ -1,0 +1,77 @@
+"""gpunode doctor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpunode.cli.common import (
+    error_data,
+    format_option,
+    print_json,
+    show_error,
+    target_options,
+    with_probes,
+    worst_exit,
+)
+from gpunode.core.errors import Exit
+
+if TYPE_CHECKING:
+    from gpunode.edge.detect import Where
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode doctor --local\n"
+    "  gpunode doctor -i inventory/hosts.yml\n"
+    "  gpunode doctor --log /var/log/kern.log --log install.log.gz\n"
+    "  journalctl -u kubelet | gpunode doctor --log - --format json\n\n"
+    "Exit codes: 0 nothing known is wrong, 1 something was found, 2 a log cannot be read, 4 a host is unreachable."
+)
+@target_options
+@click.option(
+    "--log",
+    "logs",
+    multiple=True,
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="A log, or text pasted from anywhere; - is standard input. Repeatable; no host is asked.",
+)
+@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@format_option("text", "json")
+def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
+    """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""
+    from gpunode.core.doctor import diagnosis_data, diagnosis_text
+    from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
+    from gpunode.edge.progress import probing
+
+    where = with_probes(where, probes)
+    if logs and (where.hosts or where.inventory or where.local or where.probes):
+        raise click.UsageError("logs and hosts given together: leave out one of them")
+    if logs:
+        results: list[Examined] = [examine_logs(logs)]
+    else:
+        with probing(output_format) as on_done:
+            results = examine_hosts(where, on_done)
+    faults = load_faults()
+    if output_format == "json":
+        data = [
+            {
+                "host": one.host,
+                "error": one.error and error_data(one.error),
+                "notes": list(one.notes),
+                **(diagnosis_data(one.diagnosis, faults) if one.diagnosis else {"findings": [], "xids": []}),
+            }
+            for one in results
+        ]
+        print_json({k: v for k, v in data[0].items() if k in ("findings", "xids")} if logs else {"hosts": data})
+    for one in results if output_format == "text" else ():
+        if one.error:
+            show_error(one.error, host=one.host)
+        elif one.diagnosis:
+            notes = "".join(f"  note: {note}\n" for note in one.notes)
+            click.echo(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}")
+    failed = any(one.diagnosis and not one.diagnosis.sound for one in results)
+    return worst_exit([one.error.exit for one in results if one.error] + [Exit.FAILED] * failed)

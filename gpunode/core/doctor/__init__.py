@@ -1,0 +1,175 @@
+"""doctor: logs and the state of a node → findings, what is at the root of them first.
+
+A finding is a root when nothing that was found too is known to bring it about (`causes` in knowledge/faults.toml, also
+over several steps).  What matches nothing is not guessed at.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.doctor.logs import Evidence, Scan, XidSeen, scan
+from gpunode.core.doctor.state import Sections, split_sections, state_faults
+from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults, parse_faults
+
+__all__ = [
+    "Diagnosis", "Faults", "Finding", "Scan", "Sections", "diagnose", "diagnosis_data", "diagnosis_text",
+    "parse_faults", "scan", "split_sections", "state_faults",
+]  # fmt: skip
+
+_LESS: Mapping[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
+_ORDER = ("high", "medium", "low")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """A fault that is there, with the lines that show it."""
+
+    fault: Fault
+    root: bool
+    evidence: tuple[Evidence, ...]
+    confidence: Confidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What is wrong with one host, or in the logs that were read."""
+
+    findings: tuple[Finding, ...]  # the most likely root first
+    xids: tuple[XidSeen, ...]
+
+    @property
+    def sound(self) -> bool:
+        return not self.findings and not self.xids
+
+
+def diagnose(faults: Faults, scans: Sequence[Scan], state: Mapping[str, Sequence[Evidence]] = {}) -> Diagnosis:
+    """Logs that were read, and faults in the state → findings in order."""
+    evidence: dict[str, list[Evidence]] = {name: list(seen) for name, seen in state.items()}
+    unsure: set[str] = set()
+    for one in scans:
+        for name, lines in one.found().items():
+            evidence.setdefault(name, []).extend(lines)
+        unsure |= one.folded()
+    below = _consequences(faults, evidence)
+    findings = []
+    for name, seen in evidence.items():
+        fault = faults.faults[name]
+        sure = _LESS[fault.confidence] if name in unsure and len(seen) == 1 else fault.confidence
+        findings.append(Finding(fault=fault, root=name not in below, evidence=tuple(seen), confidence=sure))
+    return Diagnosis(findings=tuple(sorted(findings, key=_rank)), xids=_merged(scans))
+
+
+def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
+    """Those of `found` that another one of them brings about."""
+    present = set(found)
+    below: set[str] = set()
+    for name in present:
+        reached: set[str] = set()
+        todo = [name]
+        while todo:
+            new = set(faults.faults[todo.pop()].causes) - reached
+            reached |= new
+            todo += new
+        below |= (reached & present) - {name}
+    return below
+
+
+def _rank(finding: Finding) -> tuple[Any, ...]:
+    fault = finding.fault
+    first = min(finding.evidence, key=lambda e: e.line)
+    order = LAYERS.index(fault.layer)
+    return (not finding.root, fault.severity != "error", _ORDER.index(finding.confidence), order, first.line)
+
+
+def _merged(scans: Sequence[Scan]) -> tuple[XidSeen, ...]:
+    """The codes of all logs, one row each; those that are only spoken of, where no driver's line has one."""
+    seen = [xid for one in scans for xid in one.xids()]
+    real = [xid for xid in seen if not xid.told] or seen
+    rows: dict[tuple[int, bool], XidSeen] = {}
+    for xid in real:
+        rows.setdefault((xid.code, xid.nvswitch), xid)
+    return tuple(sorted(rows.values(), key=lambda x: (x.nvswitch, x.evidence.source, x.evidence.line)))
+
+
+# ---------------------------------------------------------------- what is shown
+
+
+def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
+    """The shape of `gpunode doctor --format json` (docs/doctor.md)."""
+    return {
+        "findings": [
+            {
+                "id": finding.fault.id,
+                "root": finding.root,
+                "layer": finding.fault.layer,
+                "severity": finding.fault.severity,
+                "evidence": [_evidence_text(e) for e in finding.evidence],
+                "cause": finding.fault.cause,
+                "fix": finding.fault.fix,
+                "command": finding.fault.command or None,
+                "confidence": finding.confidence,
+                "source": finding.fault.source,
+            }
+            for finding in diagnosis.findings
+        ],
+        "xids": [_xid_data(xid, faults) for xid in diagnosis.xids],
+    }
+
+
+def _xid_data(seen: XidSeen, faults: Faults) -> dict[str, Any]:
+    known = None if seen.nvswitch else faults.xids.get(seen.code)
+    return {
+        "code": seen.code,
+        "kind": "SXid" if seen.nvswitch else "Xid",
+        "count": seen.count,
+        "gpus": list(seen.gpus),
+        "mnemonic": known.mnemonic if known else None,
+        "description": known.description if known else None,
+        "immediate": (known.immediate if known else None) or None,
+        "investigatory": (known.investigatory if known else None) or None,
+        "plain": (known.plain if known else None) or None,
+        "allocatable": known.ignored if known else None,
+        "confidence": "low" if seen.told else "high",
+        "evidence": [_evidence_text(seen.evidence)],
+        "source": faults.xid_source,
+    }
+
+
+def _evidence_text(evidence: Evidence) -> str:
+    place = f"{evidence.source}:{evidence.line}" if evidence.line else evidence.source
+    return f"{place}: {evidence.text}"
+
+
+def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
+    """For people: root causes, then what follows from them, then Xid codes."""
+    if diagnosis.sound:
+        return "  nothing known matches"
+    lines = []
+    for finding in diagnosis.findings:
+        fault = finding.fault
+        head = "root cause" if finding.root else "follows"
+        lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence})"]
+        lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:3]]
+        lines += [f"    cause    {fault.cause}", f"    fix      {fault.fix}"]
+        lines += [f"    command  {fault.command}"] if fault.command else []
+        lines += [f"    source   {fault.source}"]
+    for seen in diagnosis.xids:
+        lines += _xid_lines(seen, faults)
+    return "\n".join(lines)
+
+
+def _xid_lines(seen: XidSeen, faults: Faults) -> list[str]:
+    known = None if seen.nvswitch else faults.xids.get(seen.code)
+    kind = "SXid" if seen.nvswitch else "Xid"
+    often = f", {seen.count} times" if seen.count > 1 else ""
+    on = f" on {', '.join(seen.gpus)}" if seen.gpus else ""
+    what = f"{known.description} ({known.mnemonic})" if known else "not in NVIDIA's catalogue of GPU errors"
+    lines = [f"  {kind} {seen.code}{on}{often}: {what}", f"    seen     {_evidence_text(seen.evidence)}"]
+    if known and (known.immediate or known.investigatory):
+        then = f", then {known.investigatory}" if known.investigatory else ""
+        lines += [f"    NVIDIA   {known.immediate or 'no immediate action'}{then}"]
+    lines += [f"    meaning  {known.plain}"] if known and known.plain else []
+    return lines

@@ -1,0 +1,130 @@
+"""Faults that no line of a log says: they lie in the state of a node, as the probe and node/logs.sh have it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+
+from gpunode.core.doctor.logs import Evidence
+from gpunode.core.edits.cdi import KIND, stale
+from gpunode.core.kubelet import mismatch
+from gpunode.core.model import NodeFacts
+from gpunode.core.scheduler_rules import SchedulerRules
+
+Sections = Mapping[str, str]  # what node/logs.sh printed, by name
+Says = Iterator[tuple[str, str]]  # id of the fault, what shows it
+_CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
+
+
+def state_faults(facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None) -> dict[str, list[Evidence]]:
+    """Evidence by fault id."""
+    found: dict[str, list[Evidence]] = {}
+    says = [*(said for rule in _RULES for said in rule(facts)), *_kubelet_devices(sections)]
+    says += [*_scheduler_era(sections, scheduler)] if scheduler else []
+    for name, text in says:
+        found.setdefault(name, []).append(Evidence(source="state", line=0, text=text))
+    return found
+
+
+def _driver(facts: NodeFacts) -> Says:
+    driver = facts.driver
+    if driver.loaded and driver.userspace and driver.loaded != driver.userspace:
+        yield "nvml-version-mismatch", f"loaded module {driver.loaded}, libraries {driver.userspace}"
+    running = next((k for k in facts.kernels if k.running), None)
+    if facts.gpus and driver.userspace and running and not running.module and not driver.loaded:
+        yield "modprobe-not-found", f"the running kernel {running.release} has no nvidia module"
+    if facts.gpus and driver.loaded:
+        for kernel in facts.kernels:
+            if kernel.image and not kernel.running and not kernel.module:
+                yield "module-next-kernel", f"kernel {kernel.release} is installed and has no nvidia module"
+    if driver.loaded and facts.nvml and len(facts.nvml) < len(facts.gpus):
+        yield "gpu-lost", f"{len(facts.gpus)} GPUs on PCI, {len(facts.nvml)} in the driver"
+    for xid in facts.xids:
+        if xid.code in _CRITICAL_XIDS:
+            yield "gpu-lost", xid.line or f"Xid {xid.code} on {xid.slot}"
+
+
+def _fabric(facts: NodeFacts) -> Says:
+    manager = facts.services.get("nvidia-fabricmanager")
+    if (
+        facts.driver.loaded
+        and (facts.nvswitches or facts.nvlink5_fabric)
+        and (not manager or manager.active != "active")
+    ):
+        state = manager.active if manager and manager.active else "not installed"
+        yield "fabric-manager-missing", f"NVSwitches are here, nvidia-fabricmanager is {state}"
+
+
+def _mig(facts: NodeFacts) -> Says:
+    for gpu in facts.nvml:
+        if gpu.mig_pending and gpu.mig_current != gpu.mig_pending:
+            yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, {gpu.mig_pending} after a reset"
+        if "Yes" in (gpu.retired_pending, gpu.remap_pending):
+            yield "reset-required", f"GPU {gpu.index}: rows or pages wait for a reset"
+
+
+def _engines(facts: NodeFacts) -> Says:
+    for runtime in facts.runtimes:
+        if runtime.name == "docker":
+            yield from _daemon_json(facts, runtime.config)
+    if facts.cdi.gpus and any(spec.kind == KIND for spec in facts.cdi.specs):
+        yield from (("cdi-stale", reason) for reason in stale(facts))
+    if "nvidia-docker2" in facts.packages and "nvidia-container-toolkit" in facts.packages:
+        old, new = facts.packages["nvidia-docker2"].version, facts.packages["nvidia-container-toolkit"].version
+        yield "apt-docker2-conflict", f"nvidia-docker2 {old} beside nvidia-container-toolkit {new}"
+    told = mismatch(facts)
+    if told:
+        yield "cgroup-driver-mismatch", told
+
+
+def _daemon_json(facts: NodeFacts, path: str) -> Says:
+    file = facts.files.get(path)
+    if not file or not file.data:
+        return
+    try:
+        config = json.loads(file.data)
+    except ValueError as error:
+        yield "docker-daemon-json", f"{path}: {error}"
+        return
+    default, known = config.get("default-runtime"), config.get("runtimes") or {}
+    if default and default not in known and default not in ("runc", "io.containerd.runc.v2"):
+        yield "docker-default-runtime-missing", f"{path}: default-runtime is {default}, runtimes has no {default}"
+
+
+def _kubelet_devices(sections: Sections) -> Says:
+    """What the kubelet's checkpoint of device plugins has: resources with the ids of their healthy devices."""
+    text = sections.get("kubelet-devices", "").strip()
+    if not text:
+        return
+    try:
+        registered = json.loads(text)["Data"]["RegisteredDevices"] or {}
+    except (ValueError, KeyError, TypeError):
+        return
+    ours = {name: devices for name, devices in registered.items() if re.match(r"(nvidia\.com|aliyun\.com)/", name)}
+    if not ours:
+        yield "plugin-not-registered", "kubelet_internal_checkpoint has no device of NVIDIA"
+    for name, devices in ours.items():
+        if not devices:
+            yield "plugin-no-devices", f"{name} is registered with 0 devices"
+
+
+def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Says:
+    image = re.search(r"image:.*kube-scheduler\S*:v1\.(\d+)", sections.get("kube-scheduler-manifest", ""))
+    api = re.search(
+        r"^apiVersion:\s*['\"]?kubescheduler\.config\.k8s\.io/(\w+)", sections.get("kube-scheduler-config", ""), re.M
+    )
+    if image and api and api[1] not in rules.takes(int(image[1])):
+        yield "sched-kind", f"kube-scheduler 1.{image[1]} with a configuration of {api[1]}"
+    for flag in rules.gone_flags(int(image[1])) if image else ():
+        if re.search(rf"--{re.escape(flag)}\b", sections["kube-scheduler-manifest"]):
+            yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
+
+
+_RULES: tuple[Callable[[NodeFacts], Says], ...] = (_driver, _fabric, _mig, _engines)
+
+
+def split_sections(text: str) -> dict[str, str]:
+    """What node/logs.sh prints → text by name."""
+    parts = re.split(r"^=== gpunode log (\S+)\n", text, flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))

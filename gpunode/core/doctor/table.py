@@ -1,0 +1,119 @@
+"""Faults and Xid codes as values, from knowledge/faults.toml and knowledge/xids.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError
+
+LAYERS = ("package", "driver", "cuda", "mig", "container", "kubernetes")  # what is lower brings down what is above
+XID = "xid"  # what lines with a code of the driver have
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sign:
+    """How a fault shows in a line: `text` (lower case, no quotation marks) is in it, and `pattern` matches it."""
+
+    text: str
+    pattern: re.Pattern[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """One thing that goes wrong on GPU nodes."""
+
+    id: str
+    layer: str
+    severity: Literal["error", "warning"]
+    signs: tuple[Sign, ...] = ()  # none: seen in the state of a node only
+    within: tuple[str, ...] = ()  # lower-case texts, one of which is somewhere in the same log
+    unless: re.Pattern[str] | None = None
+    cause: str
+    fix: str
+    command: str = ""  # what of gpunode mends it or says more
+    causes: tuple[str, ...] = ()  # ids of its consequences
+    confidence: Confidence = "high"
+    source: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Xid:
+    """A code of NVIDIA's driver, and what NVIDIA says to do about it."""
+
+    code: int
+    mnemonic: str
+    description: str
+    immediate: str = ""
+    investigatory: str = ""
+    plain: str = ""
+    ignored: bool = False  # by the device plugin: the GPU stays allocatable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Faults:
+    """All of them, in the order of the file; `finder` says where in a lower-case text which signs may be."""
+
+    faults: Mapping[str, Fault]
+    xids: Mapping[int, Xid]
+    xid_source: str
+    finder: Any  # ahocorasick.Automaton; iter(text) → (place of the last letter, [(fault, sign)])
+
+
+def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any]) -> Faults:
+    """The parsed files → value.  Raises InputError for a row that cannot be used."""
+    rows = {row["id"]: _fault(row) for row in faults["fault"]}
+    for fault in rows.values():
+        unknown = set(fault.causes) - rows.keys()
+        if unknown:
+            raise InputError(f"faults.toml: {fault.id} causes {', '.join(sorted(unknown))}", expected="known ids")
+    return Faults(
+        faults=rows,
+        xids={row["code"]: Xid(**row) for row in xids["xid"]},
+        xid_source=str(xids["source"]),
+        finder=_finder(rows.values()),
+    )
+
+
+def _finder(faults: Iterable[Fault]) -> Any:
+    import ahocorasick
+
+    by_text: dict[str, list[tuple[Fault, Sign]]] = {XID: []}
+    for fault in faults:
+        for sign in fault.signs:
+            by_text.setdefault(sign.text, []).append((fault, sign))
+    finder = ahocorasick.Automaton()
+    for text, signs in by_text.items():
+        finder.add_word(text, signs)
+    finder.make_automaton()
+    return finder
+
+
+def _fault(row: Mapping[str, Any]) -> Fault:
+    try:
+        return Fault(
+            id=row["id"],
+            layer=row["layer"],
+            severity=row["severity"],
+            signs=tuple(_sign(sign) for sign in row.get("match", ())),
+            within=tuple(row.get("within", ())),
+            unless=re.compile(row["unless"], re.IGNORECASE) if "unless" in row else None,
+            cause=row["cause"],
+            fix=row["fix"],
+            command=row.get("command", ""),
+            causes=tuple(row.get("causes", ())),
+            confidence=row.get("confidence", "high"),
+            source=row["source"],
+        )
+    except (KeyError, re.error) as error:
+        raise InputError(f"faults.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
+
+
+def _sign(sign: str | list[str]) -> Sign:
+    text, pattern = (sign, "") if isinstance(sign, str) else (sign[0], sign[1])
+    if text != text.lower() or "'" in text or '"' in text:
+        raise InputError(f"faults.toml: {text!r}", expected="lower case without quotation marks")
+    return Sign(text=text, pattern=re.compile(pattern, re.IGNORECASE) if pattern else None)

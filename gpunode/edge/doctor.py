@@ -1,0 +1,121 @@
+"""doctor: logs from files, from standard input and from hosts."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.resources import files
+from pathlib import Path
+from typing import IO
+
+from gpunode.core.doctor import Diagnosis, Faults, diagnose, parse_faults, scan, split_sections, state_faults
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import NodeFacts
+from gpunode.core.remote import program
+from gpunode.core.scheduler_rules import SchedulerRules
+from gpunode.edge.connect import run_many
+from gpunode.edge.detect import Detected, Where, detect
+from gpunode.node import script
+
+CHUNK = 1 << 20  # bytes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Examined:
+    """One host, or the logs together: what is wrong, or why nobody can say."""
+
+    host: str
+    diagnosis: Diagnosis | None = None
+    error: GpunodeError | None = None
+    notes: tuple[str, ...] = ()
+
+
+@cache
+def load_faults() -> Faults:
+    """knowledge/faults.toml and knowledge/xids.toml; read once a process."""
+    import tomllib
+
+    folder = files("gpunode") / "knowledge"
+    tables = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in ("faults.toml", "xids.toml")]
+    return parse_faults(*tables)
+
+
+def examine_logs(paths: tuple[Path, ...]) -> Examined:
+    """Logs (`-` is standard input; *.gz and *.xz are unpacked) → one diagnosis.  Raises InputError."""
+    faults = load_faults()
+    scans = [scan(faults, "-" if path == Path("-") else path.name, _chunks(path)) for path in paths]
+    return Examined(host="logs", diagnosis=diagnose(faults, scans))
+
+
+def examine_hosts(where: Where, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
+    """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError."""
+    found = detect(where, on_done=on_done)
+    targets = [one.target for one in found if one.target and one.facts]
+    direct = [target for target in targets if target.connection in ("ssh", "local")]
+    ran = run_many(
+        direct,
+        program(script("logs.sh")),
+        forks=where.forks,
+        connect_timeout=where.connect_timeout,
+        timeout=where.timeout,
+        accept_new=where.accept_new_host_keys,
+    )
+    logs = {one.target.name: one for one in ran}
+    results = []
+    for one in found:
+        if one.facts is None:
+            results.append(Examined(host=one.host, error=one.error))
+            continue
+        answer = logs.get(one.host)
+        text = answer.stdout if answer and not answer.error else ""
+        why = f": {answer.error.what}" if answer and answer.error else ""
+        notes = () if text or not one.target else (f"its logs could not be read{why}",)
+        results.append(_examined(one.host, one.facts, split_sections(text), notes))
+    return results
+
+
+def _examined(host: str, facts: NodeFacts, sections: Mapping[str, str], notes: tuple[str, ...]) -> Examined:
+    faults = load_faults()
+    scans = [scan(faults, name, [text]) for name, text in sections.items() if name not in _NO_LOGS]
+    state = state_faults(facts, sections, _scheduler_rules())
+    return Examined(host=host, diagnosis=diagnose(faults, scans, state), notes=notes)
+
+
+_NO_LOGS = ("kubelet-devices", "kube-scheduler-config")
+
+
+def _scheduler_rules() -> SchedulerRules:
+    from gpunode.edge.load import load_scheduler_rules
+
+    return load_scheduler_rules()
+
+
+def _chunks(path: Path) -> Iterator[str]:
+    """The text of a log in chunks of whole lines."""
+    try:
+        with _opened(path) as stream:
+            rest = b""
+            while block := stream.read(CHUNK):
+                whole, newline, tail = block.rpartition(b"\n")
+                if newline:
+                    yield (rest + whole + newline).decode("utf-8", errors="replace")
+                    rest = tail
+                else:
+                    rest += tail
+            if rest:
+                yield rest.decode("utf-8", errors="replace")
+    except (OSError, EOFError, lzma.LZMAError) as error:
+        said = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"log {path}: {said}", fix="name a readable file, or - for standard input") from error
+
+
+def _opened(path: Path) -> IO[bytes]:
+    if path == Path("-"):
+        return sys.stdin.buffer
+    if path.suffix == ".gz":
+        return gzip.open(path)  # type: ignore[return-value]
+    return lzma.open(path) if path.suffix == ".xz" else path.open("rb")

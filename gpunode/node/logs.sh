@@ -1,0 +1,57 @@
+#!/bin/sh
+# The ends of the logs that say why a GPU does not work, for gpunode doctor.  Changes nothing.
+#
+# Each log stands behind a line `=== gpunode log NAME`.  What is not there is left out.
+
+LINES=3000  # of each log, the last ones
+WIDTH=1200  # bytes of a line
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+export PATH
+
+have() { command -v "$1" >/dev/null 2>&1; }
+
+# log NAME: standard input, if it has anything
+log() {
+  tail -n "$LINES" | cut -c "1-$WIDTH" >"$GPUNODE_IN/log"
+  [ ! -s "$GPUNODE_IN/log" ] || { printf '=== gpunode log %s\n' "$1" && cat "$GPUNODE_IN/log"; }
+}
+
+# limited COMMAND…: ended after a while, where timeout is there
+limited() {
+  if have timeout; then timeout 20 "$@" 2>&1; else "$@" 2>&1; fi
+}
+
+newest() { for file in "$@"; do [ ! -r "$file" ] || printf '%s\n' "$file"; done | tail -n 4; }
+
+files() {
+  name=$1
+  shift
+  newest "$@" | while read -r file; do cat "$file"; done | log "$name"
+}
+
+if [ -r /dev/kmsg ] && dmesg >/dev/null 2>&1; then
+  dmesg | log kernel
+elif have journalctl; then
+  limited journalctl -k -b --no-pager -o short-iso -n "$LINES" | log kernel
+fi
+if have journalctl; then
+  for unit in kubelet k3s k3s-agent rke2-server rke2-agent containerd docker crio nvidia-persistenced \
+    nvidia-fabricmanager nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot; do
+    limited journalctl -b -u "$unit.service" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
+  done
+fi
+! have nvidia-smi || limited nvidia-smi | log nvidia-smi
+! have nvidia-smi || limited nvidia-smi -q -d FABRIC,ROW_REMAPPER,PAGE_RETIREMENT | log nvidia-smi-q
+files nvidia-installer /var/log/nvidia-installer.log
+files dkms /var/lib/dkms/nvidia*/*/build/make.log
+files fabricmanager /var/log/fabricmanager.log
+files apt /var/log/apt/term.log
+files dnf /var/log/dnf.log
+files device-plugin /var/log/containers/*nvidia-device-plugin*.log /var/log/containers/*gpushare*.log
+files kube-scheduler /var/log/containers/kube-scheduler*.log
+files kubelet-devices /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
+manifest=/etc/kubernetes/manifests/kube-scheduler.yaml
+files kube-scheduler-manifest "$manifest"
+config=$(sed -n 's/^.*--config=\([^ "]*\).*$/\1/p' "$manifest" 2>/dev/null | head -n 1)
+[ -z "$config" ] || files kube-scheduler-config "$config"
+exit 0
