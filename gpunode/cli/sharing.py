@@ -36,8 +36,7 @@ def profiles(gpu: str, output_format: str) -> int:
 
     from gpunode.core.sharing.mig import find_product
     from gpunode.core.sharing.report import products_table
-    from gpunode.edge.load import load_knowledge
-    from gpunode.edge.sharing import load_mig
+    from gpunode.edge.load import load_knowledge, load_mig
 
     found = (find_product(gpu, load_mig(), load_knowledge()),) if gpu else load_mig()
     if output_format == "json":

@@ -22,10 +22,10 @@ from gpunode.core.state.image import image_problems, prepares
 from gpunode.core.state.smoke import smoke_now
 from gpunode.core.sysctl import boot_warnings
 
-ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "runtime", "verify")
+ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "sharing", "runtime", "verify")
 OPTIONS = (
     *("recover", "expect", "sources", "packages", "files", "first_boot"),
-    *("config", "activate", "edits", "cdi", "smoke"),
+    *("config", "activate", "mig", "mps", "edits", "cdi", "smoke"),
 )
 TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "recover"): "Finish or undo what an interrupted run left",
@@ -46,6 +46,8 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
     ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
     ("toolkit", "config"): "Set the options of the NVIDIA Container Toolkit",
+    ("sharing", "mig"): "Cut the GPUs into MIG instances, now and at every boot, or make them whole again",
+    ("sharing", "mps"): "Have programs share the GPUs by MPS, or no longer",
     ("runtime", "packages"): "Install the container engines",
     ("runtime", "files"): "Have kernel modules loaded, settings made and GPU devices linked at boot",
     ("runtime", "activate"): "Load kernel modules, make settings, link GPU devices and start the container engines",
@@ -148,7 +150,9 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
         again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
     if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
         again |= {k: w for k, w in want.items.items() if k.option == "edits" and k.name not in DAEMONLESS}
-    if {("driver", "packages"), ("toolkit", "packages")} & changed:
+    if ("driver", "packages") in changed:  # no instance outlives the driver that made it
+        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("sharing", "mig")}
+    if {("driver", "packages"), ("toolkit", "packages"), ("sharing", "mig")} & changed:
         again |= {k: w for k, w in want.items.items() if k.option == "cdi"}
     return again
 

@@ -39,6 +39,9 @@ def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> 
         return _activate_data(case, role, mine)
     if option in ("cdi", "config", "first_boot"):
         return next(iter(mine.values())).data
+    if role == "sharing":
+        wants = (w for k, w in case.want.items.items() if (k.role, k.option) == (role, option))
+        return next(w.data for w in wants if isinstance(w.data, Mapping))
     return [_edit_data(case, w.data) for w in mine.values()]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -29,7 +30,7 @@ def words(item: Want, have: str) -> str:
     if isinstance(item.data, SourceFile):
         return _file_words(item, have)
     if isinstance(item.data, RuntimeWish | Mapping) or item.value == FRESH:
-        return have
+        return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have
     if item.value == ABSENT:
         return f"{have}, to be removed"
     return f"{have or 'nothing'}; wanted {item.value}"
@@ -51,9 +52,10 @@ def step_diff(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
     """The unified diff of the files that the step changes; "" for steps that change none."""
     if option in ("edits", "config"):
         changes = [(p, b) for k in mine for p, b in case.want.edits[k.name].changes.items()]
-    elif option in ("sources", "files"):
+    elif option in ("sources", "files", "mig", "mps"):
         # a key's armored text says nothing to a reader: its fingerprint stands among the reasons
-        changes = [(w.data.path, content(w.data, case.key_of)) for w in mine.values() if not w.data.repository]
+        found = [w.data for w in mine.values() if isinstance(w.data, SourceFile) and not w.data.repository]
+        changes = [(file.path, content(file, case.key_of)) for file in found]
     else:
         return ""
     files = case.facts.files
@@ -62,6 +64,8 @@ def step_diff(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
 
 def disruption(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
     """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
+    if option in ("mig", "mps"):
+        return _sharing_disruption(case, mine)
     if option != "edits":
         return ""
     facts, said = _with_new_toolkit(case), []
@@ -72,6 +76,15 @@ def disruption(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
             edit = replace(edit, changes=again)
         said.append(activation(facts, wish, edit).disrupts)
     return "; ".join(filter(None, said))
+
+
+def _sharing_disruption(case: Case, mine: Mapping[Key, Want]) -> str:
+    """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
+    gpus = [k.name for k, w in mine.items() if k.name.startswith("GPU ") and differs(w, case.have[k])]
+    if gpus:
+        reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
+        return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
+    return "no program may use a GPU while MPS starts or ends" if any(k.option == "mps" for k in mine) else ""
 
 
 def _with_new_toolkit(case: Case) -> NodeFacts:

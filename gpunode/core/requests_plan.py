@@ -14,6 +14,7 @@ ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "fabric": {**_SOFTWARE, "activate": {}},
     "cuda": {**_SOFTWARE, "activate": {}},
     "toolkit": {**_SOFTWARE, "config": {}},
+    "sharing": {"mig": {}, "mps": {}},
     "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},
     "verify": {"smoke": {}},
 }

@@ -19,6 +19,7 @@ from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.scheduler_rules import SchedulerRules, parse_rules
+from gpunode.core.sharing.mig import Product, parse_mig
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
 
 if TYPE_CHECKING:
@@ -45,6 +46,12 @@ def load_kube_knowledge() -> KubeKnowledge:
 def load_scheduler_rules() -> SchedulerRules:
     """knowledge/scheduler.toml and kube_schemas.toml; read once a process."""
     return parse_rules(_table("scheduler"), _table("kube_schemas"))
+
+
+@cache
+def load_mig() -> tuple[Product, ...]:
+    """The products of knowledge/mig.toml; read once a process."""
+    return parse_mig(_table("mig"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -18,6 +18,7 @@ from gpunode.core.model import NodeFacts, Plan, Repository, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.core.spec_kube import SharingSpec
 from gpunode.core.state import Key
 from gpunode.core.state.smoke import smoke_now
 from gpunode.node import script
@@ -27,7 +28,7 @@ def load_templates() -> dict[str, str]:
     """The jinja2 templates of the package, and the node scripts that stay on a node, by file name."""
     folder = files("gpunode") / "templates"
     templates = {f.name: f.read_text(encoding="utf-8") for f in folder.iterdir() if f.name.endswith(".j2")}
-    return templates | {name: script(name) for name in FIRST_BOOT_SCRIPTS}
+    return templates | {name: script(name) for name in (*FIRST_BOOT_SCRIPTS, "mig.sh")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +97,7 @@ class Planner:
         return replace(known, plan=say_gpu_containers(replace(known.plan, host=host), facts), facts=facts)
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
-        solution = self.solution(facts, spec)
+        solution = self._shared(facts, spec, self.solution(facts, spec))
         missing: dict[str, str] = {}
 
         def key_of(repository: Repository) -> bytes:
@@ -111,6 +112,17 @@ class Planner:
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
+
+    def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
+        """The solution with what the host does about sharing."""
+        if spec.sharing == SharingSpec():
+            return solution
+        from gpunode.core.sharing.host import choose_sharing
+        from gpunode.edge.load import load_mig
+
+        driver = solution.driver.version if solution.driver else facts.driver.loaded
+        found = choose_sharing(facts, spec.sharing, load_mig(), self.knowledge, driver=driver)
+        return replace(solution, sharing=found, problems=(*solution.problems, *found.problems))
 
     def pending(self, planned: Planned) -> dict[Key, str]:
         """What differs from the spec on the planned host."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import csv
-import tomllib
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,9 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.sharing.demand import Demand, parse_demands
 from gpunode.core.sharing.fleet import Supply
-from gpunode.core.sharing.mig import Product, find_product, parse_mig, product_of
+from gpunode.core.sharing.mig import Product, find_product, product_of
 from gpunode.edge.detect import Where, detect
-from gpunode.edge.load import knowledge_text, load_knowledge, load_spec_data
-
-
-@cache
-def load_mig() -> tuple[Product, ...]:
-    """The products of knowledge/mig.toml; read once a process."""
-    return parse_mig(tomllib.loads(knowledge_text("mig")))
+from gpunode.edge.load import load_knowledge, load_mig, load_spec_data
 
 
 def load_demands(path: Path) -> tuple[Demand, ...]:

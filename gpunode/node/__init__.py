@@ -12,6 +12,8 @@ _BEFORE = {
     "probe.sh": ("devices.sh",),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh",),
+    "mig.sh": ("common.sh", "place.sh"),
+    "mps.sh": ("common.sh", "place.sh"),
     "firstboot.sh": ("common.sh",),
 }
 

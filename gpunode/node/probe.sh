@@ -6,18 +6,19 @@
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
-gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot files"
+gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot sharing files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
-gpunode-firstboot.service unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
+gpunode-firstboot.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
+unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
 dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
 nv-fabricmanager nvidia-ctk nvidia-container-cli nvidia-container-runtime nvidia-uninstall nvcc dcgmi containerd ctr
 crictl nerdctl runc crun docker dockerd crio podman kubelet kubectl kubeadm k3s rke2 k0s microk8s helm curl wget gpg
-busybox restorecon ubuntu-drivers"
+busybox restorecon ubuntu-drivers nvidia-cuda-mps-control nvidia-mig-parted"
 FILE_MAX=1048576 # bytes of a file that are sent
 TEXT_MAX=262144  # bytes of a command's output that are sent
 
@@ -745,6 +746,27 @@ probe_first_boot() {
 	line "program $(sha256sum </usr/lib/gpunode/first-boot | cut -d ' ' -f 1)"
 	line "unit $(within 3 systemctl is-enabled gpunode-firstboot.service 2>/dev/null)"
 	[ ! -r /var/lib/gpunode/first-boot ] || quote </var/lib/gpunode/first-boot
+}
+
+# probe_sharing: MIG instances, MPS control daemons, and what gpunode keeps of both
+probe_sharing() {
+	set -- /proc/driver/nvidia/capabilities/gpu*/mig/gi*
+	if [ -e "$1" ] && have nvidia-smi; then
+		ask 6 nvidia-smi mig -lgi
+		ask 6 nvidia-smi mig -lci
+	fi
+	[ -r /usr/lib/gpunode/mig ] && line "program $(sha256sum </usr/lib/gpunode/mig | cut -d ' ' -f 1)"
+	[ -r /var/lib/gpunode/mig ] && quote </var/lib/gpunode/mig
+	have nvidia-cuda-mps-control || return 0
+	threads=
+	for file in /proc/[0-9]*/comm; do
+		first "$file" && [ "$REPLY" = nvidia-cuda-mps ] || continue # 15 characters are all that a name there has
+		case $(tr '\0' ' ' <"${file%comm}cmdline" 2>/dev/null) in *mps-control*) ;; *) continue ;; esac
+		file=${file#/proc/}
+		line "mps ${file%/comm}"
+		threads=yes
+	done
+	[ -z "$threads" ] || line "threads $(echo get_default_active_thread_percentage | within 3 nvidia-cuda-mps-control 2>/dev/null)"
 }
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon

@@ -9,7 +9,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.sharing.demand import Demand, choose, parse_demands
-from gpunode.edge.sharing import load_mig
+from gpunode.edge.load import load_mig
 
 PRODUCTS = {p.name: p for p in load_mig()}
 

@@ -13,7 +13,7 @@ from gpunode.core.sharing.demand import Demand
 from gpunode.core.sharing.fleet import Supply, pack
 from gpunode.core.sharing.mig import Product, Profile
 from gpunode.core.sharing.pack import fits, place, why_not
-from gpunode.edge.sharing import load_mig
+from gpunode.edge.load import load_mig
 
 PRODUCTS = {p.name: p for p in load_mig()}
 A100 = PRODUCTS["A100/A800 40GB"]

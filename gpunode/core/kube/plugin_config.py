@@ -12,10 +12,10 @@ from typing import Any
 
 from gpunode.core.kube.cluster import Pool
 from gpunode.core.model import Problem
+from gpunode.core.sharing.rules import mig_profiles, sharing_problems
 from gpunode.core.spec_kube import DevicePluginSpec, SharingSpec
 
 MPS_ROOT = "/run/nvidia/mps"
-MAX_CLIENTS = 48  # of one GPU under MPS, Volta and newer: https://docs.nvidia.com/deploy/mps/
 MAX_NAME = 63
 
 Check = Callable[[Any], str]  # what is wrong with a value, "" for nothing
@@ -51,12 +51,6 @@ def mig_strategy(sharing: SharingSpec) -> str:
     return sharing.mig.strategy if cut else "none"
 
 
-def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
-    """All profiles that the spec names, each once."""
-    layouts = (sharing.mig.profiles, *sharing.mig.gpus.values())
-    return tuple(dict.fromkeys(profile for layout in layouts for profile in layout))
-
-
 def shared_resources(sharing: SharingSpec) -> tuple[str, ...]:
     """What the shares are shares of; the plugin spells + of a profile as a dot (internal/rm/rm.go)."""
     if mig_strategy(sharing) != "mixed":
@@ -66,43 +60,7 @@ def shared_resources(sharing: SharingSpec) -> tuple[str, ...]:
 
 def check_sharing(pool: Pool) -> Iterator[Problem]:
     """What of a pool's `sharing` cannot work, whatever its GPUs are."""
-    sharing, where = pool.sharing, f"pool {pool.name}: sharing"
-    profiles = mig_profiles(sharing)
-    shared = sharing.strategy in ("time-slicing", "mps")
-    if shared and sharing.replicas < 2:
-        yield Problem(
-            what=f"{where}.replicas is {sharing.replicas} with {sharing.strategy}",
-            fix="set it to 2 or more; strategy: none is for whole GPUs",
-        )
-    if sharing.strategy == "mps" and sharing.replicas > MAX_CLIENTS:
-        yield Problem(
-            what=f"{where}.replicas is {sharing.replicas}; a GPU has at most {MAX_CLIENTS} MPS clients",
-            fix=f"set it to {MAX_CLIENTS} or less",
-        )
-    if not shared and sharing.replicas:
-        yield Problem(
-            what=f"{where}.replicas is {sharing.replicas}, and strategy {sharing.strategy} has no replicas",
-            fix="remove it, or choose strategy: time-slicing or mps",
-        )
-    if not shared and sharing.rename_by_default:
-        yield Problem(
-            what=f"{where}.rename_by_default is true, and strategy {sharing.strategy} renames nothing",
-            fix="remove it, or choose strategy: time-slicing or mps",
-        )
-    if profiles and sharing.strategy not in ("mig", "time-slicing"):
-        why = "MPS does not work on MIG instances" if sharing.strategy == "mps" else "it cuts no GPU"
-        yield Problem(
-            what=f"{where} has MIG profiles with strategy {sharing.strategy}: {why}",
-            fix="choose strategy: mig, or time-slicing to share the instances; else remove sharing.mig",
-        )
-    if sharing.mig.strategy == "single" and len(profiles) > 1 and sharing.strategy in ("mig", "time-slicing"):
-        yield Problem(
-            what=f"{where}.mig has {len(profiles)} profiles ({', '.join(profiles)}) with mig.strategy single",
-            fix="set sharing.mig.strategy: mixed; with single all instances of a node must be alike",
-        )
-    for profile in profiles:
-        if not re.fullmatch(r"(\dc\.)?\dg\.\d+gb([+-][a-z.]+)?", profile):
-            yield Problem(what=f"{where}.mig names the profile {profile!r}", fix="write it as 1g.10gb or 1g.10gb+me")
+    yield from sharing_problems(pool.sharing, f"pool {pool.name}: sharing")
 
 
 # ---------------------------------------------------------------- strict validation

@@ -17,6 +17,7 @@ from gpunode.core.state.actual import actual
 from gpunode.core.state.driver import NOUVEAU_CONF, wanted_driver
 from gpunode.core.state.image import without_loading
 from gpunode.core.state.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
+from gpunode.core.state.sharing import wanted_sharing
 from gpunode.core.state.smoke import smoke_request
 from gpunode.core.state.software import wanted_cuda, wanted_fabric, wanted_sources
 from gpunode.core.state.toolkit import wanted_config, wanted_toolkit
@@ -49,6 +50,8 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
         items |= dict(wanted_cuda(solution.cuda, templates))
     config = wanted_config(facts, spec)
     items |= config.items
+    if spec.image.load:  # what is to be cut must be there
+        items |= dict(wanted_sharing(facts, spec, solution, templates))
     engines = Wanted(items={}, edits={})
     if solution.toolkit:
         items |= dict(wanted_toolkit(solution.toolkit))

@@ -10,7 +10,9 @@ from gpunode.core.first_boot import UNIT
 from gpunode.core.gpu_containers import LINKS, links_found
 from gpunode.core.model import Edit, NodeFacts, PackageWant
 from gpunode.core.openpgp import fingerprints
+from gpunode.core.sources import SourceFile
 from gpunode.core.state.driver import MODULE_FOR
+from gpunode.core.state.sharing import actual_sharing
 from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, PRESENT, Key, Want, Wanted
 
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
@@ -46,6 +48,8 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         return "to be edited" if edits[key.name].changes or facts.unfinished else "configured"
     if key.option == "first_boot":
         return facts.first_boot.program or ABSENT
+    if key.role == "sharing" and not key.name.startswith(("enabled ", "service ")):
+        return _actual_file(facts, key.name, item) if isinstance(item.data, SourceFile) else actual_sharing(facts, key)
     if key.option == "cdi":
         return "; ".join(stale(made_by_ctk(facts))) or FRESH
     return _actual_activation(facts, key)

@@ -1,0 +1,47 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.action.activate import ActionModule as Activate
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import result_of
+
+
+class ActionModule(Activate):
+    """Run mig.sh or mps.sh; reboot the node where only that changes the MIG mode and it may, and run it again."""
+
+    ARGUMENTS: ClassVar[dict] = {
+        "mig": {"type": "dict", "default": {}},
+        "mps": {"type": "dict", "default": {}},
+        "reboot_timeout": {"type": "int", "default": 900},
+    }
+
+    def act(self, args):
+        from gpunode.core.requests_sharing import mps_request
+
+        if args["mps"]:
+            outcome, _text = self.node("mps.sh", mps_request(args["mps"], check=self.check))
+            return self._yet(outcome)
+        value = args["mig"]
+        if not value:
+            return {}
+        # a change of MIG by itself is none that `always` is about
+        policy = "never" if value.get("reboot", "never") == "never" else "if-needed"
+        return self.rebooting(self._mig, value | {"reboot": policy}, args["reboot_timeout"])
+
+    def _mig(self, value):
+        from gpunode.core.requests_activate import parse_activation
+        from gpunode.core.requests_sharing import mig_request
+        from gpunode.node import script
+
+        outcome, text = self.node("mig.sh", mig_request(value, script("mig.sh"), check=self.check))
+        return self._yet(outcome), parse_activation(text)
+
+    def _yet(self, outcome):
+        """In check mode the driver may only come with earlier steps."""
+        if not self.check or outcome.status != "refused" or "nvidia-" not in outcome.message:
+            return result_of(outcome)
+        text = f"{outcome.message} yet; the GPUs would be shared"
+        return {"changed": True, "msg": text, "changes": [text]}

@@ -1,0 +1,65 @@
+"""What of a spec's section `sharing` cannot work, whatever the GPUs are."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from gpunode.core.model import Problem
+from gpunode.core.spec_kube import SharingSpec
+
+MAX_CLIENTS = 48  # of one GPU under MPS, Volta and newer: https://docs.nvidia.com/deploy/mps/
+MAX_REPLICAS = 1000  # time-slices of one GPU: above it a number is a slip
+
+
+def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
+    """All profiles that the spec names, each once."""
+    layouts = (sharing.mig.profiles, *sharing.mig.gpus.values())
+    return tuple(dict.fromkeys(profile for layout in layouts for profile in layout))
+
+
+def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
+    """Ways of sharing that exclude each other, and numbers that make no sense.  `where` is said before each key."""
+    yield from _replica_problems(sharing, where)
+    profiles = mig_profiles(sharing)
+    if profiles and sharing.strategy not in ("mig", "time-slicing"):
+        why = "MPS does not work on MIG instances" if sharing.strategy == "mps" else "it cuts no GPU"
+        yield Problem(
+            what=f"{where} has MIG profiles with strategy {sharing.strategy}: {why}",
+            fix="choose strategy: mig, or time-slicing to share the instances; else remove sharing.mig",
+        )
+    if sharing.mig.strategy == "single" and len(profiles) > 1 and sharing.strategy in ("mig", "time-slicing"):
+        yield Problem(
+            what=f"{where}.mig has {len(profiles)} profiles ({', '.join(profiles)}) with mig.strategy single",
+            fix="set sharing.mig.strategy: mixed; with single all instances of a node must be alike",
+        )
+    for profile in profiles:
+        if not re.fullmatch(r"(\dc\.)?\dg\.\d+gb([+-][a-z.]+)?", profile):
+            yield Problem(what=f"{where}.mig names the profile {profile!r}", fix="write it as 1g.10gb or 1g.10gb+me")
+    for index in sharing.mig.gpus:
+        if not re.fullmatch(r"\d{1,3}", index):
+            fix = "write its number in nvidia-smi's order: '0', '1' …"
+            yield Problem(what=f"{where}.mig.gpus names the GPU {index!r}", fix=fix)
+
+
+def _replica_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
+    shared = sharing.strategy in ("time-slicing", "mps")
+    if shared and sharing.replicas < 2:
+        yield Problem(
+            what=f"{where}.replicas is {sharing.replicas} with {sharing.strategy}",
+            fix="set it to 2 or more; strategy: none is for whole GPUs",
+        )
+    most = MAX_CLIENTS if sharing.strategy == "mps" else MAX_REPLICAS
+    if shared and sharing.replicas > most:
+        why = f"a GPU has at most {most} MPS clients" if sharing.strategy == "mps" else "no program would get on"
+        yield Problem(what=f"{where}.replicas is {sharing.replicas}; {why}", fix=f"set it to {most} or less")
+    if not shared and sharing.replicas:
+        yield Problem(
+            what=f"{where}.replicas is {sharing.replicas}, and strategy {sharing.strategy} has no replicas",
+            fix="remove it, or choose strategy: time-slicing or mps",
+        )
+    if not shared and sharing.rename_by_default:
+        yield Problem(
+            what=f"{where}.rename_by_default is true, and strategy {sharing.strategy} renames nothing",
+            fix="remove it, or choose strategy: time-slicing or mps",
+        )

@@ -1,0 +1,73 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154 # log and changes, of the script behind
+# Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh and mps.sh.
+#
+# Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
+# read when they are first named; `systemctl enable` is told not to reload.
+
+changed() { changes=$((changes + 1)) && say changed "$1"; }
+last_words() { grep -v '^$' "$log" | tail -n 1 | cut -c 1-400; }
+
+# place NAME PATH [MODE]: the request file NAME stands at PATH
+place() {
+  [ -e "$GPUNODE_IN/$1" ] || return 0
+  cmp -s "$GPUNODE_IN/$1" "$2" && return
+  if [ -e "$2" ]; then changed "renews $2"; else changed "writes $2"; fi
+  ! checking || return 0
+  remember "$2"
+  new=$(dirname "$2")/.$(basename "$2").gpunode
+  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$GPUNODE_IN/$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
+    mv -f "$new" "$2"; } 2>>"$log" && return
+  rm -f "$new"
+  finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
+}
+
+# take_away PATH: one of our files is not there
+take_away() {
+  [ -e "$1" ] || return 0
+  changed "removes $1"
+  checking || { remember "$1" && rm -f "$1"; }
+}
+
+# at_boot UNIT: it begins with the machine
+at_boot() {
+  was=$(systemctl is-enabled "$1" 2>/dev/null)
+  case $was in
+    enabled) return ;;
+    masked*) finish refused "$1 is masked" "systemctl unmask $1, if it may run" ;;
+  esac
+  changed "enables $1"
+  ! checking || return 0
+  prior enabled "$1" "${was:-absent}" enabled
+  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
+}
+
+# not_at_boot UNIT: it neither runs nor begins with the machine
+not_at_boot() {
+  case $(systemctl is-active "$1" 2>/dev/null) in
+    active | activating)
+      changed "stops $1"
+      checking || { prior active "$1" active inactive && systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
+        finish failed "cannot stop $1: $(last_words)" "systemctl status $1" ;;
+  esac
+  [ "$(systemctl is-enabled "$1" 2>/dev/null)" = enabled ] || return 0
+  changed "disables $1"
+  checking || { prior enabled "$1" enabled disabled && systemctl --no-reload disable "$1" >>"$log" 2>&1 </dev/null 9>&-; } ||
+    finish failed "cannot disable $1: $(last_words)" "systemctl status $1"
+}
+
+# holders PATTERN…: who holds open a file that one of the patterns fits, as «COMMAND (PID N)», without NVIDIA's own agents
+holders() {
+  for open_ in /proc/[0-9]*/fd/*; do
+    target=$(readlink "$open_" 2>/dev/null) || continue
+    for pattern in "$@"; do
+      # shellcheck disable=SC2254 # a pattern
+      case $target in
+        $pattern)
+          pid=${open_#/proc/} pid=${pid%%/*}
+          name=$(cat "/proc/$pid/comm" 2>/dev/null)
+          case $name in '' | nvidia-persiste* | nv-hostengine | dcgm-exporter | nvsm* | nv-fabricmanage* | nvidia-cuda-mps*) ;; *) echo "$name (PID $pid)" ;; esac ;;
+      esac
+    done
+  done | sort -u | tr '\n' ',' | sed 's/,$//; s/,/, /g'
+}
