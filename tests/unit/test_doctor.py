@@ -175,6 +175,7 @@ XIDS = [
     ("I keep getting Xid 79 errors on one of my cards", [79]),
     ("see table; Xid 48 is told of, but\nNVRM: Xid (PCI:0000:3b:00): 13, Graphics", [13]),
     ("nvidia-nvswitch3: SXid (PCI:0000:c1:00.0): 20034, Fatal, Link 30 LTSSM Fault Up", [20034]),
+    ("NVRM: The NVIDIA GPU 0000:b3:00.0\nNVRM: (PCI ID: 10de:26b5) in this system has\nNVRM: fallen off the bus", [79]),
     ("the paxid 79 of our table", []),
     ("Xid 7777", []),
 ]

@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from gpunode.core.doctor.table import XID, Fault, Faults, Sign
+from gpunode.core.doctor.table import DRIVER_WORDS, Fault, Faults, Sign
 
 KEPT = 5  # lines of evidence for one fault in one log; later ones are not looked for
 SHORT = 2_000_000  # characters: longer logs come from machines, which break no lines
@@ -27,6 +27,8 @@ _XID = re.compile(r"NVRM:? ?(?:GPU at \S+ )?Xid \((?P<gpu>[^)]*)\): (?P<code>\d{
 _XID_TOLD = re.compile(
     r"\bXid(?:CriticalError: Xid)?(?: errors?)?(?: codes?)?[ =:]{1,2}(?P<code>\d{1,3})\b", re.IGNORECASE
 )
+# newer drivers leave out the code
+_LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off the bus", re.IGNORECASE)
 _SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
 _FOLD = re.compile(r"\s*\n[\s>|]*")
 
@@ -79,7 +81,7 @@ class Scan:
                 at, end = last, chunk.find("\n", last)
                 end = end if end >= 0 else len(chunk)
                 shown = chunk[chunk.rfind("\n", 0, last) + 1 : end]
-                if XID in shown.lower():
+                if any(word in shown.lower() for word in DRIVER_WORDS):
                     self._read_xids(plain(shown), number)
             self._try(shown, number, signs)
         self._lines += chunk.count("\n") + (not chunk.endswith("\n"))
@@ -122,8 +124,8 @@ class Scan:
         for pattern, switch in ((_XID, False), (_SXID, True)):
             for match in pattern.finditer(text):
                 self._add_xid(match, evidence, switch)
-        for match in _XID_TOLD.finditer(text):
-            code = int(match["code"])
+        told = [int(match["code"]) for match in _XID_TOLD.finditer(text)] + [79] * bool(_LOST.search(text))
+        for code in told:
             if code in self.faults.xids and code not in self._told:
                 self._told[code] = XidSeen(code=code, count=1, gpus=(), evidence=evidence, told=True)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 
 LAYERS = ("package", "driver", "cuda", "mig", "container", "kubernetes")  # what is lower brings down what is above
-XID = "xid"  # what lines with a code of the driver have
+DRIVER_WORDS = ("xid", "fallen off the bus")  # every line that has, or means, a code of the driver has one
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -81,7 +81,7 @@ def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any]) -> Faults:
 def _finder(faults: Iterable[Fault]) -> Any:
     import ahocorasick
 
-    by_text: dict[str, list[tuple[Fault, Sign]]] = {XID: []}
+    by_text: dict[str, list[tuple[Fault, Sign]]] = {word: [] for word in DRIVER_WORDS}
     for fault in faults:
         for sign in fault.signs:
             by_text.setdefault(sign.text, []).append((fault, sign))
