@@ -9,6 +9,8 @@ import click
 # name → (where the click command is, its one line of help)
 COMMANDS = {
     "render": ("gpunode.cli.kube_render:render", "Write the cluster's objects and helm values; needs no cluster."),
+    "apply": ("gpunode.cli.kube_apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
+    "remove": ("gpunode.cli.kube_apply:remove", "Take everything that apply made out of the cluster."),
     "convert": ("gpunode.cli.kube_convert:convert", "Bring old manifests to today's form, and say what changed."),
 }
 

@@ -1,0 +1,88 @@
+"""Whether a workload is ready, and what keeps its pods from being so, read off live objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.kube.cluster import Object
+
+WORKLOADS = ("Deployment", "DaemonSet", "StatefulSet")
+# Waiting reasons that pass by themselves
+_STARTING = ("ContainerCreating", "PodInitializing")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Readiness:
+    """`failed`: it will not become ready by waiting."""
+
+    ready: bool
+    text: str
+    failed: bool = False
+
+
+def readiness(live: Object | None) -> Readiness:
+    """As `kubectl rollout status` judges: the newest generation seen, all pods updated and available."""
+    if live is None:
+        return Readiness(ready=False, text="is gone", failed=True)
+    status, spec = live.get("status") or {}, live["spec"]
+    if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
+        return Readiness(ready=False, text="its controller has not seen it yet")
+    if live["kind"] == "DaemonSet":
+        wanted = status.get("desiredNumberScheduled", 0)
+        updated, there = status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0)
+    else:
+        wanted = spec.get("replicas", 1)
+        updated = status.get("updatedReplicas", 0)
+        there = status.get("availableReplicas", status.get("readyReplicas", 0))
+    for condition in status.get("conditions") or []:
+        if condition.get("reason") == "ProgressDeadlineExceeded":
+            return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
+    good = min(updated, there)
+    old = status.get("replicas", 0) > updated if live["kind"] == "Deployment" else False
+    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods")
+
+
+def pods_trouble(pods: Iterable[Object]) -> tuple[str, ...]:
+    """What is wrong with each pod that is not ready, one line each."""
+    return tuple(f"pod {pod['metadata']['name']}: {trouble}" for pod in pods if (trouble := pod_trouble(pod)))
+
+
+def pod_trouble(pod: Object) -> str:
+    """Why a pod does not run: unschedulable, an image that cannot be pulled, a container that ends …; "" for nothing.
+
+    >>> pod_trouble({"status": {"phase": "Pending", "conditions": [
+    ...     {"type": "PodScheduled", "status": "False", "message": "0/1 nodes are available"}]}})
+    '0/1 nodes are available'
+    """
+    status: Mapping[str, Any] = pod.get("status") or {}
+    if status.get("phase") == "Failed" and status.get("reason"):
+        return f"{status['reason']}: {status.get('message', '')}".rstrip(": ")
+    if message := unschedulable(pod):
+        return message
+    for container in (*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())):
+        state = container.get("state") or {}
+        waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
+        if waiting.get("reason") and waiting["reason"] not in _STARTING:
+            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
+            text = waiting.get("message") or last
+            return f"{container['name']}: {waiting['reason']}" + (f": {_short(text)}" if text else "")
+        if ended.get("exitCode"):
+            text = ended.get("message") or ended.get("reason") or ""
+            return f"{container['name']} ended with exit status {ended['exitCode']}" + (
+                f": {_short(text)}" if text else ""
+            )
+    return ""
+
+
+def unschedulable(pod: Object) -> str:
+    """The scheduler's message, where it found no node; "" otherwise."""
+    for condition in (pod.get("status") or {}).get("conditions") or []:
+        if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            return str(condition.get("message") or condition.get("reason") or "unschedulable")
+    return ""
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,462 @@
+"""gpunode kube apply and remove against an API over HTTP, with the real client."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import OPERATOR, ApiServer, Fault
+from kube_fixtures import node, quick, rendered, silent
+
+from gpunode.core.errors import Exit, InterruptedByUser
+from gpunode.core.kube.applied import Applied
+from gpunode.core.kube.owned import INVENTORY, Key, parse_inventory
+from gpunode.core.kube.render import Rendered
+from gpunode.edge.cluster import Api, connect
+from gpunode.edge.kube_apply import apply, remove
+
+pytest_plugins = ("kube_fixtures",)
+
+PLUGIN = "DaemonSet gpunode/nvidia-device-plugin"
+ALL = [
+    "Namespace gpunode", "RuntimeClass nvidia", "ConfigMap gpunode/device-plugin-config",
+    PLUGIN, "DaemonSet gpunode/gpu-feature-discovery",
+]  # fmt: skip
+
+
+def hows(applied: Applied) -> dict[str, str]:
+    return {str(change.key): change.how for change in applied.changes}
+
+
+def put(api: Api, what: Rendered, **options: Any) -> Applied:
+    return apply(api, what, tell=silent, timeout=5, **options)
+
+
+def inventory(server: ApiServer, namespace: str = "gpunode") -> list[str]:
+    live = server.get("ConfigMap", INVENTORY, namespace)
+    assert live is not None
+    return [str(key) for key in parse_inventory(live).objects]
+
+
+def mutating(server: ApiServer) -> list[str]:
+    """Requests that changed something: no dry run, no access review."""
+    changes = [r for r in server.requests if not r.startswith("GET") and "accessreviews" not in r]
+    return [r for r in changes if "dryRun" not in r]
+
+
+# ---------------------------------------------------------------- the good way
+
+
+def test_everything_is_created_in_order_labelled_and_recorded(server: ApiServer, api: Api) -> None:
+    applied = put(api, rendered())
+    assert hows(applied) == dict.fromkeys(ALL, "created")
+    assert (applied.exit, applied.waiting, applied.problems, applied.left) == (Exit.OK, (), (), ())
+    assert inventory(server) == ALL
+    live = server.get("DaemonSet", "nvidia-device-plugin", "gpunode")
+    assert live and live["metadata"]["labels"]["app.kubernetes.io/managed-by"] == "gpunode"
+    patched = [r.split("?")[0].split("/")[-1] for r in mutating(server)]
+    assert patched == ["gpunode", INVENTORY, "nvidia", "device-plugin-config", "nvidia-device-plugin",
+                       "gpu-feature-discovery", INVENTORY]  # fmt: skip
+
+
+def test_a_second_apply_finds_nothing_to_do_and_changes_no_object(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    before = {key: item["metadata"]["resourceVersion"] for key, item in server.objects.items()}
+    applied = put(api, rendered())
+    assert set(hows(applied).values()) == {"unchanged"}
+    assert {key: item["metadata"]["resourceVersion"] for key, item in server.objects.items()} == before
+
+
+def test_a_dry_run_shows_what_would_change_and_changes_nothing(server: ApiServer, api: Api) -> None:
+    put(api, rendered({"sharing": {"strategy": "time-slicing", "replicas": 2}}))
+    server.requests.clear()
+    applied = put(api, rendered({"sharing": {"strategy": "time-slicing", "replicas": 4}}), dry_run=True)
+    assert applied.exit == Exit.PENDING
+    assert mutating(server) == []
+    changed = {str(c.key): c for c in applied.changes if c.how != "unchanged"}
+    assert {name: c.how for name, c in changed.items()} == {
+        "ConfigMap gpunode/device-plugin-config": "changed", PLUGIN: "changed",
+        "DaemonSet gpunode/gpu-feature-discovery": "changed",
+    }  # fmt: skip
+    diff = changed["ConfigMap gpunode/device-plugin-config"].diff
+    assert "-          replicas: 2\n" in diff or "-      replicas: 2\n" in diff, diff
+
+
+def test_a_dry_run_of_a_converged_cluster_says_so(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    assert put(api, rendered(), dry_run=True).exit == Exit.OK
+
+
+def test_what_is_no_longer_wanted_goes_and_nothing_else(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.put({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": {"name": "theirs", "namespace": "gpunode"},
+                "spec": {"template": {"spec": {"containers": [{"name": "x", "image": "busybox"}]}}}})  # fmt: skip
+    applied = put(api, rendered({"kubernetes": {"feature_discovery": False}}))
+    assert hows(applied)["DaemonSet gpunode/gpu-feature-discovery"] == "deleted"
+    assert server.names("DaemonSet") == ["gpunode/nvidia-device-plugin", "gpunode/theirs"]
+    assert "DaemonSet gpunode/gpu-feature-discovery" not in inventory(server)
+
+
+def test_an_object_that_somebody_took_over_is_not_pruned(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.edit("DaemonSet", "gpu-feature-discovery", "gpunode", lambda o: o["metadata"]["labels"].clear())
+    applied = put(api, rendered({"kubernetes": {"feature_discovery": False}}))
+    assert hows(applied)["DaemonSet gpunode/gpu-feature-discovery"] == "kept"
+    assert server.get("DaemonSet", "gpu-feature-discovery", "gpunode") is not None
+
+
+def test_another_namespace_takes_the_place_of_the_old_one(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    put(api, rendered({"kubernetes": {"namespace": "gpus"}}))
+    assert server.names("Namespace") == ["default", "kube-system", "gpus"]
+    assert server.names("DaemonSet") == ["gpus/nvidia-device-plugin", "gpus/gpu-feature-discovery"]
+    assert server.names("ConfigMap") == ["gpus/gpunode-inventory", "gpus/device-plugin-config"]
+
+
+def test_an_old_namespace_that_holds_something_else_stays_and_stays_on_record(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "theirs", "namespace": "gpunode"}})
+    applied = put(api, rendered({"kubernetes": {"namespace": "gpus"}}))
+    kept = next(c for c in applied.changes if str(c.key) == "Namespace gpunode")
+    assert (kept.how, kept.why) == ("kept", "it holds what is not gpunode's: Secret gpunode/theirs")
+    assert "Namespace gpunode" in inventory(server, "gpus")
+
+
+def test_what_somebody_changed_in_our_objects_is_put_right(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+
+    def edit(item: dict[str, Any]) -> None:
+        item["handler"] = "runc"
+
+    server.edit("RuntimeClass", "nvidia", "", edit, "kubectl-edit")
+    assert hows(put(api, rendered()))["RuntimeClass nvidia"] == "changed"
+    live = server.get("RuntimeClass", "nvidia")
+    assert live and live["handler"] == "nvidia"
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def test_labels_and_taints_come_to_the_hosts_of_the_inventory_and_go_again(server: ApiServer, api: Api) -> None:
+    theirs = {"key": "other", "effect": "NoExecute"}
+    server.put(node("gpu1", labels={"zone": "a"}, spec={"taints": [theirs]}))
+    server.put(node("gpu2", address="10.0.0.2"))
+    spec = {"kubernetes": {"taint": True, "node_selector": {"gpu": "true"}}}
+    applied = put(api, rendered(spec, **{"gpu1": {}, "10.0.0.2": {}}))
+    assert applied.problems == ()
+    gpu1 = server.get("Node", "gpu1")
+    assert gpu1 and gpu1["metadata"]["labels"] == {"zone": "a", "gpu": "true"}
+    assert gpu1["spec"]["taints"] == [theirs, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
+    assert hows(applied)["Node gpu2"] == "changed"
+
+    put(api, rendered(spec, gpu1={}))  # gpu2 left the inventory
+    gpu2 = server.get("Node", "gpu2")
+    assert gpu2 and (gpu2["metadata"]["labels"], gpu2["spec"]["taints"]) == ({}, [])
+
+    remove(api, "gpunode", tell=silent)
+    gpu1 = server.get("Node", "gpu1")
+    assert gpu1 and (gpu1["metadata"]["labels"], gpu1["spec"]["taints"]) == ({"zone": "a"}, [theirs])
+
+
+def test_a_label_that_somebody_else_manages_with_another_value_is_a_conflict(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", labels={"gpu": "false"}), "kubelet")
+    applied = put(api, rendered({"kubernetes": {"node_selector": {"gpu": "true"}}}, gpu1={}))
+    (problem,) = applied.problems
+    assert problem.what.startswith("Node gpu1: ")
+    assert 'conflict with "kubelet": .metadata.labels.gpu' in problem.what
+    assert mutating(server) == []
+
+
+def test_a_taint_set_at_the_same_time_is_not_lost(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1"))
+    other = {"key": "maintenance", "effect": "NoSchedule"}
+    once = [1]
+
+    def somebody(found: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if item["kind"] == "Node" and item["metadata"]["labels"] and once:
+            once.clear()
+            found.edit("Node", "gpu1", "", lambda o: o["spec"].update(taints=[other]))
+
+    server.controllers.append(somebody)
+    put(api, rendered({"kubernetes": {"taint": True, "node_selector": {"gpu": "yes"}}}, gpu1={}))
+    live = server.get("Node", "gpu1")
+    assert live and [t["key"] for t in live["spec"]["taints"]] == ["maintenance", "nvidia.com/gpu"]
+
+
+# ---------------------------------------------------------------- refusals: nothing is changed
+
+
+def foreign(kind: str, api_version: str, name: str, namespace: str = "", **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
+
+
+REFUSED = {
+    "a foreign RuntimeClass of the same name": (
+        [foreign("RuntimeClass", "node.k8s.io/v1", "nvidia", handler="nvidia-legacy")], {},
+        "RuntimeClass nvidia is there already, and is not gpunode's but somebody's",
+    ),
+    "another device plugin": (
+        [foreign("DaemonSet", "apps/v1", "nvidia-device-plugin-daemonset", "kube-system", spec={"template": {"spec": {
+            "containers": [{"name": "ctr", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.14.0"}]}}})], {},
+        "DaemonSet kube-system/nvidia-device-plugin-daemonset hands out GPUs already",
+    ),
+    "the GPU Operator": (
+        [foreign("ClusterPolicy", "nvidia.com/v1", "cluster-policy", spec={})], {},
+        "NVIDIA's GPU Operator runs here (ClusterPolicy cluster-policy)",
+    ),
+    "a spec for another version": (
+        [], {"kubernetes": {"server_version": "1.31"}}, "kubernetes.server_version is 1.31, and http",
+    ),
+    "a label's name with a mistake": (
+        [], {"kubernetes": {"node_selector": {"gpu node": "true"}}},
+        "kubernetes.node_selector: 'gpu node' is no name of a label",
+    ),
+    "a label that no node carries, and one nearly does": (
+        [node("gpu1", labels={"accelerator": "nvidia-gpu"})],
+        {"kubernetes": {"node_selector": {"acelerator": "nvidia-gpu"}}},
+        "no node carries acelerator=nvidia-gpu (kubernetes.node_selector); gpu1 carries accelerator=nvidia-gpu",
+    ),
+    "a kind that the server does not serve": (
+        [], {"kubernetes": {"monitoring": {"enabled": True, "prometheus_operator": True}}},
+        "the server does not serve ServiceMonitor, PrometheusRule of monitoring.coreos.com/v1",
+    ),
+    "an object that is still being deleted": (
+        [{"apiVersion": "v1", "kind": "Namespace", "metadata": {
+            "name": "gpunode", "deletionTimestamp": "2026-11-22T00:00:00Z"}}], {},
+        "Namespace gpunode is being deleted",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
+    objects, spec, what = REFUSED[case]
+    server = ApiServer(resources=OPERATOR)
+    try:
+        for item in objects:
+            server.put(item)
+        api = quick(connect(str(server.kubeconfig(tmp_path / "kubeconfig"))))
+        applied = put(api, rendered(spec, version="1.34"))
+        assert applied.exit == Exit.REFUSED
+        assert [p.what for p in applied.problems if what in p.what] == [p.what for p in applied.problems]
+        assert applied.problems and all(p.fix for p in applied.problems)
+        assert mutating(server) == []
+        assert server.unexpected == []
+    finally:
+        server.close()
+
+
+def test_hosts_that_are_no_nodes_tell_of_the_wrong_context(server: ApiServer, api: Api) -> None:
+    server.put(node("web1"))
+    applied = put(api, rendered({"kubernetes": {"node_selector": {"gpu": "true"}}}, gpu1={}, gpu2={}))
+    (problem,) = applied.problems
+    assert problem.what == "gpu1, gpu2 of the inventory: no node of this cluster has that name or address"
+    assert "--context" in problem.fix and "web1" in problem.fix
+
+
+def test_all_missing_rights_are_told_at_once(server: ApiServer, api: Api) -> None:
+    server.denied += [r"^(create|patch) runtimeclasses", r"^patch daemonsets gpunode"]
+    applied = put(api, rendered())
+    (problem,) = applied.problems
+    assert problem.what == (
+        "here may not create runtimeclasses.node.k8s.io; patch runtimeclasses.node.k8s.io; "
+        "patch daemonsets.apps in gpunode"
+    )
+    assert mutating(server) == []
+
+
+def test_what_the_server_finds_invalid_stops_the_rest(server: ApiServer, api: Api) -> None:
+    server.reject["RuntimeClass nvidia"] = "handler: Invalid value: field is immutable"
+    applied = put(api, rendered())
+    (problem,) = applied.problems
+    assert "RuntimeClass nvidia: the API server refuses" in problem.what
+    assert problem.fix == "it cannot be changed in place: delete RuntimeClass nvidia, and apply again"
+    assert mutating(server) == []
+
+
+def test_a_foreign_object_that_is_as_needed_is_used_and_left_alone(server: ApiServer, api: Api) -> None:
+    k3s = foreign("RuntimeClass", "node.k8s.io/v1", "nvidia", handler="nvidia")
+    server.put(k3s, "deploy@k3s")
+    applied = put(api, rendered())
+    assert hows(applied)["RuntimeClass nvidia"] == "kept"
+    live = server.get("RuntimeClass", "nvidia")
+    assert live and "labels" not in live["metadata"]
+    assert "RuntimeClass nvidia" not in inventory(server)
+    remove(api, "gpunode", tell=silent)
+    assert server.names("RuntimeClass") == ["nvidia"]
+
+
+# ---------------------------------------------------------------- faults
+
+PASSING = {
+    "429 with Retry-After": Fault(r"^PATCH .*/runtimeclasses/nvidia\?", 429, headers={"Retry-After": "3"}, times=2),
+    "500": Fault(r"^PATCH .*/daemonsets/nvidia-device-plugin\?", 500, times=2),
+    "503 everywhere": Fault(r".", 503, times=4),
+    "a lost update": Fault(r"^PATCH .*/configmaps/device-plugin-config\?", 409, "Conflict", times=3),
+    "a cut connection": Fault(r"^PATCH .*/daemonsets/", 0, times=2),
+    "an answer that is lost after the work": Fault(r"^PATCH (?!.*dryRun).*/daemonsets/", 0, times=2, after=True),
+    "a slow answer": Fault(r"^GET .*/runtimeclasses/", 0, delay=3.0),
+}
+
+
+@pytest.mark.parametrize("fault", PASSING)
+def test_what_may_pass_is_tried_again(fault: str, server: ApiServer, api: Api) -> None:
+    server.faults.append(replace(PASSING[fault]))
+    applied = put(api, rendered())
+    assert (applied.exit, set(hows(applied))) == (Exit.OK, set(ALL))
+    assert server.faults[0].times <= 0
+    if "Retry-After" in fault:
+        assert api.pauses[:2] == [3.0, 3.0]  # type: ignore[attr-defined]
+
+
+def test_when_it_breaks_halfway_it_says_what_is_done_and_the_next_run_goes_on(server: ApiServer, api: Api) -> None:
+    server.faults.append(
+        Fault(r"^PATCH (?!.*dryRun).*/daemonsets/nvidia-device-plugin\?", 500, "InternalError", times=99)
+    )
+    applied = put(api, rendered())
+    assert applied.exit == Exit.FAILED
+    assert hows(applied) == dict.fromkeys(ALL[:3], "created")
+    assert [str(key) for key in applied.left] == ALL[3:]
+    assert applied.error and applied.error.what.startswith("DaemonSet gpunode/nvidia-device-plugin: the API server")
+    assert inventory(server) == ALL  # recorded before it was applied
+    server.faults.clear()
+    again = put(api, rendered())
+    assert (again.exit, [str(c.key) for c in again.changes if c.how == "created"]) == (Exit.OK, ALL[3:])
+
+
+def test_an_interrupt_is_told_like_a_break(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = api.apply
+
+    def interrupted(key: Key, *args: Any, **options: Any) -> Any:
+        if key.kind == "ConfigMap" and key.name == "device-plugin-config" and not options.get("dry_run"):
+            raise KeyboardInterrupt
+        return real(key, *args, **options)
+
+    monkeypatch.setattr(api, "apply", interrupted)
+    applied = put(api, rendered())
+    assert isinstance(applied.error, InterruptedByUser)
+    assert applied.exit == Exit.INTERRUPTED
+    assert [str(key) for key in applied.left] == ALL[2:]
+
+
+def test_not_ready_in_time_says_which_pod_and_why(server: ApiServer, api: Api) -> None:
+    server.controllers.clear()
+    pod = {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "plugin-x", "namespace": "gpunode", "labels": {
+            "app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "gpunode"}},
+        "status": {"phase": "Pending", "containerStatuses": [{"name": "nvidia-device-plugin", "state": {"waiting": {
+            "reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}]},
+    }  # fmt: skip
+    put_namespace = {"apiVersion": "v1", "kind": "Pod", **pod}
+    server.put(put_namespace)
+    applied = apply(api, rendered(), timeout=0.2, tell=silent)
+    assert applied.exit == Exit.FAILED
+    assert applied.waiting[0] == (
+        f"{PLUGIN} is not ready: its controller has not seen it yet; "
+        "pod plugin-x: nvidia-device-plugin: ImagePullBackOff: Back-off pulling image"
+    )
+
+
+def ready_later(server: ApiServer, name: str, seconds: float) -> None:
+    def become(item: dict[str, Any]) -> None:
+        item["status"] = {"observedGeneration": 1, "desiredNumberScheduled": 2, "updatedNumberScheduled": 2,
+                          "numberAvailable": 2}  # fmt: skip
+
+    server.later(seconds, lambda: server.edit("DaemonSet", name, "gpunode", become))
+
+
+@pytest.mark.parametrize("breaks", [0, 3])
+def test_it_waits_until_all_is_ready_also_when_watches_drop(server: ApiServer, api: Api, breaks: int) -> None:
+    server.controllers.clear()
+    server.watch_breaks = breaks
+
+    def on_created(found: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if event == "ADDED" and item["kind"] == "DaemonSet":
+            ready_later(found, item["metadata"]["name"], 0.3)
+
+    server.controllers.append(on_created)
+    told: list[str] = []
+    applied = apply(api, rendered(), timeout=10, tell=told.append)
+    assert (applied.exit, applied.waiting) == (Exit.OK, ())
+    assert [line for line in told if line.startswith(PLUGIN)] == [
+        f"{PLUGIN}: applying", f"{PLUGIN}: its controller has not seen it yet", f"{PLUGIN}: 2 of 2 pods",
+    ]  # fmt: skip
+    assert any("watch=true" in request for request in server.requests)
+
+
+def test_a_workload_that_is_deleted_meanwhile_is_not_waited_for(server: ApiServer, api: Api) -> None:
+    server.controllers.clear()
+
+    def on_created(found: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if event == "ADDED" and item["metadata"]["name"] == "nvidia-device-plugin":
+            found.later(0.3, lambda: found.gone(("apps/v1", "daemonsets", "gpunode", "nvidia-device-plugin")))
+
+    server.controllers.append(on_created)
+    applied = apply(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=10, tell=silent)
+    assert applied.waiting == (f"{PLUGIN} is not ready: is gone",)
+
+
+# ---------------------------------------------------------------- remove
+
+
+def test_remove_takes_everything_and_nothing_else(server: ApiServer, api: Api) -> None:
+    server.put(foreign("RuntimeClass", "node.k8s.io/v1", "gvisor", handler="runsc"))
+    before = dict(server.objects)
+    put(api, rendered())
+    removed = remove(api, "gpunode", tell=silent)
+    assert (removed.exit, removed.left) == (Exit.OK, ())
+    assert [c.how for c in removed.changes] == ["deleted"] * 6
+    assert server.objects == before
+    assert remove(api, "gpunode", tell=silent).changes == ()
+
+
+def test_remove_keeps_a_namespace_that_holds_something_else(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.put(foreign("PersistentVolumeClaim", "v1", "data", "gpunode"))
+    server.put(foreign("ConfigMap", "v1", "kube-root-ca.crt", "gpunode"))
+    removed = remove(api, "gpunode", tell=silent)
+    assert hows(removed)["Namespace gpunode"] == "kept"
+    assert server.names("Namespace") == ["default", "kube-system", "gpunode"]
+    assert server.names("DaemonSet") == []
+
+
+def test_a_dry_run_of_remove_changes_nothing(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.requests.clear()
+    assert remove(api, "gpunode", dry_run=True, tell=silent).exit == Exit.PENDING
+    assert mutating(server) == []
+
+
+def test_remove_says_what_a_finalizer_holds(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.stuck.add("gpunode/nvidia-device-plugin")
+    server.stuck.add("/gpunode")
+    removed = remove(api, "gpunode", timeout=0.2, tell=silent)
+    assert removed.exit == Exit.FAILED
+    assert removed.error and "it waits for example.com/stuck" in removed.error.what
+
+
+def test_remove_without_the_right_to_delete_is_refused_as_a_whole(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.requests.clear()
+    server.denied.append("^delete daemonsets")
+    assert [p.what for p in remove(api, "gpunode", tell=silent).problems] == [
+        "here may not delete daemonsets.apps in gpunode"
+    ]
+    assert mutating(server) == []
+
+
+def test_an_inventory_of_a_newer_gpunode_is_not_guessed_at(server: ApiServer, api: Api) -> None:
+    from gpunode.core.errors import RefusedError
+
+    put(api, rendered())
+    server.edit(
+        "ConfigMap", INVENTORY, "gpunode", lambda o: o["data"].update({"inventory.json": json.dumps({"format": 9})})
+    )
+    with pytest.raises(RefusedError, match="has format 9"):
+        remove(api, "gpunode", tell=silent)
