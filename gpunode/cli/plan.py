@@ -17,6 +17,7 @@ from gpunode.cli.common import (
     with_probes,
     worst_exit,
 )
+from gpunode.cli.image import image_options
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Where
@@ -27,11 +28,13 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode plan -i inventory/hosts.yml --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
-    "  gpunode plan --probe saved/gpu1.probe --format json\n\n"
+    "  gpunode plan --probe saved/gpu1.probe --format json\n"
+    "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n\n"
     "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused."
 )
 @target_options
 @spec_option
+@image_options
 @click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
 @click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
 @click.option(

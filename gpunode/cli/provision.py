@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
+from gpunode.cli.image import image_options
 from gpunode.cli.plan import show_plans
 
 if TYPE_CHECKING:
@@ -23,12 +24,14 @@ if TYPE_CHECKING:
     "  gpunode provision -i inventory/hosts.yml --check --diff\n"
     "  gpunode provision review/                  (a folder that plan -o wrote)\n"
     "  gpunode provision --lab --yes              (a throw-away node on this machine)\n"
+    "  gpunode provision --local --for-gpu 10de:2330 --no-load   (an image, or a server before its GPUs come)\n"
     "  gpunode provision -i hosts.yml -- -vv      (arguments for ansible-playbook)\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 differences (--check, stale plan), 4 unreachable, "
     "5 refused, 130 declined."
 )
 @target_options
 @spec_option
+@image_options
 @click.option(
     "--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up."
 )
@@ -72,7 +75,7 @@ def provision(
         _refuse_stale(folder, workflow.check_fresh(recorded, hosts))
     if output_format == "text":
         show_plans(hosts, output_format=output_format, diff=diff)
-    if where.local and not any(h.planned and h.planned.facts.gpus for h in hosts):
+    if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         click.echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
         _ask(hosts)

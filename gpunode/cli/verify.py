@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
+from gpunode.cli.image import image_options
 from gpunode.cli.provision import show_results
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
 )
 @target_options
 @spec_option
+@image_options
 @click.option(
     "--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads."
 )

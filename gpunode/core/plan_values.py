@@ -101,6 +101,7 @@ def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
     nodes, imex = Key("fabric", "files", IMEX_NODES), Key("fabric", "activate", "service nvidia-imex.service")
     stale = nodes in case.want.items and differs(case.want.items[nodes], case.have[nodes])
     again = [imex.name.removeprefix("service ")] if stale and case.have[imex].startswith("active") else []
+        **({"reboot_controller": True} if driver and case.spec.reboot_controller else {}),
     return {"services": units, **({"restart": again} if again else {})}
 
 

@@ -20,7 +20,7 @@ REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl")
-_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot")
+_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot", "reboot_controller")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 
@@ -73,11 +73,18 @@ def parse_activation(stdout: str) -> Activation:
     return Activation(reboot=found.get("reboot", ""), boot_id=found.get("boot_id", ""))
 
 
-def may_reboot(policy: str, said: Activation, *, changed: bool) -> str:
-    """Why the node is to be rebooted now, "" when it is not; `policy` is one of REBOOT."""
+def may_reboot(value: Mapping[str, Any], said: Activation, *, changed: bool, here: bool) -> tuple[str, str]:
+    """(why the node is to be rebooted, "" when it is not; what hinders that, "" for nothing).
+
+    `value` has the policy, one of REBOOT; `here` says that the node is the machine this runs on.
+    """
+    policy = value.get("reboot", "never")
+    why = said.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")
     if policy == "never":
-        return ""
-    return said.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")
+        return why, "the policy is never"
+    if here and not value.get("reboot_controller"):
+        return why, "gpunode does not reboot the machine it runs on, unless reboot_controller is true"
+    return why, ""
 
 
 def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:

@@ -205,3 +205,15 @@ def test_the_program_is_a_shell_script_that_needs_nothing_else(tmp_path: Path) -
 def test_a_part_that_nobody_knows_is_refused() -> None:
     with pytest.raises(InputError, match="unknown key 'modprobe'"):
         first_boot_program({"modprobe": {}}, TEXTS)
+
+
+def test_the_options_of_the_command_line_are_the_keys_of_the_file() -> None:
+    from gpunode.cli.image import _with_image
+
+    base = {"driver": {"branch": "580"}, "image": {"nvlink5_fabric": True}}
+    assert _with_image(base, ("H100 PCIe", NVSWITCH), no_load=True) == {
+        "driver": {"branch": "580"},
+        "image": {"nvlink5_fabric": True, "load": False, "gpus": ["10de:2331"], "nvswitches": [NVSWITCH]},
+    }
+    with pytest.raises(InputError):
+        _with_image({}, ("Voodoo 2",), no_load=True)

@@ -44,18 +44,32 @@ def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
 
 
 @pytest.mark.parametrize(
-    ("policy", "reason", "changed", "reboots"),
+    ("policy", "reason", "changed", "wanted", "done"),
     [
-        ("never", "nouveau is in use", True, False),
-        ("if-needed", "nouveau is in use", False, True),
-        ("if-needed", "", True, False),
-        ("always", "", True, True),
-        ("always", "", False, False),
-        ("always", "nouveau is in use", False, True),
+        ("never", "", True, False, False),
+        ("never", "nouveau is in use", True, True, False),
+        ("if-needed", "nouveau is in use", False, True, True),
+        ("if-needed", "", True, False, False),
+        ("always", "", True, True, True),
+        ("always", "", False, False, False),
+        ("always", "nouveau is in use", False, True, True),
     ],
 )
-def test_the_policy_decides_about_the_reboot(policy: str, reason: str, changed: bool, reboots: bool) -> None:
-    assert bool(may_reboot(policy, Activation(reboot=reason), changed=changed)) is reboots
+def test_the_policy_decides_about_the_reboot(
+    policy: str, reason: str, changed: bool, wanted: bool, done: bool
+) -> None:
+    why, hindered = may_reboot({"reboot": policy}, Activation(reboot=reason), changed=changed, here=False)
+    assert (bool(why), bool(why) and not hindered) == (wanted, done)
+
+
+@pytest.mark.parametrize("policy", ["if-needed", "always"])
+def test_the_machine_that_it_runs_on_is_rebooted_only_when_that_was_asked_for(policy: str) -> None:
+    said = Activation(reboot="nouveau is in use")
+    why, hindered = may_reboot({"reboot": policy}, said, changed=True, here=True)
+    assert (why, "reboot_controller" in hindered) == ("nouveau is in use", True)
+    asked = {"reboot": policy, "reboot_controller": True}
+    assert may_reboot(asked, said, changed=True, here=True) == ("nouveau is in use", "")
+    assert may_reboot({**asked, "reboot": "never"}, said, changed=True, here=True)[1] == "the policy is never"
 
 
 def test_boot_id_and_reason_are_read_from_their_lines() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from ansible.errors import AnsibleError
@@ -21,27 +22,29 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {
         "activate": {"type": "dict", "default": {}},
         "reboot_timeout": {"type": "int", "default": 900},
-        "reboot_controller": {"type": "bool", "default": False},
     }
 
     def act(self, args):
-        from gpunode.core.requests_activate import activate_nothing, may_reboot
+        from gpunode.core.requests_activate import activate_nothing
 
         value = args["activate"]
-        if activate_nothing(value):
-            return {}
-        result, said = self._activate(value)
-        why = may_reboot(value.get("reboot", "never"), said, changed=result["changed"])
-        if result.get("failed") or not (why or said.reboot):
+        return {} if activate_nothing(value) else self.rebooting(self._activate, value, args["reboot_timeout"])
+
+    def rebooting(self, run, value, timeout):
+        """`run(value)` -> (result, what it said); again after a reboot, where one is wanted and allowed."""
+        from gpunode.core.requests_activate import may_reboot
+
+        result, said = run(value)
+        here = self._connection.transport == "local" or said.boot_id == _own_boot()
+        why, hindered = may_reboot(value, said, changed=result["changed"], here=here)
+        if result.get("failed") or not why:
             return result
-        here = self._connection.transport == "local" and not args["reboot_controller"]
-        if here or not why:
-            hint = "gpunode does not reboot the machine it runs on" if here else "the policy is never"
-            return result | {"warnings": [f"reboot needed: {said.reboot or why} ({hint})"], "reboot_needed": True}
+        if hindered:
+            return result | {"warnings": [f"reboot needed: {why} ({hindered})"], "reboot_needed": True}
         if self.check:
             return result | {"changed": True, "changes": [*result["changes"], f"reboot: {why}"]}
-        self._reboot(said.boot_id, args["reboot_timeout"])
-        again, said = self._activate(value)
+        self._reboot(said.boot_id, timeout)
+        again, said = run(value)
         again["changes"] = [*result["changes"], f"rebooted: {why}", *again["changes"]]
         if said.reboot:
             text = f"rebooted, and it still needs a reboot: {said.reboot}"
@@ -84,3 +87,11 @@ class ActionModule(NodeAction):
             return self._low_level_execute_command(command)["stdout"].strip()
         except AnsibleError:
             return ""
+
+
+def _own_boot():
+    """The boot id of the machine that Ansible runs on: a node that has the same is that machine, however reached."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not Linux, so no node either
+        return None

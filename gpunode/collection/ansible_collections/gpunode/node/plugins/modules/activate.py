@@ -18,18 +18,15 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   activate:
-    description: C(load), C(unload), C(initramfs), C(links), C(version), C(services), C(alternatives) and C(reboot)
-      (never, if-needed, always).
+    description: C(load), C(unload), C(initramfs), C(links), C(version), C(services), C(enable) (at boot),
+      C(alternatives), C(reboot) (never, if-needed, always), and C(reboot_controller) (true lets it reboot the machine
+      Ansible runs on, known by its boot id).
     type: dict
     default: {}
   reboot_timeout:
     description: Seconds that the node has to come back.
     type: int
     default: 900
-  reboot_controller:
-    description: Whether a local connection may reboot the machine Ansible runs on.
-    type: bool
-    default: false
 attributes:
   check_mode:
     support: full

@@ -1,0 +1,51 @@
+"""Options for machines that are prepared before their GPU is there."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from gpunode.cli.common import Command
+
+_OPTIONS = (
+    click.option(
+        "--for-gpu",
+        "for_gpus",
+        multiple=True,
+        metavar="ID|NAME",
+        help="Prepare for this GPU (or NVSwitch) that is still to come: 10de:2330, H100 PCIe. Repeatable.",
+    ),
+    click.option("--no-load", is_flag=True, help="Load nothing now: the first boot with a GPU loads and proves it."),
+)
+
+
+def image_options(command: Command) -> Command:
+    """`--for-gpu` and `--no-load`, merged into the command's `spec_data` as gpunode.yml has them (`image`)."""
+
+    @functools.wraps(command)
+    def with_image(*args: Any, spec_data: Mapping[str, Any], **options: Any) -> Any:
+        for_gpus, no_load = options.pop("for_gpus"), options.pop("no_load")
+        if for_gpus or no_load:
+            spec_data = _with_image(spec_data, for_gpus, no_load=no_load)
+        return command(*args, spec_data=spec_data, **options)
+
+    for option in reversed(_OPTIONS):
+        with_image = option(with_image)
+    return with_image  # type: ignore[return-value]
+
+
+def _with_image(spec_data: Mapping[str, Any], names: tuple[str, ...], *, no_load: bool) -> Any:
+    from gpunode.core.solve import find_gpu
+    from gpunode.core.spec import merge_spec
+    from gpunode.edge.load import load_knowledge
+
+    knowledge = load_knowledge()
+    ids = [find_gpu(name, knowledge) for name in names]
+    image: dict[str, Any] = {"load": False} if no_load else {}
+    if ids:
+        switches = [pci_id for pci_id in ids if pci_id in knowledge.nvswitches]
+        image |= {"gpus": [pci_id for pci_id in ids if pci_id not in switches], "nvswitches": switches}
+    return merge_spec(spec_data, {"image": image})

@@ -1,0 +1,72 @@
+"""The action activate around a reboot: whose machine it is, what the policy says, and what is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from ansible_collections.gpunode.node.plugins.action import activate
+from ansible_collections.gpunode.node.plugins.action.activate import ActionModule
+
+from gpunode.core.requests_activate import Activation
+
+OWN = "b-controller"
+
+
+def action(monkeypatch: pytest.MonkeyPatch, *, transport: str = "ssh", check: bool = False) -> Any:
+    monkeypatch.setattr(activate, "_own_boot", lambda: OWN)
+    made = ActionModule.__new__(ActionModule)
+    made._connection = SimpleNamespace(transport=transport)
+    made._task = SimpleNamespace(check_mode=check)
+    made.reboots = []
+    monkeypatch.setattr(made, "_reboot", lambda before, timeout: made.reboots.append(before), raising=False)
+    return made
+
+
+def answers(*reasons: str, boot_id: str) -> Any:
+    """A script that says these reasons for a reboot, one a run."""
+    left = list(reasons)
+
+    def run(value: dict[str, Any]) -> tuple[dict[str, Any], Activation]:
+        reason = left.pop(0)
+        return {"changed": True, "changes": ["x"]}, Activation(reboot=reason, boot_id=boot_id)
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("transport", "boot_id", "value", "reboots"),
+    [
+        ("ssh", "b-node", {"reboot": "if-needed"}, True),
+        ("ssh", "b-node", {"reboot": "never"}, False),
+        ("ssh", OWN, {"reboot": "if-needed"}, False),
+        ("ssh", OWN, {"reboot": "always"}, False),
+        ("ssh", OWN, {"reboot": "if-needed", "reboot_controller": True}, True),
+        ("local", "b-lab", {"reboot": "if-needed"}, False),
+        ("local", OWN, {"reboot": "never", "reboot_controller": True}, False),
+    ],
+)
+def test_which_machines_are_rebooted(
+    transport: str, boot_id: str, value: dict[str, Any], reboots: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = action(monkeypatch, transport=transport)
+    result = made.rebooting(answers("nouveau is in use", "", boot_id=boot_id), value, 900)
+    assert made.reboots == ([boot_id] if reboots else [])
+    assert bool(result.get("reboot_needed")) is not reboots
+    if reboots:
+        assert "rebooted: nouveau is in use" in result["changes"]
+    else:
+        assert "reboot needed: nouveau is in use" in result["warnings"][0]
+
+
+def test_check_mode_says_that_a_reboot_would_follow_and_does_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = action(monkeypatch, check=True)
+    result = made.rebooting(answers("nouveau is in use", boot_id="b-node"), {"reboot": "if-needed"}, 900)
+    assert (made.reboots, result["changes"][-1]) == ([], "reboot: nouveau is in use")
+
+
+def test_a_node_that_needs_another_reboot_after_one_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = action(monkeypatch)
+    result = made.rebooting(answers("nouveau is in use", "still", boot_id="b-node"), {"reboot": "always"}, 900)
+    assert result["failed"] and "still needs a reboot: still" in result["msg"]
