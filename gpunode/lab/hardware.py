@@ -5,11 +5,12 @@ from __future__ import annotations
 import re
 import struct
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpunode.core.errors import InputError
+from gpunode.edge.load import load_mig
 
 VGA, THREE_D, BRIDGE = 0x0300, 0x0302, 0x0680
 
@@ -88,12 +89,14 @@ def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool) -> None:
     """Fill `lab` (shown in the node at /lab) with the hardware that `gpus` names.
 
     Words are those of `parse_gpu`, `none`, or `hgx-h100` (eight GPUs and four NVSwitches).  Writes `sys/bus/pci`, the
-    stand-ins' table `standin-gpus` and `autoload`, the modules udev would load.  Raises InputError.
+    stand-ins' tables `standin-gpus` and `standin-mig`, and `autoload`, the modules udev would load.  Raises InputError.
     """
     specs = [spec for word in gpus for spec in BUNDLES.get(word.strip().lower()) or _one(word)]
     build_pci_tree(lab / "sys", specs)
     rows = [_table_row(slot, spec) for slot, spec in _slots(specs) if spec.class_code != BRIDGE]
     (lab / "standin-gpus").write_text("".join(f"{row}\n" for row in rows))
+    profiles = [row for slot, spec in _slots(specs) if spec.mig for row in _mig_rows(slot, spec)]
+    (lab / "standin-mig").write_text("".join(f"{row}\n" for row in profiles))
     autoload = (["nouveau"] if nouveau else []) + (["nvidia"] if rows else [])
     (lab / "autoload").write_text("".join(f"{name}\n" for name in autoload))
 
@@ -168,3 +171,15 @@ def _table_row(slot: str, spec: GpuSpec) -> str:
         spec.name,
     )
     return "\t".join(columns)
+
+
+def _mig_rows(slot: str, spec: GpuSpec) -> Iterator[str]:
+    """A line a MIG profile, twelve columns with tabs between: slot, whether a reboot keeps the mode (kept, lost), name,
+    id, compute and memory slices, starts, optical flow, media, how many at most, usable GiB, the GPU's own totals.
+    """
+    product = next(product for product in load_mig() if spec.id in product.ids)
+    totals = f"{product.compute} {product.memory} {product.media} {product.ofa}"
+    for p in product.profiles:
+        starts = " ".join(map(str, p.starts))
+        numbers = (p.id, p.compute, p.memory, starts, p.ofa, p.media, p.most, f"{p.usable_gib:.2f}")
+        yield "\t".join((slot, product.mode, p.name, *map(str, numbers), totals))

@@ -5,6 +5,8 @@
 lab=${GPUNODE_LAB_ROOT:-/lab}
 table=$lab/standin-gpus
 refusal=
+# shellcheck source=gpunode/lab/standins/node/usr/local/lib/gpunode-lab/mig.sh
+. /usr/local/lib/gpunode-lab/mig.sh
 
 log() { echo "[ $(cut -d ' ' -f 1 /proc/uptime | sed 's/$/0000/')] $*" >>"$lab/dmesg"; }
 
@@ -189,6 +191,7 @@ fill_proc() {
             print "Bus Type: \t PCIe"; print "Bus Location: \t " slot; print "Device Minor: \t " minor
             print "GPU Firmware: \t " firmware; print "GPU Excluded:\t No" }' "$table" >"$proc/gpus/$slot/information"
         node "nvidia$minor" 195 "$minor"
+        mig_start "$slot"
         minor=$((minor + 1))
     done
 }
@@ -197,6 +200,6 @@ stop_nvidia() {
     unbind_all nvidia
     unbind_all nvidia-nvswitch
     rm -rf "$lab/proc/driver/nvidia"
-    rm -f /dev/nvidia[0-9]* /dev/nvidiactl
+    rm -rf /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-caps
     log "NVRM: unloaded"
 }
