@@ -24,14 +24,17 @@ from gpunode.core.sysctl import boot_warnings
 
 ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "sharing", "runtime", "verify")
 OPTIONS = (
-    *("recover", "expect", "sources", "packages", "files", "first_boot"),
+    *("recover", "expect", "fetch", "sources", "uninstall", "packages", "runfile", "files", "first_boot"),
     *("config", "activate", "mig", "mps", "edits", "cdi", "smoke"),
 )
 TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "recover"): "Finish or undo what an interrupted run left",
     ("preflight", "expect"): "Make sure that this is the node the plan was made for",
+    ("preflight", "fetch"): "Fetch NVIDIA's installers and compare their checksums",
     ("driver", "sources"): "Set up the repository of the driver",
+    ("driver", "uninstall"): "Take off the driver that NVIDIA's runfile installed",
     ("driver", "packages"): "Install the NVIDIA driver and the headers of every kernel",
+    ("driver", "runfile"): "Run NVIDIA's installer, and build its modules for every kernel",
     ("driver", "files"): "Keep nouveau off the GPU",
     ("driver", "first_boot"): "Leave what loads and proves the driver at the first boot",
     ("driver", "activate"): "Load the NVIDIA driver and start its services",
@@ -41,6 +44,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("fabric", "activate"): "Start what manages the fabric and the GPUs",
     ("cuda", "sources"): "Set up the repository of CUDA",
     ("cuda", "packages"): "Install the CUDA toolkit",
+    ("cuda", "runfile"): "Run the installers of the CUDA toolkits",
     ("cuda", "files"): "Put CUDA on the PATH of login shells",
     ("cuda", "activate"): "Choose the default CUDA toolkit",
     ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
@@ -93,7 +97,7 @@ def make_plan(
     case = Case(facts=facts, spec=spec, solution=solution, want=want, have=actual(facts, want), key_of=key_of)
     steps = _steps(case)
     if steps:
-        steps = [*_preflight(facts), *steps, _verify(case)]
+        steps = [*_preflight(facts, steps), *steps, _verify(case)]
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
 
 
@@ -142,7 +146,7 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     """
     changed = {(k.role, k.option) for k in pending}
     again: dict[Key, Want] = {}
-    if ("driver", "packages") in changed or ("driver", "files") in changed:
+    if {("driver", option) for option in ("packages", "runfile", "files")} & changed:
         again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("driver", "activate")}
     if ("fabric", "files") in changed:  # IMEX reads its nodes when it starts
         again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("fabric", "activate")}
@@ -157,7 +161,7 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     return again
 
 
-def _preflight(facts: NodeFacts) -> list[Step]:
+def _preflight(facts: NodeFacts, found: Sequence[Step]) -> list[Step]:
     expect = {
         "distro": facts.distro.key,
         "arch": facts.arch,
@@ -171,6 +175,10 @@ def _preflight(facts: NodeFacts) -> list[Step]:
             role="preflight", option="recover", title=TITLES["preflight", "recover"], value=True, reasons=(why,)
         )
         steps.insert(0, recover)
+    installers = [value for step in found if step.option == "runfile" for value in step.value]
+    if installers:  # before anything is touched: a wrong file is found out here
+        title = TITLES["preflight", "fetch"]
+        steps.append(Step(role="preflight", option="fetch", title=title, value=installers))
     return steps
 
 

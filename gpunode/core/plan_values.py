@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.gpu_containers import LINKS
-from gpunode.core.model import NodeFacts, PackageWant, Repository, RuntimeWish, Solution
+from gpunode.core.model import NodeFacts, PackageWant, Repository, Runfile, RuntimeWish, Solution
+from gpunode.core.requests_runfile import runfile_value
 from gpunode.core.solve_fabric import IMEX_NODES
+from gpunode.core.module_parameters import shown
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
 from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
@@ -35,6 +37,10 @@ def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> 
         return [_file_data(w.data, case.key_of) for w in mine.values()]
     if option == "packages":
         return _packages_data(case, role, mine)
+    if option == "runfile":
+        return _runfiles_data(case, role)
+    if option == "uninstall":
+        return [{"kind": role, "version": case.facts.driver.runfile}]
     if option == "activate":
         return _activate_data(case, role, mine)
     if option in ("cdi", "config", "first_boot"):
@@ -73,6 +79,13 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     }
 
 
+def _runfiles_data(case: Case, role: str) -> list[dict[str, Any]]:
+    """Every installer of the role: one that has been run says so itself, and builds what modules are missing."""
+    flavour = case.solution.driver.flavour if role == "driver" and case.solution.driver else None
+    wants = (w.data for k, w in case.want.items.items() if (k.role, k.option) == (role, "runfile"))
+    return [runfile_value(role, r, proxy=case.spec.proxy, modules=flavour) for r in wants if isinstance(r, Runfile)]
+
+
 def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str, Any]:
     driver = role == "driver"
     if driver and not case.spec.image.load:
@@ -82,17 +95,26 @@ def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     if role == "fabric":
         return _fabric_services(case, mine)
     modules = [k.name.removeprefix("module ") for k, w in mine.items() if k.name.startswith("module ")]
+    parameters = shown(case.spec.driver.module_parameters)
     sysctl = {k.name.removeprefix("sysctl "): w.value for k, w in mine.items() if k.name.startswith("sysctl ")}
     return {
         "load": ["nvidia", "nvidia_uvm", "nvidia_modeset"] if driver else modules,
-        "unload": ["nouveau"] if driver else [],
+        "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])] if driver else [],
         "initramfs": driver,
-        "version": case.spec.driver.version if driver else "",
+        "version": _exact_version(case) if driver else "",
         "reboot": case.spec.reboot if driver else "never",
+        **({"reboot_controller": True} if driver and case.spec.reboot_controller else {}),
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
+        **({"parameters": parameters} if driver and parameters else {}),
         **({"links": True} if Key(role, "activate", LINKS) in mine else {}),
         **({"sysctl": sysctl} if sysctl else {}),
     }
+
+
+def _exact_version(case: Case) -> str:
+    """The version that has to be loaded, "" for that of the libraries on the node."""
+    driver = case.solution.driver
+    return driver.version if driver and driver.runfile else case.spec.driver.version
 
 
 def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
@@ -101,7 +123,6 @@ def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
     nodes, imex = Key("fabric", "files", IMEX_NODES), Key("fabric", "activate", "service nvidia-imex.service")
     stale = nodes in case.want.items and differs(case.want.items[nodes], case.have[nodes])
     again = [imex.name.removeprefix("service ")] if stale and case.have[imex].startswith("active") else []
-        **({"reboot_controller": True} if driver and case.spec.reboot_controller else {}),
     return {"services": units, **({"restart": again} if again else {})}
 
 

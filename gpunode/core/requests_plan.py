@@ -9,10 +9,18 @@ from gpunode.core.model import Plan
 # The options of the roles, in their order: what roles/*/meta/argument_specs.yml say, each with its empty value.
 _SOFTWARE: dict[str, Any] = {"sources": [], "packages": {}, "files": []}
 ROLE_OPTIONS: dict[str, dict[str, Any]] = {
-    "preflight": {"recover": False, "expect": {}},
-    "driver": {**_SOFTWARE, "first_boot": {}, "activate": {}},
+    "preflight": {"recover": False, "expect": {}, "fetch": []},
+    "driver": {
+        "sources": [],
+        "uninstall": [],
+        "packages": {},
+        "runfile": [],
+        "files": [],
+        "first_boot": {},
+        "activate": {},
+    },
     "fabric": {**_SOFTWARE, "activate": {}},
-    "cuda": {**_SOFTWARE, "activate": {}},
+    "cuda": {"sources": [], "packages": {}, "runfile": [], "files": [], "activate": {}},
     "toolkit": {**_SOFTWARE, "config": {}},
     "sharing": {"mig": {}, "mps": {}},
     "runtime": {**_SOFTWARE, "activate": {}, "edits": [], "cdi": {}},

@@ -31,7 +31,7 @@ def solve_cuda(
     if row.family == "arch" and not by_runfile:
         notes.refuse(
             f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
-            "set cuda.method to runfile, install the package cuda by hand, or use CUDA in a container, which brings its own",
+            "set cuda.method to runfile, or use CUDA in a container, which brings its own toolkit",
         )
         return None
     # each tells its own problems

@@ -52,6 +52,12 @@ def solve_driver(
         )
         return None
     by_runfile = spec.method == "runfile"
+    if by_runfile and spec.branch == "distro":
+        notes.refuse(
+            "driver.method is runfile and driver.branch is distro: a distribution has no runfile",
+            "set driver.branch to auto or a number, or driver.method to packages",
+        )
+        return None
     if row.family == "arch" and not by_runfile and refused_on_arch(request, gpus, knowledge, notes):
         return None
     flavour = _flavour_asked(request, gpus, knowledge, notes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.resources import files
@@ -14,13 +14,14 @@ from gpunode.core.facts import facts_hash
 from gpunode.core.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.gpu_containers import say_gpu_containers
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.model import NodeFacts, Plan, Repository, Solution
+from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec_kube import SharingSpec
 from gpunode.core.state import Key
 from gpunode.core.state.smoke import smoke_now
+from gpunode.edge.runfile import check_given
 from gpunode.node import script
 
 
@@ -54,6 +55,7 @@ class Planner:
         self._specs: dict[str, Spec] = {}
         self._solutions: dict[object, Solution] = {}
         self._planned: dict[tuple[object, ...], Planned] = {}
+        self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
 
@@ -109,6 +111,7 @@ class Planner:
                 missing[repository.name] = f"provision will need the key of {repository.name}: {error.what}"
                 return b""
 
+        solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
@@ -123,6 +126,17 @@ class Planner:
         driver = solution.driver.version if solution.driver else facts.driver.loaded
         found = choose_sharing(facts, spec.sharing, load_mig(), self.knowledge, driver=driver)
         return replace(solution, sharing=found, problems=(*solution.problems, *found.problems))
+
+    def _given_files(self, solution: Solution) -> Iterator[Problem]:
+        """What is wrong with the installers that the spec names on this machine."""
+        driver, cuda = solution.driver, solution.cuda
+        for runfile in (*((driver.runfile,) if driver else ()), *(cuda.runfiles if cuda else ())):
+            if not runfile or not runfile.path:
+                continue
+            if runfile not in self._runfiles:
+                self._runfiles[runfile] = check_given(runfile.path, runfile.sha256)
+            if problem := self._runfiles[runfile]:
+                yield problem
 
     def pending(self, planned: Planned) -> dict[Key, str]:
         """What differs from the spec on the planned host."""

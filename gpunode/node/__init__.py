@@ -5,7 +5,8 @@ from importlib import resources
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
     "commit.sh": ("common.sh", "file.sh", "service.sh"),
-    "packages.sh": ("common.sh", "devices.sh", "reload.sh", *_MANAGERS),
+    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "dkms.sh", *_MANAGERS),
+    "runfile.sh": ("common.sh", "dkms.sh"),
     "recall.sh": ("common.sh", *_MANAGERS),
     "putback.sh": ("common.sh", "devices.sh", "reload.sh"),
     "activate.sh": ("common.sh", "devices.sh", "reload.sh"),

@@ -9,11 +9,12 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.first_boot import UNIT
 from gpunode.core.gpu_containers import LINKS, links_found
 from gpunode.core.model import Edit, NodeFacts, PackageWant
+from gpunode.core.module_parameters import not_in_force
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.sources import SourceFile
 from gpunode.core.state.driver import MODULE_FOR
 from gpunode.core.state.sharing import actual_sharing
-from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, PRESENT, Key, Want, Wanted
+from gpunode.core.state.values import ABSENT, FRESH, IN_FORCE, NOT_HELD, PRESENT, Key, Want, Wanted
 
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 
@@ -24,7 +25,7 @@ def actual(facts: NodeFacts, want: Wanted) -> dict[Key, str]:
 
 
 def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -> str:
-    if key.option == "packages" and key.name.startswith(MODULE_FOR):
+    if key.name.startswith(MODULE_FOR):
         kernel = next((k for k in facts.kernels if k.release == key.name.removeprefix(MODULE_FOR) and k.module), None)
         return (
             ABSENT if kernel is None else PRESENT if kernel.flavour in ("", item.data) else f"{kernel.flavour} modules"
@@ -39,6 +40,9 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         # an rpm's epoch stands in no package name, and in no version that is asked for
         version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
         return version + (NOT_HELD if hold and not found.held else "")
+    if key.option in ("runfile", "uninstall"):
+        there = facts.driver.runfile if key.role == "driver" else item.value if item.value in facts.cuda else ""
+        return there or ABSENT
     if key.option in ("sources", "files"):
         return _actual_file(facts, key.name, item)
     if key.option == "edits":
@@ -52,10 +56,10 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         return _actual_file(facts, key.name, item) if isinstance(item.data, SourceFile) else actual_sharing(facts, key)
     if key.option == "cdi":
         return "; ".join(stale(made_by_ctk(facts))) or FRESH
-    return _actual_activation(facts, key)
+    return _actual_activation(facts, key, item)
 
 
-def _actual_activation(facts: NodeFacts, key: Key) -> str:
+def _actual_activation(facts: NodeFacts, key: Key, item: Want) -> str:
     kind, _, name = key.name.partition(" ")
     if key == Key("cuda", "activate", "default"):
         return facts.cuda_default
@@ -71,6 +75,10 @@ def _actual_activation(facts: NodeFacts, key: Key) -> str:
         return f"{service.active or 'inactive'}, {enabled}"
     if kind == "sysctl":
         return facts.sysctl.get(name, ABSENT)
+    if key.name == "parameters":
+        return "; ".join(not_in_force(item.data, facts.driver.parameters)) or IN_FORCE
+    if name == "nova_core":
+        return PRESENT if facts.driver.nova else ABSENT
     if name == "nouveau":
         return PRESENT if facts.driver.nouveau else ABSENT
     if name == "version":

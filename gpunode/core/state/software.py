@@ -47,5 +47,7 @@ def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tupl
     """The toolkits' packages, the one that /usr/local/cuda leads to, and the PATH."""
     for package in cuda.packages:
         yield Key("cuda", "packages", package.name), package_want(package)
+    for runfile in cuda.runfiles:
+        yield Key("cuda", "runfile", runfile.version), Want(value=runfile.version, data=runfile)
     yield Key("cuda", "files", CUDA_PROFILE), file_want(CUDA_PROFILE, templates["cuda.sh.j2"])
     yield Key("cuda", "activate", "default"), Want(value=cuda.version)

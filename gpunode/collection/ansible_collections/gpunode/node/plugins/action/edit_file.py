@@ -22,12 +22,16 @@ class ActionModule(NodeAction):
 
     def act(self, args):
         from gpunode.core.requests_packages import packages_request
+        from gpunode.core.requests_runfile import runfile_request
 
         result = {}
         if args["recover"]:
-            result = _joined(
-                self._files([]), result_of(self.node("packages.sh", packages_request({}, check=self.check))[0])
-            )
+            result = self._files([])
+            requests = {"packages.sh": packages_request({}), "runfile.sh": runfile_request("recover")}
+            for name, request in requests.items():
+                if not result.get("failed"):
+                    outcome, _text = self.node(name, request | ({"check": b"1\n"} if self.check else {}))
+                    result = _joined(result, result_of(outcome))
         if args["files"] and not result.get("failed"):
             result = _joined(result, self._files(args["files"]))
         for value in args["runtimes"]:

@@ -1,0 +1,87 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: runfile
+short_description: Run NVIDIA's self-extracting installers, or take off what they installed
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Fetches an installer to the node, or sends it there from the controller, and compares its SHA-256 before it is run.
+  - Runs it without questions, and has DKMS build the driver's modules for every kernel.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  fetch:
+    description: Installers to have on the node, each C(kind) (driver or cuda), C(name), C(version), C(urls) or C(path)
+      (on the controller), C(sha256) (without it the one that stands beside the file), C(proxy).
+    type: list
+    elements: dict
+    default: []
+  uninstall:
+    description: What is to go, each C(kind) and C(version).
+    type: list
+    elements: dict
+    default: []
+  install:
+    description: Installers to run, each C(kind), C(name), C(version), C(options) and, of a driver, C(modules) (open or
+      proprietary).
+    type: list
+    elements: dict
+    default: []
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and says what would change.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Fetch the driver's installer
+  gpunode.node.runfile:
+    fetch:
+      - kind: driver
+        name: NVIDIA-Linux-x86_64-580.178.04.run
+        version: 580.178.04
+        urls: [https://us.download.nvidia.com/tesla/580.178.04/NVIDIA-Linux-x86_64-580.178.04.run]
+
+- name: Run it
+  gpunode.node.runfile:
+    install:
+      - kind: driver
+        name: NVIDIA-Linux-x86_64-580.178.04.run
+        version: 580.178.04
+        options: [--silent, --dkms]
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, in a sentence.
+  type: str
+  returned: always
+changes:
+  description: One sentence for each thing changed, or that would change in check mode.
+  type: list
+  elements: str
+  returned: when the node was asked
+notes:
+  description: Remarks of the script.
+  type: list
+  elements: str
+  returned: when the node was asked
+fix:
+  description: What to do next.
+  type: str
+  returned: on failure
+log:
+  description: The end of what the commands on the node printed.
+  type: list
+  elements: str
+  returned: on failure
+"""

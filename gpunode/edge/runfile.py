@@ -1,0 +1,106 @@
+"""NVIDIA's installers on the machine that runs gpunode: given ones, and downloads for nodes that have no downloader."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.model import Problem
+
+_PIECE = 1 << 20
+_PAGE = re.compile(rb"\s*<(!doctype|html|\?xml)", re.IGNORECASE)
+_FIX = "correct its URL, path or sha256 in gpunode.yml; nothing was changed"
+
+
+def check_given(path: str, sha256: str) -> Problem | None:
+    """What is wrong with the installer that the spec names on this machine; None when it is the one."""
+    try:
+        _compare(_given(path), sha256, path)
+    except GpunodeError as error:
+        return Problem(what=str(error), fix=error.fix)
+    return None
+
+
+def runfile_here(value: Mapping[str, Any]) -> Path:
+    """The installer of a step's value (core.requests_runfile.runfile_value), its checksum compared.
+
+    What has URLs is downloaded, and kept below ~/.cache/gpunode.  Raises GpunodeError.
+    """
+    if value.get("path"):
+        file = _given(value["path"])
+        _compare(file, value["sha256"], value["path"])
+        return file
+    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "runfile"
+    cache.mkdir(parents=True, exist_ok=True, mode=0o700)
+    proxy, said = value.get("proxy", ""), []
+    for url in value.get("urls", ()):
+        try:
+            return _kept(cache / value["name"], url, value.get("sha256") or _published(url, proxy), proxy)
+        except (OSError, ValueError) as error:
+            said.append(f"{url}: {error}")
+    raise GpunodeError(
+        f"{value['name']} cannot be fetched: {'; '.join(said) or 'it has no URL'}",
+        fix="check its URL, the network and the proxy; nothing was changed",
+    )
+
+
+def _given(path: str) -> Path:
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise InputError(f"there is no file {path}", expected="NVIDIA's installer", fix="look at runfile.path")
+    return file
+
+
+def _kept(file: Path, url: str, sha256: str, proxy: str) -> Path:
+    if file.is_file() and _sha256(file) == sha256:
+        return file
+    part = file.with_name(f"{file.name}.{os.getpid()}")
+    try:
+        with _open(url, proxy) as answer, part.open("wb") as out:
+            while piece := answer.read(_PIECE):
+                out.write(piece)
+        _compare(part, sha256, url)
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+    return file
+
+
+def _published(url: str, proxy: str) -> str:
+    """The checksum that stands beside the file on the vendor's server: «HASH  NAME»."""
+    with _open(f"{url}.sha256sum", proxy) as answer:
+        match = re.match(rb"[0-9a-f]{64}\b", answer.read(4096))
+    if not match:
+        raise ValueError(f"{url}.sha256sum holds no checksum")
+    return match[0].decode()
+
+
+def _open(url: str, proxy: str) -> Any:
+    handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
+    try:
+        return urllib.request.build_opener(handler).open(url, timeout=60)
+    except urllib.error.HTTPError as error:
+        raise OSError(f"HTTP {error.code} {error.reason}") from error
+
+
+def _compare(file: Path, sha256: str, origin: str) -> None:
+    """Raise RefusedError where the file is not the one."""
+    with file.open("rb") as opened:
+        page = _PAGE.match(opened.read(200))
+    if page:
+        raise RefusedError(f"{origin} is a web page, not an installer", fix=_FIX)
+    found = _sha256(file)
+    if found != sha256:
+        raise RefusedError(f"{origin} has the SHA-256 {found}", expected=sha256, fix=_FIX)
+
+
+def _sha256(file: Path) -> str:
+    with file.open("rb") as opened:
+        return hashlib.file_digest(opened, "sha256").hexdigest()

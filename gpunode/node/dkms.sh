@@ -1,0 +1,51 @@
+# shellcheck shell=sh disable=SC2154
+# What packages.sh and runfile.sh share: which of NVIDIA's modules DKMS has built, and for which kernels.
+# The script behind it has `fail MESSAGE FIX` and the file $log.
+
+# lines `MODULE VERSION KERNEL STATE` of the nvidia modules; dkms 2 writes «nvidia, 1, 6.1, x86_64: …», dkms 3 «nvidia/1, 6.1, …»
+dkms_nvidia() {
+  have dkms || return 0
+  dkms status 2>/dev/null | grep '^nvidia' | sed 's|/|, |; s/: */, /; s/,  */ /g' |
+    awk 'NF >= 5 { print $1, $2, $3, $5 } NF < 5 { print $1, $2, "-", $NF }'
+}
+
+# whether a module was built before its source was put there: rpm removes the other flavour of the same version after
+# the new one has come, and DKMS takes what it knows for what it is asked for
+dkms_stale() {
+  for built in "/var/lib/dkms/$1/$2/$3"/*/module/nvidia.ko*; do
+    [ -e "$built" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$built" 2>/dev/null | head -n 1)" ] && return
+  done
+  return 1
+}
+
+# lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there
+dkms_missing() {
+  dkms_nvidia >"$GPUNODE_IN/.dkms"
+  cut -d ' ' -f 1,2 "$GPUNODE_IN/.dkms" | sort -u | while read -r module version; do
+    for tree in /lib/modules/*; do
+      [ -d "$tree/build/" ] || continue
+      kernel=${tree##*/}
+      grep -q "^$module $version $kernel installed" "$GPUNODE_IN/.dkms" && ! dkms_stale "$module" "$version" "$kernel" || echo "$module $version $kernel"
+    done
+  done
+}
+
+# Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.
+dkms_build() {
+  dkms_missing >"$GPUNODE_IN/.unbuilt"
+  [ -s "$GPUNODE_IN/.unbuilt" ] || return 0
+  while read -r module version kernel; do
+    say note "building $module $version for kernel $kernel"
+    ! dkms_stale "$module" "$version" "$kernel" || {
+      dkms remove "$module/$version" -k "$kernel"
+      dkms add "$module/$version"
+    } >>"$log" 2>&1 </dev/null 9>&-
+    dkms install "$module/$version" -k "$kernel" >>"$log" 2>&1 </dev/null 9>&- && built=1 && continue
+    cat "/var/lib/dkms/$module/$version/build/make.log" "/var/lib/dkms/$module/$version/$kernel"/*/log/make.log 2>/dev/null |
+      tail -n 60 >>"$log"
+    fail "DKMS could not build $module $version for kernel $kernel: $(grep -E 'error:|Error!|No rule' "$log" | tail -n 1)" \
+      "see the log; often the compiler or the headers do not fit the kernel, or the branch is too old for it"
+  done <"$GPUNODE_IN/.unbuilt"
+  unbuilt=$(dkms_missing)
+  [ -z "$unbuilt" ] || fail "DKMS says that $(printf '%s' "$unbuilt" | tr '\n' ';') is not installed" "run dkms status on the node"
+}
