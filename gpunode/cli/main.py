@@ -112,3 +112,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         click.echo("interrupted", err=True)
         code = 130
     sys.exit(code)
+
+
+def kubectl() -> NoReturn:
+    """`kubectl gpunode ARGS`, a plugin of kubectl: the same as `gpunode kube ARGS`."""
+    main(["kube", *sys.argv[1:]])

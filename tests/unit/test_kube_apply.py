@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from api_server import OPERATOR, ApiServer, Fault
-from kube_fixtures import node, quick, rendered, silent
+from kube_cluster import node, quick, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.core.kube.applied import Applied

@@ -1,0 +1,288 @@
+"""Usage of GPUs from nodes, pods, slices and claims: numbers, the known layout, and the command."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import DRA, ApiServer
+from kube_cluster import node
+
+from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.usage import asked, usage
+from gpunode.core.kube.usage_text import usage_data, usage_text
+
+pytest_plugins = ("kube_fixtures",)
+
+MEM, COUNT, GPU = "aliyun.com/gpu-mem", "aliyun.com/gpu-count", "nvidia.com/gpu"
+
+
+def pod(name: str, on: str, limits: dict[str, str], *, index: int | None = None, **more: Any) -> dict[str, Any]:
+    annotations = {} if index is None else {"ALIYUN_COM_GPU_MEM_IDX": str(index)}
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": name, "namespace": more.pop("namespace", "default"), "annotations": annotations},
+        "spec": {"nodeName": on, "containers": [{"name": "c", "resources": {"limits": limits}}]},
+        "status": {"phase": "Running", **more.pop("status", {})},
+    }  # fmt: skip
+
+
+ARCH = node("archlinux", address="192.168.8.100", allocatable={MEM: "16", COUNT: "1"})
+
+
+@pytest.mark.parametrize(
+    ("pods", "used", "percent"),
+    [
+        ([], 0, 0),
+        ([pod("a", "archlinux", {MEM: "3"}, index=0)], 3, 18),
+        ([pod("a", "archlinux", {MEM: "3"}, index=0), pod("b", "archlinux", {MEM: "5"}, index=0)], 8, 50),
+    ],
+)
+def test_gpushare_looks_as_kubectl_inspect_gpushare_shows_it(pods: list[Any], used: int, percent: int) -> None:
+    assert usage_text(usage([ARCH], pods)).splitlines() == [
+        "NAME       IPADDRESS      GPU0(Allocated/Total)  GPU Memory(GiB)",
+        f"archlinux  192.168.8.100  {used}/16" + " " * 19 + f"{used}/16",
+        "-" * 64,
+        "Allocated/Total GPU Memory In Cluster:",
+        f"{used}/16 ({percent}%)",
+    ]
+
+
+def test_eight_gpus_of_a_node_have_a_column_each() -> None:
+    found = usage(
+        [node("dev-server-153", address="192.168.0.153", allocatable={MEM: "184", COUNT: "8"})],
+        [pod("a", "dev-server-153", {MEM: "3"}, index=7)],
+    )
+    head, row, *_ = usage_text(found).splitlines()
+    assert head.split()[2:10] == [f"GPU{i}(Allocated/Total)" for i in range(8)]
+    assert row.split() == ["dev-server-153", "192.168.0.153", *["0/23"] * 7, "3/23", "3/184"]
+
+
+def test_details_name_the_pods_and_what_they_hold_of_which_gpu() -> None:
+    two = node("n1", allocatable={MEM: "32", COUNT: "2"})
+    pods = [pod("binpack-0", "n1", {MEM: "3"}, index=1), pod("new", "n1", {MEM: "5"}, namespace="team")]
+    assert usage_text(usage([two], pods), details=True).splitlines() == [
+        "NAME:       n1",
+        "IPADDRESS:  10.0.0.1",
+        "RESOURCE:   aliyun.com/gpu-mem",
+        "",
+        "NAME       NAMESPACE  GPU0(Allocated)  GPU1(Allocated)  Pending(Allocated)",
+        "binpack-0  default    0                3                0",
+        "new        team       0                0                5",
+        "Allocated : 8 (25%)",
+        "Total :     32",
+        "-" * 74,
+        "Allocated/Total GPU Memory In Cluster:",
+        "8/32 (25%)",
+    ]
+
+
+def test_memory_in_mib_is_known_by_its_size() -> None:
+    (found,) = usage([node("n1", allocatable={MEM: "16384", COUNT: "1"})], []).nodes
+    assert found.uses[0].unit == "MiB"
+
+
+# (labels and allocatable of a node, its pods' limits) → (kind, resource, allocated, total, shares per GPU)
+KINDS = {
+    "whole GPUs": ({}, {GPU: "8"}, [{GPU: "1"}, {GPU: "4"}, {"cpu": "2"}], [("gpu", GPU, 5, 8, 1)]),
+    "shares by Feature Discovery's label": (
+        {"nvidia.com/gpu.replicas": "4"}, {GPU: "8"}, [{GPU: "1"}], [("slices", GPU, 1, 8, 4)]),
+    "shares that were renamed": (
+        {"nvidia.com/gpu.replicas": "10"}, {f"{GPU}.shared": "20", GPU: "0"}, [{f"{GPU}.shared": "1"}] * 3,
+        [("slices", f"{GPU}.shared", 3, 20, 10)]),
+    "shares by the pool's configuration": (
+        {"nvidia.com/device-plugin.config": "shared"}, {GPU: "12"}, [], [("slices", GPU, 0, 12, 6)]),
+    "the other pool's configuration": ({}, {GPU: "2"}, [], [("gpu", GPU, 0, 2, 1)]),
+    "MIG": (
+        {}, {"nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "2"}, [{"nvidia.com/mig-1g.10gb": "2"}],
+        [("mig", "nvidia.com/mig-1g.10gb", 2, 7, 1), ("mig", "nvidia.com/mig-3g.40gb", 0, 2, 1)]),
+    "a zero that a plugin left behind": ({}, {GPU: "0", MEM: "16", COUNT: "1"}, [], [("gpushare", MEM, 0, 16, 1)]),
+    "GPUs that are lost while a pod holds one": ({}, {GPU: "0"}, [{GPU: "1"}], [("gpu", GPU, 1, 0, 1)]),
+    "no GPUs": ({}, {"cpu": "8"}, [{"cpu": "1"}], []),
+}  # fmt: skip
+CONFIGS = {
+    "default": "version: v1\n",
+    "shared": "version: v1\nsharing:\n  timeSlicing:\n    resources:\n    - {name: nvidia.com/gpu, replicas: 6}\n",
+}
+
+
+@pytest.mark.parametrize("case", KINDS)
+def test_what_is_counted(case: str) -> None:
+    labels, allocatable, limits, expected = KINDS[case]
+    pods = [pod(f"p{i}", "n1", limit) for i, limit in enumerate(limits)]
+    found = usage([node("n1", labels=labels, allocatable=allocatable)], pods, configs=CONFIGS)
+    assert [(u.kind, u.resource, u.allocated, u.total, u.replicas) for n in found.nodes for u in n.uses] == expected
+
+
+def box(limits: dict[str, str], **more: str) -> dict[str, Any]:
+    return {"name": "x", "resources": {"limits": limits}, **more}
+
+
+@pytest.mark.parametrize(
+    ("containers", "init", "expected"),
+    [
+        ([{GPU: "1"}, {GPU: "2"}], [], 3),
+        ([{GPU: "1"}], [box({GPU: "4"})], 4),
+        ([{GPU: "1"}], [box({GPU: "2"}, restartPolicy="Always"), box({GPU: "1"})], 3),
+        ([{GPU: "1"}], [box({GPU: "2"}, restartPolicy="Always"), box({GPU: "3"})], 5),
+        ([{}], [], 0),
+    ],
+)
+def test_a_pod_asks_for_what_the_scheduler_counts(containers: list[Any], init: list[Any], expected: int) -> None:
+    spec = {"containers": [box(c) for c in containers], "initContainers": init}
+    assert asked({"spec": spec}, GPU) == expected
+
+
+@pytest.mark.parametrize(("phase", "counted"), [("Running", 1), ("Pending", 1), ("Succeeded", 0), ("Failed", 0)])
+def test_a_pod_that_has_ended_holds_nothing(phase: str, counted: int) -> None:
+    (found,) = usage([node("n1", allocatable={GPU: "1"})], [pod("p", "n1", {GPU: "1"}, status={"phase": phase})]).nodes
+    assert found.uses[0].allocated == counted
+
+
+def test_pods_without_a_node_are_told_with_the_schedulers_reason() -> None:
+    why = "0/3 nodes are available: 3 Insufficient GPU Memory in one device."
+    conditions = [{"type": "PodScheduled", "status": "False", "message": why}]
+    waits = pod("big", "", {MEM: "24"}, status={"phase": "Pending", "conditions": conditions})
+    assert usage_text(usage([ARCH], [waits])).splitlines()[-3:] == [
+        "Waiting for GPUs: 1 pods",
+        "NAME  NAMESPACE  ASKS FOR               WHY",
+        f"big   default    24 aliyun.com/gpu-mem  {why}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [("8", 8), ("1k", 1000), ("1Ki", 1024), ("2e3", 2000), ("0.5", 1), ("-1", -1), ("nonsense", 0), ("", 0)],
+)
+def test_quantities(text: str, value: int) -> None:
+    assert quantity(text) == value
+
+
+# ---------------------------------------------------------------- DRA
+
+
+def resource_slice(on: str, generation: int, devices: dict[str, str], *, old: bool = False) -> dict[str, Any]:
+    """`old`: as v1beta1 writes devices."""
+    items = []
+    for name, kind in devices.items():
+        body = {"attributes": {"type": {"string": kind}}}
+        items.append({"name": name, **({"basic": body} if old else body)})
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": f"{on}-{generation}"},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": on, "pool": {"name": on, "generation": generation},
+                 "devices": items},
+    }  # fmt: skip
+
+
+def claim(name: str, pool: str, device: str, *pods: str, driver: str = "gpu.nvidia.com") -> dict[str, Any]:
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceClaim",
+        "metadata": {"name": name, "namespace": "default"},
+        "status": {
+            "allocation": {"devices": {"results": [{"driver": driver, "pool": pool, "device": device}]}},
+            "reservedFor": [{"resource": "pods", "name": p} for p in pods],
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_dra_devices_are_known_one_by_one(old: bool) -> None:
+    slices = [
+        resource_slice("n1", 1, {"gone": "gpu"}),
+        resource_slice("n1", 2, {"gpu-0": "gpu", "gpu-1": "gpu", "gpu-2-mig-1g10gb-0": "mig"}, old=old),
+    ]
+    claims = [
+        claim("shared", "n1", "gpu-0", "a", "b"), claim("reserved", "n1", "gpu-2-mig-1g10gb-0"),
+        claim("else", "n1", "gpu-1", "c", driver="net.example.com"), claim("far", "n2", "gpu-1", "d"),
+    ]  # fmt: skip
+    (found,) = usage([node("n1")], [], slices=slices, claims=claims).nodes
+    gpus, mig = found.uses
+    assert [(g.name, g.allocated, g.total) for g in gpus.gpus] == [("gpu-0", 1, 1), ("gpu-1", 0, 1)]
+    assert [(p.name, dict(p.gpus)) for p in gpus.pods] == [("a", {"gpu-0": 1}), ("b", {"gpu-0": 1})]
+    assert (mig.resource, mig.allocated, [p.name for p in mig.pods]) == ("gpu.nvidia.com/mig", 1, ["(claim reserved)"])
+
+
+def test_every_kind_in_one_cluster_has_a_table_and_a_total() -> None:
+    nodes = [
+        node("a", allocatable={GPU: "8"}, spec={"unschedulable": True}),
+        node("b", allocatable={GPU: "8"}, labels={"nvidia.com/gpu.replicas": "2", "nvidia.com/gpu.product": "T4"}),
+        node("c", allocatable={"nvidia.com/mig-1g.10gb": "7"}), ARCH, node("d"), node("web"),
+    ]  # fmt: skip
+    pods = [pod("p", "a", {GPU: "2"}), pod("q", "c", {"nvidia.com/mig-1g.10gb": "1"})]
+    found = usage(
+        nodes, pods, slices=[resource_slice("d", 1, {"gpu-0": "gpu"})], claims=[claim("x", "d", "gpu-0", "r")]
+    )
+    text = usage_text(found)
+    assert "a     10.0.0.1   2/8  Ready,SchedulingDisabled" in text
+    assert usage_data(found)["cluster"] == [
+        {"kind": "dra", "resource": "gpu.nvidia.com/gpu", "unit": "", "allocated": 1, "total": 1},
+        {"kind": "gpu", "resource": GPU, "unit": "", "allocated": 2, "total": 8},
+        {"kind": "gpushare", "resource": MEM, "unit": "GiB", "allocated": 0, "total": 16},
+        {"kind": "mig", "resource": "nvidia.com/mig-1g.10gb", "unit": "", "allocated": 1, "total": 7},
+        {"kind": "slices", "resource": GPU, "unit": "", "allocated": 0, "total": 8},
+    ]
+    assert [line for line in text.splitlines() if line.startswith("Allocated/Total")] == [
+        f"Allocated/Total {what} In Cluster:"
+        for what in ("GPUs", "Shares of GPUs", "MIG instances", "GPU Memory", "GPUs by DRA")
+    ]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def status(
+    server: ApiServer, tmp_path: Path, *words: str, program: tuple[str, ...] = ()
+) -> subprocess.CompletedProcess[str]:
+    config = server.kubeconfig(tmp_path / "kubeconfig")
+    command = program or (sys.executable, "-m", "gpunode", "kube")
+    return subprocess.run(
+        [*command, "status", *words], env={**os.environ, "KUBECONFIG": str(config)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+
+
+def test_the_command_reads_a_cluster_in_chunks(tmp_path: Path) -> None:
+    server = ApiServer(resources=DRA)
+    try:
+        for i in range(1203):
+            server.put(node(f"gpu{i:04}", allocatable={GPU: "8"}))
+        server.put(pod("p", "gpu0007", {GPU: "3"}))
+        server.put(resource_slice("gpu0001", 1, {"gpu-0": "gpu"}))
+        ran = status(server, tmp_path, "--format", "json")
+        assert (ran.returncode, ran.stderr) == (0, "")
+        data = json.loads(ran.stdout)
+        assert {c["kind"]: (c["allocated"], c["total"]) for c in data["cluster"]} == {"gpu": (3, 9624), "dra": (0, 1)}
+        assert [r for r in server.requests if "/nodes?" in r] == [
+            "GET /api/v1/nodes?limit=500", "GET /api/v1/nodes?limit=500&continue=500",
+            "GET /api/v1/nodes?limit=500&continue=1000",
+        ]  # fmt: skip
+        assert server.unexpected == []
+    finally:
+        server.close()
+
+
+def test_a_node_that_is_not_there_is_said(server: ApiServer, tmp_path: Path) -> None:
+    server.put(ARCH)
+    ran = status(server, tmp_path, "archlinx")
+    assert ran.returncode == 2
+    assert "there is no node archlinx" in ran.stderr and "archlinux" in ran.stderr
+
+
+def test_kubectl_runs_it_as_a_plugin(server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kubectl = shutil.which("kubectl")
+    if not kubectl:
+        pytest.skip("needs kubectl")
+    plugin = tmp_path / "bin" / "kubectl-gpunode"
+    plugin.parent.mkdir()
+    plugin.write_text(f"#!{sys.executable}\nfrom gpunode.cli.main import kubectl\nkubectl()\n")
+    plugin.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{plugin.parent}:{os.environ['PATH']}")
+    server.put(ARCH)
+    ran = status(server, tmp_path, program=(kubectl, "gpunode"))
+    assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "0/16 (0%)"), ran.stderr
