@@ -8,9 +8,9 @@ from typing import Any
 
 from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import NodeFacts, PackageWant, Repository, Runfile, RuntimeWish, Solution
+from gpunode.core.module_parameters import shown
 from gpunode.core.requests_runfile import runfile_value
 from gpunode.core.solve_fabric import IMEX_NODES
-from gpunode.core.module_parameters import shown
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
 from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs

@@ -2,7 +2,8 @@
 
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
-lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `check` (1) in check mode.
+lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters` lines `NAME
+VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `check` (1) in check mode.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -19,9 +20,10 @@ from gpunode.core.errors import InputError
 REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
-_PAIRS = ("alternatives", "sysctl")
+_PAIRS = ("alternatives", "sysctl", "parameters")
 _KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot", "reboot_controller")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
+_SETTING = re.compile(r"[^\s'\"$`\\]+\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 
 
@@ -34,7 +36,7 @@ class Activation:
 
 
 def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, initramfs, links, version, services, enable, restart, alternatives, sysctl, reboot} → files.
+    """{load, unload, version, parameters, initramfs, links, services, enable, restart, alternatives, sysctl, reboot}.
 
     Raises InputError.
     """
@@ -54,13 +56,17 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
         f"{_checked(_WORD, name, 'sysctl')} {_checked(_WORD, setting, 'sysctl value')}"
         for name, setting in (value.get("sysctl") or {}).items()
     ]
+    lines["parameters"] = [
+        f"{_checked(_WORD, name, 'parameter')} {_checked(_SETTING, setting, 'value of a parameter')}"
+        for name, setting in (value.get("parameters") or {}).items()
+    ]
     request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
     return request | ({"check": b"1\n"} if check else {})
 
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for nothing: then the node need not be asked."""
-    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, *_PAIRS))
+    return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl"))
 
 
 def parse_activation(stdout: str) -> Activation:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
+from gpunode.core.module_parameters import check_parameters
 from gpunode.core.spec_image import ImageSpec, check_image
 from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
@@ -32,6 +33,9 @@ class DriverSpec:
     hold: bool = option(True, "hold the driver packages against unattended upgrades")
     runfile: RunfileSpec = option(RunfileSpec(), "the file of method runfile")
 
+    module_parameters: Mapping[str, Mapping[str, str]] = option(
+        {}, "parameters of its kernel modules, such as {nvidia: {NVreg_EnableGpuFirmware: 0}}"
+    )
 
 @dataclass(frozen=True, kw_only=True)
 class CudaSpec:

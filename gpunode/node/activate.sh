@@ -45,6 +45,24 @@ other_flavour() {
   esac
 }
 
+# other_parameters: the first parameter that the loaded driver has otherwise, as «NAME is NOW, WANTED is wanted»
+other_parameters() {
+  requested parameters | while read -r name wanted; do
+    now=$(sed -n "s/^$name: //p" /proc/driver/nvidia/params 2>/dev/null)
+    [ -n "$now" ] && [ "$(as_shown "$now")" != "$(as_shown "$wanted")" ] && echo "$name is $now, $wanted is wanted" && break
+  done
+}
+
+# as_shown VALUE: a number as the kernel shows it, of 32 bits without sign; a text without quotes
+as_shown() {
+  case ${1#-} in
+    0x | 0x*[!0-9a-fA-F]*) echo "$1" ;;
+    0x*) echo "$(($1 & 0xffffffff))" ;;
+    *[!0-9]* | '') printf '%s\n' "$1" | tr -d '"' ;;
+    *) echo "$(($1 & 0xffffffff))" ;;
+  esac
+}
+
 # the version that user space was built for: the suffix of libnvidia-ml.so
 userspace_version() {
   for library in /usr/lib/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib/libnvidia-ml.so.*.* /usr/lib/*/nvidia/*/libnvidia-ml.so.*.*; do
@@ -95,11 +113,11 @@ initramfs() {
     say note "no initramfs tool was found, so there is none to rebuild"
     return
   fi
-  "$@" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 failed" "see the log; often /boot is full"
+  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || fail "$1 failed" "see the log; often /boot is full"
   # update-initramfs -u passes kernels by that never had an initramfs
   stale=$(stale_initramfs)
   for release in $stale; do
-    ! have update-initramfs || update-initramfs -c -k "$release" >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
+    ! have update-initramfs || (umask 022 && update-initramfs -c -k "$release") >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
   done
   changed "initramfs rebuilt ($1)"
 }
@@ -133,7 +151,7 @@ unload() {
 # The nvidia modules of another version, if nothing but our own services uses them.
 unload_old_driver() {
   was=$(module_version)
-  checking && changed "exchange nvidia $was for $version" && return
+  checking && changed "exchange nvidia $was for ${version:-another}${parameter:+: $parameter}" && return
   for unit in $GPU_UNITS; do
     systemctl is-active -q "$unit" 2>/dev/null || continue
     systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
@@ -141,7 +159,7 @@ unload_old_driver() {
   done
   users=$(clients | tr '\n' ' ')
   if [ -n "$users" ]; then
-    needs_reboot "nvidia $was is loaded, $version is wanted, and ${users% } uses the GPU"
+    needs_reboot "nvidia $was is loaded, ${parameter:-$version is wanted}, and ${users% } uses the GPU"
     return 1
   fi
   for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do unload "$module" || return 1; done
@@ -151,6 +169,9 @@ restart_stopped() {
   [ -e "$GPUNODE_IN/.stopped" ] || return 0
   while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
 }
+
+# held_by: sets $other, the kernel's own driver that has the GPU
+held_by() { for other in nouveau nova_core; do loaded "$other" && return; done; return 1; }
 
 load() {
   loaded "$1" && return
@@ -172,11 +193,11 @@ load() {
       [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
       needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
     *"No such device"*)
-      loaded nouveau || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
-      needs_reboot "nouveau holds the GPU" ;;
+      held_by || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      needs_reboot "$other holds the GPU" ;;
     *)
-      loaded nouveau || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
-      needs_reboot "nouveau holds the GPU" ;;
+      held_by || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      needs_reboot "$other holds the GPU" ;;
   esac
 }
 
@@ -185,8 +206,9 @@ wants() { requested load | grep -qx "$1"; }
 modules() {
   blocked=
   for module in $(requested unload); do unload "$module" || blocked=1; done
-  if wants nvidia && loaded nvidia && [ -n "$version" ] && { [ "$(module_version)" != "$version" ] || other_flavour; }; then
-    unload_old_driver || blocked=1
+  if wants nvidia && loaded nvidia; then
+    parameter=$(other_parameters)
+    { [ -z "$version" ] || [ "$(module_version)" = "$version" ]; } && ! other_flavour && [ -z "$parameter" ] || unload_old_driver || blocked=1
   fi
   [ -z "$blocked" ] || return 0
   for module in $(requested load); do

@@ -43,6 +43,7 @@ def read_driver(probe: Probe, smi: str) -> DriverState:
         nouveau="nouveau" in modules,
         nova="nova_core" in modules,
         runfile=probe.value("driver", "runfile"),
+        parameters={name: value for name, _, value in (v.partition(": ") for v in probe.values("driver", "parameter"))},
         clients=tuple(probe.lines("clients")),
         smi=smi,
     )

@@ -84,6 +84,7 @@ class DriverState:
     nova: bool = False
     runfile: str = ""  # version that nvidia-installer left, "" when it never ran
     clients: tuple[str, ...] = ()  # "PID COMMAND" of processes that hold /dev/nvidia*
+    parameters: Mapping[str, str] = field(default_factory=dict)  # of the loaded module, as it shows them itself
     smi: str = ""  # first line of trouble that nvidia-smi prints; "" when it works or is absent
 
 

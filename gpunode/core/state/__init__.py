@@ -43,7 +43,7 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
     """The state that `spec` and its `solution` ask of this node; values only, nothing is compared yet."""
     items: dict[Key, Want] = dict(wanted_sources(facts, solution, templates))
     if solution.driver:
-        items |= dict(wanted_driver(facts, solution.driver, templates))
+        items |= dict(wanted_driver(facts, spec.driver, solution.driver, templates))
     if solution.fabric:
         items |= dict(wanted_fabric(solution.fabric))
     if solution.cuda:

@@ -44,7 +44,7 @@ def without_loading(
 
 
 def _loads(key: Key) -> bool:
-    return (key.role, key.option) == ("driver", "activate") and key.name.startswith(("module ", "service "))
+    return key[:2] == ("driver", "activate") and key.name.startswith(("module ", "service ", "parameters"))
 
 
 def image_activation(names: Mapping[Key, Want]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from gpunode.core.sources import SourceFile
 ABSENT = "absent"
 PRESENT = "present"
 FRESH = "fresh"
+IN_FORCE = "in force"
 NOT_HELD = ", not held"
 
 

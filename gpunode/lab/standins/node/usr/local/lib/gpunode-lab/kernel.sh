@@ -44,8 +44,9 @@ unbind_all() {
     rm -rf "$lab/sys/bus/pci/drivers/$1"
 }
 
-# load FILE: what insmod does
+# load FILE [NAME=VALUE …]: what insmod does
 load() {
+    options=${2:-}
     name=$(field "$1" name) # Debian has it in a file of another name: nvidia-current.ko
     loaded "$name" && return 0
     for needed in $(field "$1" depends | tr ',-' ' _'); do
@@ -181,7 +182,11 @@ fill_proc() {
         echo "NVRM version: NVIDIA UNIX $(banner "$2")  $1  Release Build  (gpunode lab stand-in)"
         echo "GCC version:  gcc version 12.2.0 (Debian 12.2.0-14)"
     } >"$proc/version"
-    printf 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileMode: 438\n' >"$proc/params"
+    printf 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileUID: 0\nDeviceFileMode: 438\nEnableGpuFirmware: 18\n' >"$proc/params"
+    for option in $options; do # of two the last one counts, and what the module does not know is only told to dmesg
+        parameter=${option%%=*} parameter=${parameter#NVreg_}
+        sed -i "s|^$parameter: .*|$parameter: ${option#*=}|" "$proc/params"
+    done
     minor=0
     for link in "$lab/sys/bus/pci/drivers/nvidia"/*; do
         slot=${link##*/}
