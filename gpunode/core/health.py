@@ -11,6 +11,7 @@ from gpunode.core.first_boot import first_boot_checks, prepared
 from gpunode.core.gpu_containers import container_checks
 from gpunode.core.kubelet import kubelet_checks
 from gpunode.core.model import Check, NodeFacts
+from gpunode.core.sharing.health import sharing_checks
 from gpunode.core.sysctl import sysctl_checks
 
 # Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
@@ -25,7 +26,7 @@ def health_checks(facts: NodeFacts) -> list[Check]:
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:"), *first]
     gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
-    gpus = (*gpus, *drift_checks(facts), *first)
+    gpus = (*gpus, *drift_checks(facts), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 

@@ -23,6 +23,7 @@ from gpunode.core.model import (
     SharingChoice,
 )
 from gpunode.core.requests_sharing import boot_program, mig_request, mps_request
+from gpunode.core.sharing.health import sharing_checks
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
 from gpunode.core.state.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS
@@ -334,3 +335,40 @@ def test_an_mps_value_that_is_none_is_refused(value: dict[str, Any]) -> None:
 def test_gpus_are_numbered_as_nvidia_smi_does() -> None:
     facts = replace(cut(), nvml=(NvmlGpu(index=0, slot="0000:17:00.0", mig_current="Disabled"),))
     assert yaml.safe_load(mig_step(plan(facts, WISH)).value["config"])["mig-configs"]["gpunode"][0]["devices"] == [0]
+
+
+# ---------------------------------------------------------------- verify
+
+
+def checks(facts: NodeFacts) -> list[tuple[str, str, str]]:
+    return [(c.id, c.status, c.message) for c in sharing_checks(facts)]
+
+
+def test_verify_says_how_the_gpus_are_cut_and_what_is_wrong_with_it() -> None:
+    good = converged(mig_step(plan(cut(), WISH)).value)
+    assert checks(good) == [("sharing.mig", "passed", "GPU 0: 2 × 3g.40gb")]
+    assert checks(cut()) == []
+    by_hand = checks(replace(good, services={}))
+    assert by_hand == [
+        ("sharing.mig", "warning", "GPU 0: 2 × 3g.40gb; nothing makes these instances again at the next boot")
+    ]
+    empty = replace(good, sharing=replace(good.sharing, instances=()))
+    assert checks(empty)[0][1:] == ("failed", "GPU 0: MIG is on without an instance, so no program can use it")
+    first, second = good.sharing.instances
+    lame = replace(good, sharing=replace(good.sharing, instances=(first, replace(second, computes=0))))
+    assert "instance 2 (3g.40gb) has no compute instance" in checks(lame)[0][2]
+    waits = replace(good, nvml=(replace(good.nvml[0], mig_pending="Disabled"),))
+    assert "MIG is Enabled, and Disabled after a reset" in checks(waits)[0][2]
+    broken = replace(good, sharing=replace(good.sharing, mig_status="failed", mig_message="no room"))
+    assert checks(broken)[0][1:] == ("failed", "the GPUs could not be cut: no room")
+
+
+def test_verify_says_whether_the_mps_daemon_runs() -> None:
+    enabled = {"gpunode-mps": Service(name="gpunode-mps", active="failed", enabled="enabled")}
+    ends = replace(cut(), services=enabled)
+    assert checks(ends)[0][:2] == ("sharing.mps", "failed")
+    one = Sharing(mps_daemons=("7",), mps_threads="25")
+    assert checks(replace(cut(), sharing=one)) == [
+        ("sharing.mps", "passed", "the MPS control daemon runs (PID 7), 25 % of a GPU's threads a client")
+    ]
+    assert checks(replace(cut(), sharing=Sharing(mps_daemons=("7", "8"))))[0][1] == "warning"
