@@ -202,6 +202,7 @@ def _check(spec: Spec, where: str) -> None:
             fix="gpunode solve --gpu … shows what fits",
         )
     check_image(spec.image, where)
+    check_parameters(spec.driver.module_parameters, where)
     if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
         raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
     for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):
