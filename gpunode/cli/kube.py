@@ -12,6 +12,7 @@ COMMANDS = {
     "apply": ("gpunode.cli.kube_apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
     "status": ("gpunode.cli.kube_status:status", "Who uses which GPU: allocated and total, however they are shared."),
     "remove": ("gpunode.cli.kube_apply:remove", "Take everything that apply made out of the cluster."),
+    "scheduler": ("gpunode.cli.kube_scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),
     "convert": ("gpunode.cli.kube_convert:convert", "Bring old manifests to today's form, and say what changed."),
 }
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import Command, format_option, print_json, show_error
-from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
+from gpunode.cli.edits import diffs, edit_data, exit_of, refusal, show_outcome
+from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome, RuntimeName
@@ -191,7 +192,7 @@ def diff(options: Options, output_format: str) -> int:
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"cdi": misfits})
     else:
-        click.echo(_diffs(subject, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
+        click.echo(diffs(subject.texts, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
     return _pending(edit, output_format, misfits)
 
 
@@ -222,14 +223,9 @@ def status(options: Options, output_format: str) -> int:
 def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
     if edit.problems:
         if output_format == "text":
-            show_error(_refusal(edit))
+            show_error(refusal(edit))
         return Exit.REFUSED
     return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
-
-
-def _refusal(edit: Edit) -> GpunodeError:
-    problems = edit.problems
-    return RefusedError("; ".join(p.what for p in problems), fix="; ".join(p.fix for p in problems))
 
 
 def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_format: str) -> int:
@@ -238,63 +234,19 @@ def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_fo
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"dry_run": dry_run} | _outcome_data(outcome))
     elif outcome:
-        _show_outcome(subject, edit, outcome, dry_run)
+        from gpunode.edge.runtimes import after
+
+        show_outcome(subject.texts, edit, outcome, disrupts=after(subject, edit).disrupts, dry_run=dry_run)
     if outcome is None:
         return _pending(edit, output_format)
-    return {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}.get(outcome.status, Exit.FAILED)
-
-
-def _show_outcome(subject: Subject, edit: Edit, outcome: Outcome, dry_run: bool) -> None:
-    from gpunode.edge.runtimes import after
-
-    if outcome.status in ("failed", "rolled_back", "refused"):
-        if outcome.log:
-            click.echo(outcome.log, err=True)
-        error = RefusedError if outcome.status == "refused" else GpunodeError
-        show_error(error(outcome.message, fix=outcome.fix))
-        return
-    if dry_run:
-        click.echo(_diffs(subject, edit), nl=False)
-    for line in outcome.changed:
-        click.echo(f"would be: {line}" if dry_run else line)
-    for reason in edit.reasons:
-        click.echo(f"{reason.what}: {reason.why}")
-    for note in outcome.notes:
-        click.echo(f"note: {note}")
-    disrupts = after(subject, edit).disrupts
-    if disrupts and dry_run:
-        click.echo(f"disturbs: {disrupts}")
-    click.echo(outcome.message)
-
-
-def _diffs(subject: Subject, edit: Edit) -> str:
-    from gpunode.core.diff import unified
-
-    before = subject.texts
-    return "".join(unified(before.get(path), data, path) for path, data in sorted(edit.changes.items()))
+    return exit_of(outcome)
 
 
 def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
-    from gpunode.core.diff import unified
     from gpunode.edge.runtimes import after
 
-    before = subject.texts
-    return {
-        "runtime": subject.request.runtime,
-        "distribution": subject.request.distribution,
-        "version": subject.request.version,
-        "changes": [
-            {
-                "path": path,
-                "action": "remove" if data is None else "rewrite" if path in before else "create",
-                "diff": unified(before.get(path), data, path),
-            }
-            for path, data in sorted(edit.changes.items())
-        ],
-        "reasons": [asdict(r) for r in edit.reasons],
-        "problems": [asdict(p) for p in edit.problems],
-        "disrupts": after(subject, edit).disrupts if edit.changes or edit.restart else "",
-    }
+    known = {key: getattr(subject.request, key) for key in ("runtime", "distribution", "version")}
+    return known | edit_data(subject.texts, edit, after(subject, edit).disrupts)
 
 
 def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:

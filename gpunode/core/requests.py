@@ -4,9 +4,11 @@ Request files:
   changes   lines N, `write` | `remove` | `read`, mode of a new file, expected hash, file that a new one is like or `-`,
             path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares.
   data.N    the new bytes of a file to write
-  after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload), config (the file to validate),
-            socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up), handlers
-            (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force, as TOML)
+  after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to
+            validate), socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up),
+            handlers (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force, as TOML),
+            process (the program that the unit starts anew by itself: await), limit (seconds it has for that), reread
+            (yes: systemd reads its units again before the unit is told)
   validate  the words of a command, one a line; @FILE@ stands for the config
   health    commands, one a line, words separated by tabs: the first whose tool is there has to succeed
   meant     the settings that may differ in what is in force afterwards: dotted paths, one a line
@@ -82,6 +84,8 @@ def _after(after: Activation, settle: int) -> dict[str, bytes]:
         "settle": str(settle),
         # `containerd config dump` prints all that is in force; `crio config` leaves out what is default
         "dump": "yes" if after.validate[-2:] == ("config", "dump") else "",
+        "process": after.process,
+        "reread": "yes" if after.reread else "",
     }
     return {
         "after": "".join(f"{key} {value}\n" for key, value in keys.items() if value).encode(),
@@ -106,7 +110,8 @@ def runtime_request(
     settle: int = 3,
     check: bool = False,
 ) -> dict[str, bytes]:
-    """The transaction of an engine's edit: every file that was read is compared, the root config is written last.
+    """The transaction of an engine's edit: every file that was read is compared, the root config is written last, and
+    after it what goes is removed.
 
     `files_read` is path → (sha256, mode), with "" as hash of a file that must stay absent.  A new file is never more
     readable than the root config, whose settings it may repeat; where there is none, than the most private file that
@@ -114,6 +119,11 @@ def runtime_request(
     taken back.  `used` are the ids of the records that the edit has used up, `handlers` the runtimes that the engine
     must know afterwards.  `place` gives the place on this machine of a path, where paths are those of another tree.
     """
+
+    def order(path: str) -> tuple[bool, bool, str]:
+        """The root config last, since it names the others; behind it those that go, which it names no more."""
+        return edit.changes.get(path, b"") is None, place(path) == after.config, path
+
     there = {path: mode for path, (sha256, mode) in files_read.items() if sha256}
     like = min(there, key=lambda path: (place(path) != after.config, there[path] & 0o077, path), default="")
     changes = [
@@ -124,7 +134,7 @@ def runtime_request(
             expect=files_read.get(path, ("", 0))[0],
             read=path not in edit.changes,
         )
-        for path in sorted({*edit.changes, *files_read}, key=lambda path: (place(path) == after.config, path))
+        for path in sorted({*edit.changes, *files_read}, key=order)
     ]
     request = commit_request(changes, after=after, settle=settle, check=check)
     if handlers:

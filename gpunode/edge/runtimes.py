@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -21,20 +19,18 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.undo import undo_from_data
-from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
-from gpunode.core.remote import parse_outcome, program
+from gpunode.core.remote import program
 from gpunode.core.requests import TRIES, runtime_request, undo_label
 from gpunode.core.requests_activate import activate_request
+from gpunode.edge import transaction
 from gpunode.edge.shell import local_run
-from gpunode.edge.state import state_dir
+from gpunode.edge.transaction import STATE, run, state_folder
 from gpunode.edge.tree import Found, Tree
 from gpunode.node import script
 
 SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
-STATE = "/var/lib/gpunode"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,8 +196,8 @@ def _commit(
             return subject, made, None
         unit = after(subject, made).unit if made.restart and not made.changes else ""
         if unit:  # the files are right, and the engine was started before they were
-            return subject, made, _run("activate.sh", activate_request({"restart": [unit]}, check=check))
-        outcome = _run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
+            return subject, made, run("activate.sh", activate_request({"restart": [unit]}, check=check))
+        outcome = run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
         if not left or not outcome.stale:
             break
     return subject, made, outcome
@@ -226,35 +222,10 @@ def _request_of_commit(
         place=place,
         check=check,
     )
-    state = _state(subject, [Path(place(path)) for path in edit.changes])
+    state = state_folder(subject.options.root, [Path(place(path)) for path in edit.changes])
     return request if state == Path(STATE) else request | {"state": f"{state}\n".encode()}
-
-
-def _state(subject: Subject, written: Sequence[Path] = ()) -> Path:
-    """Where the journal is: in the tree; for a user's own files, which need no root, in the user's state folder."""
-    if not subject.options.here:
-        return Tree(subject.options.root).place(STATE)
-    own = os.geteuid() and all(os.access(path if path.exists() else path.parent, os.W_OK) for path in written)
-    return state_dir() / "node" if own else Path(STATE)
-
-
-def _run(name: str, request: Mapping[str, bytes]) -> Outcome:
-    rc, stdout, _ = local_run(program(script(name), request), timeout=600)
-    return parse_outcome(stdout, rc)
 
 
 def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
     """What configure left in the journal for this engine's config, newest first: id → record."""
-    found: dict[str, Mapping[str, Undo]] = {}
-    for file in sorted((_state(subject) / "backup").glob("*/undo.json"), reverse=True):
-        try:
-            data = json.loads(file.read_text(encoding="utf-8"))
-            if isinstance(data, dict) and data.get("label") == undo_label(subject.request):
-                found[file.parent.name] = undo_from_data(data)
-        except (OSError, ValueError, RecursionError, GpunodeError) as error:
-            raise InputError(
-                f"{file}: {error}",
-                expected="an undo record that configure wrote",
-                fix="move it away: then unconfigure takes only the nvidia entries out",
-            ) from error
-    return found
+    return transaction.records(transaction.state_folder(subject.options.root), undo_label(subject.request))

@@ -8,8 +8,8 @@
 # (containers), `told` before the service is restarted, `took` after it; and what outlives it: undo.json, how the edit
 # is taken back.  The journal's intent is written after the backup and before the first write; so an intent without
 # outcome finds what it needs to be finished or undone.
-# Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like, folder to
-# create, path; separated by tabs, and the path is where symbolic links lead.
+# Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
+# folder to create, path; separated by tabs, and the path is where symbolic links lead.
 
 # shellcheck disable=SC2034,SC2154  # variables that file.sh and service.sh set or use
 
@@ -210,6 +210,7 @@ keep() {
     list="$list,{\"path\":$(json_text "$path"),\"before\":\"$before\",\"after\":\"$after\"}"
   done <"$backup/plan"
   load "$journal_id"
+  note_processes
   plugin_was=ok
   [ -z "$unit" ] || plugin_ok || plugin_was=bad
   { printf 'plugin_was %s\n' "$plugin_was" >>"$backup/after" && remember_effective; } 2>>"$log" || no_room
@@ -300,6 +301,10 @@ if [ ! -s "$GPUNODE_IN/.todo" ]; then
   [ "$recovered" = 0 ] || finish changed "an interrupted change was finished or undone"
   finish unchanged "every file is as it should be"
 fi
+if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
+  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $losers" \\
+    "stop these containers first (docs/gpu-containers.md)"
+fi
 checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"
 keep
 stage_all
@@ -317,4 +322,4 @@ if [ -n "$verb" ]; then
 fi
 accepted
 forget
-changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $unit ${verb}ed}"
+changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $(deed)}"

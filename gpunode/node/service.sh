@@ -6,7 +6,8 @@
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
 load() {
   backup=$GPUNODE_STATE/backup/$1
-  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' illness=''
+  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' illness=''
+  process='' reread=''
   while read -r key value; do
     case $key in
       unit) unit=$value ;;
@@ -15,6 +16,9 @@ load() {
       plugin) plugin=$value ;;
       plugin_was) plugin_was=$value ;;
       settle) settle=$value ;;
+      limit) limit=$value ;;
+      process) process=$value ;;
+      reread) reread=$value ;;
       config) config=$value ;;
       dump) dump=$value ;;
       handlers) handlers=$value ;;
@@ -154,6 +158,7 @@ unit_running() {
 
 # unit_words: what the daemon, not systemd, has logged since it was told; the lines that say most, in one
 unit_words() {
+  [ -z "$process" ] || { pod_words && return; }
   have journalctl || return 0
   journalctl -u "$unit" --since "@$told_at" -n 200 --no-pager -o cat >"$GPUNODE_IN/.words" 2>/dev/null
   cut -c 1-400 "$GPUNODE_IN/.words" | tail -n 20 >>"$log"
@@ -198,6 +203,11 @@ answers() {
     [ -z "$client" ] || client version >"$GPUNODE_IN/.answer" 2>&1
     return
   fi
+  asked
+}
+
+# asked: the first health command whose tool is there succeeds
+asked() {
   while IFS= read -r line; do
     have "${line%%"$TAB"*}" || continue
     words "$line" >"$GPUNODE_IN/.answer" 2>&1
@@ -320,13 +330,31 @@ healthy() {
   done
 }
 
-# tell: restart or reload the unit and wait until it is healthy, with the containers it had
+# read_units: systemd reads its units again where the edit was of some; running containers keep their GPUs
+read_units() {
+  [ -n "$reread" ] || return 0
+  keep_gpus || {
+    illness="systemd would take their GPUs from running containers: $losers"
+    return 1
+  }
+  systemctl daemon-reload >>"$log" 2>&1 9>&-
+}
+
+# deed: what was done, for a reader
+deed() { if [ "$verb" = await ]; then echo "$process started anew"; else echo "$unit ${verb}ed"; fi; }
+
+# tell: restart or reload the unit and wait until it is healthy, with the containers it had; or await what it starts
 tell() {
+  if [ "$verb" = await ]; then
+    await
+    return
+  fi
   : >"$backup/running"
   ! unit_active || containers >"$backup/running"
   touch "$backup/told"
   flush "$backup/told"
   told_at=$(date +%s) told_up=$(uptime_now)
+  read_units || return
   systemctl reset-failed "$unit" >/dev/null 2>&1
   patience 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
     illness="$unit does not $verb"

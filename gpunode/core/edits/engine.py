@@ -27,10 +27,11 @@ class RuntimeState:
 class Activation:
     """What follows an edit: the unit and how it is told, what checks the files before, what proves health after.
 
-    `verb` is restart, reload, or "" where the engine takes the files up by itself.  `validate` is a command's words, in
-    which @FILE@ stands for the root config.  `health` are commands that prove that the engine answers on `socket`: the
-    first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call ok.  `disrupts` is a sentence, ""
-    when nothing is disturbed.
+    `verb` is restart, reload, "" where the engine takes the files up by itself, or await: then the unit (the kubelet)
+    starts `process` anew by itself, which has to answer and stay up.  `reread`: systemd has to read its units again.
+    `validate` is a command's words, in which @FILE@ stands for the root config.  `health` are commands that prove that
+    the engine answers on `socket`: the first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call
+    ok.  `disrupts` is a sentence, "" when nothing is disturbed.
     """
 
     unit: str
@@ -41,6 +42,8 @@ class Activation:
     plugin: str = ""
     health: tuple[tuple[str, ...], ...] = ()
     disrupts: str = ""
+    process: str = ""
+    reread: bool = False
 
 
 class Engine(Protocol):

@@ -35,8 +35,6 @@ from gpunode.core.model import Edit, Reason, Undo
 from gpunode.core.scheduler_rules import SchedulerRules, minor_of
 
 NAME = "kube-scheduler"
-MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
-UNITS = tuple(f"{top}/kube-scheduler.service" for top in ("/etc/systemd/system", "/usr/lib/systemd/system"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,7 +45,7 @@ class SchedulerRequest:
     kube-proxy: a NodePort answers on 127.0.0.1 with iptables alone.  `config` is where a new configuration goes.
     """
 
-    server_version: str
+    server_version: str = ""
     manifest: str = ""
     unit: str = ""
     extender_url: str = ""
@@ -66,7 +64,7 @@ def scheduler_files(files: Mapping[str, bytes], request: SchedulerRequest, rules
     if (request.manifest or request.unit) not in files:
         return tuple(found)
     try:
-        host = _host(files, request)
+        host = host_of(files, request)
         for name in ("config", "policy-config-file"):
             if path := last_value(host.flags, name):
                 found.append(host.path_of(path))
@@ -135,7 +133,8 @@ class Host:
         return (scheduler_pod.host_path(self.pod, path) if self.pod else None) or path
 
 
-def _host(files: Mapping[str, bytes], request: SchedulerRequest) -> Host:
+def host_of(files: Mapping[str, bytes], request: SchedulerRequest) -> Host:
+    """What starts the scheduler; RefusedError where it is not there, Refusal where it is something else."""
     path = request.manifest or request.unit
     if path not in files:
         raise RefusedError(f"{path} is not there", fix=f"name what starts {NAME}: --manifest PATH or --unit PATH")
@@ -155,7 +154,7 @@ def image_version(files: Mapping[str, bytes], manifest: str) -> str:
 
 
 def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
-    host = _host(files, request)
+    host = host_of(files, request)
     wish = _wish(files, request, rules)
     flag, path, data, reasons = _configuration(files, host, request, wish)
     place = host.path_of(path)
@@ -290,7 +289,7 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wi
 
 
 def _taken_out(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
-    host = _host(files, request)
+    host = host_of(files, request)
     after, reasons = dict(files), tuple[Reason, ...]()
     for flag in ("config", "policy-config-file"):
         path = last_value(host.flags, flag)

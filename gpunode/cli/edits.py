@@ -1,0 +1,75 @@
+"""What the commands that edit a host's files say: diffs, what was done, why not; and their exit codes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import show_error
+from gpunode.core.errors import Exit, GpunodeError, RefusedError
+
+if TYPE_CHECKING:
+    from gpunode.core.model import Edit, Outcome
+
+Files = Mapping[str, bytes]
+
+
+def refusal(edit: Edit) -> GpunodeError:
+    """The edit's problems as one error."""
+    problems = edit.problems
+    return RefusedError("; ".join(p.what for p in problems), fix="; ".join(p.fix for p in problems))
+
+
+def diffs(before: Files, edit: Edit) -> str:
+    """Unified diffs of all changes, secrets masked."""
+    from gpunode.core.diff import unified
+
+    return "".join(unified(before.get(path), data, path) for path, data in sorted(edit.changes.items()))
+
+
+def edit_data(before: Files, edit: Edit, disrupts: str) -> dict[str, Any]:
+    """The edit as plain data for JSON."""
+    from gpunode.core.diff import unified
+
+    return {
+        "changes": [
+            {
+                "path": path,
+                "action": "remove" if data is None else "rewrite" if path in before else "create",
+                "diff": unified(before.get(path), data, path),
+            }
+            for path, data in sorted(edit.changes.items())
+        ],
+        "reasons": [asdict(r) for r in edit.reasons],
+        "problems": [asdict(p) for p in edit.problems],
+        "disrupts": disrupts if edit.changes or edit.restart else "",
+    }
+
+
+def show_outcome(before: Files, edit: Edit, outcome: Outcome, *, disrupts: str, dry_run: bool) -> None:
+    """What came of an edit, for a reader; a failure as an error."""
+    if outcome.status in ("failed", "rolled_back", "refused"):
+        if outcome.log:
+            click.echo(outcome.log, err=True)
+        error = RefusedError if outcome.status == "refused" else GpunodeError
+        show_error(error(outcome.message, fix=outcome.fix))
+        return
+    if dry_run:
+        click.echo(diffs(before, edit), nl=False)
+    for line in outcome.changed:
+        click.echo(f"would be: {line}" if dry_run else line)
+    for reason in edit.reasons:
+        click.echo(f"{reason.what}: {reason.why}")
+    for note in outcome.notes:
+        click.echo(f"note: {note}")
+    if disrupts and dry_run:
+        click.echo(f"disturbs: {disrupts}")
+    click.echo(outcome.message)
+
+
+def exit_of(outcome: Outcome) -> int:
+    """The exit code of what a node script did."""
+    return {"unchanged": Exit.OK, "changed": Exit.OK, "refused": Exit.REFUSED}.get(outcome.status, Exit.FAILED)

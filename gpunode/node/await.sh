@@ -1,0 +1,60 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
+# A program that nobody tells: the kubelet starts a static pod anew when its manifest has changed.  What counts is another
+# process of that name, which answers and stays up.  Stands behind service.sh, before commit.sh.
+
+# processes: the ids of the program's processes, in containers too
+processes() { grep -sxlF "$process" /proc/[0-9]*/comm | sed 's|^/proc/||; s|/comm$||'; }
+
+# note_processes: those that run before the first write
+note_processes() { [ -z "$process" ] || processes >"$backup/processes"; }
+
+# risen: the latest process that was not there before; where the files were put back, any one
+risen() {
+  processes >"$GPUNODE_IN/.processes"
+  if [ -n "$restored" ]; then
+    cat "$GPUNODE_IN/.processes"
+  else
+    awk 'FILENAME == ARGV[1] { old[$0]; next } !($0 in old)' "$backup/processes" "$GPUNODE_IN/.processes"
+  fi | sort -n | tail -n 1
+}
+
+# await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $illness.  The third one
+# that ends decides as well.
+await() {
+  touch "$backup/told"
+  flush "$backup/told"
+  told_at=$(date +%s) told_up=$(uptime_now) risen='' ended=0
+  : >"$GPUNODE_IN/.answer"
+  illness="$unit has not started $process anew within $limit s"
+  while [ $(($(uptime_now) - told_up)) -le "$limit" ]; do
+    latest=$(risen)
+    if [ "$latest" != "$risen" ]; then
+      if [ -n "$risen" ]; then
+        ended=$((ended + 1)) illness="$process does not stay up"
+        [ "$ended" -lt 3 ] || break
+      fi
+      risen=$latest since=$(uptime_now)
+    elif [ -n "$risen" ]; then
+      if ! asked; then
+        illness="$process runs, and does not answer"
+      elif [ $(($(uptime_now) - since)) -gt "$settle" ]; then
+        illness=''
+        touch "$backup/took"
+        return
+      fi
+    fi
+    nap
+  done
+  tail -n 5 "$GPUNODE_IN/.answer" >>"$log"
+  return 1
+}
+
+# pod_words: what the program has logged last, by the files that the kubelet keeps of its containers
+pod_words() {
+  # shellcheck disable=SC2012  # the names are the kubelet's
+  newest=$(ls -t /var/log/pods/*_"$process"-*/"$process"/*.log 2>/dev/null | head -n 1)
+  [ -n "$newest" ] || return 0
+  tail -n 20 "$newest" | cut -c 1-400 >>"$log"
+  tail -n 2 "$newest" | sed 's/^[^ ]* std[a-z]* [FP] //' | cut -c 1-300 | awk '{ printf "%s%s", (NR > 1 ? " | " : ""), $0 }'
+}

@@ -1,0 +1,142 @@
+"""node/commit.sh and a program that the kubelet starts anew by itself: awaited, judged, and put back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from commit_node import SHELLS, SYSTEMCTL, Node
+
+from gpunode.core.edits import Activation
+from gpunode.core.model import Outcome
+from gpunode.core.requests import FileChange, commit_request
+
+
+class Kubelet(threading.Thread):
+    """Starts the program anew when the manifest differs, as the kubelet does; one that says `crash` ends at once."""
+
+    def __init__(self, node: Node, name: str) -> None:
+        super().__init__(daemon=True)
+        self.node, self.name_, self.over = node, name, threading.Event()
+        self.program = node.bin / name
+        shutil.copy("/bin/sleep", self.program)
+        self.running = ""
+        self.process = self.spawn(node.config.read_text())
+
+    def spawn(self, manifest: str) -> subprocess.Popen[bytes]:
+        self.running = manifest
+        return subprocess.Popen([self.program, "0.3" if "crash" in manifest else "600"])
+
+    def run(self) -> None:
+        while not self.over.wait(0.1):
+            manifest = self.node.config.read_text()
+            if (manifest != self.running or self.process.poll() is not None) and "ignored" not in manifest:
+                self.process.kill()
+                self.process.wait()
+                self.process = self.spawn(manifest)
+
+    def stop(self) -> None:
+        self.over.set()
+        self.join()
+        self.process.kill()
+        self.process.wait()
+
+
+@pytest.fixture(params=SHELLS)
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    return Node(tmp_path / "a root", request.param)
+
+
+@pytest.fixture
+def kubelet(node: Node) -> Iterator[Kubelet]:
+    node.shim("systemctl", SYSTEMCTL.replace("restart | reload)", "told)"))
+    node.shim("sleep", "#!/bin/sh\nexec /bin/sleep 0.1\n")
+    node.shim("curl", f'#!/bin/sh\necho "$*" >"{node.root}/asked"\n! grep -q deaf "{node.config}"\n')
+    kubelet = Kubelet(node, f"ks{uuid.uuid4().hex[:10]}")  # a name that no other test's process has
+    kubelet.start()
+    yield kubelet
+    kubelet.stop()
+
+
+def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20) -> Outcome:
+    after = Activation(
+        unit="kubelet.service",
+        verb="await",
+        process=kubelet.name_,
+        config=str(node.config),
+        health=(("not-there", "x"), ("curl", "-k", "https://127.0.0.1:10259/healthz")),
+    )
+    config = node.root / "etc/scheduler.yaml"
+    files = [
+        FileChange(path=str(config), data=b"extenders: []\n"),
+        FileChange(path=str(node.config), data=text.encode()),
+    ]
+    request = commit_request(files, after=after, settle=1)
+    request["after"] += f"limit {limit}\n".encode()
+    return node.ask(request)
+
+
+def test_the_change_stands_when_a_new_process_answers_and_stays(node: Node, kubelet: Kubelet) -> None:
+    before = kubelet.process.pid
+    outcome = change(node, kubelet, "new\n")
+    assert (outcome.status, outcome.message) == ("changed", f"2 file(s) changed, {kubelet.name_} started anew")
+    assert kubelet.process.pid != before
+    assert (node.root / "asked").read_text() == "-k https://127.0.0.1:10259/healthz\n"
+    assert [line["phase"] for line in node.journal][-2:] == ["intent", "done"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("crash\n", "does not stay up"),
+        ("deaf\n", "runs, and does not answer"),
+        ("ignored\n", "has not started"),
+    ],
+)
+def test_what_does_not_come_up_gets_its_files_back_and_runs_with_them(
+    node: Node, kubelet: Kubelet, text: str, words: str
+) -> None:
+    outcome = change(node, kubelet, text, limit=5)
+    assert outcome.status == "rolled_back", outcome
+    assert words in outcome.message
+    assert (node.config.read_text(), (node.root / "etc/scheduler.yaml").exists()) == ("old\n", False)
+    assert kubelet.process.poll() is None
+    assert kubelet.running == "old\n"
+    assert node.leftovers == []
+    assert sorted(p.name for p in node.config.parent.iterdir()) == ["config"], "no copy beside the manifest"
+
+
+def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) -> None:
+    (node.root / "active").write_text("inactive\n")
+    outcome = change(node, kubelet, "ignored\n")
+    assert (outcome.status, outcome.message) == ("changed", "2 file(s) changed")
+    assert "does not run" in outcome.notes[0]
+
+
+def test_the_order_is_configuration_manifest_and_what_goes_last(tmp_path: Path) -> None:
+    from gpunode.core.model import Edit
+    from gpunode.core.requests import runtime_request
+
+    after = Activation(unit="", verb="", config="/m/kube-scheduler.yaml")
+    read = {"/m/kube-scheduler.yaml": ("0" * 64, 0o600), "/z.yaml": ("", 0), "/a.yaml": ("1" * 64, 0o644)}
+    edit = Edit(changes={"/m/kube-scheduler.yaml": b"x", "/z.yaml": b"y", "/a.yaml": None})
+    rows = runtime_request(edit, read, after)["changes"].decode().splitlines()
+    assert [row.rpartition("\t")[2] for row in rows] == ["/z.yaml", "/m/kube-scheduler.yaml", "/a.yaml"]
+
+
+@pytest.mark.parametrize("text", ["new\n", "broken\n"])
+def test_systemd_reads_its_units_again_before_a_unit_is_told(node: Node, text: str) -> None:
+    again = SYSTEMCTL.replace("  *) echo", "  daemon-reload) echo again >>told ;;\n  *) echo")
+    node.shim("systemctl", again)
+    after = Activation(unit="engine.service", verb="restart", config=str(node.config), reread=True)
+    outcome = node.write(text, after)
+    once = ["again", "restart"]
+    if text == "new\n":
+        assert (outcome.status, node.told()) == ("changed", once)
+    else:
+        assert (outcome.status, node.told()) == ("rolled_back", once + once)
