@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
+from gpunode.core.knowledge_old import OldForms, parse_old_forms
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.scheduler_rules import SchedulerRules, parse_rules
@@ -52,6 +53,12 @@ def load_scheduler_rules() -> SchedulerRules:
 def load_mig() -> tuple[Product, ...]:
     """The products of knowledge/mig.toml; read once a process."""
     return parse_mig(_table("mig"))
+
+
+@cache
+def load_old_forms() -> OldForms:
+    """knowledge/kube_old.toml; read once a process."""
+    return parse_old_forms(_table("kube_old"))
 
 
 def knowledge_tables() -> dict[str, Any]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.kube import check_words as words
+from gpunode.core.kube.plain import mapping, mappings, texts
 
 _EFFECTS = ("", "NoSchedule", "PreferNoSchedule", "NoExecute")
 _PLAIN = ("cpu", "memory", "ephemeral-storage")  # requests of these may be less than limits
@@ -13,27 +14,27 @@ _PLAIN = ("cpu", "memory", "ephemeral-storage")  # requests of these may be less
 
 def check_pod(spec: Mapping[str, Any], where: str) -> Iterator[str]:
     """Everything wrong with a pod's spec; `where` is its path in the object."""
-    containers = [(kind, c) for kind in ("initContainers", "containers") for c in _list(spec, kind)]
-    volumes = _list(spec, "volumes")
+    containers = [(kind, c) for kind in ("initContainers", "containers") for c in mappings(spec, kind)]
+    volumes = mappings(spec, "volumes")
     yield from _twice([c.get("name") for _, c in containers], f"{where}: containers")
     yield from _twice([v.get("name") for v in volumes], f"{where}.volumes")
-    if not _list(spec, "containers"):
+    if not mappings(spec, "containers"):
         yield f"{where} has no containers"
     for volume in volumes:
         yield from _volume(volume, f"{where}.volumes[{volume.get('name')}]")
-    known = {v.get("name") for v in volumes}
-    claims = {c.get("name") for c in _list(spec, "resourceClaims")}
+    known = [v.get("name") for v in volumes]
+    claims = [c.get("name") for c in mappings(spec, "resourceClaims")]
     for kind, container in containers:
         at = f"{where}.{kind}[{container.get('name')}]"
         yield from _container(container, at)
-        for mount in _list(container, "volumeMounts"):
+        for mount in mappings(container, "volumeMounts"):
             if mount.get("name") not in known:
                 yield f"{at} mounts {mount.get('name')!r}, which is none of the pod's volumes"
-        for claim in _list(_map(container, "resources"), "claims"):
+        for claim in mappings(mapping(container, "resources"), "claims"):
             if claim.get("name") not in claims:
                 yield f"{at} uses the claim {claim.get('name')!r}, which is none of the pod's resourceClaims"
     yield from words.labels(spec.get("nodeSelector"), f"{where}.nodeSelector")
-    for toleration in _list(spec, "tolerations"):
+    for toleration in mappings(spec, "tolerations"):
         yield from _toleration(toleration, f"{where}.tolerations")
     yield from _affinity(spec.get("affinity"), f"{where}.affinity")
     if spec.get("runtimeClassName") is not None and (told := words.subdomain(spec["runtimeClassName"])):
@@ -47,19 +48,19 @@ def _container(container: Mapping[str, Any], at: str) -> Iterator[str]:
         yield f"{at} has no image"
     elif told := words.image(container["image"]):
         yield f"{at}.image: {told}"
-    yield from _twice([m.get("mountPath") for m in _list(container, "volumeMounts")], f"{at}.volumeMounts")
-    yield from _resources(_map(container, "resources"), f"{at}.resources")
-    yield from _rights(_map(container, "securityContext"), f"{at}.securityContext")
-    ports = {port.get("name") for port in _list(container, "ports")}
+    yield from _twice([m.get("mountPath") for m in mappings(container, "volumeMounts")], f"{at}.volumeMounts")
+    yield from _resources(mapping(container, "resources"), f"{at}.resources")
+    yield from _rights(mapping(container, "securityContext"), f"{at}.securityContext")
+    ports = [port.get("name") for port in mappings(container, "ports")]
     for probe in ("livenessProbe", "readinessProbe", "startupProbe"):
-        port = _map(_map(container, probe), "httpGet").get("port")
+        port = mapping(mapping(container, probe), "httpGet").get("port")
         if isinstance(port, str) and port not in ports:
             yield f"{at}.{probe} asks the port {port!r}, which the container does not name"
 
 
 def _resources(found: Mapping[str, Any], at: str) -> Iterator[str]:
     """https://kubernetes.io/docs/concepts/configuration/manage-resources-containers/#extended-resources"""
-    requests, limits = _map(found, "requests"), _map(found, "limits")
+    requests, limits = mapping(found, "requests"), mapping(found, "limits")
     for kind, given in (("requests", requests), ("limits", limits)):
         for name, value in given.items():
             number = words.amount(value)
@@ -83,7 +84,7 @@ def _rights(found: Mapping[str, Any], at: str) -> Iterator[str]:
         return
     if found.get("privileged"):
         yield f"{at}: privileged with allowPrivilegeEscalation: false is refused"
-    if "CAP_SYS_ADMIN" in (_map(found, "capabilities").get("add") or ()):  # SYS_ADMIN passes, if spelled so
+    if "CAP_SYS_ADMIN" in texts(mapping(found, "capabilities").get("add")):  # SYS_ADMIN passes, if spelled so
         yield f"{at}: CAP_SYS_ADMIN with allowPrivilegeEscalation: false is refused"
 
 
@@ -93,7 +94,7 @@ def _volume(volume: Mapping[str, Any], at: str) -> Iterator[str]:
     sources = [key for key in volume if key != "name"]
     if len(sources) != 1:
         yield f"{at} has {', '.join(sources) or 'no source'}: one source is wanted"
-    path = _map(volume, "hostPath").get("path", "/")
+    path = mapping(volume, "hostPath").get("path", "/")
     if not str(path).startswith("/") or ".." in str(path).split("/"):
         yield f"{at}.hostPath.path: {path!r} is no absolute path"
 
@@ -129,7 +130,7 @@ def _affinity(found: Any, at: str) -> Iterator[str]:
 
 def expression(found: Mapping[str, Any], at: str) -> Iterator[str]:
     """One of matchExpressions: the operator says how many values there are."""
-    operator, values = found.get("operator"), found.get("values") or []
+    operator, values = found.get("operator"), texts(found.get("values"))
     if told := words.label_key(found.get("key")):
         yield f"{at}: {told}"
     if operator in ("In", "NotIn") and not values:
@@ -143,14 +144,4 @@ def expression(found: Mapping[str, Any], at: str) -> Iterator[str]:
 
 
 def _twice(found: Sequence[Any], at: str) -> Iterator[str]:
-    yield from (f"{at}: {name!r} stands twice" for name in dict.fromkeys(found) if found.count(name) > 1)
-
-
-def _map(holder: Any, key: str) -> Mapping[str, Any]:
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
-
-
-def _list(holder: Mapping[str, Any], key: str) -> list[Any]:
-    found = holder.get(key)
-    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
+    yield from (f"{at}: {name!r} stands twice" for name in dict.fromkeys(texts(found)) if found.count(name) > 1)

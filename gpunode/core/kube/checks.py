@@ -10,6 +10,7 @@ import yaml
 
 from gpunode.core.kube import check_words as words
 from gpunode.core.kube.check_pod import check_pod, expression
+from gpunode.core.kube.plain import mapping, mappings, texts
 from gpunode.core.kube.plugin_config import check_plugin_config
 from gpunode.core.model import Problem
 
@@ -28,32 +29,37 @@ def check_objects(objects: Sequence[Found]) -> list[Problem]:
 
     Shapes and types are the JSON schemas' part; an object that is no object is passed over.
     """
+    objects = [item for item in objects if not _FILES.match(f"{item.get('apiVersion')} {item.get('kind')}")]
     found = [(item, told) for item in objects for told in _alone(item)]
     found += [(item, told) for item in objects for told in _together(item, objects)]
     return [Problem(what=f"{title(item)}: {told}", fix=_FIX) for item, told in found]
 
 
+_FILES = re.compile(r"(kubescheduler|kubelet|kubeadm|audit)\.|v1 Policy")  # files of components, no objects
 _FIX = "mend it: the API server would refuse it, or nothing would run"
+
+
+def is_object(item: Any) -> bool:
+    """Whether it says what it is."""
+    return isinstance(item, Mapping) and all(isinstance(item.get(k), str) and item[k] for k in ("apiVersion", "kind"))
 
 
 def title(item: Found) -> str:
     """Kind and name, as kubectl says them."""
-    metadata = item.get("metadata") or {}
-    name = metadata.get("name") or metadata.get("generateName") or "without a name"
+    metadata = mapping(item, "metadata")
+    name = str(metadata.get("name") or metadata.get("generateName") or "")
     return (
-        f"{item.get('kind')} {metadata['namespace']}/{name}"
-        if metadata.get("namespace")
-        else f"{item.get('kind')} {name}"
+        f"{item.get('kind')} {metadata.get('namespace') or ''}{'/' if metadata.get('namespace') else ''}{name}".strip()
     )
 
 
 def template_of(item: Found) -> tuple[Found, str]:
     """A workload's pod template and its path; ({}, "") for what has none."""
-    kind, spec = item.get("kind"), _map(item, "spec")
+    kind, spec = item.get("kind"), mapping(item, "spec")
     if kind in (*WORKLOADS, "Job", "ReplicationController"):
-        return _map(spec, "template"), "spec.template"
+        return mapping(spec, "template"), "spec.template"
     if kind == "CronJob":
-        return _map(_map(_map(spec, "jobTemplate"), "spec"), "template"), "spec.jobTemplate.spec.template"
+        return mapping(mapping(mapping(spec, "jobTemplate"), "spec"), "template"), "spec.jobTemplate.spec.template"
     return (item, "") if kind == "Pod" else ({}, "")
 
 
@@ -61,7 +67,7 @@ def template_of(item: Found) -> tuple[Found, str]:
 
 
 def _alone(item: Found) -> Iterator[str]:
-    metadata = _map(item, "metadata")
+    metadata = mapping(item, "metadata")
     if not metadata.get("generateName"):
         names = words.label_name if item.get("kind") == "Namespace" else words.subdomain
         rbac = str(item.get("apiVersion", "")).startswith("rbac.")  # their names are free
@@ -73,47 +79,47 @@ def _alone(item: Found) -> Iterator[str]:
     yield from words.labels(metadata.get("annotations"), "metadata.annotations", values=False)
     template, path = template_of(item)
     if template:
-        yield from words.labels(_map(template, "metadata").get("labels"), f"{path}.metadata.labels".lstrip("."))
-        yield from check_pod(_map(template, "spec"), f"{path}.spec".lstrip("."))
+        yield from words.labels(mapping(template, "metadata").get("labels"), f"{path}.metadata.labels".lstrip("."))
+        yield from check_pod(mapping(template, "spec"), f"{path}.spec".lstrip("."))
     if special := _SPECIAL.get(str(item.get("kind"))):
         yield from special(item)
 
 
 def _workload(item: Found) -> Iterator[str]:
     """The selector finds the pods of the template, and they start anew for ever."""
-    spec = _map(item, "spec")
+    spec = mapping(item, "spec")
     template, _ = template_of(item)
-    selector = _map(spec, "selector")
-    wanted, has = _map(selector, "matchLabels"), _map(_map(template, "metadata"), "labels")
+    selector = mapping(spec, "selector")
+    wanted, has = mapping(selector, "matchLabels"), mapping(mapping(template, "metadata"), "labels")
     yield from words.labels(wanted, "spec.selector.matchLabels")
-    for one in selector.get("matchExpressions") or []:
+    for one in mappings(selector, "matchExpressions"):
         yield from expression(one, "spec.selector")
     if not wanted and not selector.get("matchExpressions"):
         yield "spec.selector is empty"
     for key, value in wanted.items():
         if has.get(key) != value:
             yield f"spec.selector wants {key}={value}, and the template's labels have {has.get(key)!r}"
-    policy = _map(template, "spec").get("restartPolicy", "Always")
+    policy = mapping(template, "spec").get("restartPolicy", "Always")
     if policy != "Always":
         yield f"spec.template.spec.restartPolicy is {policy!r}: a {item['kind']} wants Always"
 
 
 def _job(item: Found) -> Iterator[str]:
     template, path = template_of(item)
-    if _map(template, "spec").get("restartPolicy") not in ("Never", "OnFailure"):
+    if mapping(template, "spec").get("restartPolicy") not in ("Never", "OnFailure"):
         yield f"{path}.spec.restartPolicy: a job wants Never or OnFailure"
 
 
 def _runtime_class(item: Found) -> Iterator[str]:
     if told := words.label_name(item.get("handler")):
         yield f"handler: {told}"
-    yield from words.labels(_map(_map(item, "scheduling"), "nodeSelector"), "scheduling.nodeSelector")
+    yield from words.labels(mapping(mapping(item, "scheduling"), "nodeSelector"), "scheduling.nodeSelector")
 
 
 def _binding(item: Found) -> Iterator[str]:
-    if _map(item, "roleRef").get("apiGroup") != "rbac.authorization.k8s.io":
+    if mapping(item, "roleRef").get("apiGroup") != "rbac.authorization.k8s.io":
         yield "roleRef.apiGroup has to be rbac.authorization.k8s.io"
-    for subject in item.get("subjects") or []:
+    for subject in mappings(item, "subjects"):
         if subject.get("kind") == "ServiceAccount" and not subject.get("namespace"):
             yield f"the ServiceAccount {subject.get('name')} of subjects has no namespace"
         if subject.get("kind") in ("User", "Group") and subject.get("apiGroup") != "rbac.authorization.k8s.io":
@@ -121,19 +127,19 @@ def _binding(item: Found) -> Iterator[str]:
 
 
 def _role(item: Found) -> Iterator[str]:
-    for number, rule in enumerate(item.get("rules") or []):
+    for number, rule in enumerate(mappings(item, "rules")):
         at = f"rules[{number}]"
         if not rule.get("verbs"):
             yield f"{at} has no verbs"
-        yield from (f"{at} has the verb {verb!r}" for verb in rule.get("verbs") or [] if verb not in _VERBS)
+        yield from (f"{at} has the verb {verb!r}" for verb in texts(rule.get("verbs")) if verb not in _VERBS)
         if not rule.get("nonResourceURLs") and not (rule.get("resources") and "apiGroups" in rule):
             yield f"{at} wants apiGroups and resources"
 
 
 def _service(item: Found) -> Iterator[str]:
-    spec = _map(item, "spec")
+    spec = mapping(item, "spec")
     yield from words.labels(spec.get("selector"), "spec.selector")
-    ports = spec.get("ports") or []
+    ports = mappings(spec, "ports")
     if len(ports) > 1 and not all(port.get("name") for port in ports):
         yield "spec.ports: several ports want a name each"
     if spec.get("type", "ClusterIP") == "ClusterIP" and any(port.get("nodePort") for port in ports):
@@ -141,7 +147,7 @@ def _service(item: Found) -> Iterator[str]:
 
 
 def _config_map(item: Found) -> Iterator[str]:
-    for key, text in _map(item, "data").items():
+    for key, text in mapping(item, "data").items():
         if not re.fullmatch(r"[-._a-zA-Z0-9]{1,253}", str(key)):
             yield f"data: {key!r} is no key of letters, digits, -, _ and ."
         if isinstance(text, str) and re.search(r"^version: *v1$", text, re.MULTILINE):
@@ -160,15 +166,17 @@ def _plugin_config(key: str, text: str) -> Iterator[str]:
 
 
 def _device_class(item: Found) -> Iterator[str]:
-    for one in _map(item, "spec").get("selectors") or []:
-        if told := cel(str(_map(one, "cel").get("expression", ""))):
+    for one in mappings(mapping(item, "spec"), "selectors"):
+        if told := cel(str(mapping(one, "cel").get("expression", ""))):
             yield f"spec.selectors: {told}"
 
 
 def _claim(item: Found) -> Iterator[str]:
     """https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/"""
-    spec = _map(_map(item, "spec"), "spec") if item.get("kind") == "ResourceClaimTemplate" else _map(item, "spec")
-    for request in _map(spec, "devices").get("requests") or []:
+    spec = (
+        mapping(mapping(item, "spec"), "spec") if item.get("kind") == "ResourceClaimTemplate" else mapping(item, "spec")
+    )
+    for request in mappings(mapping(spec, "devices"), "requests"):
         at = f"the request {request.get('name')}"
         if told := words.label_name(request.get("name")):
             yield f"{at}: {told}"
@@ -176,8 +184,8 @@ def _claim(item: Found) -> Iterator[str]:
         ways = [key for key in ("deviceClassName", "exactly", "firstAvailable") if request.get(key)]
         if len(ways) != 1 or (ways[0] == ("exactly" if flat else "deviceClassName")):
             yield f"{at} wants {'deviceClassName' if flat else 'exactly'} or firstAvailable"
-        for one in request.get("selectors") or _map(request, "exactly").get("selectors") or []:
-            if told := cel(str(_map(one, "cel").get("expression", ""))):
+        for one in mappings(request, "selectors") or mappings(mapping(request, "exactly"), "selectors"):
+            if told := cel(str(mapping(one, "cel").get("expression", ""))):
                 yield f"{at}: {told}"
 
 
@@ -224,49 +232,47 @@ def _together(item: Found, objects: Sequence[Found]) -> Iterator[str]:
     if kind == "Service":
         yield from _backs(item, objects)
     if kind in ("ClusterRoleBinding", "RoleBinding"):
-        role = _map(item, "roleRef")
+        role = mapping(item, "roleRef")
         ours = [one for one in objects if one.get("kind") == role.get("kind")]
         if ours and not any(_name(one) == role.get("name") for one in ours):
             yield f"roleRef names {role.get('kind')} {role.get('name')}, which is not among the others"
     template, path = template_of(item)
-    spec = _map(template, "spec")
+    spec = mapping(template, "spec")
     account = spec.get("serviceAccountName") or spec.get("serviceAccount")
     accounts = [one for one in objects if one.get("kind") == "ServiceAccount"]
     if account and accounts and account != "default":
-        place = _map(item, "metadata").get("namespace")
-        if not any(_name(one) == account and _map(one, "metadata").get("namespace") == place for one in accounts):
+        place = mapping(item, "metadata").get("namespace")
+        if not any(_name(one) == account and mapping(one, "metadata").get("namespace") == place for one in accounts):
             yield f"{path}.spec.serviceAccountName is {account!r}, which is not among the others".lstrip(".")
-    for volume in spec.get("volumes") or []:
-        name, maps = _map(volume, "configMap").get("name"), [o for o in objects if o.get("kind") == "ConfigMap"]
-        optional = _map(volume, "configMap").get("optional")
+    for volume in mappings(spec, "volumes"):
+        name, maps = mapping(volume, "configMap").get("name"), [o for o in objects if o.get("kind") == "ConfigMap"]
+        optional = mapping(volume, "configMap").get("optional")
         if name and maps and not optional and not any(_name(one) == name for one in maps):
             yield f"{path}.spec.volumes: ConfigMap {name} is not among the others".lstrip(".")
 
 
 def _backs(item: Found, objects: Sequence[Found]) -> Iterator[str]:
     """A Service selects a pod of the others, and its named target ports are that pod's."""
-    wanted = _map(_map(item, "spec"), "selector")
-    place = _map(item, "metadata").get("namespace")
-    pods = [template_of(one)[0] for one in objects if _map(one, "metadata").get("namespace") == place]
+    wanted = mapping(mapping(item, "spec"), "selector")
+    place = mapping(item, "metadata").get("namespace")
+    pods = [template_of(one)[0] for one in objects if mapping(one, "metadata").get("namespace") == place]
     pods = [pod for pod in pods if pod]
     if not wanted or not pods:
         return
-    chosen = [pod for pod in pods if wanted.items() <= _map(_map(pod, "metadata"), "labels").items()]
+    chosen = [pod for pod in pods if wanted.items() <= mapping(mapping(pod, "metadata"), "labels").items()]
     if not chosen:
         yield "spec.selector matches no pod of the others"
     names = {
-        p.get("name") for pod in chosen for c in _map(pod, "spec").get("containers", ()) for p in c.get("ports", ())
+        str(p.get("name"))
+        for pod in chosen
+        for c in mappings(mapping(pod, "spec"), "containers")
+        for p in mappings(c, "ports")
     }
-    for port in _map(item, "spec").get("ports") or []:
+    for port in mappings(mapping(item, "spec"), "ports"):
         target = port.get("targetPort")
         if chosen and isinstance(target, str) and target not in names:
             yield f"spec.ports: targetPort {target!r} is no port of the pods"
 
 
 def _name(item: Found) -> Any:
-    return _map(item, "metadata").get("name")
-
-
-def _map(holder: Any, key: str) -> Found:
-    found = holder.get(key) if isinstance(holder, Mapping) else None
-    return found if isinstance(found, Mapping) else {}
+    return mapping(item, "metadata").get("name")

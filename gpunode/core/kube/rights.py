@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunode.core.knowledge_kube import Right
 from gpunode.core.kube.checks import Found, template_of, title
+from gpunode.core.kube.plain import mapping, mappings, texts
 from gpunode.core.model import Problem
 
 
@@ -26,8 +27,8 @@ def missing_rights(objects: Sequence[Found], needs: Mapping[str, Sequence[Right]
 
 def _wanted(item: Found, needs: Mapping[str, Sequence[Right]]) -> Iterator[tuple[str, Right]]:
     """Account and right, for every component that runs in the object's pods."""
-    spec = template_of(item)[0].get("spec") or {}
-    for container in spec.get("containers") or ():
+    spec = mapping(template_of(item)[0], "spec")
+    for container in mappings(spec, "containers"):
         name = re.split(r"[:@]", str(container.get("image", "")).rpartition("/")[2])[0]
         account = spec.get("serviceAccountName") or spec.get("serviceAccount") or "default"
         yield from ((account, right) for right in needs.get(name, ()))
@@ -35,24 +36,24 @@ def _wanted(item: Found, needs: Mapping[str, Sequence[Right]]) -> Iterator[tuple
 
 def _rules(objects: Sequence[Found], account: str, namespace: str) -> Iterator[Found]:
     """The rules of the roles that are bound to an account."""
-    roles = {(item.get("kind"), _name(item)): item.get("rules") or () for item in objects}
+    roles = {(item.get("kind"), str(_name(item))): mappings(item, "rules") for item in objects}
     for item in objects:
         if item.get("kind") not in ("ClusterRoleBinding", "RoleBinding"):
             continue
-        subjects = [(s.get("kind"), s.get("name"), s.get("namespace")) for s in item.get("subjects") or ()]
+        subjects = [(s.get("kind"), s.get("name"), s.get("namespace")) for s in mappings(item, "subjects")]
         if ("ServiceAccount", account, namespace) in subjects:
-            role = item.get("roleRef") or {}
-            yield from roles.get((role.get("kind"), role.get("name")), ())
+            role = mapping(item, "roleRef")
+            yield from roles.get((str(role.get("kind")), str(role.get("name"))), ())
 
 
 def _allows(rule: Found, right: Right) -> bool:
-    groups, resources, verbs = (set(rule.get(key) or ()) for key in ("apiGroups", "resources", "verbs"))
+    groups, resources, verbs = (set(texts(rule.get(key))) for key in ("apiGroups", "resources", "verbs"))
     return bool(groups & {"", "*"} and resources & {right.resource, "*"} and verbs & {right.verb, "*"})
 
 
 def _namespace(item: Found) -> str:
-    return str((item.get("metadata") or {}).get("namespace") or "default")
+    return str(mapping(item, "metadata").get("namespace") or "default")
 
 
 def _name(item: Found) -> Any:
-    return (item.get("metadata") or {}).get("name")
+    return mapping(item, "metadata").get("name")
