@@ -463,6 +463,9 @@ class ApiServer:
 
     def _evict(self, key: tuple[str, str, str, str], body: Object) -> Object:
         pod = f"{key[2]}/{key[3]}"
+        uid = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
+        if uid and uid != self._existing(key)["metadata"]["uid"]:
+            raise Refusal(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
         self._existing(key)
         if (body["apiVersion"], body["kind"]) != ("policy/v1", "Eviction"):
             raise Refusal(400, "BadRequest", f"no kind {body['kind']} of {body['apiVersion']}")

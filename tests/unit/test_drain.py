@@ -1,0 +1,213 @@
+"""Cordon, drain and uncordon against an API over HTTP."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from api_server import ApiServer, Fault
+from kube_cluster import node, silent
+
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.kube.draining import CORDONED, DrainOptions, drain_plan, pod_name
+from gpunode.edge.cluster import Api, ApiError
+from gpunode.edge.drain import boot_id, cordon, drain, uncordon, wait_ready
+
+pytest_plugins = ("kube_fixtures",)
+
+QUICK = DrainOptions(timeout=3, retry=0.01)
+
+
+def pod(name: str, owner: str = "ReplicaSet", **more: Any) -> dict[str, Any]:
+    owners = [{"kind": owner, "name": "owner", "controller": True}] if owner else []
+    metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
+    return {
+        "apiVersion": "v1", "kind": "Pod", "metadata": metadata | more.pop("metadata", {}),
+        "spec": {"nodeName": "gpu1", "volumes": more.pop("volumes", [])},
+        "status": {"phase": more.pop("phase", "Running")},
+    }  # fmt: skip
+
+
+MIRROR = {"annotations": {"kubernetes.io/config.mirror": "x"}}
+EMPTY = [{"name": "scratch", "emptyDir": {}}]
+
+# pod, options, and what becomes of it
+RULES: dict[str, tuple[dict[str, Any], DrainOptions, str]] = {
+    "of a controller": (pod("p"), DrainOptions(), "evicted"),
+    "of a daemon set": (pod("p", "DaemonSet"), DrainOptions(), "left"),
+    "of a daemon set, not ignored": (pod("p", "DaemonSet"), DrainOptions(ignore_daemon_sets=False), "refused"),
+    "ended, of a daemon set that is gone": (
+        pod("p", "DaemonSet", phase="Failed", metadata={"namespace": "gone"}), DrainOptions(), "evicted"),
+    "of a daemon set that is gone": (pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainOptions(), "refused"),
+    "of a daemon set that is gone, forced": (
+        pod("p", "DaemonSet", metadata={"namespace": "gone"}), DrainOptions(force=True), "evicted"),
+    "static": (pod("p", "", metadata=MIRROR), DrainOptions(), "left"),
+    "with local data": (pod("p", volumes=EMPTY), DrainOptions(), "refused"),
+    "with local data, allowed": (pod("p", volumes=EMPTY), DrainOptions(delete_local_data=True), "evicted"),
+    "with local data, ended": (pod("p", volumes=EMPTY, phase="Succeeded"), DrainOptions(), "evicted"),
+    "of nobody": (pod("p", ""), DrainOptions(), "refused"),
+    "of nobody, forced": (pod("p", ""), DrainOptions(force=True), "evicted"),
+    "of nobody, ended": (pod("p", "", phase="Succeeded"), DrainOptions(), "evicted"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RULES)
+def test_a_pod_is_evicted_left_or_refused_as_kubectl_drain_does(case: str) -> None:
+    item, options, expected = RULES[case]
+    plan = drain_plan([item], {("team", "owner")}, options)
+    found = {
+        "evicted": [pod_name(p) for p in plan.evict], "left": list(plan.left),
+        "refused": [name for _, names in plan.refused for name in names],
+    }  # fmt: skip
+    assert {what: names for what, names in found.items() if names} == {expected: [pod_name(item)]}
+
+
+def owner(server: ApiServer) -> None:
+    metadata = {"name": "owner", "namespace": "team"}
+    server.put({"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": metadata, "spec": {}})
+
+
+def test_evictions_leave_daemons_and_static_pods(server: ApiServer, api: Api) -> None:
+    owner(server)
+    for item in (pod("a"), pod("b"), pod("plugin", "DaemonSet"), pod("etcd", "", metadata=MIRROR)):
+        server.put(item)
+    server.put({**pod("elsewhere"), "spec": {"nodeName": "gpu2"}})
+    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/a", "team/b")
+    assert server.names("Pod") == ["team/plugin", "team/etcd", "team/elsewhere"]
+
+
+def test_one_pod_that_would_lose_data_stops_the_whole_drain(server: ApiServer, api: Api) -> None:
+    for item in (pod("a"), pod("data", volumes=EMPTY), pod("bare", "")):
+        server.put(item)
+    with pytest.raises(RefusedError) as caught:
+        drain(api, "gpu1", QUICK, tell=silent)
+    assert "an emptyDir (delete_local_data deletes it): team/data" in caught.value.what
+    assert "which nobody starts again (force deletes them): team/bare" in caught.value.what
+    assert len(server.names("Pod")) == 3
+
+
+def test_a_disruption_budget_is_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.put(pod("b"))
+    server.budgets["team/b"] = 3
+    told: list[str] = []
+    assert drain(api, "gpu1", QUICK, tell=told.append) == ("team/a", "team/b")
+    assert told[0] == "gpu1: evicting team/a"
+    refused = "gpu1: team/b: Cannot evict pod as it would violate the pod's disruption budget. (tried again in 0.01 s)"
+    assert told[1:] == [refused] * 3 + ["gpu1: evicting team/b"]
+
+
+def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.budgets["team/a"] = 10**6
+    with pytest.raises(GpunodeError, match=r"not drained after 0.3 s: team/a Cannot evict pod"):
+        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), tell=silent)
+
+
+def test_a_pod_that_does_not_go_is_named(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.stuck.add("team/a")
+    with pytest.raises(GpunodeError, match=r"team/a is terminating"):
+        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), tell=silent)
+    evictions = [r for r in server.requests if r.endswith("/eviction")]
+    assert len(evictions) == 1
+
+
+def test_a_pod_of_the_same_name_that_came_after_is_not_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(pod("db-0", "StatefulSet"))
+
+    def comes_back(found: ApiServer, event: str, item: dict[str, Any]) -> None:
+        if event == "DELETED" and item["kind"] == "Pod":
+            found.put({**pod("db-0", "StatefulSet", metadata={"uid": "uid-new"}), "spec": {"nodeName": "gpu2"}})
+
+    server.controllers.append(comes_back)
+    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/db-0",)
+
+
+def test_a_lost_answer_to_an_eviction_does_no_harm(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.faults.append(Fault("/eviction", 0, after=True, times=1))
+    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/a",)
+
+
+def test_without_the_right_to_evict_it_is_said(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.faults.append(Fault("/eviction", 403, "Forbidden", "pods/eviction is forbidden", times=9))
+    with pytest.raises(ApiError, match="pods/eviction is forbidden"):
+        drain(api, "gpu1", QUICK, tell=silent)
+
+
+# ---------------------------------------------------------------- cordon
+
+
+def spec_of(server: ApiServer, name: str) -> tuple[Any, list[str]]:
+    live = server.get("Node", name)
+    assert live is not None
+    return live["spec"].get("unschedulable"), sorted(live["metadata"].get("annotations") or {})
+
+
+def test_cordon_and_uncordon_come_and_go_without_a_trace(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1"))
+    assert cordon(api, "gpu1", why="reboot for driver 595") is True
+    assert spec_of(server, "gpu1") == (True, [CORDONED])
+    assert cordon(api, "gpu1") is True  # again, after an interrupted run
+    assert uncordon(api, "gpu1") is True
+    assert spec_of(server, "gpu1") == (None, [])
+    assert uncordon(api, "gpu1") is False
+
+
+def test_a_node_that_somebody_else_cordoned_stays_so(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", spec={"unschedulable": True}))
+    assert cordon(api, "gpu1") is False
+    assert uncordon(api, "gpu1") is False
+    assert spec_of(server, "gpu1") == (True, [])
+
+
+def test_a_change_of_the_node_at_the_same_time_is_not_lost(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1"))
+    server.faults.append(Fault("^PATCH", 409, "Conflict", "the object has been modified", times=2))
+    assert cordon(api, "gpu1") is True
+    assert spec_of(server, "gpu1") == (True, [CORDONED])
+
+
+def test_a_node_that_is_not_there_is_an_input_error(server: ApiServer, api: Api) -> None:
+    with pytest.raises(InputError, match="there is no node gpu9"):
+        cordon(api, "gpu9")
+
+
+# ---------------------------------------------------------------- back in use
+
+
+def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={"nvidia.com/gpu": "8"}))
+    server.edit("Node", "gpu1", "", lambda o: o["status"].update(nodeInfo={"bootID": "one"}))
+    old = boot_id(api, "gpu1")
+    down = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}]
+    up = [{"type": "Ready", "status": "True"}]
+    two = {"bootID": "two"}
+    states = [
+        {"conditions": down},
+        {"conditions": up, "nodeInfo": two, "allocatable": {}},
+        {"conditions": up, "nodeInfo": two, "allocatable": {"nvidia.com/gpu": "8"}},
+    ]
+    for i, state in enumerate(states, 1):
+        server.later(0.2 * i, lambda state=state: server.edit("Node", "gpu1", "", lambda o: o["status"].update(state)))
+    told: list[str] = []
+    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, tell=told.append) == 8
+    assert told == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
+
+
+@pytest.mark.parametrize(
+    ("allocatable", "ready", "says"),
+    [
+        ({"nvidia.com/gpu": "7"}, "True", "offers 7 nvidia.com/gpu, not 8"),
+        ({"nvidia.com/gpu": "8"}, "False", "NotReady: it says nothing"),
+    ],
+)
+def test_what_is_missing_is_said_at_the_timeout(
+    server: ApiServer, api: Api, allocatable: dict[str, str], ready: str, says: str
+) -> None:
+    server.put(node("gpu1", allocatable=allocatable))
+    server.edit("Node", "gpu1", "", lambda o: o["status"].update(conditions=[{"type": "Ready", "status": ready}]))
+    with pytest.raises(GpunodeError, match=says):
+        wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, timeout=0.1, tell=silent)
