@@ -16,6 +16,9 @@ COMMANDS = {
     "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),
     "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
     "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
+    "uninstall": ("gpunode.cli.undo:uninstall", "Take all of it back: nodes as they were before gpunode."),
+    "rollback": ("gpunode.cli.undo:rollback", "Take the last run back: nodes as an earlier run left them."),
+    "runs": ("gpunode.cli.runs:runs", "What was run when, and what came of it: list, show, resume, diff."),
     "check-boot": ("gpunode.cli.check_boot:check_boot", "Say whether the GPU will work after the next boot."),
     "doctor": ("gpunode.cli.doctor:doctor", "Find what is wrong with a node, or in logs: cause, evidence, fix."),
     "runtime": (

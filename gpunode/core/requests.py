@@ -1,8 +1,9 @@
 """The request of node/commit.sh: one transaction on files.
 
 Request files:
-  changes   lines N, `write` | `remove` | `read`, mode of a new file, expected hash, file that a new one is like or `-`,
-            path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares.
+  changes   lines N, `write` | `remove` | `read` | `restore`, mode of a new file, expected hash, file that a new one is
+            like or `-`, path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares;
+            `restore` takes an earlier transaction's copy, which stands in place of the file it is like
   data.N    the new bytes of a file to write
   after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to
             validate), socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up),
@@ -34,15 +35,16 @@ from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_HELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/[0-9]+\.old\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileChange:
-    """A file to have (`data`), to remove (`data` None), or only to compare (`read`).
+    """A file to have (`data`), to remove (`data` None), to put back (`held`), or only to compare (`read`).
 
     `mode` is for a new file, such as 0o644; one that is there keeps its own.  `like` is a file whose owner a new one
     gets, and which it is never more readable than.  `expect` is the sha256 the file had when it was read, "" when it
-    was absent, None when it does not matter.
+    was absent, None when it does not matter.  `held` is an earlier transaction's copy, ID/N.old: bytes, owner and mode.
     """
 
     path: str
@@ -51,6 +53,7 @@ class FileChange:
     like: str = ""
     expect: str | None = None
     read: bool = False
+    held: str = ""
 
 
 def commit_request(
@@ -63,9 +66,13 @@ def commit_request(
         for path in filter(None, (change.path, change.like)):
             if not path.startswith("/") or not path.isprintable() or "/../" in path:
                 raise InputError(f"path {path!r}", expected="an absolute path without control characters")
-        action = "read" if change.read else "remove" if change.data is None else "write"
+        if change.held and not _HELD.match(change.held):
+            raise InputError(f"copy {change.held!r}", expected="ID/N.old in the journal's backup")
+        kinds = {"read": change.read, "restore": bool(change.held), "remove": change.data is None, "write": True}
+        action = next(kind for kind, fits in kinds.items() if fits)
+        like = change.held or change.like or "-"
         expect = "any" if change.expect is None else change.expect or "absent"
-        lines.append(f"{n}\t{action}\t{change.mode:04o}\t{expect}\t{change.like or '-'}\t{change.path}\n")
+        lines.append(f"{n}\t{action}\t{change.mode:04o}\t{expect}\t{like}\t{change.path}\n")
         if action == "write" and change.data is not None:
             request[f"data.{n}"] = change.data
     request["changes"] = "".join(lines).encode()

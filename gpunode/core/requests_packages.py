@@ -1,8 +1,10 @@
 """The request of node/packages.sh, from the value of a role's `_packages` option.
 
 Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
-`streams` lines `MODULE STREAM` of dnf's modules, `wait` seconds to wait for the package manager's lock, `check` (1) in
-check mode.  Files without content are left out.
+`streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
+`check` (1) in check mode.  Files without content are left out.
+For taking packages back: `unhold` and `purge` (of removed packages, the configuration they left) one name a line,
+`automatic` names that nobody asked for any more, `keys` of rpm's keyring that go.
 Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it gave up waiting.
 """
 
@@ -14,7 +16,8 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 
-_KEYS = ("install", "remove", "refresh", "streams", "proxy")
+_BACK = ("unhold", "purge", "automatic", "keys")
+_KEYS = ("install", "remove", "refresh", "streams", "proxy", *_BACK)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
 _VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
@@ -23,7 +26,7 @@ _PROXY = re.compile(r"https?://[^\s\"]+\Z")
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:
-    """{install: [{name, version, hold}], remove: [name], refresh: [path], streams: [name:stream], proxy} → files.
+    """{install: [{name, version, hold}], remove: [name], refresh: [path], streams: [name:stream], proxy, …} → files.
 
     `wait` is in seconds.  A version may end in `*`; empty or missing means any.  Raises InputError on names that a
     shell or a package manager could read as something else.
@@ -38,6 +41,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     named = [_checked(_STREAM, name, "module stream") for name in value.get("streams") or ()]
     streams = [name.replace(":", " ") for name in named]
     files = {"install": install, "remove": remove, "refresh": refresh, "streams": streams, "proxy": proxy}
+    files |= {key: [_checked(_NAME, name, "package name") for name in value.get(key) or ()] for key in _BACK}
     request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
     return request | {"wait": f"{wait}\n".encode()} | ({"check": b"1\n"} if check else {})
 

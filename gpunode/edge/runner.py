@@ -48,6 +48,7 @@ class HostRun:
     changed: list[str] = field(default_factory=list)
     diffs: list[str] = field(default_factory=list)
     checks: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def run_playbook(
@@ -178,6 +179,7 @@ def _note(host: HostRun, event: Event) -> None:
     for diff in _as_list(event.result.get("diff")):
         if isinstance(diff, dict) and diff.get("prepared"):
             host.diffs.append(mask(str(diff["prepared"])))
+    host.notes += [mask(str(note)) for note in event.result.get("notes", [])]
     host.checks += [c for c in event.result.get("checks", []) if isinstance(c, dict)]
 
 

@@ -16,10 +16,14 @@ def state_dir() -> Path:
     return path
 
 
+def run_name() -> str:
+    """A new run's name, which sorts by time: in the journals of the nodes, and of its folder here."""
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
+
+
 def new_run() -> Path:
-    """A new folder for one run's plan, playbook and artifacts; its name sorts by time."""
-    name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
-    path = state_dir() / "runs" / name
+    """A new folder for one run's plan, playbook and artifacts."""
+    path = state_dir() / "runs" / run_name()
     path.mkdir(parents=True, mode=0o700)
     return path
 

@@ -17,7 +17,7 @@ from gpunode.core.state.image import prepares
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.runner import Event, HostRun, run_playbook
-from gpunode.edge.state import new_run, write_private
+from gpunode.edge.state import new_run, run_name, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
@@ -129,7 +129,7 @@ def provision(
             forks=where.forks,
             check=check,
             diff=diff,
-            arguments=_ansible_arguments(where, arguments),
+            arguments=ansible_arguments(where, arguments, run=run_name()),
             become_password=where.become_password,
             on_event=on_event,
         )
@@ -173,9 +173,11 @@ def _plan_one(found: Detected, planner: Planner) -> HostPlan:
         return HostPlan(detected=found, error=error)
 
 
-def _ansible_arguments(where: Where, arguments: Sequence[str]) -> list[str]:
+def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "") -> list[str]:
+    """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have."""
     vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
-    return [*vault, *(["--become"] if where.become and where.inventory else []), *arguments]
+    become = ["--become"] if where.become and where.inventory else []
+    return [*vault, *become, *(["-e", f"gpunode_run={run}"] if run else []), *arguments]
 
 
 def _probe_again(
@@ -292,7 +294,7 @@ def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner)
         PLAYBOOK,
         inventory=[*sources, str(folder / INVENTORY)],
         forks=where.forks,
-        arguments=_ansible_arguments(where, ()),
+        arguments=ansible_arguments(where),
         become_password=where.become_password,
     )
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")

@@ -246,6 +246,7 @@ stage_all() {
     [ "$before" != absent ] || old=-
     [ "$action" != restore ] || old=$GPUNODE_IN/data.$n
     stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_words)" "$(why_not)"
+    [ "$action" != restore ] || touch -r "$old" "$(temporary "$path" "$n")"
   done <"$backup/plan"
 }
 
@@ -302,7 +303,7 @@ if [ ! -s "$GPUNODE_IN/.todo" ]; then
   finish unchanged "every file is as it should be"
 fi
 if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
-  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $losers" \\
+  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $losers" \
     "stop these containers first (docs/gpu-containers.md)"
 fi
 checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"

@@ -73,7 +73,8 @@ lock() {
   trap 'rm -f "$mine"' EXIT
 }
 
-# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work
+# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work, the
+# run that of the controller
 journal() {
   [ -e "$GPUNODE_STATE/journal.jsonl" ] || baseline
   [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
@@ -82,8 +83,8 @@ journal() {
 
 record() {
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null)" ] || echo >>"$GPUNODE_STATE/journal.jsonl" # a line torn off
-  (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","part":"%s"%s}\n' \
-    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "$(word part)" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+  (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
+    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "$(word run)" "$(word part)" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }

@@ -14,7 +14,7 @@
 #   commit       does it, its output in .transaction; said: the line of it that says why it failed
 #   hold NAME…   keeps packages as they are; unhold NAME says how a person lifts that
 #   stream NAME  the stream of a module that is enabled (only asked where the request names streams)
-# undo_packages.sh has what is needed to take packages back: marks, automatic, lift, purge.
+# undo_packages.sh has what is needed to take packages back: marks, automatic, lift, remnants, purge.
 
 log=$GPUNODE_IN/.log
 
@@ -27,6 +27,7 @@ fail() {
   take_back
   [ -z "${begun:-}" ] || {
     manager_ installed >"$GPUNODE_IN/.after"
+    came_along
     journal packages failed ",\"message\":$(json_text "$why")$(changes_json)"
     forget
   }
@@ -136,6 +137,11 @@ unreadable_source() {
 # which of install and remove is not yet so, as sentences; also fills .to_remove and .to_hold
 differences() {
   : >"$GPUNODE_IN/.to_hold"
+  cut -d ' ' -f 1,3 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.holds"
+  : >"$GPUNODE_IN/.now"
+  [ -z "$(requested automatic)$(requested keys)" ] || manager_ marks >"$GPUNODE_IN/.now"
+  sed -n 's/^manual //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.manual"
+  sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
   requested install | while read -r name version hold; do
     now=$(installed_of "$name" "$version")
     case $now in
@@ -149,8 +155,12 @@ differences() {
     }
   done
   requested unhold | while read -r name; do
-    grep -qx "$name [^ ]* hold" "$GPUNODE_IN/.before" && echo "hold $name no longer"
+    grep -qFx "$name hold" "$GPUNODE_IN/.holds" && echo "hold $name no longer"
   done
+  # shellcheck disable=SC2046
+  [ -z "$(requested purge)" ] || manager_ remnants $(requested purge) | sed "s/^/forget the configuration of /"
+  requested automatic | grep -Fx -f "$GPUNODE_IN/.manual" | sed 's/^/forget that somebody asked for /'
+  requested keys | grep -Fx -f "$GPUNODE_IN/.keys" | sed 's/^/forget the key /'
   requested streams | while read -r module stream; do
     [ "$(manager_ stream "$module")" = "${stream#-}" ] || echo "enable stream $stream of module $module"
   done
@@ -185,7 +195,9 @@ refuse() {
 
 # What the package manager would do beyond the plan: removals nobody asked for, and packages somebody else holds.
 refuse_surprises() {
-  extra=$(sed -n 's/^remove //p' "$GPUNODE_IN/.would" | grep -Fxv -f "$GPUNODE_IN/.to_remove" | tr '\n' ' ')
+  # of kernel packages one of several versions may be named, as NAME-VERSION
+  { cat "$GPUNODE_IN/.to_remove" && sed -n 's/^\(kernel.*\)-[0-9][^-]*-[^-]*$/\1/p; s/^\(kernel.*\)-[0-9][^-]*$/\1/p' "$GPUNODE_IN/.to_remove"; } >"$GPUNODE_IN/.may_go"
+  extra=$(sed -n 's/^remove //p' "$GPUNODE_IN/.would" | grep -Fxv -f "$GPUNODE_IN/.may_go" | tr '\n' ' ')
   [ -z "$extra" ] || refuse "the package manager would also remove ${extra% }" \
     "remove it yourself if it may go, or choose other versions; gpunode removes only what its plan shows"
   held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
@@ -208,11 +220,19 @@ refuse_full_disk() {
     fail "/usr has $((${usr#* } / 1024)) MiB free and the packages need $((unpack / 1024)) MiB" "make room, then run again; nothing was installed"
 }
 
+# names of which several versions are there, before or after: kernels also stand under a name with their version
+several() {
+  for list in before after; do cut -d ' ' -f 1 "$GPUNODE_IN/.$list" | sort | uniq -d; done >"$GPUNODE_IN/.several"
+}
+
 # what differs between .before and .after, as members of a journal record: the record that an undo needs
 changes_json() {
+  several
   awk '
     function item(text, more) { return text (text == "" ? "" : ",") more }
-    FILENAME == ARGV[1] { before[$1] = $2; hold[$1] = $3; next }
+    FILENAME == ARGV[1] { several[$1]; next }
+    $1 in several { next }
+    FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
     { after[$1] = 1 }
     !($1 in before) { added = item(added, "{\"name\":\"" $1 "\",\"version\":\"" $2 "\"}") }
     ($1 in before) && before[$1] != $2 { changed = item(changed, "{\"name\":\"" $1 "\",\"from\":\"" before[$1] "\",\"to\":\"" $2 "\"}") }
@@ -224,7 +244,7 @@ changes_json() {
         if (hold[name] == "hold") unheld = item(unheld, "\"" name "\"")
       }
       printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s],\"unheld\":[%s]", added, changed, removed, held, unheld
-    }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
+    }' "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
   manager_ marks >"$GPUNODE_IN/.marks.after"
   printf ',"marks":%s' "$(more_marks | json_list)"
 }
@@ -236,12 +256,49 @@ more_marks() {
     "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
 }
 
+# beside: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, files below /etc
+beside() {
+  sed 's/^\([^:]*\):.*/user \1/' /etc/passwd
+  sed 's/^\([^:]*\):.*/group \1/' /etc/group
+  for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done
+  find /etc -xdev -type d | sed 's/^/folder /'
+  find /etc -xdev -type f | sed 's/^/file /'
+}
+
+# came_along: what of that is new, in the journal
+came_along() {
+  [ -e "$GPUNODE_IN/.beside" ] || return 0
+  beside >"$GPUNODE_IN/.beside.after"
+  awk 'FILENAME == ARGV[1] { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
+  grep -E '^(user|group|kernel) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
+  sed -n 's/^folder //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.folders"
+  sed -n 's/^file //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.files"
+  [ ! -s "$GPUNODE_IN/.files" ] || remember_made
+}
+
+# remember_made: a record of the files that packages and their scripts have put below /etc
+remember_made() {
+  was=$journal_id list='' n=0
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(wc -l <"$GPUNODE_STATE/journal.jsonl")")
+  made=$GPUNODE_STATE/backup/$journal_id
+  (umask 077 && mkdir -p "$made") || return
+  while IFS= read -r path; do
+    sum=$(sha256sum <"$path") && n=$((n + 1)) top=- folder=$(dirname "$path")
+    while grep -Fqx "$folder" "$GPUNODE_IN/.folders"; do top=$folder folder=$(dirname "$folder"); done
+    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$n" "${sum%% *}" "$top" "$path" >>"$made/plan"
+    list="$list,{\"path\":$(json_text "$path"),\"before\":\"absent\",\"after\":\"${sum%% *}\"}"
+  done <"$GPUNODE_IN/.files"
+  journal files 'done' ",\"by\":\"packages\",\"files\":[${list#,}],\"unit\":\"\""
+  journal_id=$was
+}
+
 # remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
 remember_packages() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
   kept=$GPUNODE_STATE/backup/$journal_id
   (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
-  for name in before marks would; do
+  beside >"$GPUNODE_IN/.beside"
+  for name in before marks would beside; do
     cp "$GPUNODE_IN/.$name" "$kept/$name" || finish failed "cannot keep what was installed in $kept" "make room on the file system of /var"
   done
 }
@@ -258,25 +315,30 @@ close_packages() {
           awk 'FILENAME == ARGV[1] { meant[$2]; next } { plain = $1; sub(/-[0-9].*/, "", plain) } $1 in meant || plain in meant' "$kept/would" - >"$GPUNODE_IN/.$list"
       done
       cp "$kept/marks" "$GPUNODE_IN/.marks"
+      cp "$kept/beside" "$GPUNODE_IN/.beside"
+      came_along
       more=$(changes_json)
     fi
     journal packages failed ",\"message\":\"interrupted; what had begun was finished by a later run\"$more"
     rm -rf "$kept"
   done
   journal_id=''
-  rm -f "$GPUNODE_IN/.marks"
+  rm -f "$GPUNODE_IN/.marks" "$GPUNODE_IN/.beside"
 }
 
 say_changes() {
+  several
   awk '
-    FILENAME == ARGV[1] { before[$1] = $2; hold[$1] = $3; next }
+    FILENAME == ARGV[1] { several[$1]; next }
+    $1 in several { next }
+    FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
     { after[$1] = 1 }
     !($1 in before) { print "installed " $1 " " $2 }
     ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
     $3 == "hold" && hold[$1] != "hold" { print "held " $1 }
     $3 != "hold" && hold[$1] == "hold" { print "no longer held: " $1 }
     END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
-    "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
+    "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
 }
 
 # ---------------------------------------------------------------- the transaction
@@ -318,13 +380,20 @@ transaction() {
 
 # taken_back: what is asked beside packages when gpunode takes itself back
 taken_back() {
-  lifted=$(requested unhold | while read -r name; do grep -q "^$name [^ ]* hold" "$GPUNODE_IN/.before" && echo "$name"; done)
+  lifted=$(requested unhold | while read -r name; do grep -Fx "$name hold" "$GPUNODE_IN/.holds" | cut -d ' ' -f 1; done)
   # shellcheck disable=SC2086 # names
   [ -z "$lifted" ] || manager_ lift $lifted || fail "these could not be released: $lifted" "see the log"
   # shellcheck disable=SC2046
-  [ -z "$(requested purge)" ] || manager_ purge $(requested purge)
-  # shellcheck disable=SC2046
-  [ -z "$(requested automatic)" ] || manager_ automatic $(requested automatic) || say note "not marked as dependencies: $(requested automatic | tr '\n' ' ')"
+  left=$([ -z "$(requested purge)" ] || manager_ remnants $(requested purge))
+  # shellcheck disable=SC2086
+  [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $(tail -n 1 "$log")"
+  marked=$(requested automatic | grep -Fx -f "$GPUNODE_IN/.manual")
+  # shellcheck disable=SC2086
+  [ -z "$marked" ] || manager_ automatic $marked || say note "not marked as dependencies: $marked"
+  known=$(requested keys | grep -Fx -f "$GPUNODE_IN/.keys")
+  for key in $known; do rpm -e "$key" >>"$log" 2>&1 || say note "the key $key stays: $(tail -n 1 "$log")"; done
+  [ -z "$left$marked$known" ] || back=1
+  grep '^forget ' "$GPUNODE_IN/.differences" | while read -r line; do say changed "$line"; done
 }
 
 main() {
@@ -346,7 +415,7 @@ main() {
   close_packages
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
-  if grep -qv '^hold ' "$GPUNODE_IN/.differences"; then
+  if grep -qvE '^(hold|forget) ' "$GPUNODE_IN/.differences"; then
     transaction
     # all of them: a change of version may have lifted a hold
     requested install | awk '$3 == "hold" { print $1 }' >"$GPUNODE_IN/.to_hold"
@@ -359,10 +428,10 @@ main() {
   taken_back
   dkms_build
   manager_ installed >"$GPUNODE_IN/.after"
-  [ -z "${begun:-}" ] || { journal packages 'done' "$(changes_json)" && forget; }
+  [ -z "${begun:-}" ] || { came_along && journal packages 'done' "$(changes_json)" && forget; }
   say_changes
   [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
-  cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}" ] && finish unchanged "all packages are as wanted"
+  cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are as wanted"
   finish changed "packages are as wanted"
 }
 

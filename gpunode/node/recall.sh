@@ -1,6 +1,6 @@
 #!/bin/sh
 # What gpunode's journal on this node says, and how each thing that it names is now.  Changes nothing.
-# Output: core/recall.py.  Runs behind common.sh and a file for each package manager.
+# Output: core/journal.py.  Runs behind common.sh and a file for each package manager.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
@@ -13,6 +13,8 @@ told() {
   for field in "$@"; do printf '\t%s' "$field"; done
   echo
 }
+
+coded() { [ ! -e "$1" ] || base64 <"$1" | tr -d '\n'; }
 
 # states KIND: the names of what was changed beside files and packages, as `prior` wrote them
 states() { sed -n "s/.*\"op\":\"state\".*\"kind\":\"$1\",\"name\":\"\([^\"]*\)\".*/\1/p" "$JOURNAL" | sort -u; }
@@ -27,9 +29,13 @@ files() {
       told copy "$id" "$n" "$there" "$made" "$path"
       echo "$path" >>"$GPUNODE_IN/.paths"
     done <"$plan"
-    [ ! -e "${plan%plan}undo.json" ] || told undo "$id" "$(base64 <"${plan%plan}undo.json" | tr -d '\n')"
+    [ ! -s "${plan%plan}after" ] || told follow "$id" "$(coded "${plan%plan}after")" "$(coded "${plan%plan}validate")" "$(coded "${plan%plan}health")"
+    [ -e "${plan%plan}undo.json" ] || continue
+    told undo "$id" "$(coded "${plan%plan}undo.json")"
+    cut -f 8 "$plan" >>"$GPUNODE_IN/.contents"
   done
   sed 's/"path":"/\n&/g' "$JOURNAL" | sed -n 's/^"path":"\([^"]*\)".*/\1/p' >>"$GPUNODE_IN/.paths"
+  sort -u "$GPUNODE_IN/.contents" | while read -r path; do [ ! -f "$path" ] || told content "$path" "$(coded "$path")"; done
   sort -u "$GPUNODE_IN/.paths" | while read -r path; do
     if [ -e "$path" ]; then sum=$(sha256sum <"$path") && told file "$path" "${sum%% *}"; else told file "$path" absent; fi
   done
@@ -51,6 +57,13 @@ kernel() {
   for initrd in $(states initramfs); do if [ -e "$initrd" ]; then told initramfs "$initrd" present; else told initramfs "$initrd" absent; fi; done
 }
 
+# accounts and folders of kernels
+beside() {
+  for name in $(states user); do if id "$name" >/dev/null 2>&1; then told user "$name" present; else told user "$name" absent; fi; done
+  for name in $(states group); do if grep -q "^$name:" /etc/group; then told group "$name" present; else told group "$name" absent; fi; done
+  for name in $(states kernel); do if [ -d "/lib/modules/$name" ]; then told kernel "$name" present; else told kernel "$name" absent; fi; done
+}
+
 alternatives() {
   for name in $(states alternative); do
     told alternative "$name" "$(alternative "$name")"
@@ -70,8 +83,10 @@ packages() {
   told manager "$manager"
   grep '"op":"packages"' "$JOURNAL" | sed 's/"name":"/\n&/g' | sed -n 's/^"name":"\([^"]*\)".*/\1/p' | sort -u >"$GPUNODE_IN/.names"
   manager_ installed | while read -r name version state; do told package "$name" "$version" "$state"; done
-  manager_ marks | while read -r kind name; do told "$kind" "$name" yes; done
+  manager_ marks | while read -r kind name; do told mark "$kind $name"; done
   [ -s "$GPUNODE_IN/.names" ] || return 0
+  # shellcheck disable=SC2046 # names
+  manager_ remnants $(cat "$GPUNODE_IN/.names") | while read -r name; do told remnant "$name"; done
   manager_ depends | sort -u >"$GPUNODE_IN/.depends"
   awk 'FILENAME == ARGV[1] { ours[$1]; next } $1 == "gives" && $2 in ours { print $3 }' "$GPUNODE_IN/.names" "$GPUNODE_IN/.depends" |
     sort -u >"$GPUNODE_IN/.words"
@@ -90,11 +105,13 @@ need_root
 [ -e "$JOURNAL" ] || finish unchanged "gpunode has changed nothing on this node"
 while IFS= read -r line; do told journal "$line"; done <"$JOURNAL"
 : >"$GPUNODE_IN/.paths"
+: >"$GPUNODE_IN/.contents"
 files
 services
 kernel
+beside
 alternatives
 streams
 packages
-told boot "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+told driver "$(cat /sys/module/nvidia/version 2>/dev/null)"
 finish unchanged "the journal of this node and what it speaks of"

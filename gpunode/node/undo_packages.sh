@@ -4,7 +4,8 @@
 #   marks        lines `manual NAME` (a package that a person asked for), `key NAME` (in rpm's keyring)
 #   automatic NAME…  takes that mark off
 #   lift NAME…   the packages are held no longer
-#   purge NAME…  what removed packages have left below /etc
+#   remnants NAME…  those of the names that were removed and have left configuration
+#   purge NAME…  takes that away
 #   depends      lines `needs NAME WORD|WORD` and `gives NAME WORD` of what is installed
 #   available NAME…  lines `NAME VERSION` of what could be installed
 #   edited NAME…  lines `NAME PATH`: configuration that somebody changed, which would go with the package
@@ -13,15 +14,21 @@
 
 apt_marks() { apt-mark showmanual 2>/dev/null | sed 's/^/manual /'; }
 apt_automatic() { apt-mark auto "$@" >>"$log" 2>&1; }
-apt_lift() { apt-mark unhold "$@" >>"$log" 2>&1; }
 
-apt_purge() {
+# what was removed in the meantime is held no longer
+apt_lift() {
   for name in "$@"; do
-    case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in
-      ?c*) dpkg --purge "$name" >>"$log" 2>&1 </dev/null 9>&- || say note "$name has left configuration: $(tail -n 1 "$log")" ;;
-    esac
+    case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in h*) apt-mark unhold "$name" >>"$log" 2>&1 || return 1 ;; esac
   done
 }
+
+apt_remnants() {
+  for name in "$@"; do
+    case $(dpkg-query -W -f '${db:Status-Abbrev}' "$name" 2>/dev/null) in ?c*) echo "$name" ;; esac
+  done
+}
+
+apt_purge() { dpkg --purge "$@" >>"$log" 2>&1 </dev/null 9>&-; }
 
 apt_depends() {
   dpkg-query -W -f '${Package}\t${Status}\t${Depends}, ${Pre-Depends}\t${Provides}\n' 2>/dev/null | awk -F '\t' '
@@ -66,8 +73,9 @@ rpm_edited() {
 }
 
 dnf_marks() { rpm_keys; }
-dnf_automatic() { dnf_ -q mark remove "$@" >>"$log" 2>&1; }
+dnf_automatic() { dnf_ -q mark "$(if is_dnf5; then echo dependency; else echo remove; fi)" "$@" >>"$log" 2>&1; }
 dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
+dnf_remnants() { :; }
 dnf_purge() { :; }
 dnf_depends() { rpm_depends; }
 dnf_edited() { rpm_edited "$@"; }
@@ -84,6 +92,7 @@ zypper_automatic() {
   printf '%s\n' "$@" >>/var/lib/zypp/AutoInstalled
 }
 zypper_lift() { for name in "$@"; do zypper_lock remove "$name" || return 1; done; }
+zypper_remnants() { :; }
 zypper_purge() { :; }
 zypper_depends() { rpm_depends; }
 zypper_edited() { rpm_edited "$@"; }
@@ -96,6 +105,7 @@ zypper_available() {
 
 pacman_marks() { pacman -Qeq 2>/dev/null | sed 's/^/manual /'; }
 pacman_automatic() { pacman_ -D --asdeps "$@" >>"$log" 2>&1; }
+pacman_remnants() { :; }
 pacman_purge() { :; }
 pacman_edited() { pacman -Qii "$@" 2>/dev/null | awk '$1 == "Name" { name = $3 } /\[modified\]/ { for (i = 1; i < NF; i++) if ($i ~ /^\//) print name, $i }'; }
 

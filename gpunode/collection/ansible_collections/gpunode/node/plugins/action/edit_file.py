@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
 
 ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
 
@@ -31,14 +31,14 @@ class ActionModule(NodeAction):
             for name, request in requests.items():
                 if not result.get("failed"):
                     outcome, _text = self.node(name, request | ({"check": b"1\n"} if self.check else {}))
-                    result = _joined(result, result_of(outcome))
+                    result = joined(result, result_of(outcome))
         if args["files"] and not result.get("failed"):
-            result = _joined(result, self._files(args["files"]))
+            result = joined(result, self._files(args["files"]))
         for value in args["runtimes"]:
             if not result.get("failed"):
-                result = _joined(result, self._again(self._attempt, value))
+                result = joined(result, self._again(self._attempt, value))
         if args["toolkit"] and not result.get("failed"):
-            result = _joined(result, self._again(self._toolkit, args["toolkit"]))
+            result = joined(result, self._again(self._toolkit, args["toolkit"]))
         return result
 
     def _files(self, files):
@@ -117,13 +117,3 @@ def _refuse_problems(edit):
     if edit.problems:
         fix = "; ".join(problem.fix for problem in edit.problems)
         raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
-
-
-def _joined(first, second):
-    """Two results as one: changed when either is, lists one after the other."""
-    both = first | second
-    both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
-    for key in ("changes", "notes", "diff"):
-        both[key] = [*first.get(key, []), *second.get(key, [])]
-    both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
-    return both

@@ -66,8 +66,15 @@ class NodeAction(ActionBase):
 
     def node(self, name, request):
         """Outcome of node script `name`, with what the script itself printed."""
-        stdout, rc = self.send(name, request)
+        stdout, rc = self.send(name, request | self._signature())
         return parse_outcome(stdout, rc), stdout
+
+    def _signature(self):
+        """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
+        from gpunode.core.journal import signature
+
+        role = self._task._role.get_name() if self._task._role else ""
+        return signature(run=str(self._vars.get("gpunode_run", "")), part=role.rpartition(".")[2])
 
     def send(self, name, request):
         """(standard output, exit status) of node script `name`."""
@@ -130,6 +137,16 @@ def result_of(outcome):
         "gpunode_exit": int(Exit.REFUSED if outcome.status == "refused" else Exit.FAILED),
         "log": mask(outcome.log).splitlines()[-LOG_TAIL:],
     }
+
+
+def joined(first, second):
+    """Two results as one: changed when either is, lists one after the other."""
+    both = first | second
+    both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
+    for key in ("changes", "notes", "diff"):
+        both[key] = [*first.get(key, []), *second.get(key, [])]
+    both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
+    return both
 
 
 def _as_log(stderr):

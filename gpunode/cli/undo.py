@@ -1,0 +1,143 @@
+"""gpunode uninstall, gpunode rollback: a node as it was, by its own journal."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, show_error, target_options, worst_exit
+
+if TYPE_CHECKING:
+    from gpunode.core.model import HostResult
+    from gpunode.edge.detect import Where
+
+_PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
+_CHECK = click.option("--check", is_flag=True, help="Say what would be taken back, change nothing.")
+_YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode uninstall -i inventory/hosts.yml --check\n"
+    "  gpunode uninstall -i inventory/hosts.yml\n"
+    "  gpunode uninstall root@node7 --part toolkit --part runtime --yes\n"
+    "  gpunode uninstall --local\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to take back (--check), 4 unreachable, "
+    "5 refused, 130 declined."
+)
+@target_options
+@click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part. Repeatable.")
+@_CHECK
+@_YES
+@format_option("text", "json")
+def uninstall(where: Where, parts: tuple[str, ...], check: bool, yes: bool, output_format: str) -> int:
+    """Take back all that gpunode has done: packages, files, units, modules and settings are as they were before.
+
+    What somebody else has changed since stays, and is named.
+    """
+    what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
+    return _undo(where, what, check=check, yes=yes, output_format=output_format)
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode rollback -i inventory/hosts.yml --list\n"
+    "  gpunode rollback -i inventory/hosts.yml                    (the last run)\n"
+    "  gpunode rollback -i inventory/hosts.yml --to 20261122T013821Z-1f2e3d --check\n"
+    "  gpunode rollback root@node7 --to 2026-11-22T01:00:00Z --yes\n\n"
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to take back (--check), 4 unreachable, "
+    "5 refused, 130 declined."
+)
+@target_options
+@click.option("--to", metavar="RUN", help="The run that stays the last one, or a time; without it the one before last.")
+@click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")
+@_CHECK
+@_YES
+@format_option("text", "json")
+def rollback(where: Where, to: str | None, show_runs: bool, check: bool, yes: bool, output_format: str) -> int:
+    """Take back the last run, or all that came after one: the node is as that run left it."""
+    if show_runs:
+        return _show_runs(where, output_format)
+    what = {"verb": "rollback"} | ({"to": to} if to else {})
+    return _undo(where, what, check=check, yes=yes, output_format=output_format)
+
+
+def _undo(where: Where, what: dict[str, Any], *, check: bool, yes: bool, output_format: str) -> int:
+    """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
+    from gpunode.edge.progress import running
+    from gpunode.edge.undo import undo
+
+    if check or not yes:
+        found = undo(where, what, check=True)
+        if check or not any(result.changed for result in found):
+            _show(found, output_format)
+            return worst_exit(result.exit for result in found)
+        if output_format == "text":
+            _show(found, output_format)
+        _ask(found)
+    with running(output_format) as on_event:
+        results = undo(where, what, on_event=on_event)
+    _show(results, output_format)
+    return worst_exit(result.exit for result in results)
+
+
+def _show(results: list[HostResult], output_format: str) -> None:
+    from gpunode.core.errors import Exit
+    from gpunode.core.report import results_data
+
+    if output_format == "json":
+        print_json({"hosts": results_data(results)})
+        return
+    for result in results:
+        good = result.exit in (Exit.OK, Exit.PENDING)
+        mark = click.style("ok", fg="green") if good else click.style(f"exit {int(result.exit)}", fg="red")
+        click.echo(f"{result.host}: {mark}: {result.message}")
+        for line in result.changed:
+            click.echo(f"  {line}")
+        for note in result.extra.get("notes", ()):
+            click.echo(f"  note: {note}")
+
+
+def _ask(found: list[HostResult]) -> None:
+    import sys
+
+    from gpunode.core.errors import InputError, InterruptedByUser
+
+    if not sys.stdin.isatty():
+        raise InputError(
+            "there is no terminal to ask on, and --yes is not given",
+            expected="a terminal, or --yes",
+            fix="read what would be taken back, then add --yes; nothing was touched",
+        )
+    count = sum(bool(result.changed) for result in found)
+    if not click.confirm(f"Go on with {count} host{'s' if count > 1 else ''}?"):
+        raise InterruptedByUser("declined; nothing was touched")
+
+
+def _show_runs(where: Where, output_format: str) -> int:
+    from dataclasses import asdict
+
+    from gpunode.core.errors import Exit, GpunodeError
+    from gpunode.edge.undo import list_runs
+
+    found = list_runs(where)
+    codes: list[int] = []
+    data: list[dict[str, Any]] = []
+    for host, runs in found:
+        if isinstance(runs, GpunodeError):
+            codes.append(runs.exit)
+            data.append({"host": host.host, "error": runs.what})
+            if output_format == "text":
+                show_error(runs, host=host.host)
+            continue
+        codes.append(Exit.OK)
+        data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
+        if output_format == "text":
+            click.echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
+            for run in runs:
+                counts = ", ".join(f"{number} {op}" for op, number in run.counts.items())
+                click.echo(f"  {run.name}  {run.at}  {' '.join(run.parts) or '-'}  ({counts})")
+    if output_format == "json":
+        print_json({"hosts": data})
+    return worst_exit(codes)

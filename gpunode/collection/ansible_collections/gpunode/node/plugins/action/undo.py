@@ -1,0 +1,93 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
+
+
+class ActionModule(NodeAction):
+    """Take back what gpunode has changed on the node, as its journal says."""
+
+    ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
+
+    def act(self, args):
+        from gpunode.core.requests_undo import close_request, undo_requests, undo_wish
+
+        if not args["what"]:
+            return {}
+        wish = undo_wish(args["what"])
+        result = {} if self.check else self._recovered()
+        recall, scope, back = self._back(wish)
+        self._refuse(back)
+        result = joined(result, {"notes": list(back.notes)})
+        for ask in undo_requests(back, check=self.check):
+            if not result.get("failed"):
+                result = joined(result, self._asked(ask))
+        if result.get("failed"):
+            return result
+        if not self.check and scope.records:
+            back = self._back(wish, scope.to)[2] if not back.nothing else back
+            if not back.nothing:
+                return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back)}
+            if not wish.parts:
+                self.node("putback.sh", close_request(wish, scope.to))
+        return result | {"msg": _message(recall, scope, result)}
+
+    def _back(self, wish, to=None):
+        """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
+        from gpunode.core.errors import RefusedError
+        from gpunode.core.journal import parse_recall
+        from gpunode.core.takeback import scope_of, take_back
+
+        outcome, text = self.node("recall.sh", {})
+        if outcome.status != "unchanged":
+            raise RefusedError(outcome.message, fix=outcome.fix)
+        recall = parse_recall(text)
+        scope = scope_of(recall, verb=wish.verb, parts=wish.parts, to=wish.to if to is None else to)
+        return recall, scope, take_back(recall, scope)
+
+    def _recovered(self):
+        """What an interrupted run left is finished or undone first."""
+        from gpunode.core.requests import commit_request
+        from gpunode.core.requests_packages import packages_request
+
+        files = result_of(self.node("commit.sh", commit_request())[0])
+        packages = result_of(self.node("packages.sh", packages_request({}))[0])
+        return joined(files, packages)
+
+    def _asked(self, ask):
+        from gpunode.core.requests_activate import parse_activation
+
+        outcome, text = self.node(ask.script, dict(ask.request))
+        found = result_of(outcome)
+        reboot = parse_activation(text).reboot if ask.script == "activate.sh" else ""
+        if reboot:
+            found["warnings"] = [f"reboot needed: {reboot}"]
+            found["notes"] = [*found["notes"], *found["warnings"]]
+        return found if not found.get("failed") else found | {"msg": f"{ask.title}: {found['msg']}"}
+
+    @staticmethod
+    def _refuse(back):
+        from gpunode.core.errors import RefusedError
+
+        if back.problems:
+            fix = "; ".join(problem.fix for problem in back.problems)
+            raise RefusedError("; ".join(problem.what for problem in back.problems), fix=fix)
+
+
+def _left(back):
+    from gpunode.core.requests_undo import undo_requests
+
+    left = ", ".join(ask.title.lower() for ask in undo_requests(back))
+    return {"msg": f"done, but not all is as it was: still to do: {left}", "fix": "run it again and see the log"}
+
+
+def _message(recall, scope, result):
+    if not recall.records or not scope.records:
+        return "there is nothing of gpunode's to take back"
+    if not result.get("changes"):
+        return "the node is as it was"
+    return f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"

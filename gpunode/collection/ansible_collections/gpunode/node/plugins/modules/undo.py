@@ -1,0 +1,70 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: undo
+short_description: Take back what gpunode has changed on a node
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Reads the journal of the node, and puts packages, files, units, modules and settings back as they were before.
+  - What somebody else has changed since stays as it is, and is named in C(notes).
+  - Runs on the controller and sends POSIX shell scripts to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  what:
+    description: C(verb) is C(uninstall) or C(rollback); C(parts) of an uninstall are some of C(driver), C(fabric),
+      C(cuda), C(toolkit), C(runtime) and C(sharing), and all without it; C(to) of a rollback is a run or a time, and
+      the run before the last one without it.
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and says what would change.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Take all of gpunode back
+  gpunode.node.undo:
+    what:
+      verb: uninstall
+
+- name: Take the last run back
+  gpunode.node.undo:
+    what:
+      verb: rollback
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, in a sentence.
+  type: str
+  returned: always
+changes:
+  description: One sentence for each thing changed, or that would change in check mode.
+  type: list
+  elements: str
+  returned: when the node was asked
+notes:
+  description: What stays as it is, and why.
+  type: list
+  elements: str
+  returned: when the node was asked
+fix:
+  description: What to do next.
+  type: str
+  returned: on failure
+log:
+  description: The end of what the commands on the node printed.
+  type: list
+  elements: str
+  returned: on failure
+"""

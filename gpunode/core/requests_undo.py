@@ -1,0 +1,126 @@
+"""The requests that carry out a TakeBack: for node/putback.sh, commit.sh, activate.sh and packages.sh, in order.
+
+Request files of putback.sh: `stop`, `disable` units and `load` modules, one name a line; `alternative` lines NAME auto,
+NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and `initramfs` paths to remove;
+`rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have gone), `close` the verb that is done, with
+`to` the run after which the node is again; `check` (1) in check mode.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.errors import InputError
+from gpunode.core.requests import FileChange, commit_request
+from gpunode.core.requests_activate import activate_request
+from gpunode.core.requests_packages import packages_request
+from gpunode.core.takeback import PARTS, UNITS, FilesBack, TakeBack
+
+VERBS = ("uninstall", "rollback")
+_KEYS = ("verb", "parts", "to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One script to run on the node; `title` says what for."""
+
+    title: str
+    script: str
+    request: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoWish:
+    """What the role option `undo_what` asks for; `to` None is the run before the last one."""
+
+    verb: str = "uninstall"
+    parts: tuple[str, ...] = ()
+    to: str | None = None
+
+
+def undo_wish(value: Mapping[str, Any]) -> UndoWish:
+    """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
+    for key in value:
+        if key not in _KEYS:
+            raise InputError(f"undo: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    wish = UndoWish(
+        verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None
+    )
+    if wish.verb not in VERBS:
+        raise InputError(f"undo: verb {wish.verb!r}", expected=f"one of {', '.join(VERBS)}")
+    for part in wish.parts:
+        if part not in PARTS:
+            raise InputError(f"undo: part {part!r}", expected=f"one of {', '.join(PARTS)}")
+    if (wish.to and wish.verb != "rollback") or (wish.parts and wish.verb != "uninstall"):
+        raise InputError("undo: parts are uninstall's, and to is rollback's", fix="leave one of them out")
+    return wish
+
+
+def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
+    """What has to be run on the node, in order; what is not needed is left out."""
+    asks = [_putback("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
+    asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
+    asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
+    asks.append(_files("Put files back", back.files, check))
+    if not back.packages.nothing:
+        asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
+    asks.append(_files("Take repositories back", back.sources, check))
+    asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
+    asks.append(_putback("Put settings back", _last(back), check))
+    return [ask for ask in asks if ask]
+
+
+def close_request(wish: UndoWish, to: str) -> dict[str, bytes]:
+    """putback.sh writes into the journal that the verb is done."""
+    return {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
+
+
+def _packages(back: TakeBack, check: bool) -> dict[str, bytes]:
+    return packages_request(back.packages.value, check=check)
+
+
+def _exchange(back: TakeBack) -> dict[str, Any]:
+    return {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
+
+
+def _last(back: TakeBack) -> dict[str, Sequence[str]]:
+    words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
+    units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
+    flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
+    return {**words, **flags, "load": back.load}
+
+
+def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
+    request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
+    return Ask(title=title, script="putback.sh", request=request | _check(check)) if request else None
+
+
+def _activate(title: str, value: Mapping[str, Any], check: bool) -> Ask | None:
+    return Ask(title=title, script="activate.sh", request=activate_request(value, check=check)) if value else None
+
+
+def _files(title: str, files: FilesBack | None, check: bool) -> Ask | None:
+    if files is None:
+        return None
+    changes = [FileChange(path=f.path, data=f.data, expect=f.expect, held=f.held) for f in files.files]
+    request = commit_request(changes, check=check)
+    if files.follow:
+        request |= {
+            "after": b"".join(b"%s\n" % line for line in files.follow.after.splitlines() if _still(line)),
+            "validate": files.follow.validate,
+            # the others prove that the engine knows the nvidia runtime
+            "health": b"".join(b"%s\n" % n for n in files.follow.health.splitlines() if n.endswith(b"\tversion")),
+        }
+    request |= {"used": "".join(f"{id}\n" for id in files.used).encode()}
+    return Ask(title=title, script="commit.sh", request=request)
+
+
+def _still(line: bytes) -> bool:
+    """Whether a line of an earlier transaction's `after` holds again."""
+    return line.split(b" ", 1)[0] not in (b"handlers", b"plugin_was", b"broken")
+
+
+def _check(check: bool) -> dict[str, bytes]:
+    return {"check": b"1\n"} if check else {}

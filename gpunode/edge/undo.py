@@ -1,0 +1,109 @@
+"""uninstall and rollback over hosts: the role gpunode.node.undo by Ansible, which reads each node's journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.journal import Run, parse_recall, standing
+from gpunode.core.model import HostResult
+from gpunode.core.playbook import HEADER, dump
+from gpunode.edge.detect import Detected, Where, find_hosts
+from gpunode.edge.runner import Event, HostRun, run_playbook
+from gpunode.edge.state import new_run, write_private
+from gpunode.edge.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+
+GROUP = "gpunode_undo"
+
+
+def undo(
+    where: Where,
+    what: dict[str, Any],
+    *,
+    check: bool = False,
+    arguments: Sequence[str] = (),
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> list[HostResult]:
+    """Take back on each host what `what` says (core/requests_undo.py); with `check`, say what that would be.
+
+    `changed` are the sentences, `extra["notes"]` what stays as it is; exit 3 where a check found something to do.
+    """
+    hosts = find_hosts(where)
+    folder = new_run()
+    sources = inventory_sources(where)
+    said: dict[str, str] = {}
+
+    def note(event: Event) -> None:
+        if event.role == "undo" and event.message:
+            said[event.host] = event.message
+        on_event(event)
+
+    write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
+    write_private(folder / PLAYBOOK, dump([_play(what)], HEADER))
+    runs = run_playbook(
+        folder,
+        PLAYBOOK,
+        inventory=[*sources, str((folder / INVENTORY).resolve())],
+        forks=where.forks,
+        check=check,
+        arguments=ansible_arguments(where, arguments, run=folder.name),
+        become_password=where.become_password,
+        on_event=note,
+    )
+    never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
+    return [_result(h.host, runs.get(h.host, never), said.get(h.host, ""), folder.name, check=check) for h in hosts]
+
+
+def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
+    """The runs that stand on each host, oldest first, or why they cannot be read."""
+    from gpunode.core.remote import parse_outcome, program
+    from gpunode.edge.connect import run_many
+    from gpunode.node import script
+
+    hosts = find_hosts(where)
+    targets = [host.target for host in hosts if host.target]
+    ran = run_many(
+        targets,
+        program(script("recall.sh")),
+        forks=where.forks,
+        connect_timeout=where.connect_timeout,
+        timeout=where.timeout,
+        accept_new=where.accept_new_host_keys,
+    )
+    found: list[tuple[Detected, list[Run] | GpunodeError]] = []
+    for host, one in zip(hosts, ran, strict=True):
+        outcome = parse_outcome(one.stdout, one.rc)
+        if one.error:
+            found.append((host, one.error))
+        elif outcome.status != "unchanged":
+            found.append((host, GpunodeError(f"{host.host}: {outcome.message}", fix=outcome.fix)))
+        else:
+            found.append((host, standing(parse_recall(one.stdout).records)))
+    return found
+
+
+def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:
+    values = {host.host: connection_vars(host) if own else {} for host in hosts}
+    return {"all": {"hosts": values, "children": {GROUP: {"hosts": {host.host: {} for host in hosts}}}}}
+
+
+def _play(what: dict[str, Any]) -> dict[str, Any]:
+    role = {"role": "gpunode.node.undo", "vars": {"undo_what": what}}
+    return {"name": f"gpunode {what['verb']}", "hosts": GROUP, "gather_facts": False, "roles": [role]}
+
+
+def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> HostResult:
+    result = HostResult(
+        host=host,
+        exit=run.exit,
+        message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
+        changed=tuple(run.changed),
+        extra={"notes": run.notes, "run": name},
+    )
+    if run.exit:
+        return result
+    if check and run.changed:
+        return replace(result, exit=Exit.PENDING, message=f"would take back {len(run.changed)} things")
+    return replace(result, message=said)
