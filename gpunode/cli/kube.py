@@ -13,6 +13,7 @@ COMMANDS = {
     "status": ("gpunode.cli.kube_status:status", "Who uses which GPU: allocated and total, however they are shared."),
     "remove": ("gpunode.cli.kube_apply:remove", "Take everything that apply made out of the cluster."),
     "scheduler": ("gpunode.cli.kube_scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),
+    "kubelet": ("gpunode.cli.kube_kubelet:kubelet", "This host's kubelet: configure, unconfigure, diff."),
     "convert": ("gpunode.cli.kube_convert:convert", "Bring old manifests to today's form, and say what changed."),
 }
 

@@ -1,7 +1,8 @@
 """Strict schemas of KubeSchedulerConfiguration and KubeletConfiguration, by version and release.
 
-Both programs decode strictly: an unknown field, another spelling or a wrong type keeps them from starting.  The fields
-are data, knowledge/kube_schemas.toml; what types cannot say (ranges, one binder) is here.
+kube-scheduler decodes strictly: an unknown field, another spelling or a wrong type keeps it from starting.  The kubelet
+does not start with a wrong type either, and passes over an unknown field with a warning.  The fields are data,
+knowledge/kube_schemas.toml; what types cannot say (ranges, one binder) is here.
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -129,3 +131,14 @@ def _request(subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, c
     )
     state = transaction.state_folder(host.root, [Path(place(path)) for path in edit.changes])
     return request if state == Path(transaction.STATE) else request | {"state": f"{state}\n".encode()}
+
+
+def kubelet_version() -> str:
+    """What this machine's kubelet says of itself, such as v1.34.2; "" where there is none."""
+    if not (program := shutil.which("kubelet")):
+        return ""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.split()[-1] if said.startswith("Kubernetes v") else ""

@@ -149,6 +149,12 @@ def change_program(files: Mapping[str, bytes], program: Program, change: WordCha
     return after
 
 
+def append_word(files: Mapping[str, bytes], segment: Segment, word: str) -> dict[str, bytes]:
+    """The files with one more word at the end of a segment, which may have none yet."""
+    text, change = files[segment.path].decode(), WordChange(more=(word,), after=len(segment.words) - 1)
+    return {**files, segment.path: _applied(text, segment.words, change, segment.start).encode()}
+
+
 def _place(program: Program, change: WordChange) -> tuple[int, int]:
     """Behind which word new ones come: not in a package's unit where it takes words from a file of /etc."""
     segment, word = program.order[max(change.after, 0)]

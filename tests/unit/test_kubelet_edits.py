@@ -1,0 +1,243 @@
+"""The kubelet's files.  A case is a folder: tests/edits/kubelet/CASE/{wanted.json, before/PATH, and one of after/PATH,
+problem.txt, error.txt}; a new case needs no code.
+`python tests/unit/test_kubelet_edits.py` writes what comes out of cases that do not say it yet."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cli.main import cli
+from gpunode.core.edits.flags import flags_in, last_value
+from gpunode.core.edits.kubelet import KubeletRequest, configure_kubelet, kubelet_files, unconfigure_kubelet
+from gpunode.core.edits.kubelet_component import kubelet_activation
+from gpunode.core.edits.unitfile import program_of
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.kube_schemas import kubelet_faults
+from gpunode.core.model import Edit
+from gpunode.core.scheduler_rules import minor_of
+from gpunode.edge.load import load_scheduler_rules
+
+RULES = load_scheduler_rules()
+CASES = sorted((Path(__file__).parents[1] / "edits" / "kubelet").iterdir())
+AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def asked(case: Path) -> KubeletRequest:
+    return KubeletRequest(**json.loads((case / "wanted.json").read_text()))
+
+
+def changed(before: dict[str, bytes], changes: Any) -> dict[str, bytes]:
+    return {path: data for path, data in {**before, **changes}.items() if data is not None}
+
+
+def write(case: Path) -> None:
+    before = files(case / "before")
+    try:
+        edit = configure_kubelet(before, asked(case), RULES)
+    except GpunodeError as error:
+        (case / "error.txt").write_text(f"{error}\n")
+        return
+    if edit.problems:
+        (case / "problem.txt").write_text("".join(f"{p.what}\n{p.fix}\n" for p in edit.problems))
+        return
+    for path, data in changed(before, edit.changes).items():
+        place = case / "after" / path.lstrip("/")
+        place.parent.mkdir(parents=True, exist_ok=True)
+        place.write_bytes(data)
+
+
+def test_every_case_says_what_comes_of_it() -> None:
+    outcomes = {"after", "problem.txt", "error.txt"}
+    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(case: Path) -> None:
+    before, request = files(case / "before"), asked(case)
+    edit = configure_kubelet(before, request, RULES)
+    after = changed(before, edit.changes)
+    assert after == files(case / "after")
+    assert configure_kubelet(after, request, RULES).changes == {}
+    back = unconfigure_kubelet(after, request, [edit.undo])
+    assert changed(after, back.changes) == before
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: Path) -> None:
+    after, request = files(case / "after"), asked(case)
+    minor = minor_of(request.server_version)
+    flags = flags_in(program_of(after, request.unit, "kubelet").words)
+    path = last_value(flags, "config") or ""
+    said = yaml.safe_load(after[path]) if path in after else {}
+    assert [fault for fault in kubelet_faults(said, minor, RULES) if "unknown" not in fault] == [] or not said
+    if request.cgroup_driver:
+        assert (last_value(flags, "cgroup-driver") or said["cgroupDriver"]) == request.cgroup_driver
+    for flag, key in (("system-reserved", "systemReserved"), ("kube-reserved", "kubeReserved")):
+        wanted = getattr(request, flag.replace("-", "_"))
+        given_ = last_value(flags, flag)
+        found = dict(one.split("=") for one in given_.split(",")) if given_ else said.get(key, {})
+        assert wanted.items() <= found.items()
+    labels = dict(one.split("=") for one in (last_value(flags, "node-labels") or "x=x").split(","))
+    assert request.node_labels.items() <= labels.items()
+    gates = {one.split("=")[0] for one in (last_value(flags, "feature-gates") or "").split(",")}
+    gates |= set(said.get("featureGates") or {})
+    assert not gates & {gate.name for gate in RULES.gates if minor >= gate.gone}
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_comments_stay(case: Path) -> None:
+    before, after = files(case / "before"), files(case / "after")
+    for path, data in before.items():
+        assert set(re.findall(rb"#.*", data)) - {b"# for the GPUs"} <= set(re.findall(rb"#.*", after[path])), path
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
+def test_what_would_not_work_is_a_problem_and_changes_nothing(case: Path) -> None:
+    edit = configure_kubelet(files(case / "before"), asked(case), RULES)
+    assert edit.changes == {}
+    assert "".join(f"{p.what}\n{p.fix}\n" for p in edit.problems) == (case / "problem.txt").read_text()
+
+
+@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
+def test_what_cannot_be_read_is_named(case: Path) -> None:
+    with pytest.raises(GpunodeError) as caught:
+        configure_kubelet(files(case / "before"), asked(case), RULES)
+    assert f"{caught.value}\n" == (case / "error.txt").read_text()
+
+
+LABELS = [
+    ("gpushare", "true", True),
+    ("nvidia.com/gpu.present", "true", True),
+    ("node.kubernetes.io/pool", "gpu", True),
+    ("x.node.kubernetes.io/pool", "gpu", True),
+    ("kubernetes.io/hostname", "n1", True),
+    ("node-role.kubernetes.io/gpu", "", False),
+    ("kubernetes.io/role", "gpu", False),
+    ("node.k8s.io/pool", "gpu", False),
+    ("-gpu", "true", False),
+    ("gpu", "very nice", False),
+    ("a/b/c", "1", False),
+]
+
+
+@pytest.mark.parametrize(("key", "value", "taken"), LABELS)
+def test_labels_that_a_kubelet_does_not_start_with_are_refused(key: str, value: str, taken: bool) -> None:
+    request = KubeletRequest(server_version="1.30", unit="/u", node_labels={key: value})
+    with pytest.raises(GpunodeError) as caught:
+        configure_kubelet({}, request, RULES)
+    assert isinstance(caught.value, InputError) is not taken  # else it says that /u is not there
+
+
+@pytest.mark.parametrize("key", ["gpu=1", "memory=lots", "cpu=-1", "hugepages-2Mi=1Gi"])
+def test_a_reservation_that_is_no_quantity_is_an_input_error(key: str) -> None:
+    name, _, value = key.partition("=")
+    with pytest.raises(InputError):
+        configure_kubelet({}, KubeletRequest(server_version="1.30", unit="/u", kube_reserved={name: value}), RULES)
+
+
+def test_the_files_of_a_case_are_asked_for() -> None:
+    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    before, request = files(case / "before"), asked(case)
+    read: dict[str, bytes] = {}
+    while True:
+        patterns = [pattern.replace("*.conf", "10-kubeadm.conf") for pattern in kubelet_files(read, request)]
+        found = {path for path in patterns if path in before}
+        if found == set(read):
+            break
+        read = {path: before[path] for path in found}
+    assert read == before
+
+
+def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_changed() -> None:
+    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    before, request = files(case / "before"), asked(case)
+    found = kubelet_activation(before, configure_kubelet(before, request, RULES), request)
+    assert (found.unit, found.verb, found.reread) == ("kubelet.service", "restart", False)
+    assert [words[-1] for words in found.health] == ["http://127.0.0.1:10248/healthz"] * 2
+    assert kubelet_activation(before, Edit(changes={request.unit: before[request.unit]}), request).reread
+
+
+def test_without_a_record_nothing_is_taken_away() -> None:
+    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    assert unconfigure_kubelet(files(case / "after"), asked(case)) == Edit()
+
+
+names = st.text("abcAB", min_size=1, max_size=3)
+gates = st.dictionaries(names, st.sampled_from(["true", "false"]), max_size=3)
+
+
+@given(gates, st.sampled_from(["Accelerators=true", "DevicePlugins=true", "DevicePlugins=false"]), st.booleans())
+def test_of_any_gates_those_that_are_gone_go_and_the_others_stay(
+    others: dict[str, str], obsolete: str, quoted: bool
+) -> None:
+    value = ",".join([*(f"{key}={one}" for key, one in others.items()), obsolete])
+    mark = '"' if quoted else ""
+    unit = "/etc/systemd/system/kubelet.service"
+    text = f"[Service]\nExecStart=/usr/bin/kubelet --v=2 {mark}--feature-gates={value}{mark} --max-pods=9\n"
+    request = KubeletRequest(server_version="1.30", unit=unit)
+    edit = configure_kubelet({unit: text.encode()}, request, RULES)
+    assert edit.problems == ()
+    words = program_of({unit: edit.changes[unit] or b""}, unit, "kubelet").words
+    left = last_value(flags_in(words), "feature-gates")
+    assert left == (",".join(f"{key}={one}" for key, one in others.items()) or None)
+    assert [word for word in words if "feature" not in word] == ["/usr/bin/kubelet", "--v=2", "--max-pods=9"]
+
+
+# ---------------------------------------------------------------- the command
+
+
+def run(verb: str, root: Path, *args: str) -> Result:
+    return CliRunner().invoke(cli, ["kube", "kubelet", verb, "--root", str(root), *args], standalone_mode=False)
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(root)): p.read_bytes() for p in sorted(root.rglob("*")) if p.is_file()}
+
+
+def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.name == "labels-merged-in-their-flag")
+    shutil.copytree(case / "before", tmp_path, dirs_exist_ok=True)
+    before = tree(tmp_path)
+    args = ("--server-version", "1.30", "--node-label", "gpushare=true", "--kube-reserved", "cpu=200m")
+    assert run("diff", tmp_path, *args).return_value == 3
+    done = run("configure", tmp_path, *args, "--format", "json")
+    assert (done.return_value, json.loads(done.output)["outcome"]["status"]) == (0, "changed")
+    assert run("diff", tmp_path, *args).return_value == 0
+    assert run("unconfigure", tmp_path, "--server-version", "1.30").return_value == 0
+    assert {path: data for path, data in tree(tmp_path).items() if not path.startswith("var/lib/gpunode/")} == before
+
+
+@pytest.mark.parametrize(
+    ("args", "code", "words"),
+    [
+        ((), 2, "--server-version"),
+        (("--server-version", "1.30", "--node-label", "gpu"), 2, "--node-label 'gpu'"),
+        (("--server-version", "1.30", "--node-label", "node-role.kubernetes.io/gpu="), 2, "kubectl label node"),
+        (("--server-version", "1.30", "--unit", "/x.service"), 5, "/x.service is not there"),
+    ],
+)
+def test_bad_input_is_one_clear_message(tmp_path: Path, args: tuple[str, ...], code: int, words: str) -> None:
+    shutil.copytree(CASES[0].parent / "kubeadm-1.30" / "before", tmp_path, dirs_exist_ok=True)
+    done = run("diff", tmp_path, *args)
+    assert getattr(done.exception, "exit", done.return_value) == code
+    assert words in f"{done.output}{done.exception}"
+
+
+if __name__ == "__main__":
+    for one in CASES:
+        if not {"after", "problem.txt", "error.txt"} & {path.name for path in one.iterdir()}:
+            write(one)
