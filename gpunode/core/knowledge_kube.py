@@ -63,6 +63,7 @@ class KubeKnowledge:
     apis: Mapping[str, tuple[ApiVersion, ...]]
     images: Mapping[str, str]
     charts: Mapping[str, Chart]
+    labels: frozenset[str]  # that nodes are known to carry
     needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
 
     def api(self, kind: str, server: Server) -> str:
@@ -74,25 +75,27 @@ def parse_kube_knowledge(table: Table) -> KubeKnowledge:
     """The parsed knowledge/kubernetes.toml → KubeKnowledge."""
     servers = table["servers"]
     return KubeKnowledge(
-        least=_server(servers["least"]),
-        oldest=_server(servers["oldest"]),
-        newest=_server(servers["newest"]),
-        critical_anywhere=_server(servers["critical_anywhere"]),
+        least=server_of(servers["least"]),
+        oldest=server_of(servers["oldest"]),
+        newest=server_of(servers["newest"]),
+        critical_anywhere=server_of(servers["critical_anywhere"]),
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},
         charts={row["name"]: _chart(row) for row in table["charts"]},
+        labels=frozenset(table["labels"]["known"].split()),
         needs={name: _rights(row["rights"]) for row in table["needs"] for name in row["names"]},
     )
 
 
-def _server(text: str) -> Server:
+def server_of(text: str) -> Server:
+    """1.34 → Server; for the data, which is right."""
     major, minor = text.split(".")
     return Server(int(major), int(minor))
 
 
 def _api(row: Table) -> ApiVersion:
     return ApiVersion(
-        api=row["api"], since=_server(row["since"]), until=_server(row["until"]) if row["until"] else None
+        api=row["api"], since=server_of(row["since"]), until=server_of(row["until"]) if row["until"] else None
     )
 
 
@@ -110,7 +113,7 @@ def _chart(row: Table) -> Chart:
         name=row["name"],
         repository=row["repository"],
         version=row["version"],
-        kube=_server(row["kube"]),
+        kube=server_of(row["kube"]),
         keys=frozenset(row["keys"].split()),
         subcharts=row.get("subcharts", {}),
     )

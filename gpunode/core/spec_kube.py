@@ -44,6 +44,12 @@ class TolerationSpec:
     value: str = option("", "value of the taint, for Equal")
     effect: Literal["", "NoSchedule", "PreferNoSchedule", "NoExecute"] = option("", "effect; empty means every one")
 
+    @property
+    def given(self) -> dict[str, str]:
+        """As Kubernetes wants it: without the empty fields."""
+        found = {"key": self.key, "operator": self.operator, "value": self.value, "effect": self.effect}
+        return {name: value for name, value in found.items() if value}
+
 
 @dataclass(frozen=True, kw_only=True)
 class RuntimeClassSpec:

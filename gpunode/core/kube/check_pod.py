@@ -34,8 +34,8 @@ def check_pod(spec: Mapping[str, Any], where: str) -> Iterator[str]:
             if claim.get("name") not in claims:
                 yield f"{at} uses the claim {claim.get('name')!r}, which is none of the pod's resourceClaims"
     yield from words.labels(spec.get("nodeSelector"), f"{where}.nodeSelector")
-    for toleration in mappings(spec, "tolerations"):
-        yield from _toleration(toleration, f"{where}.tolerations")
+    for one in mappings(spec, "tolerations"):
+        yield from toleration(one, f"{where}.tolerations")
     yield from _affinity(spec.get("affinity"), f"{where}.affinity")
     if spec.get("runtimeClassName") is not None and (told := words.subdomain(spec["runtimeClassName"])):
         yield f"{where}.runtimeClassName: {told}"
@@ -99,7 +99,7 @@ def _volume(volume: Mapping[str, Any], at: str) -> Iterator[str]:
         yield f"{at}.hostPath.path: {path!r} is no absolute path"
 
 
-def _toleration(found: Mapping[str, Any], at: str) -> Iterator[str]:
+def toleration(found: Mapping[str, Any], at: str) -> Iterator[str]:
     operator = found.get("operator", "Equal")
     at = f"{at}[{found.get('key', '')}]"
     if found.get("effect", "") not in _EFFECTS:

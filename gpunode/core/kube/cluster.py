@@ -10,8 +10,9 @@ from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge_kube import KubeKnowledge, Server
+from gpunode.core.kube.check_spec import check_spec
 from gpunode.core.spec import Spec
-from gpunode.core.spec_kube import KubernetesSpec, SharingSpec, TolerationSpec
+from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 
 Object = dict[str, Any]
 
@@ -105,6 +106,8 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
                 )
     parsed = parse_server(server or spec.server_version, knowledge)
     _check_images(spec, knowledge)
+    for other in specs.values():
+        check_spec(other.kubernetes, knowledge.labels)
     use = spec.runtime_class.use
     named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
     served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
@@ -114,13 +117,7 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
 
 def tolerations(cluster: Cluster, *more: Object) -> list[Object]:
     """Those of every pod that runs on GPU nodes."""
-    return [_GPU_TAINT, *more, *map(toleration, cluster.spec.tolerations)]
-
-
-def toleration(spec: TolerationSpec) -> Object:
-    """As Kubernetes wants it: without the empty fields."""
-    given = {"key": spec.key, "operator": spec.operator, "value": spec.value, "effect": spec.effect}
-    return {name: value for name, value in given.items() if value}
+    return [_GPU_TAINT, *more, *(one.given for one in cluster.spec.tolerations)]
 
 
 def not_on(pools: Sequence[Pool]) -> list[Object]:

@@ -1,0 +1,250 @@
+"""gpunode kube render: what comes out where, and what is refused with one message."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from kube_cases import KNOWN, complaint
+
+from gpunode.cli.kube import kube
+from gpunode.core.errors import Exit, GpunodeError
+
+
+def render(tmp_path: Path, spec: Any, *args: str, version: str = "1.36") -> Result:
+    file = tmp_path / "gpunode.yml"
+    file.write_text(yaml.safe_dump(spec))
+    given = ["--server-version", version] if version else []
+    return CliRunner().invoke(kube, ["render", "-c", str(file), *given, *args], standalone_mode=False)
+
+
+def refusal(tmp_path: Path, spec: Any, *args: str, version: str = "1.36") -> tuple[int, str]:
+    """Exit code and message of a run that writes nothing."""
+    run = render(tmp_path, spec, *args, version=version)
+    assert run.stdout == ""
+    if isinstance(run.exception, GpunodeError):
+        return run.exception.exit, str(run.exception)
+    return run.return_value, run.stderr
+
+
+def test_a_folder_gets_files_and_a_second_run_changes_none(tmp_path: Path) -> None:
+    folder = tmp_path / "cluster"
+    spec = {"kubernetes": {"monitoring": {"enabled": True}}}
+    run = render(tmp_path, spec, "-o", str(folder))
+    assert run.return_value == Exit.OK
+    written = sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    assert sorted(line.removeprefix(f"{folder}/") for line in run.stdout.splitlines()) == written
+    assert "20-dcgm-exporter.yml" in written
+    assert render(tmp_path, spec, "-o", str(folder)).stdout == f"{folder} is as it should be\n"
+    render(tmp_path, {}, "-o", str(folder))
+    assert not (folder / "20-dcgm-exporter.yml").exists()
+
+
+def test_a_file_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c/00-namespace.yml").write_text("mine\n")
+    code, told = refusal(tmp_path, {}, "-o", str(tmp_path / "c"))
+    assert code == Exit.REFUSED
+    assert told.startswith(f"{tmp_path}/c/00-namespace.yml exists, and gpunode did not write it\n")
+    assert [path.name for path in (tmp_path / "c").iterdir()] == ["00-namespace.yml"]
+
+
+def test_standard_output_is_for_kubectl_and_notes_are_not(tmp_path: Path) -> None:
+    run = render(tmp_path, {"sharing": {"strategy": "gpushare"}, "kubernetes": {"namespace": "kube-system"}})
+    assert {item["kind"] for item in yaml.safe_load_all(run.stdout)} == {
+        "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Service", "Deployment", "DaemonSet",
+    }  # fmt: skip
+    assert "note: gpushare counts memory and limits nobody: " in run.stderr
+    assert "node: kubectl label nodes NODE gpushare=true --overwrite\n" in run.stderr
+
+
+def test_json_holds_everything(tmp_path: Path) -> None:
+    spec = {"sharing": {"strategy": "dra"}, "kubernetes": {"server_version": "1.33"}}
+    data = json.loads(render(tmp_path, spec, "--format", "json", version="").stdout)
+    assert data["server"] == "1.33"
+    assert [release["chart"] for release in data["releases"]] == ["dra-driver-nvidia-gpu"]
+    assert data["releases"][0]["values"]["resourceApiVersion"] == "resource.k8s.io/v1beta2"
+    assert data["nodes"][0]["labels"] == {
+        "nvidia.com/device-plugin.config": "default",
+        "nvidia.com/gpu.present": "true",
+    }
+    assert data["problems"] == []
+
+
+@pytest.mark.parametrize(
+    ("version", "runtime_class"),
+    [
+        ("1.11", ""),
+        ("1.13", ""),
+        ("1.14", "node.k8s.io/v1beta1"),
+        ("1.19", "node.k8s.io/v1beta1"),
+        ("1.20", "node.k8s.io/v1"),
+        ("1.24", "node.k8s.io/v1"),
+        ("v1.37.2+k3s1", "node.k8s.io/v1"),
+    ],
+)
+def test_old_servers_differ_in_runtime_class_only(tmp_path: Path, version: str, runtime_class: str) -> None:
+    """From 1.25 on the schemas say the rest."""
+    run = render(tmp_path, {"kubernetes": {"namespace": "kube-system"}}, version=version)
+    objects = list(yaml.safe_load_all(run.stdout))
+    assert [item["apiVersion"] for item in objects if item["kind"] == "RuntimeClass"] == [runtime_class] * bool(
+        runtime_class
+    )
+    rest = [item for item in objects if item["kind"] != "RuntimeClass"]
+    assert rest == [
+        item
+        for item in yaml.safe_load_all(render(tmp_path, {"kubernetes": {"namespace": "kube-system"}}).stdout)
+        if item["kind"] != "RuntimeClass"
+    ]
+
+
+SHARES = {"strategy": "time-slicing", "replicas": 4}
+
+
+@pytest.mark.parametrize(
+    ("spec", "version", "code", "told"),
+    [
+        ({}, "", Exit.INPUT, "the server version is not given"),
+        ({}, "latest", Exit.INPUT, "the server version is 'latest'"),
+        ({}, "1.38", Exit.REFUSED, "Kubernetes 1.38 is not known\n  expected: 1.11 to 1.37"),
+        ({}, "1.10", Exit.REFUSED, "Kubernetes 1.10 is not known\n  expected: 1.11 to 1.37\n  do next:  upgrade"),
+        ({}, "1.16", Exit.REFUSED, "error: Kubernetes 1.16 allows system-node-critical pods in kube-system only"),
+        ({"sharing": {"strategy": "dra"}}, "1.31", Exit.REFUSED, "error: Kubernetes 1.31 has no DRA that NVIDIA's"),
+        ({"sharing": {"strategy": "dra"}, "kubernetes": {"device_plugin": {"enabled": True}}}, "1.34", Exit.REFUSED,
+         "error: the device plugin and the DRA driver on one node hand out the same GPUs"),
+        ({"sharing": {"strategy": "mps", "replicas": 1}}, "1.34", Exit.REFUSED,
+         "error: pool default: sharing.replicas is 1 with mps"),
+        ({"sharing": {"strategy": "mps", "replicas": 49}}, "1.34", Exit.REFUSED,
+         "error: pool default: sharing.replicas is 49; "),
+        ({"sharing": {"strategy": "mps", "replicas": 4, "mig": {"strategy": "mixed", "profiles": {"1g.10gb": 7}}}},
+         "1.34", Exit.REFUSED, "error: pool default: sharing has MIG profiles with strategy mps"),
+        ({"sharing": {"replicas": 4}}, "1.34", Exit.REFUSED,
+         "error: pool default: sharing.replicas is 4, and strategy none has no replicas"),
+        ({"sharing": {"strategy": "gpushare"}, "kubernetes": {"gpushare": {"kube_proxy": "ipvs"}}}, "1.34",
+         Exit.REFUSED, "error: with kube-proxy's mode ipvs 127.0.0.1 does not lead to the extender"),
+        ({"kubernetes": {"install": "helm", "namespace": "default"}}, "1.34", Exit.REFUSED,
+         "error: NVIDIA's charts refuse the namespace default"),
+        ({"kubernetes": {"images": {"names": {"device-plugin": "x:1"}}}}, "1.34", Exit.INPUT,
+         "kubernetes.images.names has 'device-plugin'\n  expected: one of nvidia-device-plugin"),
+        ({"kubernetes": {"images": {"names": {"dcgm-exporter": "X :1"}}}}, "1.34", Exit.INPUT,
+         "kubernetes.images.names.dcgm-exporter: 'X :1' is no image"),
+        ({"kubernetes": {"images": {"registry": "https://r.lan"}}}, "1.34", Exit.INPUT,
+         "kubernetes.images.registry: 'https://r.lan' is no registry\n  do next:  write HOST[:PORT]"),
+        ({"kubernetes": {"node_selector": {"nvidia.com/gpu.presnt": "true"}}}, "1.34", Exit.INPUT,
+         "kubernetes.node_selector: 'nvidia.com/gpu.presnt' is no label that nodes carry\n"
+         "  do next:  did you mean 'nvidia.com/gpu.present'?"),
+        ({"kubernetes": {"node_selector": {"gpu node": "true"}}}, "1.34", Exit.INPUT,
+         "kubernetes.node_selector: 'gpu node' is no label's key"),
+        ({"kubernetes": {"node_selector": {"gpu": "A100/80"}}}, "1.34", Exit.INPUT,
+         "kubernetes.node_selector: 'A100/80' is no label's value"),
+        ({"kubernetes": {"namespace": "GPU"}}, "1.34", Exit.INPUT, "kubernetes.namespace: 'GPU' is no name"),
+        ({"kubernetes": {"pool": "a b"}}, "1.34", Exit.INPUT, "kubernetes.pool: 'a b' is no label's value"),
+        ({"kubernetes": {"runtime_class": {"handler": "Nvidia"}}}, "1.34", Exit.INPUT,
+         "kubernetes.runtime_class.handler: 'Nvidia' is no name"),
+        ({"kubernetes": {"tolerations": [{"key": "a", "operator": "Exists", "value": "b"}]}}, "1.34", Exit.INPUT,
+         "kubernetes.tolerations: [a] has a value with the operator Exists"),
+        ({"kubernetes": {"gpushare": {"extender_url": "10.0.0.1:32766"}}}, "1.34", Exit.INPUT,
+         "kubernetes.gpushare.extender_url: '10.0.0.1:32766' is no URL"),
+        ({"kubernetes": {"gpushare": {"node_port": 0}}}, "1.34", Exit.INPUT, "kubernetes.gpushare.node_port: 0 is no"),
+        ({"kubernetes": {"monitoring": {"interval": "often"}}}, "1.34", Exit.INPUT,
+         "kubernetes.monitoring.interval: 'often' is no duration"),
+        ({"kubernetes": {"kubelet_dir": "kubelet"}}, "1.34", Exit.INPUT, "kubernetes.kubelet_dir: 'kubelet' is no"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_message_and_nothing_is_written(
+    tmp_path: Path, spec: Any, version: str, code: int, told: str
+) -> None:
+    exit_code, message = refusal(tmp_path, spec, "-o", str(tmp_path / "out"), version=version)
+    assert (exit_code, message[: len(told)]) == (code, told)
+    assert not (tmp_path / "out").exists()
+
+
+def inventory(tmp_path: Path, **hosts: Any) -> str:
+    file = tmp_path / "hosts.yml"
+    file.write_text(yaml.safe_dump({"all": {"hosts": {host: {"gpunode_spec": spec} for host, spec in hosts.items()}}}))
+    return str(file)
+
+
+def test_pools_come_from_an_inventory(tmp_path: Path) -> None:
+    sliced = {"kubernetes": {"pool": "sliced"}, "sharing": SHARES}
+    hosts = inventory(tmp_path, a={}, b=sliced, c=sliced)
+    run = render(tmp_path, {}, "-i", hosts)
+    config = next(item for item in yaml.safe_load_all(run.stdout) if item["kind"] == "ConfigMap")
+    assert list(config["data"]) == ["default", "sliced"]
+    assert "kubectl label nodes b c nvidia.com/device-plugin.config=sliced --overwrite\n" in run.stderr
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"sharing": SHARES}, "b and a are both of pool default, and differ in `sharing`"),
+        ({"kubernetes": {"pool": "b", "namespace": "gpu"}}, "kubernetes.namespace of b differs from that of a"),
+    ],
+)
+def test_pools_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, told: str) -> None:
+    code, message = refusal(tmp_path, {}, "-i", inventory(tmp_path, a={}, b=other))
+    assert (code, message.splitlines()[0]) == (Exit.REFUSED, told)
+
+
+# ---------------------------------------------------------------- helm itself, on a chart of our own
+
+
+def chart(tmp_path: Path, name: str = "nvidia-device-plugin") -> Path:
+    """A chart that reads a few of the values that the real one reads, in the same way."""
+    folder = tmp_path / "chart"
+    (folder / "templates").mkdir(parents=True)
+    (folder / "Chart.yaml").write_text(f"apiVersion: v2\nname: {name}\nversion: 0.20.0\n")
+    (folder / "values.yaml").write_text("image: {repository: x, tag: y}\nnfd: {enabled: true}\naffinity: {}\n")
+    (folder / "templates/all.yaml").write_text(
+        "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-configs\n"
+        "  namespace: {{ .Release.Namespace }}\ndata:\n{{- range $name, $text := .Values.config.map }}\n"
+        "  {{ $name }}: |-\n{{ $text | indent 4 }}\n{{- end }}\n"
+        "---\napiVersion: v1\nkind: Pod\nmetadata:\n  name: p\nspec:\n"
+        "  affinity: {{ toYaml .Values.affinity | nindent 4 }}\n"
+        "  tolerations: {{ toYaml .Values.tolerations | nindent 4 }}\n  containers:\n  - name: c\n"
+        '    image: "{{ .Values.image.repository }}:{{ .Values.image.tag }}"\n'
+        "{{- if .Values.nfd.enabled }}\n---\napiVersion: v1\nkind: Secret\nmetadata: {name: nfd}\n{{- end }}\n"
+    )
+    (folder / "templates/NOTES.txt").write_text("Thanks.\n")
+    return folder
+
+
+def test_helm_renders_a_chart_with_our_values(tmp_path: Path) -> None:
+    spec = {"sharing": SHARES, "kubernetes": {"install": "helm", "images": {"registry": "registry.lan:5000"}}}
+    run = render(tmp_path, spec, "--chart", str(chart(tmp_path)))
+    config, pod = yaml.safe_load_all(run.stdout)
+    assert config["metadata"] == {"name": "nvidia-device-plugin-configs", "namespace": "gpunode"}
+    assert yaml.safe_load(config["data"]["default"])["sharing"]["timeSlicing"]["resources"] == [
+        {"name": "nvidia.com/gpu", "replicas": 4}
+    ]
+    assert pod["spec"]["containers"][0]["image"] == "registry.lan:5000/nvidia/k8s-device-plugin:v0.20.0"
+    assert [complaint(item, "1.36") for item in (config, pod)] == ["", ""]
+
+
+def test_a_chart_that_the_spec_has_no_values_for_is_refused(tmp_path: Path) -> None:
+    code, told = refusal(tmp_path, {}, "--chart", str(chart(tmp_path, "postgresql")))
+    assert code == Exit.INPUT
+    assert told.splitlines()[0].endswith("is the chart postgresql, and this spec makes values for no chart")
+
+
+def test_what_is_no_chart_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    code, told = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(tmp_path / "empty"))
+    assert (code, told.splitlines()[0].partition(":")[0]) == (Exit.INPUT, f"{tmp_path}/empty is no helm chart")
+
+
+def test_a_template_that_helm_cannot_render_is_told(tmp_path: Path) -> None:
+    folder = chart(tmp_path)
+    (folder / "templates/bad.yaml").write_text('{{ fail "a namespace is wanted" }}\n')
+    code, told = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(folder))
+    assert code == Exit.REFUSED
+    assert told.startswith(f"helm cannot render {folder} with our values: ")
+    assert "a namespace is wanted" in told
+
+
+def test_the_knowledge_names_a_chart_for_every_release() -> None:
+    assert {name for chart in KNOWN.charts.values() for name in chart.subcharts.values()} <= set(KNOWN.charts)
