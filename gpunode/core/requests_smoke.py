@@ -20,7 +20,7 @@ ENGINES = ("containerd", "docker")
 _KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit", "socket")
 _SOCKET = re.compile(r"/[^\s|]*\Z")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*\Z")
-_VERSION = re.compile(r"\d+\.\d+\Z")
+_VERSION = re.compile(r"(\d+\.\d+|newest)\Z")
 _STATUSES = get_args(get_type_hints(Check)["status"])
 
 

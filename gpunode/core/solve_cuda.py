@@ -14,6 +14,8 @@ from gpunode.core.solve_runfile import cuda_runfiles
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
 
+NEWEST = "newest"
+
 
 def solve_cuda(
     request: SolveRequest,
@@ -24,15 +26,13 @@ def solve_cuda(
     notes: Notes,
 ) -> CudaChoice | None:
     """The toolkits asked for; None when none is, or when one cannot work (then a problem stands in `notes`)."""
-    versions = request.cuda.versions
-    if not versions:
+    if not request.cuda.versions:
         return None
     by_runfile = request.cuda.method == "runfile"
     if row.family == "arch" and not by_runfile:
-        notes.refuse(
-            f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
-            "set cuda.method to runfile, or use CUDA in a container, which brings its own toolkit",
-        )
+        return _arch_cuda(request.cuda.versions, knowledge, notes)
+    versions = _versions(request, row, gpus, driver, knowledge, notes)
+    if versions is None:
         return None
     # each tells its own problems
     works = [_works(v, row, gpus, knowledge, notes, in_repository=not by_runfile) for v in versions]
@@ -50,7 +50,7 @@ def solve_cuda(
         names = ", ".join(p.name for p in packages)
         notes.because("cuda packages", f"{names}: the toolkit without a driver", knowledge.cuda_packages["source"])
     return CudaChoice(
-        version=request.cuda.default or versions[-1],
+        version=versions[request.cuda.versions.index(request.cuda.default)] if request.cuda.default else versions[-1],
         versions=versions,
         method=request.cuda.method,
         packages=packages,
@@ -58,6 +58,53 @@ def solve_cuda(
         runfiles=runfiles,
         compat=compat,
     )
+
+
+def _arch_cuda(versions: Sequence[str], knowledge: Knowledge, notes: Notes) -> CudaChoice | None:
+    """Arch's own package, in /opt/cuda with a profile.d of its own."""
+    names = knowledge.packages["arch-own"]
+    if tuple(versions) != (NEWEST,):
+        notes.refuse(
+            f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
+            f"set cuda.versions to [{NEWEST}], or cuda.method to runfile, or use CUDA in a container",
+        )
+        return None
+    notes.because("cuda packages", "the newest that Arch has, in /opt/cuda", names["source"])
+    packages = tuple(PackageWant(name=name) for name in names["cuda"])
+    return CudaChoice(version="", versions=(), method="packages", packages=packages, repository="")
+
+
+def _versions(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    driver: DriverChoice | None,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> tuple[str, ...] | None:
+    """The versions asked for, each once; `newest` becomes the newest that the GPUs, the driver and the source have."""
+    asked = request.cuda.versions
+    if NEWEST not in asked:
+        return asked
+    in_repository = request.cuda.method == "packages"
+    known = set(knowledge.cuda) if in_repository else set(knowledge.cuda) & set(knowledge.cuda_runfile["updates"])
+    silent = Notes()  # why the others do not fit is of no interest
+    fitting = [
+        version
+        for version in sorted(known - set(asked), key=version_tuple, reverse=True)
+        if knowledge.cuda[version].native and _works(version, row, gpus, knowledge, silent, in_repository=in_repository)
+    ]
+    for how in ("native", "minor"):
+        for version in fitting:
+            if _runs(knowledge.cuda[version], gpus, driver, knowledge, silent) == how:
+                why = f"{version} is the newest for these GPUs and this driver"
+                notes.because("cuda", why, knowledge.cuda[version].source)
+                return tuple(version if one == NEWEST else one for one in asked)
+    notes.refuse(
+        f"no CUDA release fits these GPUs, this driver and {row.key}",
+        "name one in cuda.versions to see why not, or use CUDA in a container, which brings its own toolkit",
+    )
+    return None
 
 
 def _packages(kind: str, versions: Sequence[str], knowledge: Knowledge) -> tuple[PackageWant, ...]:

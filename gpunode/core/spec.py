@@ -41,7 +41,9 @@ class DriverSpec:
 class CudaSpec:
     """Which CUDA toolkits on the host itself (containers bring their own)."""
 
-    versions: tuple[str, ...] = option((), "toolkit versions to install side by side, such as ['12.8', '13.0']")
+    versions: tuple[str, ...] = option(
+        (), "toolkit versions to install side by side, such as ['12.8', '13.0']; newest is the newest that fits"
+    )
     default: str = option("", "the version /usr/local/cuda leads to; empty means the last of versions")
     method: Literal["packages", "runfile"] = option("packages", "how: packages or runfile")
     runfiles: Mapping[str, RunfileSpec] = option({}, "the files of method runfile, by version")
@@ -206,10 +208,10 @@ def _check(spec: Spec, where: str) -> None:
     if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
         raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
     for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):
-        if not re.fullmatch(r"\d+\.\d+", v):
+        if not re.fullmatch(r"\d+\.\d+|newest", v):
             raise InputError(
                 f"{where}: CUDA version {v!r}",
-                expected="MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
+                expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
             )
     if spec.cuda.default and spec.cuda.default not in spec.cuda.versions:
         raise InputError(

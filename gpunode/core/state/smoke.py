@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.core.model import NodeFacts, Solution
+from gpunode.core.solve_cuda import NEWEST
 from gpunode.core.spec import Spec
 from gpunode.core.state.runtime import manages
 
@@ -31,6 +32,6 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
         "default_runtime": {name: default for name, default in engines.items() if default != "keep"},
         "image": spec.verify.image,
         "gpus": len(facts.gpus) if solution.driver else 0,
-        "cuda": list(solution.cuda.versions) if solution.cuda else [],
+        "cuda": list(solution.cuda.versions or (NEWEST,)) if solution.cuda else [],
         "toolkit": bool(solution.toolkit),
     }

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import CudaChoice, FabricChoice, NodeFacts, Reason, Solution
 from gpunode.core.solve_fabric import IMEX_NODES
-from gpunode.core.sources import revoked_files, rival_files, source_files
+from gpunode.core.sources import render, revoked_files, rival_files, source_files
 from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
@@ -44,10 +45,17 @@ def wanted_fabric(fabric: FabricChoice) -> Iterator[tuple[Key, Want]]:
 
 
 def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
-    """The toolkits' packages, the one that /usr/local/cuda leads to, and the PATH."""
+    """The toolkits' packages or installers, the one that /usr/local/cuda leads to, and the PATH.
+
+    A distribution's own toolkit (`versions` is empty) brings its PATH itself, and is not in /usr/local.
+    """
     for package in cuda.packages:
         yield Key("cuda", "packages", package.name), package_want(package)
     for runfile in cuda.runfiles:
         yield Key("cuda", "runfile", runfile.version), Want(value=runfile.version, data=runfile)
-    yield Key("cuda", "files", CUDA_PROFILE), file_want(CUDA_PROFILE, templates["cuda.sh.j2"])
+    if not cuda.versions:
+        return
+    newest = max(cuda.compat, key=version_tuple, default="")  # its libcuda serves the older toolkits as well
+    text = render(templates["cuda.sh.j2"], compat=newest)
+    yield Key("cuda", "files", CUDA_PROFILE), file_want(CUDA_PROFILE, text)
     yield Key("cuda", "activate", "default"), Want(value=cuda.version)
