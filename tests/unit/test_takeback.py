@@ -1,0 +1,343 @@
+"""What takes gpunode back: from a journal and a present to packages, files and settings."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from journal_text import OLD, OURS, THEIRS, coded, packages, recall_text, state, undo_row, wrote
+
+from gpunode.core.errors import InputError
+from gpunode.core.journal import parse_recall
+from gpunode.core.requests_undo import UndoWish, undo_requests, undo_wish
+from gpunode.core.takeback import FileBack, TakeBack, scope_of, take_back
+
+
+def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> TakeBack:
+    recall = parse_recall(text)
+    return take_back(recall, scope_of(recall, verb=verb, parts=parts, to=to))
+
+
+# ---------------------------------------------------------------- files
+
+
+def file_back(before: str, now: str, *, kept: bool = True) -> TakeBack:
+    copies = [("t1", "/etc/x")] if kept else []
+    return back(recall_text(wrote("t1", ("/etc/x", before, OURS)), files={"/etc/x": now}, kept=copies))
+
+
+@pytest.mark.parametrize(
+    ("before", "now", "file"),
+    [
+        ("absent", OURS, FileBack(path="/etc/x", expect=OURS)),
+        (OLD, OURS, FileBack(path="/etc/x", expect=OURS, held="t1/0.old")),
+        (OLD, "absent", None),
+        (OLD, OLD, None),
+        ("absent", "absent", None),
+        (OLD, THEIRS, None),
+    ],
+    ids=["made", "written", "removed by somebody", "back already", "gone already", "somebody else's"],
+)
+def test_a_file_is_put_back_unless_it_is_back_or_somebody_elses(before: str, now: str, file: FileBack | None) -> None:
+    found = file_back(before, now)
+    assert (found.files.files if found.files else ()) == ((file,) if file else ())
+    assert found.nothing == (file is None)
+    assert bool(found.notes) == (now not in (before, OURS))
+
+
+def test_a_file_whose_copy_is_gone_is_a_problem() -> None:
+    assert [p.what for p in file_back(OLD, OURS, kept=False).problems] == [
+        "the copy of /etc/x from before 2026-11-22T01:00:00Z is gone"
+    ]
+
+
+def test_of_several_writes_the_first_one_says_how_it_was() -> None:
+    journal = [*wrote("t1", ("/etc/x", OLD, OURS)), *wrote("t2", ("/etc/x", OURS, "4" * 64))]
+    found = back(recall_text(journal, files={"/etc/x": "4" * 64}, kept=[("t1", "/etc/x"), ("t2", "/etc/x")]))
+    assert found.files and found.files.files == (FileBack(path="/etc/x", expect="4" * 64, held="t1/0.old"),)
+    assert found.files.used == ("t1", "t2")
+
+
+def test_what_was_undone_at_once_counts_for_nothing() -> None:
+    journal = wrote("t1", ("/etc/x", "absent", OURS))
+    journal[1]["phase"] = "undone"
+    assert back(recall_text(journal, files={"/etc/x": THEIRS})) == TakeBack()
+
+
+def test_a_file_that_is_made_again_and_again_goes_whatever_it_says_now() -> None:
+    found = back(
+        recall_text(wrote("t1", ("/run/cdi/nvidia.yaml", "absent", "any")), files={"/run/cdi/nvidia.yaml": THEIRS})
+    )
+    assert found.files and found.files.files == (FileBack(path="/run/cdi/nvidia.yaml", expect=THEIRS),)
+
+
+def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -> None:
+    before, after = b"a\nb\nc\nd\n", b"a\nb\nours\nc\nd\n"
+    text = recall_text(
+        wrote("t1", ("/etc/x", OLD, OURS)),
+        files={"/etc/x": THEIRS},
+        kept=[("t1", "/etc/x")],
+        more=[undo_row("t1", "/etc/x", before, after), ("content", "/etc/x", coded(b"theirs\n" + after))],
+    )
+    found = back(text)
+    assert found.files and found.files.files == (FileBack(path="/etc/x", expect=THEIRS, data=b"theirs\n" + before),)
+    assert found.notes == ("/etc/x: somebody has changed it since; their lines stay",)
+
+
+def test_an_engines_files_go_first_and_what_followed_follows_again() -> None:
+    after = b"unit docker.service\nverb restart\nhandlers nvidia\nplugin_was ok\nsettle 3\n"
+    health = b"docker\tinfo\t--format\t{{nvidia}}\ndocker\tversion\n"
+    text = recall_text(
+        [
+            *wrote("t1", ("/etc/docker/daemon.json", "absent", OURS)),
+            *wrote("t2", ("/etc/profile.d/cuda.sh", "absent", OURS)),
+        ],
+        files={"/etc/docker/daemon.json": OURS, "/etc/profile.d/cuda.sh": OURS},
+        more=[
+            ("follow", "t1", coded(after), coded(b"dockerd\n--validate\n"), coded(health)),
+            ("follow", "t2", coded(b"plugin_was ok\n")),
+        ],
+    )
+    asks = undo_requests(back(text))
+    assert [(ask.script, ask.request.get("after", b"")) for ask in asks] == [
+        ("commit.sh", b"unit docker.service\nverb restart\nsettle 3\n"),
+        ("commit.sh", b""),
+    ]
+    assert asks[0].request["validate"] == b"dockerd\n--validate\n"
+    assert asks[0].request["health"] == b"docker\tversion\n", (
+        "that it knows the nvidia runtime is no sign of health now"
+    )
+    assert asks[0].request["used"] == b"t1\n"
+    assert asks[0].request["changes"] == f"0\tremove\t0644\t{OURS}\t-\t/etc/docker/daemon.json\n".encode()
+
+
+def test_repositories_and_what_packages_left_go_after_the_packages() -> None:
+    source, left = "/etc/apt/sources.list.d/n.sources", "/etc/nvidia/config.toml"
+    text = recall_text(
+        [
+            *wrote("t1", (source, "absent", OURS)),
+            *wrote("t2", (left, "absent", OURS), by="packages"),
+            packages("p1", added={"toolkit": "1"}),
+        ],
+        files={source: OURS, left: OURS},
+        installed={"toolkit": "1"},
+    )
+    found = back(text)
+    assert found.files is None and found.sources
+    assert [(f.path, f.expect) for f in found.sources.files] == [(source, OURS), (left, None)]
+    assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "commit.sh"]
+
+
+# ---------------------------------------------------------------- packages
+
+
+def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
+    found = back(recall_text(journal, **present))
+    return {"value": found.packages.value, "notes": found.notes, "problems": [p.what for p in found.problems]}
+
+
+@pytest.mark.parametrize(
+    ("journal", "present", "value"),
+    [
+        ({"added": {"a": "1"}}, {"installed": {"a": "1"}}, {"remove": ["a"], "purge": ["a"]}),
+        ({"added": {"a": "1"}}, {"installed": {"a": "2"}}, {"remove": ["a"], "purge": ["a"]}),
+        ({"added": {"a": "1"}}, {"installed": {}}, {}),
+        ({"added": {"a": "1"}}, {"more": [("remnant", "a")]}, {"purge": ["a"]}),
+        (
+            {"changed": {"a": ("1", "2")}},
+            {"installed": {"a": "2"}, "available": {"a": ["1", "2"]}},
+            {"install": [{"name": "a", "version": "1", "hold": False}]},
+        ),
+        ({"changed": {"a": ("1", "2")}}, {"installed": {"a": "1"}}, {}),
+        (
+            {"removed": {"a": "1"}, "unheld": ["a"]},
+            {"available": {"a": ["1"]}},
+            {"install": [{"name": "a", "version": "1", "hold": True}]},
+        ),
+        ({"held": ["a"]}, {"installed": {"a": "1 hold"}}, {"unhold": ["a"]}),
+        ({"held": ["a"]}, {"installed": {"a": "1"}}, {}),
+        ({"unheld": ["a"]}, {"installed": {"a": "1"}}, {"install": [{"name": "a", "version": "1", "hold": True}]}),
+        ({"marks": ["manual a"]}, {"installed": {"a": "1"}, "more": [("mark", "manual a")]}, {"automatic": ["a"]}),
+        ({"marks": ["key gpg-pubkey-1"]}, {"more": [("mark", "key gpg-pubkey-1")]}, {"keys": ["gpg-pubkey-1"]}),
+        ({"marks": ["key gpg-pubkey-1"]}, {}, {}),
+    ],
+)
+def test_a_package_transaction_is_taken_back(
+    journal: dict[str, Any], present: dict[str, Any], value: dict[str, Any]
+) -> None:
+    assert packages_back(packages("p", **journal), **present) == {"value": value, "notes": (), "problems": []}
+
+
+def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
+    text = recall_text(
+        [packages("p1", added={"a": "1"}, held=["a"], run="r1"), packages("p2", changed={"a": ("1", "2")}, run="r2")],
+        installed={"a": "2 hold"},
+        available={"a": ["1", "2"]},
+    )
+    assert back(text, "rollback").packages.value == {"install": [{"name": "a", "version": "1", "hold": True}]}
+    assert back(text).packages.value == {"remove": ["a"], "unhold": ["a"], "purge": ["a"]}
+
+
+def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
+    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
+    assert found["problems"] == ["no repository of this node has a 1 any more"]
+
+
+def test_a_package_that_somebody_has_changed_since_stays() -> None:
+    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "3"}, available={"a": ["1"]})
+    assert found == {"value": {}, "notes": ("a stays at 3: somebody has changed it since",), "problems": []}
+
+
+def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
+    found = packages_back(
+        packages("p", added={"cuda": "1", "libcuda": "1", "dkms": "1"}),
+        installed={"cuda": "1", "libcuda": "1", "dkms": "1", "app": "1"},
+        more=[
+            ("needs", "app", "cuda-runtime|cuda"),
+            ("needs", "cuda", "libcuda"),
+            *(("gives", name, name) for name in ("cuda", "libcuda", "dkms")),
+        ],
+    )
+    assert found["value"] == {"remove": ["dkms"], "purge": ["dkms"]}
+    assert found["notes"] == ("cuda stays: app needs it", "libcuda stays: cuda needs it")
+
+
+def test_one_of_two_that_serve_a_need_may_go() -> None:
+    found = packages_back(
+        packages("p", added={"new": "1"}),
+        installed={"new": "1", "old": "1", "app": "1"},
+        more=[("needs", "app", "word"), ("gives", "new", "word"), ("gives", "old", "word")],
+    )
+    assert found["value"]["remove"] == ["new"]
+
+
+def test_configuration_that_somebody_has_edited_is_not_purged() -> None:
+    found = packages_back(packages("p", added={"a": "1"}), installed={"a": "1"}, more=[("edited", "a", "/etc/a.conf")])
+    assert found["value"] == {"remove": ["a"]}
+    assert found["notes"] == ("the configuration of a stays: somebody has changed /etc/a.conf",)
+
+
+def test_kernel_headers_beside_those_that_were_there_go_alone() -> None:
+    found = packages_back(
+        packages(
+            "p",
+            added={"kernel-devel-5.14.0-2.x86_64": "5.14.0-2"},
+            changed={"kernel-devel": ("5.14.0-1", "5.14.0-2")},
+        ),
+        manager="dnf",
+        installed={"kernel-devel": "5.14.0-2", "kernel-devel-5.14.0-2.x86_64": "5.14.0-2"},
+    )
+    assert found["value"] == {"remove": ["kernel-devel-5.14.0-2.x86_64"]}
+
+
+def test_a_transaction_that_failed_half_way_is_taken_back_as_far_as_it_came() -> None:
+    found = packages_back(packages("p", phase="failed", added={"a": "1"}), installed={"a": "1"})
+    assert found["value"]["remove"] == ["a"]
+
+
+# ---------------------------------------------------------------- units, modules, settings
+
+
+def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() -> None:
+    text = recall_text(
+        [
+            state("module", "nouveau", "loaded", "absent"),
+            state("module", "nvidia", "absent", "loaded"),
+            state("module", "nvidia_uvm", "absent", "loaded"),
+            state("active", "nvidia-persistenced.service", "inactive", "active"),
+            state("enabled", "nvidia-persistenced.service", "disabled", "enabled"),
+            state("enabled", "other.service", "static", "enabled"),
+            state("sysctl", "net.ipv4.ip_forward", "0", "1"),
+            state("sysctl", "vm.swappiness", "60", "10"),
+            state("alternative", "cuda", "auto", "/usr/local/cuda-12.8"),
+            state("user", "nvidia-persistenced", "absent", "present"),
+            state("runes", "x", "absent", "present"),
+        ],
+        states={
+            ("module", "nouveau"): "absent",
+            ("module", "nvidia"): "loaded",
+            ("module", "nvidia_uvm"): "loaded",
+            ("active", "nvidia-persistenced.service"): "active",
+            ("enabled", "nvidia-persistenced.service"): "enabled",
+            ("enabled", "other.service"): "enabled",
+            ("sysctl", "net.ipv4.ip_forward"): "1",
+            ("sysctl", "vm.swappiness"): "30",
+            ("alternative", "cuda"): "manual /usr/local/cuda-12.8",
+            ("user", "nvidia-persistenced"): "present",
+        },
+    )
+    found = back(text)
+    assert found.stop == ("nvidia-persistenced.service",)
+    assert found.disable == ("nvidia-persistenced.service",)
+    assert found.unload == ("nvidia_uvm", "nvidia")
+    assert found.load == ("nouveau",)
+    assert found.settings == {
+        "alternative": {"cuda": "auto"},
+        "sysctl": {"net.ipv4.ip_forward": "0"},
+        "user": {"nvidia-persistenced": "absent"},
+    }
+    assert found.notes == ("what the journal calls runes cannot be taken back by this version",)
+    assert [ask.script for ask in undo_requests(found)] == ["putback.sh", "activate.sh", "putback.sh"]
+
+
+def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_taken_back() -> None:
+    text = recall_text(
+        [packages("p1", run="r1"), packages("p2", run="r2", changed={"driver": ("1", "2")})],
+        installed={"driver": "2"},
+        available={"driver": ["1"]},
+        more=[("driver", "2")],
+    )
+    found = back(text, "rollback")
+    assert found.exchange == ("nvidia",)
+    assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "activate.sh"]
+
+
+# ---------------------------------------------------------------- scope
+
+
+def test_parts_are_taken_back_alone_and_the_toolkit_not_under_an_engine() -> None:
+    journal = [
+        packages("p1", added={"driver": "1"}, part="driver"),
+        packages("p2", added={"toolkit": "1"}, part="toolkit"),
+        *wrote("t1", ("/etc/docker/daemon.json", "absent", OURS), part="runtime"),
+    ]
+    text = recall_text(
+        journal,
+        installed={"driver": "1", "toolkit": "1"},
+        files={"/etc/docker/daemon.json": OURS},
+        more=[
+            ("follow", "t1", coded(b"unit docker.service\n")),
+            undo_row("t1", "/etc/docker/daemon.json", None, b"{}\n"),
+        ],
+    )
+    assert back(text, parts=("driver",)).packages.value == {"remove": ["driver"], "purge": ["driver"]}
+    assert [p.fix for p in back(text, parts=("toolkit",)).problems] == [
+        "take that back as well: --part toolkit --part runtime"
+    ]
+    assert back(text, parts=("toolkit", "runtime")).problems == ()
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        {"verb": "destroy"},
+        {"parts": ["drivers"]},
+        {"verb": "rollback", "parts": ["driver"]},
+        {"to": "r1"},
+        {"all": True},
+    ],
+    ids=str,
+)
+def test_what_cannot_be_asked_is_refused(value: dict[str, Any]) -> None:
+    with pytest.raises(InputError):
+        undo_wish(value)
+
+
+def test_what_can_be_asked() -> None:
+    assert undo_wish({"verb": "rollback", "to": "r1"}) == UndoWish(verb="rollback", to="r1")
+    assert undo_wish({"parts": ["driver"]}) == UndoWish(parts=("driver",))
+
+
+def test_an_empty_journal_has_nothing_to_take_back() -> None:
+    assert back(recall_text([])) == TakeBack()
+    assert undo_requests(TakeBack()) == []
