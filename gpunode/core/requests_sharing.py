@@ -58,7 +58,7 @@ def _gpu_line(gpu: Mapping[str, Any]) -> str:
 def _tuple(instance: Mapping[str, Any]) -> str:
     _keys("mig: an instance", instance, ("profile", "id", "start"))
     profile, numbers = str(instance.get("profile", "")), (instance.get("id", -1), instance.get("start", -1))
-    if not _PROFILE.match(profile) or not all(type(n) is int and -1 <= n < 1000 for n in numbers):
+    if not _PROFILE.match(profile) or not all(_whole(n) and -1 <= n < 1000 for n in numbers):
         raise InputError(f"mig: instance {dict(instance)!r}", expected="profile such as 1g.10gb, id and start")
     return f"{profile}:{numbers[0]}:{numbers[1]}"
 
@@ -70,9 +70,13 @@ def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, b
     if value.get("remove"):
         return {"remove": b"1\n", **checking}
     replicas = value.get("replicas")
-    if type(replicas) is not int or not 2 <= replicas <= 100 or not value.get("unit"):
+    if not isinstance(replicas, int) or not 2 <= replicas <= 100 or not value.get("unit"):
         raise InputError(f"mps: replicas is {replicas!r}", expected="a number from 2 to 100, and the text of the unit")
     return {"replicas": f"{replicas}\n".encode(), "unit": value["unit"].encode(), **checking}
+
+
+def _whole(number: Any) -> bool:
+    return isinstance(number, int) and not isinstance(number, bool)
 
 
 def _keys(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:

@@ -202,11 +202,18 @@ cut_() {
   tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
   : >"$GPUNODE_IN/.created"
   # shellcheck disable=SC2046 # numbers
-  { destroy "$1" $(cat "$GPUNODE_IN/.surplus") && { [ -z "$tuples" ] || create "$1" "$tuples"; }; } && return
+  { destroy "$1" $(cat "$GPUNODE_IN/.surplus") && { [ -z "$tuples" ] || create "$1" "$tuples"; } && whole "$1"; } && return
   cat "$GPUNODE_IN/.created" >>"$log"
   why=$(grep -E '^(Unable|Failed|Invalid|Insufficient)' "$log" | tail -n 1)
   put_back "$1"
   conclude "$outcome" "GPU $1 could not be cut as wished: ${why:-$(last_words)}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
+}
+
+# whole SLOT: every instance that is wished is there, with its compute instance
+whole() {
+  instances "$1" >"$GPUNODE_IN/.have"
+  match "$1"
+  [ ! -s "$GPUNODE_IN/.surplus" ] && [ ! -s "$GPUNODE_IN/.lacking" ]
 }
 
 put_back() {
@@ -247,7 +254,8 @@ if ! checking; then
     [ "$wish" = off ] || cut_ "$slot"
   done <"$GPUNODE_IN/.todo"
 fi
-[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM" "$LABELS" "$GPUNODE_STATE/mig"; do take_away "$file"; done
+[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do take_away "$file"; done
+[ -z "$(word remove)" ] || checking || rm -f "$LABELS" "$GPUNODE_STATE/mig"
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$changes" = 0 ] || checking || [ -n "$(word atboot)" ] || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"

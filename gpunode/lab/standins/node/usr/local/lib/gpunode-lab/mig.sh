@@ -90,17 +90,16 @@ forget_instances() {
 # capability SLOT GI [CI]: its number among /dev/nvidia-caps
 capability() {
     gpu_minor=$(minor_of "$1")
-    echo $((3 + ${gpu_minor:-0} * 150 + $2 * 10 + ${3:+1}${3:-0}))
+    echo $((3 + ${gpu_minor:-0} * 150 + $2 * 10 + ${3:--1} + 1))
 }
 
 # grant SLOT GI [CI]: file and device that stand for the right to use it
 grant() {
     folder=$lab/proc/driver/nvidia/capabilities/gpu$(minor_of "$1")/mig/gi$2${3:+/ci$3}
-    number=$(capability "$@")
+    cap=$(capability "$@")
     mkdir -p "$folder" /dev/nvidia-caps
-    printf 'DeviceFileMinor: %s\nDeviceFileMode: 292\nDeviceFileModify: 1\n' "$number" >"$folder/access"
-    [ -e "/dev/nvidia-caps/nvidia-cap$number" ] || mknod -m 444 "/dev/nvidia-caps/nvidia-cap$number" c 238 "$number" 2>/dev/null ||
-        : >"/dev/nvidia-caps/nvidia-cap$number"
+    printf 'DeviceFileMinor: %s\nDeviceFileMode: 292\nDeviceFileModify: 1\n' "$cap" >"$folder/access"
+    : >"/dev/nvidia-caps/nvidia-cap$cap"
 }
 
 destroy_instance() {
@@ -184,7 +183,7 @@ instance_rows() {
     for file in "$lab/mig/$1/gi"/*; do
         [ -e "$file" ] || continue
         read -r name id start size <"$file"
-        printf '| %3s  MIG %-16s %3s      %3s          %s:%-5s |\n' "$2" "$name" "$id" "${file##*/}" "$start" "$size"
+        printf '|%4s  MIG %-15s%3s%9s%11s:%-6s|\n' "$2" "$name" "$id" "${file##*/}" "$start" "$size"
         echo '+-------------------------------------------------------+'
     done
 }
@@ -193,7 +192,7 @@ compute_rows() {
     for file in "$lab/mig/$1/gi"/*; do
         [ -e "$file" ] && [ "$(wc -l <"$file")" -gt 1 ] || continue
         read -r name _ _ _ <"$file"
-        printf '| %3s    %3s       MIG %-16s   0         0          0:%-5s |\n' "$2" "${file##*/}" "$name" "$(row "$1" "$name" 5)"
+        printf '|%4s%7s       MIG %-17s0         0          0:%-6s|\n' "$2" "${file##*/}" "$name" "$(row "$1" "$name" 5)"
         echo '+--------------------------------------------------------------------+'
     done
 }
@@ -201,8 +200,8 @@ compute_rows() {
 profile_rows() {
     awk -F '\t' -v slot="$1" '$1 == slot { print $3, $4, $5, $6, $10, $11 }' "$profiles" | while read -r name id compute size most gib; do
         used=$(cat "$lab/mig/$1/gi"/* 2>/dev/null | grep -c "^$name ")
-        printf '| %3s  MIG %-13s %3s   %3s/%-3s      %-7s    No   %4s   %3s   %3s   |\n' "$2" "$name" "$id" $((most - used)) "$most" "$gib" $((compute * 16)) 0 0
-        printf '|                                                          %4s   %3s   %3s   |\n' "$compute" "$size" 0
+        printf '|%4s  MIG %-13s%3s%6s/%-7s%6s       No%7s%6s%6s   |\n' "$2" "$name" "$id" $((most - used)) "$most" "$gib" $((compute * 16)) 0 0
+        printf '|%62s%6s%6s   |\n' "$compute" "$size" 0
         echo '+-----------------------------------------------------------------------------+'
     done
 }
