@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpunode.core.drift import drift_checks
 from gpunode.core.edits.cdi import made_by_ctk, stale
@@ -18,15 +18,15 @@ from gpunode.core.sysctl import sysctl_checks
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
 
 
-def health_checks(facts: NodeFacts) -> list[Check]:
+def health_checks(facts: NodeFacts, revoked: Sequence[str] = ()) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet."""
     first = tuple(first_boot_checks(facts))
     if prepared(facts):
-        return [*first, *drift_checks(facts)]
+        return [*first, *drift_checks(facts, revoked)]
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:"), *first]
     gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
-    gpus = (*gpus, *drift_checks(facts), *first, *sharing_checks(facts))
+    gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 

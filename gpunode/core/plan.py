@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from gpunode.core.facts import facts_hash
 from gpunode.core.gpu_containers import LINKS
+from gpunode.core.gpu_operator import operator_problems
 from gpunode.core.kubelet import kubelet_warnings
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan_values import Case, KeyOf, step_value
@@ -88,7 +89,8 @@ def make_plan(
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(facts, spec, solution, templates)
-    problems = (*_target_problems(facts), *image_problems(facts, spec), *solution.problems, *want.problems)
+    others = (*image_problems(facts, spec), *operator_problems(facts, spec, solution))
+    problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
     if solution.toolkit:

@@ -129,8 +129,24 @@ def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
     for path, file in facts.files.items():
         if not path.startswith(folder) or path == ours or not file.data:
             continue
-        text = re.sub(r"^\s*gpgkey *=.*$", "", file.data.decode("utf-8", "replace"), flags=re.M)
-        urls = re.findall(r"^[^#\n]*?\b\w+://([^\s]+)", text, re.M)
+        urls = _urls(file.data)
         if urls and all(url.startswith(places) for url in urls):
             found.append(path)
     return tuple(sorted(found))
+
+
+def set_up_twice(facts: NodeFacts) -> dict[str, tuple[str, ...]]:
+    """NVIDIA's repositories that several files name: address → paths."""
+    folder, known = f"{layout(facts).folder}/", tuple(place for places in RIVALS.values() for place in places)
+    found: dict[str, list[str]] = {}
+    for path, file in sorted(facts.files.items()):
+        if path.startswith((folder, "/etc/apt/sources.list")) and file.data and not path.endswith((".save", "~")):
+            for url in dict.fromkeys(u.rstrip("/") for u in _urls(file.data) if u.startswith(known)):
+                found.setdefault(url, []).append(path)
+    return {url: tuple(paths) for url, paths in found.items() if len(paths) > 1}
+
+
+def _urls(data: bytes) -> list[str]:
+    """Addresses of repositories in a file of apt, dnf or zypper, without scheme; not those in comments."""
+    text = re.sub(r"^\s*gpgkey *=.*$", "", data.decode("utf-8", "replace"), flags=re.M)
+    return re.findall(r"^[^#\n]*?\b\w+://([^\s]+)", text, re.M)

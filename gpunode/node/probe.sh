@@ -640,9 +640,10 @@ probe_kubernetes() {
 	for marker in /etc/kubernetes/kubelet.conf /var/lib/kubelet/kubeadm-flags.env /etc/kubernetes/manifests/kube-apiserver.yaml \
 		/var/lib/rancher/k3s/server /var/lib/rancher/k3s/agent /var/lib/rancher/rke2/server /var/lib/rancher/rke2/agent \
 		/var/lib/k0s/pki/ca.key /var/lib/k0s /var/snap/microk8s/current /run/nvidia/validations /run/nvidia/driver \
-		/usr/local/nvidia/toolkit; do
+		/run/nvidia/validations/.driver-ctr-ready /usr/local/nvidia/toolkit; do
 		exists "$marker" && line "exists $marker"
 	done
+	[ ! -r /run/nvidia/validations/driver-ready ] || sed -n 's/^IS_HOST_DRIVER=/| host_driver /p' /run/nvidia/validations/driver-ready
 	return 0
 }
 

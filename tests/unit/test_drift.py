@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -68,3 +69,57 @@ def test_only_files_whose_keys_are_all_revoked_go() -> None:
 
 def test_the_key_that_nvidia_revoked_in_2022_is_known() -> None:
     assert load_knowledge().revoked_keys() == ("AE09FE4BBD223A84B2CCFCE3F60F4B3D7FA2AF80",)
+
+
+def test_a_kernel_whose_module_user_space_does_not_go_with_is_named() -> None:
+    kernels = (
+        Kernel(release="6.1-1", image=True, running=True, module="580.95.05"),
+        Kernel(release="6.1-2", image=True),
+    )
+    newer = replace(kernels[1], module="580.178.04")
+    driver = DriverState(loaded="580.95.05", userspace="580.95.05")
+    (check,) = drift_checks(NodeFacts(driver=driver, kernels=(kernels[0], newer)))
+    assert (check.id, check.message.startswith("user space is 580.95.05, the module for 6.1-2 has 580.178.04")) == (
+        "boot.versions",
+        True,
+    )
+    (check,) = drift_checks(NodeFacts(driver=driver, kernels=(kernels[0], replace(newer, module="", dkms="built"))))
+    assert (check.id, "6.1-2 (built in DKMS)" in check.message) == ("boot.modules", True)
+
+
+def test_dnf_automatic_is_as_good_as_unattended_upgrades() -> None:
+    timer = {"dnf-automatic.timer": Service(name="dnf-automatic.timer", active="active")}
+    (check,) = drift_checks(node(packages=packages(nvidia_driver="580.95.05-1.el9"), services=timer))
+    assert check.id == "driver.held" and "dnf-automatic.timer runs" in check.message
+
+
+def test_a_revoked_key_is_told_where_its_fingerprint_is_known() -> None:
+    path = "/etc/apt/trusted.gpg.d/cuda.asc"
+    facts = node(files={path: ConfigFile(path=path, data=KEY)})
+    (check,) = drift_checks(facts, fingerprints(KEY))
+    assert (check.id, check.status, path in check.message) == ("repository.key-revoked", "failed", True)
+    assert list(drift_checks(facts, ["0" * 40])) == []
+
+
+CUDA = "developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64"
+ONE_LINE = f"deb [signed-by=/usr/share/keyrings/cuda-archive-keyring.gpg] https://{CUDA}/ /\n"
+DEB822 = f"Types: deb\nURIs: https://{CUDA}\nSuites: /\nSigned-By: /usr/share/keyrings/gpunode-nvidia-cuda.asc\n"
+
+
+@pytest.mark.parametrize(
+    ("texts", "twice"),
+    [
+        ({"a.list": ONE_LINE}, False),
+        ({"a.list": ONE_LINE, "b.sources": DEB822}, True),
+        ({"a.list": f"# {ONE_LINE}", "b.sources": DEB822}, False),
+        ({"a.list": ONE_LINE, "a.list.save": ONE_LINE}, False),
+        ({"a.list": ONE_LINE.replace("debian12", "debian11"), "b.sources": DEB822}, False),
+        ({"a.list": "deb https://deb.debian.org/debian bookworm main\n" + ONE_LINE, "b.sources": DEB822}, True),
+    ],
+)
+def test_a_repository_that_two_files_set_up_is_told(texts: dict[str, str], twice: bool) -> None:
+    folder = "/etc/apt/sources.list.d"
+    files = {f"{folder}/{n}": ConfigFile(path=f"{folder}/{n}", data=text.encode()) for n, text in texts.items()}
+    found = list(drift_checks(node(files=files)))
+    assert [check.id for check in found] == ["repository.twice"] * twice
+    assert all(CUDA in check.message and f"{folder}/a.list and {folder}/b.sources" in check.message for check in found)

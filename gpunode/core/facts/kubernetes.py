@@ -48,6 +48,7 @@ _KUBELET_CONFIGS: Mapping[str, tuple[str, ...]] = {
     "kubeadm": ("/var/lib/kubelet/config.yaml",),
     "k0s": ("/run/k0s/kubelet/config.yaml", "/var/lib/k0s/kubelet-config.yaml"),
 }
+_DRIVER_CONTAINER = "/run/nvidia/validations/.driver-ctr-ready"
 _KUBELET_FLAGS = (
     "/var/lib/kubelet/kubeadm-flags.env",
     "/etc/default/kubelet",
@@ -60,10 +61,11 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
     """What of Kubernetes is on the node, by its folders, units and the kubelet's command line."""
     marks = probe.values("kubernetes", "exists")
     operator = any(m in marks for m in ("/run/nvidia/validations", "/run/nvidia/driver", "/usr/local/nvidia/toolkit"))
+    container = _DRIVER_CONTAINER in marks or "false" in probe.values("kubernetes", "host_driver")
     kind = _kind(marks)
     kubelet = _DOTTED.search("\n".join(line for line in probe.lines("kubernetes") if not line.startswith("exists ")))
     if not kind and not kubelet:
-        return Kubernetes(gpu_operator=operator)
+        return Kubernetes(gpu_operator=operator, driver_container=container)
     flags = _kubelet_flags(kind, units, files)
     paths = [path for path in _KUBELET_CONFIGS.get(kind, _KUBELET_CONFIGS["kubeadm"]) if path in files][:1]
     driver, source = _cgroup_driver(kind, flags, paths, units, files)
@@ -77,6 +79,7 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
         cgroup_source=source,
         cgroup_from_cri=gate[1] == "true" if gate else None,
         gpu_operator=operator,
+        driver_container=container,
     )
 
 

@@ -144,6 +144,7 @@ class Kubernetes:
     cgroup_source: str = ""  # what says it: a flag or a file
     cgroup_from_cri: bool | None = None  # feature gate KubeletCgroupDriverFromCRI, None when nobody sets it
     gpu_operator: bool = False
+    driver_container: bool = False  # of the GPU Operator: the node's driver comes from it
 
     @property
     def present(self) -> bool:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from gpunode.core.fence import CONF as FENCE_CONF
+from gpunode.core.fence import fence_patterns
 from gpunode.core.model import DriverChoice, NodeFacts
 from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
 from gpunode.core.module_parameters import Parameters
@@ -34,6 +36,11 @@ def wanted_driver(
         yield Key("driver", "packages", package.name), package_want(package)
     for name in driver.remove:
         yield Key("driver", "packages", name), Want(value=ABSENT)
+    if patterns := fence_patterns(facts, driver):
+        text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
+        yield Key("driver", "sources", FENCE_CONF), file_want(FENCE_CONF, text)
+    elif FENCE_CONF in facts.files:
+        yield Key("driver", "sources", FENCE_CONF), no_file(FENCE_CONF)
     yield Key("driver", "files", NOUVEAU_CONF), file_want(NOUVEAU_CONF, templates["nouveau.conf.j2"])
     yield from _parameters(facts, spec.module_parameters, templates)
     yield Key("driver", "activate", "module nouveau"), Want(value=ABSENT)
