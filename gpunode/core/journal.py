@@ -20,19 +20,9 @@ from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Undo
 
-STATES = (
-    "enabled",
-    "active",
-    "module",
-    "sysctl",
-    "link",
-    "initramfs",
-    "alternative",
-    "stream",
-    "user",
-    "group",
-    "kernel",
-)
+STATES = frozenset(
+    "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
+)  # kinds of things that are put back
 ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 

@@ -16,6 +16,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.requests import FileChange, commit_request
 from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests_packages import packages_request
+from gpunode.core.requests_runfile import runfile_request
 from gpunode.core.takeback import PARTS, UNITS, FilesBack, TakeBack
 
 VERBS = ("uninstall", "rollback")
@@ -63,6 +64,7 @@ def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
     asks = [_putback("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
     asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
+    asks += [_installer(name, check) for name in back.installers]
     asks.append(_files("Put files back", back.files, check))
     if not back.packages.nothing:
         asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
@@ -99,6 +101,13 @@ def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask
 
 def _activate(title: str, value: Mapping[str, Any], check: bool) -> Ask | None:
     return Ask(title=title, script="activate.sh", request=activate_request(value, check=check)) if value else None
+
+
+def _installer(name: str, check: bool) -> Ask:
+    kind, _, version = name.partition("-")
+    value = {"kind": kind, "version": version or "unknown"}
+    title = f"Take off what NVIDIA's installer of {name} put there"
+    return Ask(title=title, script="runfile.sh", request=runfile_request("uninstall", value, check=check))
 
 
 def _files(title: str, files: FilesBack | None, check: bool) -> Ask | None:

@@ -70,6 +70,7 @@ class TakeBack:
     disable: tuple[str, ...] = ()
     engines: tuple[FilesBack, ...] = ()
     unload: tuple[str, ...] = ()
+    installers: tuple[str, ...] = ()  # driver, cuda-VERSION: what NVIDIA's installers put there goes
     files: FilesBack | None = None
     packages: Packages = field(default_factory=Packages)
     sources: FilesBack | None = None  # repositories go after the packages that came from them
@@ -84,7 +85,7 @@ class TakeBack:
     def nothing(self) -> bool:
         """Whether the node is as it was, but for what the notes name."""
         files = (self.engines, self.files, self.sources)
-        others = (self.stop, self.disable, self.unload, self.settings, self.load, self.exchange)
+        others = (self.stop, self.disable, self.unload, self.installers, self.settings, self.load, self.exchange)
         return not any(files) and not any(others) and self.packages.nothing
 
 
@@ -117,7 +118,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
     packages = packages_back(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
     last = files.last(packages)
     states = dict(_states(recall, scope))
-    gone = bool(packages.remove)
+    gone = packages.remove or any(_of(states, "runfile", ABSENT))
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
     unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
     loaded = bool(recall.driver) and "nvidia" not in unload
@@ -129,7 +130,8 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),
         disable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value not in _ON),
         engines=files.engines,
-        unload=_last_first(unload),
+        unload=tuple(reversed(unload)),  # each was loaded upon those before
+        installers=tuple(name for _, name, _ in _of(states, "runfile", ABSENT)),
         files=files.first,
         packages=packages.with_streams({n: v for (k, n), v in states.items() if k == "stream"}),
         sources=last,
@@ -137,18 +139,13 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         settings={kind: values for kind, values in settings.items() if values},
         load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
-        notes=(*files.notes, *packages.notes, *_unknown(scope)),
+        notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
         problems=(*files.problems, *packages.problems, *_left_standing(recall, scope)),
     )
 
 
 def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterator[tuple[str, str, str]]:
     return ((k, name, v) for (k, name), v in states.items() if k == kind and v == value)
-
-
-def _last_first(modules: Sequence[str]) -> tuple[str, ...]:
-    """Modules in the order in which they can go: they were loaded one upon the other."""
-    return tuple(reversed(modules))
 
 
 # ---------------------------------------------------------------- units, modules, settings
@@ -176,8 +173,16 @@ def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
     return {more["to"] for more in mine} | {more["from"] for more in mine}
 
 
+def _installers(scope: Scope) -> list[str]:
+    """What an installer replaced, or gpunode took off, cannot be had without that installer."""
+    was = [(r.more["name"], r.more["from"]) for r in scope.records if r.op == "state" and r.more["kind"] == "runfile"]
+    was += [(r.more["kind"], r.more["remove"]) for r in scope.records if r.op == "runfile" and "remove" in r.more]
+    gone = dict.fromkeys(pair for pair in was if pair[1] != ABSENT)
+    return [f"the {name} {version} was of a runfile: run its installer to have it back" for name, version in gone]
+
+
 def _unknown(scope: Scope) -> list[str]:
-    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - {*STATES}
+    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - STATES
     return [f"what the journal calls {kind} cannot be taken back by this version" for kind in sorted(kinds)]
 
 

@@ -64,6 +64,17 @@ beside() {
   for name in $(states kernel); do if [ -d "/lib/modules/$name" ]; then told kernel "$name" present; else told kernel "$name" absent; fi; done
 }
 
+# what NVIDIA's installers put there, beside the package manager
+runfiles() {
+  for name in $(states runfile); do
+    case $name in
+      driver) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
+      *) tool=/usr/local/$name/bin/cuda-uninstaller ;;
+    esac
+    if [ -n "$tool" ] && [ -x "$tool" ]; then told runfile "$name" present; else told runfile "$name" absent; fi
+  done
+}
+
 alternatives() {
   for name in $(states alternative); do
     told alternative "$name" "$(alternative "$name")"
@@ -110,6 +121,7 @@ files
 services
 kernel
 beside
+runfiles
 alternatives
 streams
 packages

@@ -292,6 +292,23 @@ def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_taken_back() 
     assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "activate.sh"]
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "installers", "notes"),
+    [
+        ("absent", "present", ("driver",), ()),
+        ("absent", "absent", (), ()),
+        ("570.1", "present", (), ("the driver 570.1 was of a runfile: run its installer to have it back",)),
+    ],
+)
+def test_what_an_installer_put_there_is_taken_off(
+    before: str, now: str, installers: tuple[str, ...], notes: tuple[str, ...]
+) -> None:
+    found = back(recall_text([state("runfile", "driver", before, "595.1")], states={("runfile", "driver"): now}))
+    assert (found.installers, found.notes) == (installers, notes)
+    asked = [ask for ask in undo_requests(found) if ask.script == "runfile.sh"]
+    assert [ask.request["mode"] for ask in asked] == [b"uninstall\n"] * len(installers)
+
+
 # ---------------------------------------------------------------- scope
 
 
