@@ -11,10 +11,12 @@ import click
 from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
 from gpunode.cli.plan import show_plans
+from gpunode.cli.rollout import rollout_options
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
     from gpunode.edge.detect import Where
+    from gpunode.edge.events import EventLog
     from gpunode.edge.workflow import HostPlan
 
 
@@ -32,6 +34,7 @@ if TYPE_CHECKING:
 @target_options
 @spec_option
 @image_options
+@rollout_options
 @click.option(
     "--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up."
 )
@@ -44,6 +47,9 @@ def provision(
     ctx: click.Context,
     where: Where,
     spec_data: dict[str, Any],
+    rollout: dict[str, Any],
+    deadline: float,
+    events: EventLog | None,
     use_lab: bool,
     check: bool,
     diff: bool,
@@ -56,9 +62,10 @@ def provision(
     """
     from dataclasses import replace
 
-    from gpunode.edge import workflow
+    from gpunode.edge import fleet, workflow
     from gpunode.edge.planner import Planner
-    from gpunode.edge.progress import probing, running
+    from gpunode.edge.progress import fleet as fleet_progress
+    from gpunode.edge.progress import probing
 
     where, arguments = _split_arguments(where)
     folder = _plan_folder(where)
@@ -78,10 +85,19 @@ def provision(
     if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         click.echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
-        _ask(hosts)
-    with running(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as on_event:
-        results = workflow.provision(
-            hosts, where, planner, check=check, diff=diff, arguments=arguments, folder=folder, on_event=on_event
+        ask(hosts)
+    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
+        results = fleet.provision(
+            hosts,
+            where,
+            planner,
+            check=check,
+            diff=diff,
+            arguments=arguments,
+            folder=folder,
+            rollout=rollout,
+            deadline=deadline,
+            ears=ears.with_log(events) if events else ears,
         )
     show_results(results, output_format)
     return worst_exit(r.exit for r in results)
@@ -89,10 +105,14 @@ def provision(
 
 def show_results(results: list[HostResult], output_format: str) -> None:
     """What came of each host: a line each, with failed checks below."""
-    from gpunode.core.report import checks_text, results_data
+    from gpunode.core.report import checks_text, fleet_text, results_data
+    from gpunode.edge.progress import MANY
 
     if output_format == "json":
         print_json({"hosts": results_data(results)})
+        return
+    if len(results) > MANY:
+        click.echo(fleet_text(results))
         return
     for result in results:
         mark = click.style("ok", fg="green") if not result.exit else click.style(f"exit {int(result.exit)}", fg="red")
@@ -137,7 +157,8 @@ def _refuse_stale(folder: Path | None, stale: list[str]) -> None:
         )
 
 
-def _ask(hosts: list[HostPlan]) -> None:
+def ask(hosts: list[HostPlan]) -> None:
+    """Go on with the plans that were shown?  Raises InterruptedByUser, or InputError without a terminal."""
     from gpunode.core.errors import InputError, InterruptedByUser
 
     count = sum(bool(h.plan and h.plan.steps) for h in hosts)

@@ -86,6 +86,7 @@ def _play(key: str, members: list[Plan]) -> dict[str, Any]:
         "name": f"Class {key}, {count} host{'s' if count != 1 else ''}: {_summary(members[0])}",
         "hosts": group_name(key),
         "gather_facts": False,
+        "strategy": "free",  # one slow DKMS build holds nobody up
         "roles": [role for name in ROLES if (role := _role(name, members[0]))],
     }
 

@@ -16,6 +16,7 @@ from gpunode.core.module_parameters import check_parameters
 from gpunode.core.spec_image import ImageSpec, check_image
 from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
+from gpunode.core.spec_rollout import RolloutSpec, check_rollout
 from gpunode.core.spec_runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec_toolkit import FabricSpec, ToolkitSpec, check_toolkit
 
@@ -32,10 +33,10 @@ class DriverSpec:
     version: str = option("", "exact driver version such as 580.178.04; empty takes the newest of the branch")
     hold: bool = option(True, "hold the driver packages against unattended upgrades")
     runfile: RunfileSpec = option(RunfileSpec(), "the file of method runfile")
-
     module_parameters: Mapping[str, Mapping[str, str]] = option(
         {}, "parameters of its kernel modules, such as {nvidia: {NVreg_EnableGpuFirmware: 0}}"
     )
+
 
 @dataclass(frozen=True, kw_only=True)
 class CudaSpec:
@@ -110,6 +111,7 @@ class Spec:
     )
     reboot_controller: bool = option(False, "may provision reboot the machine that it runs on itself")
     image: ImageSpec = option(ImageSpec(), "machines and images prepared before their GPUs are there")
+    rollout: RolloutSpec = option(RolloutSpec(), "how a fleet is gone through: waves and budgets")
     verify: VerifySpec = option(VerifySpec(), "verify")
     sharing: SharingSpec = option(SharingSpec(), "how containers share a GPU")
     kubernetes: KubernetesSpec = option(KubernetesSpec(), "objects in the cluster")
@@ -205,6 +207,7 @@ def _check(spec: Spec, where: str) -> None:
         )
     check_image(spec.image, where)
     check_parameters(spec.driver.module_parameters, where)
+    check_rollout(spec.rollout, where)
     if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
         raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
     for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):

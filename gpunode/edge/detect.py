@@ -62,8 +62,14 @@ def detect(
         files = _probe_files(where)
         stems = Counter(path.stem for path in files)
         return [_from_file(path, path.stem if stems[path.stem] == 1 else str(path), on_done) for path in files]
-    hosts = [host for host in find_hosts(where) if only is None or host.host in only]
-    found = {host.host: host for host in hosts}
+    return probe([host for host in find_hosts(where) if only is None or host.host in only], where, on_done=on_done)
+
+
+def probe(
+    hosts: Sequence[Detected], where: Where, *, on_done: Callable[[Detected], None] = lambda found: None
+) -> list[Detected]:
+    """Probe hosts that are known already (find_hosts, or an earlier answer), as `detect` does."""
+    found = {host.host: replace(host, error=None) for host in hosts}
 
     def done(ran: Ran) -> None:
         if isinstance(ran.error, NotServed):

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from gpunode.core.model import HostResult
     from gpunode.edge.detect import Detected
+    from gpunode.edge.fleet import Ears
     from gpunode.edge.runner import Event
 
 _ARGUMENT_CHECK = "Validating arguments against arg spec"  # ansible-core puts such a task before every role
@@ -79,6 +82,81 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
                 progress.console.print(escape(_line(event)), style=colours.get(event.kind, ""))
 
         yield show
+
+
+MANY = 40  # hosts, from which on they are counted, not told one by one
+_EVERY = 10.0  # seconds between lines of counts
+
+
+@contextlib.contextmanager
+def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ears]:
+    """While provision goes through `hosts`: what is done, for a few hosts as `running` does, for many in numbers."""
+    from gpunode.edge.fleet import Ears
+
+    if len(hosts) <= MANY:
+        with running(output_format, hosts) as on_event:
+            yield Ears(event=on_event, wave=_tell_wave)
+        return
+    with _counting(len(hosts)) as count:
+
+        def event(seen: Event) -> None:
+            count.work(seen)
+            if seen.kind in ("failed", "unreachable"):
+                count.say(_line(seen))
+
+        def wave(pool: str, number: int, what: str) -> None:
+            count.say(f"pool {pool}, wave {number + 1}: {what}")
+
+        yield Ears(event=event, wave=wave, result=count.result)
+
+
+def _tell_wave(pool: str, number: int, what: str) -> None:
+    """Waves are worth a line where there are several, or where one stops."""
+    if number or what != "begins":
+        print(f"pool {pool}, wave {number + 1}: {what}", file=sys.stderr, flush=True)
+
+
+@contextlib.contextmanager
+def _counting(total: int) -> Iterator[_Count]:
+    if not sys.stderr.isatty():
+        yield _Count(total, lambda text: print(text, file=sys.stderr, flush=True))
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TimeElapsedColumn
+
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+        row = bar.add_task("provision", total=total)
+        yield _Count(total, bar.console.out, lambda done, text: bar.update(row, completed=done, description=text))
+
+
+class _Count:
+    """How many hosts are done, failed and in work; a line of it now and then, or a bar."""
+
+    def __init__(
+        self, total: int, say: Callable[[str], object], show: Callable[[int, str], object] | None = None
+    ) -> None:
+        self.say, self._show = say, show
+        self._total, self._done, self._failed = total, 0, 0
+        self._working: set[str] = set()
+        self._told = 0.0
+
+    def work(self, event: Event) -> None:
+        self._working.add(event.host)
+        self._update()
+
+    def result(self, result: HostResult) -> None:
+        self._working.discard(result.host)
+        self._done += 1
+        self._failed += bool(result.exit)
+        self._update(last=self._done == self._total)
+
+    def _update(self, *, last: bool = False) -> None:
+        text = f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} in work"
+        if self._show:
+            self._show(self._done, text)
+        elif last or time.monotonic() - self._told > _EVERY:
+            self._told = time.monotonic()
+            self.say(text)
 
 
 def _line(event: Event) -> str:

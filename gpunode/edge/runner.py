@@ -8,6 +8,7 @@ import re
 import shlex
 import shutil
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -62,6 +63,7 @@ def run_playbook(
     arguments: Sequence[str] = (),
     become_password: str = "",
     on_event: Callable[[Event], None] = lambda event: None,
+    cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, HostRun]:
     """Run `playbook` of `folder` on `inventory`; artifacts go to folder/artifacts.  Hosts without an event are absent.
 
@@ -79,7 +81,7 @@ def run_playbook(
         if event:
             _note(hosts.setdefault(event.host, HostRun()), event)
             on_event(event)
-        return True
+        return bool(event and event.kind in ("failed", "unreachable"))  # else: no file of its own in artifacts/
 
     passwords = {"^BECOME password.*:\\s*$": become_password} if become_password else {}
     words = [f"--forks={forks}"]
@@ -94,6 +96,7 @@ def run_playbook(
             cmdline=shlex.join(words),
             passwords=passwords,
             event_handler=handle,
+            cancel_callback=cancelled,
             quiet=True,
             suppress_env_files=True,
             settings={"suppress_ansible_output": True},
@@ -109,11 +112,40 @@ def run_playbook(
 
 @contextlib.contextmanager
 def _allowed_environment(folder: Path) -> Iterator[None]:
-    """os.environ cut to the allow-list while ansible-runner copies it for its child."""
+    """os.environ cut to the allow-list while ansible-runner copies it for its child; also for several at once."""
+    with _environment.lock:
+        if not _environment.users:
+            _environment.before = dict(os.environ)
+            allowed = _allowed(folder)
+            os.environ.clear()
+            os.environ.update(allowed)
+        _environment.users += 1
+    try:
+        yield
+    finally:
+        with _environment.lock:
+            _environment.users -= 1
+            if not _environment.users:
+                os.environ.clear()
+                os.environ.update(_environment.before)
+
+
+@dataclass(kw_only=True)
+class _Environment:
+    """os.environ belongs to the whole process: the first run cuts it, the last one that is left gives it back."""
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    users: int = 0
+    before: dict[str, str] = field(default_factory=dict)
+
+
+_environment = _Environment()
+
+
+def _allowed(folder: Path) -> dict[str, str]:
     from ansible import constants
 
-    before = dict(os.environ)
-    allowed = {k: v for k, v in before.items() if k in ENVIRONMENT or k.startswith(ANSIBLE_PREFIX)}
+    allowed = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(ANSIBLE_PREFIX)}
     scripts = str(Path(sys.executable).parent)
     if not shutil.which("ansible-playbook", path=allowed.get("PATH", "")) or scripts not in allowed.get("PATH", ""):
         allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
@@ -122,13 +154,7 @@ def _allowed_environment(folder: Path) -> Iterator[None]:
     # ansible-runner changes to its folder and turns the check of host keys off; what Ansible would do here holds
     allowed.setdefault("ANSIBLE_CONFIG", constants.CONFIG_FILE or str(folder / "ansible.cfg"))
     allowed.setdefault("ANSIBLE_HOST_KEY_CHECKING", str(constants.HOST_KEY_CHECKING))
-    os.environ.clear()
-    os.environ.update(allowed)
-    try:
-        yield
-    finally:
-        os.environ.clear()
-        os.environ.update(before)
+    return allowed
 
 
 _KINDS = {

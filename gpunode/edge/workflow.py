@@ -1,9 +1,9 @@
-"""detect → plan → provision → verify, over hosts.  The command line is a skin over these functions."""
+"""detect → plan → verify, over hosts; provision is edge/fleet.py.  The command line is a skin over these functions."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,8 @@ from gpunode.core.requests_smoke import parse_checks, smoke_files
 from gpunode.core.state.image import prepares
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.planner import Planned, Planner
-from gpunode.edge.runner import Event, HostRun, run_playbook
-from gpunode.edge.state import new_run, run_name, write_private
+from gpunode.edge.runner import HostRun, run_playbook
+from gpunode.edge.state import new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
@@ -60,7 +60,7 @@ class HostPlan:
 
 def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] = lambda d: None) -> list[HostPlan]:
     """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
-    return [_plan_one(found, planner) for found in detect(where, on_done=on_done)]
+    return [plan_one(found, planner) for found in detect(where, on_done=on_done)]
 
 
 def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: Planner) -> None:
@@ -100,48 +100,16 @@ def connection_vars(found: Detected) -> dict[str, Any]:
     return {k: v for k, v in inventory_vars(found.target).items() if not k.endswith("password")}
 
 
-def provision(
-    hosts: Sequence[HostPlan],
-    where: Where,
-    planner: Planner,
-    *,
-    check: bool = False,
-    diff: bool = False,
-    arguments: Sequence[str] = (),
-    folder: Path | None = None,
-    on_event: Callable[[Event], None] = lambda event: None,
-) -> list[HostResult]:
-    """Run the plans of `hosts` through a generated playbook, then probe the changed ones again.
-
-    Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
-    `write_plan` has written; without it a new run folder in the state directory is.
-    """
-    todo = [h for h in hosts if h.planned and h.planned.plan.steps]
-    runs: dict[str, HostRun] = {}
-    if todo:
-        if folder is None:
-            folder = new_run()
-            write_plan(folder, hosts, where, planner)
-        runs = run_playbook(
-            folder,
-            PLAYBOOK,
-            inventory=[*inventory_sources(where), str((folder / INVENTORY).resolve())],
-            forks=where.forks,
-            check=check,
-            diff=diff,
-            arguments=ansible_arguments(where, arguments, run=run_name()),
-            become_password=where.become_password,
-            on_event=on_event,
-        )
-    after = {} if check or not todo else _probe_again(todo, runs, where, planner)
-    return [_result(h, runs.get(h.host), after.get(h.host), check=check) for h in hosts]
-
-
 def verify(
     where: Where, planner: Planner, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
 ) -> list[HostResult]:
     """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False."""
-    hosts = plan(where, planner, on_done=on_done)
+    return verify_found(detect(where, on_done=on_done), where, planner, smoke=smoke)
+
+
+def verify_found(found: Sequence[Detected], where: Where, planner: Planner, *, smoke: bool = True) -> list[HostResult]:
+    """`verify` of hosts that have just been probed."""
+    hosts = [plan_one(one, planner) for one in found]
     smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
     return [_verified(h, planner, smoked.get(h.host, ()), smoke=smoke) for h in hosts]
 
@@ -164,7 +132,8 @@ def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[
     return stale
 
 
-def _plan_one(found: Detected, planner: Planner) -> HostPlan:
+def plan_one(found: Detected, planner: Planner) -> HostPlan:
+    """What one probe says is to be done on its host."""
     if found.error or found.facts is None:
         return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
     try:
@@ -178,57 +147,6 @@ def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str =
     vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
     become = ["--become"] if where.become and where.inventory else []
     return [*vault, *become, *(["-e", f"gpunode_run={run}"] if run else []), *arguments]
-
-
-def _probe_again(
-    todo: Sequence[HostPlan], runs: Mapping[str, HostRun], where: Where, planner: Planner
-) -> dict[str, HostPlan]:
-    done = {h.host for h in todo if h.host in runs and not runs[h.host].exit}
-    if not done:
-        return {}
-    return {h.host: h for h in (_plan_one(d, planner) for d in detect(where, only=done))}
-
-
-def _result(before: HostPlan, run: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
-    if before.error:
-        return HostResult(host=before.host, exit=before.exit, message=str(before.error))
-    assert before.planned
-    plan = before.planned.plan
-    if plan.problems:
-        text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
-        return HostResult(host=before.host, exit=Exit.REFUSED, message=text)
-    if not plan.steps:
-        return HostResult(host=before.host, message="; ".join(("nothing to do", *plan.warnings)))
-    if run is None:
-        return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
-    result = HostResult(
-        host=before.host,
-        exit=run.exit,
-        message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
-        changed=tuple(run.changed),
-        checks=tuple(Check(**c) for c in run.checks),
-        extra={"diffs": run.diffs},
-    )
-    if run.exit:
-        return result
-    if check:
-        return replace(result, exit=Exit.PENDING, message=f"would change {len(run.changed)} things")
-    return _settled(result, after)
-
-
-def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
-    """After a good run the plan must be empty; what still stands in it is told, and is exit 3."""
-    failed = [c.id for c in result.checks if c.status == "failed"]
-    if failed:
-        return replace(result, exit=Exit.FAILED, message=f"done, but these checks failed: {', '.join(failed)}")
-    if after is None or after.error:
-        return replace(result, exit=Exit.FAILED, message=f"done, but probing again failed: {after and after.error}")
-    assert after.planned
-    left = [s.title for s in after.planned.plan.steps if s.role not in ("preflight", "verify")]
-    left += [p.what for p in after.planned.plan.problems]
-    if left:
-        return replace(result, exit=Exit.PENDING, message=f"done, but still to do: {'; '.join(left)}")
-    return replace(result, message="done, and the plan is empty now")
 
 
 def _can_smoke(host: HostPlan) -> bool:

@@ -1,0 +1,80 @@
+"""Options of provision that say how a fleet is gone through."""
+
+from __future__ import annotations
+
+import functools
+import math
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import Command
+
+if TYPE_CHECKING:
+    from gpunode.edge.events import EventLog
+
+_UNITS = {"s": 1, "m": 60, "h": 3600}
+
+
+class Duration(click.ParamType[float]):
+    """Seconds: 90, 90s, 30m, 2h."""
+
+    name = "duration"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if isinstance(value, int | float):
+            return float(value)
+        found = re.fullmatch(r"(\d+)([smh]?)", str(value))
+        if not found:
+            self.fail(f"{value!r} is no time: write 90s, 30m or 2h", param, ctx)
+        return int(found[1]) * _UNITS[found[2] or "s"]
+
+
+_OPTIONS = (
+    click.option("--waves", metavar="1,10%,100%", help="Hosts done after each wave, counted from the first."),
+    click.option("--max-unavailable", metavar="N|N%", help="Hosts of a pool in work or broken at any time."),
+    click.option("--max-failures", metavar="N|N%", help="Failed hosts with which it still goes on to further ones."),
+    click.option("--soak", type=Duration(), metavar="TIME", help="Wait so long after a wave, then verify it again."),
+    click.option("--deadline", type=Duration(), metavar="TIME", help="Begin with no further host after this time."),
+    click.option(
+        "--events",
+        "events_file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="Append what happens, as JSON lines.",
+    ),
+)
+
+
+def rollout_options(command: Command) -> Command:
+    """The command gets `rollout` (what the flags say, as gpunode.yml has it), `deadline` in seconds and `events`."""
+
+    @functools.wraps(command)
+    def with_rollout(*args: Any, **options: Any) -> Any:
+        rollout: dict[str, Any] = {
+            name: options.pop(name) for name in ("waves", "max_unavailable", "max_failures", "soak")
+        }
+        if rollout["waves"]:
+            rollout["waves"] = [wave.strip() for wave in rollout["waves"].split(",")]
+        if rollout["soak"] is not None:
+            rollout["soak"] = int(rollout["soak"])
+        deadline, path = options.pop("deadline"), options.pop("events_file")
+        given = {name: value for name, value in rollout.items() if value is not None}
+        events = _event_log(path) if path else None
+        try:
+            return command(*args, rollout=given, deadline=deadline or math.inf, events=events, **options)
+        finally:
+            if events:
+                events.close()
+
+    for option in reversed(_OPTIONS):
+        with_rollout = option(with_rollout)
+    return with_rollout  # type: ignore[return-value]
+
+
+def _event_log(path: Path) -> EventLog:
+    from gpunode.edge.events import EventLog
+
+    return EventLog(path)

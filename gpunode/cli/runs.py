@@ -1,0 +1,179 @@
+"""gpunode runs: what this controller ran, and going on with it."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, worst_exit
+
+if TYPE_CHECKING:
+    from gpunode.edge.runs import HostRow, RunRow, Runs
+
+
+@click.group(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode runs list\n"
+    "  gpunode runs show last\n"
+    "  gpunode runs resume last --yes\n"
+    "  gpunode runs diff 20261121 last"
+)
+def runs() -> None:
+    """What was run when, on which hosts, and what came of it.
+
+    RUN is a run's name, the beginning of one, or `last`.
+    """
+
+
+@runs.command("list")
+@click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, the newest first.")
+@format_option("text", "json")
+def list_runs(limit: int, output_format: str) -> int:
+    """The newest runs first."""
+    journal = _journal()
+    rows = [(run, journal.hosts(run.name)) for run in journal.latest(limit)]
+    if output_format == "json":
+        print_json({"runs": [_run_data(run, hosts) for run, hosts in rows]})
+        return 0
+    if not rows:
+        click.echo("no run yet: gpunode provision makes one")
+    for run, hosts in rows:
+        counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(h.state for h in hosts).items()))
+        click.echo(f"{run.name}  {run.verb:<10} {_status(run):<12} {counts}")
+    return 0
+
+
+@runs.command("show")
+@click.argument("name", metavar="RUN", default="last")
+@format_option("text", "json")
+def show(name: str, output_format: str) -> int:
+    """One run, host by host."""
+    journal = _journal()
+    run = journal.get(name)
+    hosts = journal.hosts(run.name)
+    if output_format == "json":
+        print_json(_run_data(run, hosts, full=True))
+        return 0
+    click.echo(f"{run.name}: {run.verb}, {_status(run)}, {run.started} to {run.ended or '…'}, by {run.controller}")
+    for host in hosts:
+        said = host.message or (f"at: {host.step}" if host.step else "")
+        click.echo(f"  {host.host:<24} {host.pool}/{host.wave + 1:<4} {host.state:<8} {said}")
+    logs = {host.log for host in hosts if host.log}
+    for log in sorted(logs):
+        click.echo(f"logs: {log}")
+    if _status(run) != "done":
+        click.echo(f"go on: gpunode runs resume {run.name}")
+    return 0
+
+
+@runs.command("diff")
+@click.argument("first", metavar="RUN")
+@click.argument("second", metavar="RUN", default="last")
+@format_option("text", "json")
+def diff(first: str, second: str, output_format: str) -> int:
+    """What differs between two runs: hosts, what was to be done on them, and how they ended."""
+    journal = _journal()
+    old, new = journal.get(first), journal.get(second)
+    before, after = ({h.host: h for h in journal.hosts(run.name)} for run in (old, new))
+    rows = [
+        {"host": host, "first": _end(before.get(host)), "second": _end(after.get(host))}
+        for host in sorted(before.keys() | after.keys())
+        if _end(before.get(host)) != _end(after.get(host))
+    ]
+    if output_format == "json":
+        print_json({"first": old.name, "second": new.name, "hosts": rows})
+        return 0
+    click.echo(f"{old.name} → {new.name}: {len(rows)} hosts differ")
+    for row in rows:
+        click.echo(f"  {row['host']:<24} {_words(row['first'])} → {_words(row['second'])}")
+    return 0
+
+
+@runs.command("resume")
+@click.argument("name", metavar="RUN", default="last")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+@click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@format_option("text", "json")
+def resume(name: str, yes: bool, ask_become_pass: bool, output_format: str) -> int:
+    """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
+    from gpunode.cli.plan import show_plans
+    from gpunode.cli.provision import ask, show_results
+    from gpunode.core.errors import RefusedError
+    from gpunode.edge import fleet, workflow
+    from gpunode.edge.detect import Where, find_hosts, probe
+    from gpunode.edge.planner import Planner
+    from gpunode.edge.progress import fleet as fleet_progress
+    from gpunode.edge.progress import probing
+
+    journal = _journal()
+    run = journal.get(name)
+    if _status(run) == "running":
+        raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
+    left = {host.host for host in journal.hosts(run.name) if host.state != "done"}
+    if not left:
+        click.echo(f"{run.name}: every host is done")
+        return 0
+    password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
+    asked: dict[str, Any] = dict(run.request["where"])
+    for key in ("hosts", "inventory", "probes", "vault_password_files"):
+        asked[key] = tuple(asked[key])
+    where = Where(**asked, become_password=password)
+    planner = Planner(run.request["spec"], where=f"the spec of run {run.name}")
+    with probing(output_format) as on_done:
+        found = probe([host for host in find_hosts(where) if host.host in left], where, on_done=on_done)
+    hosts = [workflow.plan_one(one, planner) for one in found]
+    if output_format == "text":
+        show_plans(hosts, output_format=output_format, diff=False)
+    if any(h.plan and h.plan.steps for h in hosts) and not yes:
+        ask(hosts)
+    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
+        results = fleet.provision(
+            hosts, where, planner, arguments=run.request["arguments"], rollout=run.request["rollout"], ears=ears
+        )
+    for result in results:  # a host that needed nothing any more is done with that run, too
+        if not result.exit:
+            journal.ended(run.name, result.host, exit=0, message=f"resumed: {result.message}")
+    show_results(results, output_format)
+    return worst_exit(result.exit for result in results)
+
+
+def _journal() -> Runs:
+    from gpunode.edge.runs import Runs
+
+    return Runs()
+
+
+def _status(run: RunRow) -> str:
+    """What became of a run; one whose process is gone without a last word was killed."""
+    if run.status != "running":
+        return run.status
+    host, _, pid = run.controller.rpartition(":")
+    if host != socket.gethostname():
+        return "running"
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return "killed"
+    except PermissionError:
+        pass
+    return "running"
+
+
+def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": _status(run)}
+    data["counts"] = dict(Counter(host.state for host in hosts))
+    return data | ({"request": dict(run.request), "hosts": [asdict(host) for host in hosts]} if full else {})
+
+
+def _end(host: HostRow | None) -> dict[str, Any] | None:
+    return {"plan": host.plan, "state": host.state, "exit": host.exit} if host else None
+
+
+def _words(end: Any) -> str:
+    return f"{end['state']} (plan {end['plan'][:8]})" if end else "not in it"

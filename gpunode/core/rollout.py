@@ -1,0 +1,158 @@
+"""How a fleet is gone through, as a pure function: pools and what came of their hosts → what to do next.
+
+A host is waiting, running, done or failed.  A wave is over when none of its hosts waits or runs; its gate (a soak time,
+after which its hosts are verified once more) has to be passed before the next one starts.  Hosts in work and failed
+ones are unavailable: there are never more of them than the pool's budget allows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+from gpunode.core.spec_rollout import RolloutSpec, share
+
+State = Literal["waiting", "running", "done", "failed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pool:
+    """Hosts with one budget, in the order in which they are done; `ends`: how many are done when each wave is over."""
+
+    name: str
+    hosts: tuple[str, ...]
+    ends: tuple[int, ...]
+    max_unavailable: int
+    max_failures: int
+    soak: int = 0  # seconds
+
+    def wave_of(self, host: str) -> int:
+        """The wave, from 0, that a host belongs to."""
+        at = self.hosts.index(host)
+        return next(number for number, end in enumerate(self.ends) if at < end)
+
+    def wave(self, number: int) -> tuple[str, ...]:
+        start = self.ends[number - 1] if number else 0
+        return self.hosts[start : self.ends[number]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """What came of the hosts so far, and how many gates each pool has passed."""
+
+    states: Mapping[str, State] = field(default_factory=dict)  # a host that is not in it waits
+    gates: Mapping[str, int] = field(default_factory=dict)  # by pool
+    stopped: str = ""  # why nothing more is started
+
+    def with_states(self, hosts: Iterable[str], state: State) -> Progress:
+        return replace(self, states={**self.states, **dict.fromkeys(hosts, state)})
+
+    def past_gate(self, pool: str) -> Progress:
+        return replace(self, gates={**self.gates, pool: self.gates.get(pool, 0) + 1})
+
+    def state(self, host: str) -> State:
+        return self.states.get(host, "waiting")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """Begin with these hosts."""
+
+    pool: str
+    wave: int
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gate:
+    """Wait `soak` seconds, verify these hosts, then say `past_gate` (and which of them have failed)."""
+
+    pool: str
+    wave: int
+    soak: int
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stop:
+    """A budget is used up: start nothing more."""
+
+    pool: str
+    why: str
+
+
+Action = Start | Gate | Stop
+
+
+def make_pools(hosts: Sequence[tuple[str, RolloutSpec]]) -> tuple[Pool, ...]:
+    """Hosts with their merged `rollout` sections, in the inventory's order → pools."""
+    members: dict[RolloutSpec, list[str]] = {}
+    for host, spec in hosts:
+        members.setdefault(spec, []).append(host)
+    names = Counter(spec.pool or "all" for spec in members)
+    pools = []
+    for number, (spec, found) in enumerate(members.items(), 1):
+        name = spec.pool or "all"
+        count = len(found)
+        ends = tuple(sorted({share(wave, count) for wave in spec.waves} - {0}))
+        pools.append(
+            Pool(
+                name=f"{name}-{number}" if names[name] > 1 else name,
+                hosts=tuple(sorted(found) if spec.order == "name" else found),
+                ends=ends,
+                max_unavailable=share(spec.max_unavailable, count),
+                max_failures=share(spec.max_failures, count),
+                soak=spec.soak,
+            )
+        )
+    return tuple(pools)
+
+
+def next_actions(pools: Sequence[Pool], progress: Progress) -> tuple[Action, ...]:
+    """What to do now; () means: wait for what runs, or, when nothing runs, that it is over."""
+    if progress.stopped:
+        return ()
+    found = [action for pool in pools if (action := _next(pool, progress))]
+    stops = tuple(action for action in found if isinstance(action, Stop))
+    return stops or tuple(found)
+
+
+def _next(pool: Pool, progress: Progress) -> Action | None:
+    states = Counter(progress.state(host) for host in pool.hosts)
+    if states["failed"] > pool.max_failures and states["waiting"]:
+        return Stop(pool=pool.name, why=f"{states['failed']} failed, {pool.max_failures} may (rollout.max_failures)")
+    number = progress.gates.get(pool.name, 0)
+    wave = pool.wave(number)
+    waiting = [host for host in wave if progress.state(host) == "waiting"]
+    if waiting:
+        unavailable = states["running"] + states["failed"]
+        room = pool.max_unavailable - unavailable
+        if room > 0:
+            return Start(pool=pool.name, wave=number, hosts=tuple(waiting[:room]))
+        if not states["running"]:
+            why = f"{states['failed']} failed, {pool.max_unavailable} may be unavailable (rollout.max_unavailable)"
+            return Stop(pool=pool.name, why=why)
+        return None
+    if any(progress.state(host) == "running" for host in wave) or number + 1 >= len(pool.ends):
+        return None
+    verified = tuple(host for host in wave if progress.state(host) == "done")
+    return Gate(pool=pool.name, wave=number, soak=pool.soak, hosts=verified)
+
+
+def is_over(pools: Sequence[Pool], progress: Progress) -> bool:
+    """Whether nothing runs and nothing is to be started."""
+    running = any(state == "running" for state in progress.states.values())
+    return not running and not next_actions(pools, progress)
+
+
+def summary(pools: Sequence[Pool], progress: Progress) -> dict[str, dict[str, list[str]]]:
+    """Hosts by state, for each pool."""
+    return {
+        pool.name: {
+            state: [h for h in pool.hosts if progress.state(h) == state]
+            for state in ("done", "failed", "running", "waiting")
+        }
+        for pool in pools
+    }

@@ -1,0 +1,266 @@
+"""provision: the plans of hosts → runs of Ansible, wave by wave, with a journal that outlives this process."""
+
+from __future__ import annotations
+
+import math
+import os
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from gpunode.core.errors import Exit, InterruptedByUser
+from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.plan import class_key
+from gpunode.core.playbook import HEADER, dump, make_playbook
+from gpunode.core.rollout import Pool, Progress, make_pools
+from gpunode.core.spec_rollout import RolloutSpec, parse_rollout
+from gpunode.edge.detect import Where, probe
+from gpunode.edge.events import EventLog
+from gpunode.edge.planner import Planner
+from gpunode.edge.rollout import Hooks, Job, Results, Rollout
+from gpunode.edge.runner import Event, HostRun, run_playbook
+from gpunode.edge.runs import HostRow, Runs
+from gpunode.edge.state import new_run
+from gpunode.edge.workflow import (
+    INVENTORY,
+    HostPlan,
+    ansible_arguments,
+    inventory_sources,
+    plan_one,
+    verify_found,
+    write_plan,
+)
+
+P = ParamSpec("P")
+CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ears:
+    """Who is told while a run goes on."""
+
+    event: Callable[[Event], None] = lambda event: None
+    wave: Callable[[str, int, str], None] = lambda pool, wave, what: None
+    result: Callable[[HostResult], None] = lambda result: None
+
+    def with_log(self, log: EventLog) -> Ears:
+        """The same, and a file of events beside it."""
+        return Ears(
+            event=_both(self.event, log.task), wave=_both(self.wave, log.wave), result=_both(self.result, log.host)
+        )
+
+
+def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    def act(*args: P.args, **more: P.kwargs) -> None:
+        first(*args, **more)
+        second(*args, **more)
+
+    return act
+
+
+_NOBODY = Ears()
+
+
+def provision(
+    hosts: Sequence[HostPlan],
+    where: Where,
+    planner: Planner,
+    *,
+    check: bool = False,
+    diff: bool = False,
+    arguments: Sequence[str] = (),
+    folder: Path | None = None,
+    rollout: Mapping[str, Any] | None = None,
+    deadline: float = math.inf,
+    ears: Ears = _NOBODY,
+) -> list[HostResult]:
+    """Run the plans of `hosts` through generated playbooks, wave by wave, and probe the changed ones again.
+
+    Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
+    `write_plan` has written; without it a new run folder in the state directory is.  After `deadline` seconds no
+    further host is begun with.  `rollout` has values that stand above those of the spec.
+    Raises InputError for bad values of `rollout`, InterruptedByUser on Ctrl-C.
+    """
+    over = parse_rollout(rollout or {}, "the options of provision")
+    todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
+    if not todo:
+        return [_untouched(h) for h in hosts]
+    own = new_run()
+    if folder is None:
+        folder = own
+        write_plan(folder, hosts, where, planner)
+    asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
+    pools = make_pools([(host, CHECK if check else spec) for host, spec in asked.items()])
+    run = _Run(
+        name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
+        arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
+    )  # fmt: skip
+    progress = run.go(pools, deadline)
+    left = HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}")
+    return [(run.results.get(h.host) or replace(left, host=h.host)) if h.host in todo else _untouched(h) for h in hosts]
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One run of provision: what its jobs share."""
+
+    name: str
+    folder: Path  # with the plan
+    own: Path  # for logs and playbooks of jobs
+    where: Where
+    planner: Planner
+    check: bool
+    diff: bool
+    arguments: tuple[str, ...]
+    rollout: Mapping[str, Any]  # given beside the spec
+    todo: Mapping[str, HostPlan]
+    ears: Ears
+    runs: Runs | None  # the journal; None for a rehearsal
+    results: dict[str, HostResult] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def go(self, pools: Sequence[Pool], deadline: float) -> Progress:
+        classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
+        hooks = Hooks(
+            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.ears.wave
+        )
+        rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
+        self._cancelled = rollout.cancelled
+        (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
+        if self.runs:
+            rows = [
+                HostRow(run=self.name, host=h, pool=p.name, wave=p.wave_of(h), plan=classes[h], state="waiting")
+                for p in pools
+                for h in p.hosts
+            ]
+            self.runs.begin(self.name, "provision", self._request(), f"{socket.gethostname()}:{os.getpid()}", rows)
+        try:
+            progress = rollout.run()
+        except KeyboardInterrupt as error:
+            self._finish("interrupted")
+            raise InterruptedByUser(
+                "interrupted; what ran on a node was ended", fix=f"go on: gpunode runs resume {self.name}"
+            ) from error
+        except BaseException:
+            self._finish("failed")
+            raise
+        bad = any(state == "failed" for state in progress.states.values())
+        self._finish("stopped" if progress.stopped else "failed" if bad else "done")
+        return progress
+
+    def _finish(self, status: str) -> None:
+        if self.runs:
+            self.runs.finish(self.name, status)
+            self.runs.close()
+
+    def _request(self) -> dict[str, Any]:
+        """What it takes to ask for the same again; passwords are asked for anew."""
+        where = asdict(replace(self.where, become_password=""))
+        del where["become_password"]
+        where["inventory"] = inventory_sources(self.where)
+        return {
+            "where": where,
+            "spec": self.planner.spec_data,
+            "arguments": list(self.arguments),
+            "rollout": self.rollout,
+        }
+
+    def _do(self, job: Job) -> Results:
+        """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
+        playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
+        plans = [_plan(self.todo[host]) for host in job.hosts]
+        (self.own / playbook).write_text(dump(make_playbook(plans), HEADER), encoding="utf-8")
+        limit.write_text("".join(f"{host}\n" for host in job.hosts), encoding="utf-8")
+        done = run_playbook(
+            self.own,
+            playbook,
+            inventory=[*inventory_sources(self.where), str((self.folder / INVENTORY).resolve())],
+            forks=job.forks,
+            check=self.check,
+            diff=self.diff,
+            arguments=[*ansible_arguments(self.where, self.arguments, run=self.name), "--limit", f"@{limit}"],
+            become_password=self.where.become_password,
+            on_event=self._heard,
+            cancelled=self._cancelled.is_set,
+        )
+        good = {host for host in job.hosts if host in done and not done[host].exit}
+        again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
+        after = {found.host: plan_one(found, self.planner) for found in again}
+        return {h: _result(self.todo[h], done.get(h), after.get(h), run=self.name, check=self.check) for h in job.hosts}
+
+    def _verify(self, hosts: Sequence[str]) -> Results:
+        found = probe([self.todo[host].detected for host in hosts], self.where)
+        return {result.host: result for result in verify_found(found, self.where, self.planner)}
+
+    def _started(self, job: Job) -> None:
+        if self.runs:
+            self.runs.started(self.name, job.hosts, str(self.own / "hosts"))
+
+    def _heard(self, event: Event) -> None:
+        with self._lock:
+            if self.runs and event.kind == "started":
+                self.runs.step(self.name, event.host, event.task)
+            if event.kind not in ("started", "skipped"):
+                with (self.own / "hosts" / f"{event.host.replace('/', '_')}.log").open("a", encoding="utf-8") as log:
+                    log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
+            self.ears.event(event)
+
+    def _ended(self, result: HostResult) -> None:
+        with self._lock:
+            self.results[result.host] = result
+            if self.runs:
+                self.runs.ended(self.name, result.host, exit=int(result.exit), message=result.message)
+            self.ears.result(result)
+
+
+def _plan(host: HostPlan) -> Plan:
+    assert host.planned
+    return host.planned.plan
+
+
+def _untouched(host: HostPlan) -> HostResult:
+    """A host that nothing is to be done on, or nothing can be."""
+    if host.error:
+        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+    plan = _plan(host)
+    if plan.problems:
+        text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
+        return HostResult(host=host.host, exit=Exit.REFUSED, message=text)
+    return HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
+
+
+def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, run: str, check: bool) -> HostResult:
+    if done is None:
+        return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
+    result = HostResult(
+        host=before.host,
+        exit=done.exit,
+        message=done.message + (f" (fix: {done.fix})" if done.fix else ""),
+        changed=tuple(done.changed),
+        checks=tuple(Check(**c) for c in done.checks),
+        extra={"diffs": done.diffs, "run": run},
+    )
+    if done.exit:
+        return result
+    if check:
+        return replace(result, exit=Exit.PENDING, message=f"would change {len(done.changed)} things")
+    return _settled(result, after)
+
+
+def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
+    """After a good run the plan must be empty; what still stands in it is told, and is exit 3."""
+    failed = [c.id for c in result.checks if c.status == "failed"]
+    if failed:
+        return replace(result, exit=Exit.FAILED, message=f"done, but these checks failed: {', '.join(failed)}")
+    if after is None or after.error:
+        return replace(result, exit=Exit.FAILED, message=f"done, but probing again failed: {after and after.error}")
+    plan = _plan(after)
+    left = [s.title for s in plan.steps if s.role not in ("preflight", "verify")]
+    left += [p.what for p in plan.problems]
+    if left:
+        return replace(result, exit=Exit.PENDING, message=f"done, but still to do: {'; '.join(left)}")
+    return replace(result, message="done, and the plan is empty now")

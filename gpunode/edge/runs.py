@@ -1,0 +1,218 @@
+"""What was run when, on which hosts, and what came of it: runs.sqlite in the state directory.
+
+Every change of a host's state is on disk before the next thing happens, so a killed controller knows where it was.
+What a host is doing within its run (`step`) is for people, and may be a second behind.
+"""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import InputError
+from gpunode.edge.state import state_dir
+
+VERSION = 1
+_TABLES = """
+create table if not exists runs (
+  name text primary key, verb text not null, started text not null, ended text, status text not null,
+  request text not null, controller text not null
+);
+create table if not exists hosts (
+  run text not null references runs (name), host text not null, pool text not null, wave integer not null,
+  plan text not null, state text not null, exit integer, step text not null default '',
+  message text not null default '', started text, ended text, log text not null default '', primary key (run, host)
+);
+"""
+_HOSTS = """
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log from hosts
+where run = ? order by pool, wave, rowid
+"""
+_LAG = 1.0  # seconds that `step` may be behind
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run: `status` is running, done, stopped (a budget), failed or interrupted; `request` is what was asked for."""
+
+    name: str
+    verb: str
+    started: str
+    ended: str
+    status: str
+    request: Mapping[str, Any]
+    controller: str  # HOST:PID that ran it
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRow:
+    """A host in a run; `plan` is the hash of what was to be done (its class), `log` a path."""
+
+    run: str
+    host: str
+    pool: str
+    wave: int
+    plan: str
+    state: str  # waiting, running, done, failed
+    exit: int | None = None
+    step: str = ""
+    message: str = ""
+    started: str = ""
+    ended: str = ""
+    log: str = ""
+
+
+class Runs:
+    """The journal of this controller.  Safe for threads of one process, and for processes beside each other."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_dir() / "runs.sqlite"
+        self._lock = threading.Lock()
+        self._steps: dict[tuple[str, str], str] = {}
+        self._flushed = time.monotonic()
+        self.path.touch(mode=0o600)
+        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        found = self._db.execute("pragma user_version").fetchone()[0]
+        if found > VERSION:
+            raise InputError(
+                f"{self.path} has format {found}, this gpunode knows {VERSION}",
+                fix="use the gpunode that wrote it, or move the file away",
+            )
+        self._db.executescript(_TABLES)
+        self._db.execute(f"pragma user_version = {VERSION}")
+
+    def begin(
+        self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
+    ) -> None:
+        """A new run with its hosts, all or nothing."""
+        with self._changes() as db:
+            text = json.dumps(request, default=str)
+            db.execute(
+                "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
+            )
+            db.executemany(
+                "insert into hosts (run, host, pool, wave, plan, state) values (?, ?, ?, ?, ?, ?)",
+                [(name, h.host, h.pool, h.wave, h.plan, h.state) for h in hosts],
+            )
+
+    def started(self, run: str, hosts: Iterable[str], log: str) -> None:
+        with self._changes() as db:
+            db.executemany(
+                "update hosts set state = 'running', started = ?, log = ? where run = ? and host = ?",
+                [(_now(), log, run, host) for host in hosts],
+            )
+
+    def ended(self, run: str, host: str, *, exit: int, message: str) -> None:
+        with self._changes() as db:
+            self._steps.pop((run, host), None)
+            state = "failed" if exit else "done"
+            db.execute(
+                "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
+                (state, exit, message, _now(), run, host),
+            )
+
+    def step(self, run: str, host: str, text: str) -> None:
+        """What a host is doing; written with the next change, or after a second."""
+        with self._lock:
+            self._steps[run, host] = text
+            late = time.monotonic() - self._flushed > _LAG
+        if late:
+            with self._changes():
+                pass
+
+    def finish(self, run: str, status: str) -> None:
+        with self._changes() as db:
+            db.execute("update runs set status = ?, ended = ? where name = ?", (status, _now(), run))
+
+    def latest(self, limit: int = 50) -> list[RunRow]:
+        """The newest runs first."""
+        rows = self._db.execute("select * from runs order by started desc, name desc limit ?", (limit,))
+        return [_run(row) for row in rows]
+
+    def get(self, name: str) -> RunRow:
+        """A run by its name, by the beginning of one, or "last".  Raises InputError."""
+        found = self.latest(1) if name == "last" else []
+        if not found and name != "last":
+            rows = self._db.execute("select * from runs where substr(name, 1, ?) = ?", (len(name), name)).fetchall()
+            found = [_run(row) for row in rows]
+        if len(found) != 1:
+            known = ", ".join(run.name for run in self.latest(3)) or "there is none yet"
+            raise InputError(
+                f"run {name!r}: {'several begin so' if found else 'not known'}",
+                expected=f"a run of this controller ({known} …), or last",
+                fix="gpunode runs list",
+            )
+        return found[0]
+
+    def hosts(self, run: str) -> list[HostRow]:
+        """The hosts of a run, in the order in which they were to be done."""
+        rows = self._db.execute(_HOSTS, (run,))
+        return [_host(row) for row in rows]
+
+    def close(self) -> None:
+        with self._changes():
+            pass
+        self._db.close()
+
+    @contextmanager
+    def _changes(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, with the steps that were not written yet."""
+        with self._lock:
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany(
+                    "update hosts set step = ? where run = ? and host = ?",
+                    [(text, run, host) for (run, host), text in self._steps.items()],
+                )
+                yield self._db
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+            self._steps.clear()
+            self._flushed = time.monotonic()
+
+
+def _run(row: tuple[Any, ...]) -> RunRow:
+    name, verb, started, ended, status, request, controller = row
+    return RunRow(
+        name=name,
+        verb=verb,
+        started=started,
+        ended=ended or "",
+        status=status,
+        request=json.loads(request),
+        controller=controller,
+    )
+
+
+def _host(row: tuple[Any, ...]) -> HostRow:
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log = row
+    return HostRow(
+        run=run,
+        host=host,
+        pool=pool,
+        wave=wave,
+        plan=plan,
+        state=state,
+        exit=code,
+        step=step,
+        message=message,
+        started=started or "",
+        ended=ended or "",
+        log=log,
+    )
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

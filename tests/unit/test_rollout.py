@@ -1,0 +1,189 @@
+"""Waves and budgets: cases as a table, and a machine that draws outcomes and watches the promises."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from gpunode.core.errors import InputError
+from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, is_over, make_pools, next_actions, summary
+from gpunode.core.spec import parse_spec
+from gpunode.core.spec_rollout import RolloutSpec, share
+
+HOSTS = tuple(f"gpu{n:02d}" for n in range(20))
+
+
+def one_pool(**options: Any) -> Pool:
+    (pool,) = make_pools([(host, RolloutSpec(**options)) for host in HOSTS])
+    return pool
+
+
+@pytest.mark.parametrize(
+    ("text", "count", "hosts"),
+    [("1", 20, 1), ("30", 20, 20), ("10%", 20, 2), ("1%", 20, 1), ("0%", 20, 0), ("0", 20, 0), ("100%", 7, 7)],
+)
+def test_a_share_of_hosts(text: str, count: int, hosts: int) -> None:
+    assert share(text, count) == hosts
+
+
+@pytest.mark.parametrize(
+    ("waves", "ends"),
+    [(("100%",), (20,)), (("1", "10%", "100%"), (1, 2, 20)), (("1", "5%", "100%"), (1, 20)), (("40", "100%"), (20,))],
+)
+def test_waves_are_counted_from_the_first_host(waves: tuple[str, ...], ends: tuple[int, ...]) -> None:
+    assert one_pool(waves=waves).ends == ends
+
+
+def test_hosts_with_other_values_are_another_pool() -> None:
+    canary = RolloutSpec(waves=("1", "100%"))
+    pools = make_pools([("b", canary), ("a", canary), ("c", RolloutSpec(pool="edge", order="name"))])
+    assert [(pool.name, pool.hosts) for pool in pools] == [("all", ("b", "a")), ("edge", ("c",))]
+
+
+def test_a_canary_is_done_and_its_gate_passed_before_the_next_wave() -> None:
+    pool = one_pool(waves=("1", "100%"), soak=30)
+    progress = Progress()
+    assert next_actions([pool], progress) == (Start(pool="all", wave=0, hosts=("gpu00",)),)
+    progress = progress.with_states(["gpu00"], "running")
+    assert next_actions([pool], progress) == ()
+    progress = progress.with_states(["gpu00"], "done")
+    assert next_actions([pool], progress) == (Gate(pool="all", wave=0, soak=30, hosts=("gpu00",)),)
+    (start,) = next_actions([pool], progress.past_gate("all"))
+    assert isinstance(start, Start) and start.hosts == HOSTS[1:]
+
+
+def test_a_canary_that_fails_stops_all() -> None:
+    pool = one_pool(waves=("1", "100%"))
+    (stop,) = next_actions([pool], Progress().with_states(["gpu00"], "failed"))
+    assert isinstance(stop, Stop) and "max_failures" in stop.why
+
+
+def test_failed_hosts_use_up_what_may_be_unavailable() -> None:
+    pool = one_pool(max_unavailable="2", max_failures="100%")
+    (start,) = next_actions([pool], Progress().with_states(["gpu00"], "failed"))
+    assert isinstance(start, Start) and start.hosts == ("gpu01",)
+    (stop,) = next_actions([pool], Progress().with_states(["gpu00", "gpu01"], "failed"))
+    assert isinstance(stop, Stop) and "max_unavailable" in stop.why
+
+
+def test_the_summary_has_every_host_once() -> None:
+    pool = one_pool()
+    found = summary([pool], Progress().with_states(HOSTS[:3], "done").with_states(HOSTS[3:4], "failed"))["all"]
+    assert sorted(host for hosts in found.values() for host in hosts) == sorted(HOSTS)
+
+
+BAD: list[tuple[dict[str, Any], str]] = [
+    ({"waves": [1, "10 %", "100%"]}, "10 %"),
+    ({"waves": [1, "10%"]}, "100% as the last wave"),
+    ({"waves": []}, "100% as the last wave"),
+    ({"waves": ["50%", "10%", "100%"]}, "larger"),
+    ({"waves": [5, 5, "100%"]}, "larger"),
+    ({"max_unavailable": 0}, "at least 1"),
+    ({"max_unavailable": "150%"}, "150%"),
+    ({"max_failures": "-1"}, "-1"),
+    ({"soak": -5}, "-5"),
+    ({"order": "size"}, "order"),
+]
+
+
+@pytest.mark.parametrize(("rollout", "message"), BAD)
+def test_bad_values_are_named(rollout: dict[str, Any], message: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_spec({"rollout": rollout})
+    assert message in str(caught.value)
+
+
+COUNTS = st.one_of(st.integers(1, 12).map(str), st.integers(1, 100).map(lambda n: f"{n}%"))
+
+
+class Fleet(RuleBasedStateMachine):
+    """Hosts end in any order, well or badly; what is promised holds at every moment."""
+
+    @initialize(data=st.data())
+    def draw(self, data: Any) -> None:
+        specs = []
+        for name in ("one", "two"):
+            sizes = sorted({data.draw(st.integers(1, 99)) for _ in range(data.draw(st.integers(0, 3)))})
+            specs.append(
+                RolloutSpec(
+                    pool=name,
+                    waves=(*(f"{n}%" for n in sizes), "100%"),
+                    max_unavailable=data.draw(COUNTS),
+                    max_failures=data.draw(st.one_of(st.just("0"), COUNTS)),
+                )
+            )
+        count = data.draw(st.integers(1, 30))
+        self.pools = make_pools([(f"h{n}", specs[data.draw(st.integers(0, 1))]) for n in range(count)])
+        self.progress = Progress()
+        self.ended: dict[str, int] = {}
+
+    def pool(self, name: str) -> Pool:
+        return next(pool for pool in self.pools if pool.name == name)
+
+    @rule(data=st.data())
+    def act(self, data: Any) -> None:
+        actions = next_actions(self.pools, self.progress)
+        if not actions:
+            return
+        action = data.draw(st.sampled_from(actions))
+        if isinstance(action, Start):
+            pool = self.pool(action.pool)
+            assert action.hosts
+            for earlier in range(action.wave):
+                assert all(self.progress.state(h) in ("done", "failed") for h in pool.wave(earlier))
+            assert self.progress.gates.get(pool.name, 0) == action.wave, "started before the gate was passed"
+            assert all(self.progress.state(h) == "waiting" for h in action.hosts), "disturbed twice"
+            self.progress = self.progress.with_states(action.hosts, "running")
+            assert sum(self.progress.state(h) in ("running", "failed") for h in pool.hosts) <= pool.max_unavailable
+        elif isinstance(action, Gate):
+            bad = [h for h in action.hosts if data.draw(st.integers(0, 9)) == 0]
+            self.progress = self.progress.with_states(bad, "failed").past_gate(action.pool)
+        else:
+            from dataclasses import replace
+
+            self.progress = replace(self.progress, stopped=action.why)
+
+    @precondition(lambda self: any(s == "running" for s in self.progress.states.values()))
+    @rule(data=st.data())
+    def end(self, data: Any) -> None:
+        running = [host for host, state in self.progress.states.items() if state == "running"]
+        host = data.draw(st.sampled_from(running))
+        self.ended[host] = self.ended.get(host, 0) + 1
+        self.progress = self.progress.with_states([host], data.draw(st.sampled_from(("done", "done", "failed"))))
+
+    @invariant()
+    def no_more_run_than_may_be_unavailable(self) -> None:
+        for pool in getattr(self, "pools", ()):
+            assert sum(self.progress.state(h) == "running" for h in pool.hosts) <= pool.max_unavailable
+
+    @invariant()
+    def nobody_ends_twice(self) -> None:
+        assert all(count == 1 for count in getattr(self, "ended", {}).values())
+
+    def teardown(self) -> None:
+        """Left to itself, with hosts that end well, it comes to an end with every host in one last state."""
+        if not hasattr(self, "pools"):
+            return
+        for _ in range(10_000):
+            if is_over(self.pools, self.progress):
+                break
+            running = [host for host, state in self.progress.states.items() if state == "running"]
+            self.progress = self.progress.with_states(running, "done")
+            for action in next_actions(self.pools, self.progress):
+                if isinstance(action, Start):
+                    self.progress = self.progress.with_states(action.hosts, "running")
+                elif isinstance(action, Gate):
+                    self.progress = self.progress.past_gate(action.pool)
+                else:
+                    self.progress = Progress(states=self.progress.states, gates=self.progress.gates, stopped=action.why)
+        assert is_over(self.pools, self.progress)
+        left = [h for pool in self.pools for h in pool.hosts if self.progress.state(h) not in ("done", "failed")]
+        assert not left or self.progress.stopped
+
+
+TestFleet = Fleet.TestCase
+TestFleet.settings = settings(max_examples=60, stateful_step_count=60, deadline=None)
