@@ -41,7 +41,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("driver", "activate"): "Load the NVIDIA driver and start its services",
     ("fabric", "sources"): "Set up the repository of DCGM",
     ("fabric", "packages"): "Install DCGM",
-    ("fabric", "files"): "Name the nodes of the NVLink domain to IMEX",
+    ("fabric", "files"): "Write the nodes of the NVLink domain, and what measures the GPUs",
     ("fabric", "activate"): "Start what manages the fabric and the GPUs",
     ("cuda", "sources"): "Set up the repository of CUDA",
     ("cuda", "packages"): "Install the CUDA toolkit",

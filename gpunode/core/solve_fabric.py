@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+METRICS, METRICS_TIMER = "/usr/lib/gpunode/metrics", "gpunode-metrics.timer"
 
 
 def joined(
@@ -75,7 +76,7 @@ def solve_fabric(
     knowledge: Knowledge,
     notes: Notes,
 ) -> FabricChoice | None:
-    """The IMEX domain and DCGM, where the spec asks for them."""
+    """The IMEX domain, DCGM and metrics, where the spec asks for them."""
     nodes = request.fabric.imex_nodes
     if nodes and not any(g.fabric == "imex" for g in gpus):
         notes.refuse(
@@ -84,16 +85,18 @@ def solve_fabric(
         )
         return None
     dcgm = _dcgm(request, row, driver, knowledge, notes) if request.fabric.dcgm != "none" else ()
-    if not nodes and not dcgm:
+    metrics = request.fabric.metrics
+    if not nodes and not dcgm and not metrics:
         return None
-    services = (*(["nvidia-imex.service"] if nodes else []), *(["nvidia-dcgm.service"] if dcgm else []))
+    services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm, METRICS_TIMER: metrics}
     old = tuple(n for n in knowledge.packages["dcgm"]["replaced"] if n in request.installed) if dcgm else ()
     return FabricChoice(
         packages=dcgm,
         repository="nvidia-cuda" if dcgm else "",
-        services=services,
+        services=tuple(unit for unit, wanted in services.items() if wanted),
         imex_nodes=nodes,
         remove=old,
+        metrics=metrics,
     )
 
 

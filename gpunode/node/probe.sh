@@ -12,7 +12,7 @@ nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvi
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
-gpunode-firstboot.service gpunode-mig.service gpunode-mps.service nvidia-mig-manager.service
+gpunode-firstboot.service gpunode-mig.service gpunode-mps.service gpunode-metrics.timer nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
 TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
 dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
@@ -823,7 +823,7 @@ probe_files() {
 		/usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
 		/etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* \
 		/etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf \
-		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* /etc/gpunode/* \
+		/etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* /etc/gpunode/* /usr/lib/gpunode/metrics \
 		/etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf \
 		/etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
 	# shellcheck disable=SC2046 # paths of configuration files, one word each

@@ -113,13 +113,14 @@ class ToolkitChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class FabricChoice:
-    """What has a version of its own beside the driver: DCGM; and the IMEX domain, nodes_config.cfg line by line."""
+    """What is not of the driver's version: DCGM; the IMEX domain, nodes_config.cfg line by line; metrics."""
 
     packages: tuple[PackageWant, ...]
     repository: str
     services: tuple[str, ...]
     imex_nodes: tuple[str, ...] = ()
     remove: tuple[str, ...] = ()
+    metrics: str = ""  # the folder that they are written to
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,7 +45,7 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
     if solution.driver:
         items |= dict(wanted_driver(facts, spec.driver, solution.driver, templates))
     if solution.fabric:
-        items |= dict(wanted_fabric(solution.fabric))
+        items |= dict(wanted_fabric(solution.fabric, templates))
     if solution.cuda:
         items |= dict(wanted_cuda(solution.cuda, templates))
     config = wanted_config(facts, spec)

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import CudaChoice, FabricChoice, NodeFacts, Reason, Solution
-from gpunode.core.solve_fabric import IMEX_NODES
-from gpunode.core.sources import render, revoked_files, rival_files, source_files
+from gpunode.core.solve_fabric import IMEX_NODES, METRICS, METRICS_TIMER
+from gpunode.core.sources import keyrings_rid_of, render, revoked_files, rival_files, source_files
 from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
@@ -31,17 +31,36 @@ def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str,
         yield Key("driver", "sources", path), no_file(path, why)
 
 
-def wanted_fabric(fabric: FabricChoice) -> Iterator[tuple[Key, Want]]:
-    """DCGM, the addresses of the IMEX domain, and the services of both."""
+def wanted_fabric(fabric: FabricChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    """DCGM, the addresses of the IMEX domain, what writes metrics, and the services of all."""
     for package in fabric.packages:
         yield Key("fabric", "packages", package.name), package_want(package)
     for name in fabric.remove:
         yield Key("fabric", "packages", name), Want(value=ABSENT)
     if fabric.imex_nodes:
+    if fabric.metrics:
+        texts = {
+            METRICS: templates["metrics.sh"],
+            f"/etc/systemd/system/{METRICS_TIMER}": templates["metrics.timer.j2"],
+            f"/etc/systemd/system/{METRICS_TIMER.replace('.timer', '.service')}": render(
+                templates["metrics.service.j2"], folder=fabric.metrics
+            ),
+        }
+        yield from ((Key("fabric", "files", path), file_want(path, text)) for path, text in texts.items())
         text = "".join(f"{node}\n" for node in fabric.imex_nodes)
         yield Key("fabric", "files", IMEX_NODES), file_want(IMEX_NODES, text)
     for unit in fabric.services:
         yield Key("fabric", "activate", f"service {unit}"), Want(value="active, enabled")
+def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[Key, Want]]:
+    for path in revoked_files(facts, revoked):
+        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
+        yield Key("driver", "sources", path), no_file(path, why)
+    for path, rest in keyrings_rid_of(facts, revoked):
+        why = Reason(what=path, why=f"holds a revoked repository key among others, which {rest.path} keeps")
+        yield Key("driver", "sources", rest.path), Want(value=file_value(rest), data=rest)
+        yield Key("driver", "sources", path), no_file(path, why)
+
+
 
 
 def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
