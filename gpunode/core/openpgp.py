@@ -6,7 +6,7 @@ import base64
 import binascii
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from gpunode.core.errors import InputError
 
@@ -30,6 +30,37 @@ def fingerprints(key: bytes) -> tuple[str, ...]:
 def fingerprint(key: bytes) -> str:
     """The fingerprint of the first (as a rule the only) primary key."""
     return fingerprints(key)[0]
+
+
+def without(key: bytes, gone: Sequence[str]) -> str:
+    """The keys of a keyring but those with these fingerprints, armored; "" when none is left.  Raises InputError."""
+    kept, keeping = b"", True
+    for block in _blocks(key):
+        for kind, body in _packets(block):
+            if kind == _PUBLIC_KEY:  # what follows up to the next one belongs to it
+                keeping = _fingerprint(body) not in gone
+            if keeping:
+                kept += bytes([0xC0 | kind, 0xFF]) + len(body).to_bytes(4, "big") + body
+    return _armored(kept) if kept else ""
+
+
+def _armored(data: bytes) -> str:
+    text = base64.b64encode(data).decode()
+    lines = "\n".join(text[at : at + 64] for at in range(0, len(text), 64))
+    check = base64.b64encode(_crc24(data).to_bytes(3, "big")).decode()
+    return f"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n{lines}\n={check}\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+def _crc24(data: bytes) -> int:
+    """RFC 4880, 6.1."""
+    crc = 0xB704CE
+    for octet in data:
+        crc ^= octet << 16
+        for _ in range(8):
+            crc <<= 1
+            if crc & 0x1000000:
+                crc ^= 0x1864CFB
+    return crc & 0xFFFFFF
 
 
 def _blocks(key: bytes) -> Iterator[bytes]:

@@ -15,6 +15,7 @@ from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
 from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.state.image import image_activation
+from gpunode.core.state.toolkit import TAKEN_ALONG
 
 KeyOf = Callable[[Repository], bytes]
 
@@ -62,13 +63,16 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     solution = case.solution
     part = getattr(solution, role, None)
     sources = sources_path(part.repository, case.facts) if part else ""  # the role that stands first has written it
+    gone = [k.name for k, w in mine.items() if w.value == ABSENT]
+    keep = [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)]
     return {
         "install": [
             {"name": w.data.name, "version": w.data.version, "hold": w.data.hold}
             for w in all_of_role.values()
             if isinstance(w.data, PackageWant)
         ],
-        "remove": [k.name for k, w in mine.items() if w.value == ABSENT],
+        "remove": gone,
+        **({"keep": keep} if keep else {}),
         "refresh": [key.name for key in case.want.items if key.name == sources],
         **(
             {"streams": [solution.driver.stream]}

@@ -1,6 +1,7 @@
 """The request of node/packages.sh, from the value of a role's `_packages` option.
 
 Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
+`keep` files that stay where a removed package would take them along, one a line,
 `streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
 `check` (1) in check mode.  Files without content are left out.
 For taking packages back: `unhold` and `purge` (of removed packages, the configuration they left) one name a line,
@@ -17,7 +18,7 @@ from typing import Any
 from gpunode.core.errors import InputError
 
 _BACK = ("unhold", "purge", "automatic", "keys")
-_KEYS = ("install", "remove", "refresh", "streams", "proxy", *_BACK)
+_KEYS = ("install", "remove", "keep", "refresh", "streams", "proxy", *_BACK)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
 _VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
@@ -37,10 +38,11 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     install = [_install_line(item) for item in value.get("install") or ()]
     remove = [_checked(_NAME, name, "package name") for name in value.get("remove") or ()]
     refresh = [_checked(_PATH, path, "absolute path of a sources file") for path in value.get("refresh") or ()]
+    keep = [_checked(_PATH, path, "absolute path of a file to keep") for path in value.get("keep") or ()]
     proxy = [_checked(_PROXY, value["proxy"], "proxy URL")] if value.get("proxy") else []
     named = [_checked(_STREAM, name, "module stream") for name in value.get("streams") or ()]
     streams = [name.replace(":", " ") for name in named]
-    files = {"install": install, "remove": remove, "refresh": refresh, "streams": streams, "proxy": proxy}
+    files = {"install": install, "remove": remove, "keep": keep, "refresh": refresh, "streams": streams, "proxy": proxy}
     files |= {key: [_checked(_NAME, name, "package name") for name in value.get(key) or ()] for key in _BACK}
     request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
     return request | {"wait": f"{wait}\n".encode()} | ({"check": b"1\n"} if check else {})

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,7 +12,7 @@ import jinja2
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts, Repository
-from gpunode.core.openpgp import fingerprints
+from gpunode.core.openpgp import fingerprints, without
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
 # «Conflicting values set for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
@@ -25,7 +25,7 @@ RIVALS: Mapping[str, tuple[str, ...]] = {
     ),
 }
 _KEY_FOLDERS = (
-    "/etc/apt/trusted.gpg.d/",
+    "/etc/apt/trusted.gpg",  # the file, and the folder trusted.gpg.d
     "/etc/apt/keyrings/",
     "/usr/share/keyrings/",
     "/etc/pki/rpm-gpg/",
@@ -119,6 +119,24 @@ def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
         if set(held) <= set(revoked):
             found.append(path)
     return tuple(sorted(found))
+
+
+def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[str, SourceFile]]:
+    """(a keyring of apt that goes, the file that has its other keys) where it holds revoked keys among others.
+
+    Only keyrings that apt reads by their place: one that a source names has to stay where it is.
+    """
+    for path, file in sorted(facts.files.items()):
+        if not path.startswith("/etc/apt/trusted.gpg") or not file.data:
+            continue
+        try:
+            held = set(fingerprints(file.data))
+            rest = without(file.data, revoked) if held & set(revoked) and held - set(revoked) else ""
+        except InputError:
+            continue  # no key at all, or one of a kind that apt passes over
+        if rest:
+            stem = path.rpartition("/")[2].rpartition(".")[0]
+            yield path, SourceFile(path=f"/etc/apt/trusted.gpg.d/gpunode-kept-{stem}.asc", text=rest)
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:

@@ -368,6 +368,7 @@ transaction() {
   refuse_full_disk
   remember_packages
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
+  keep_files
   begun=1
   manager_ commit || {
     grep -q '404' "$GPUNODE_IN/.transaction" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
@@ -377,6 +378,23 @@ transaction() {
     fail "the package manager failed: $(manager_ said)" "see the log, then run again"
   }
 }
+  give_files_back
+}
+
+# keep_files, give_files_back: configuration that is a person's by now, and that its package would take along
+keep_files() {
+  for file in $(requested keep); do
+    [ ! -e "$file" ] || cp -a "$file" "$kept/$(printf '%s' "$file" | tr / _)" || fail "cannot keep a copy of $file" "make room on the file system of /var"
+  done
+}
+
+give_files_back() {
+  for file in $(requested keep); do
+    copy=$kept/$(printf '%s' "$file" | tr / _)
+    [ -e "$copy" ] && [ ! -e "$file" ] || continue
+    { cp -a "$copy" "$file.gpunode" && mv "$file.gpunode" "$file"; } || fail "$file is gone with its package, and could not be put back" "a copy is in $copy"
+    say note "$file was put back: its package took it along"
+  done
 
 # taken_back: what is asked beside packages when gpunode takes itself back
 taken_back() {

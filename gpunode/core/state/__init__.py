@@ -54,7 +54,7 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
         items |= dict(wanted_sharing(facts, spec, solution, templates))
     engines = Wanted(items={}, edits={})
     if solution.toolkit:
-        items |= dict(wanted_toolkit(solution.toolkit))
+        items |= dict(wanted_toolkit(facts, solution))
         engines = wanted_runtimes(facts, spec, solution, templates)
         items |= engines.items
     if solution.driver and not spec.image.load:

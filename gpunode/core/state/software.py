@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import CudaChoice, FabricChoice, NodeFacts, Reason, Solution
@@ -26,9 +26,7 @@ def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str,
             yield Key(role, "sources", file.path), Want(value=file_value(file), data=file)
         for path in rival_files(repository, facts):
             yield Key(role, "sources", path), no_file(path)
-    for path in revoked_files(facts, solution.revoked_keys) if seen else ():
-        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
-        yield Key("driver", "sources", path), no_file(path, why)
+    yield from _revoked(facts, solution.revoked_keys if seen else ())
 
 
 def wanted_fabric(fabric: FabricChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
@@ -61,6 +59,16 @@ def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[Key, Wa
         yield Key("driver", "sources", path), no_file(path, why)
 
 
+
+
+def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[Key, Want]]:
+    for path in revoked_files(facts, revoked):
+        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
+        yield Key("driver", "sources", path), no_file(path, why)
+    for path, rest in keyrings_rid_of(facts, revoked):
+        why = Reason(what=path, why=f"holds a revoked repository key among others, which {rest.path} keeps")
+        yield Key("driver", "sources", rest.path), Want(value=file_value(rest), data=rest)
+        yield Key("driver", "sources", path), no_file(path, why)
 
 
 def wanted_cuda(cuda: CudaChoice, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:

@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.core.edits.toolkit import CONFIG, configure_toolkit
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.model import Edit, NodeFacts, Problem, Reason, ToolkitChoice
+from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Solution
 from gpunode.core.spec import Spec
 from gpunode.core.state.values import ABSENT, Key, Want, Wanted, package_want
 
 CONFIGURED = "configured"
+_ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
 ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
 
 
-def wanted_toolkit(toolkit: ToolkitChoice) -> Iterator[tuple[Key, Want]]:
-    """The packages of the NVIDIA Container Toolkit, and those that have to go for them."""
+# nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
+TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
+_BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
+
+
+def wanted_toolkit(facts: NodeFacts, solution: Solution) -> Iterator[tuple[Key, Want]]:
+    """The packages of the NVIDIA Container Toolkit, and those that have to go for them.
+
+    An nvidia-docker2 that is bound to a version of docker-ce makes apt refuse everything once docker-ce is newer: it
+    goes with the first packages that are installed, those of the driver.
+    """
+    toolkit = solution.toolkit
+    if toolkit is None:
+        return
     for package in toolkit.packages:
         yield Key("toolkit", "packages", package.name), package_want(package)
     for name in toolkit.remove:
-        yield Key("toolkit", "packages", name), Want(value=ABSENT)
+        found = facts.packages.get(name)
+        bound = _BOUND.search(found.version) if found else None
+        why = f"asks for docker-ce {bound[1]} and no other: Docker cannot be upgraded beside it" if bound else ""
+        reasons = (Reason(what=name, why=why, source=_ARCHIVED),) if bound else ()
+        early = bound and solution.driver and solution.driver.packages
+        yield Key("driver" if early else "toolkit", "packages", name), Want(value=ABSENT, reasons=reasons)
 
 
 def wanted_config(facts: NodeFacts, spec: Spec) -> Wanted:
