@@ -133,7 +133,7 @@ def _state(live: Object | None, resource: str, at_least: int, boot: str) -> tupl
     if live is None:
         return "is not in the cluster", 0
     status = live.get("status") or {}
-    ready = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
+    ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
     if boot and (status.get("nodeInfo") or {}).get("bootID", "") == boot:
         return "has not booted yet", 0
     if ready.get("status") != "True":
@@ -175,7 +175,7 @@ def _pods(api: Api, node: str) -> list[Object]:
 def _eviction_version(api: Api) -> str:
     """policy/v1 from Kubernetes 1.22 on, policy/v1beta1 before."""
     listed = (api.find("/api/v1") or {}).get("resources") or []
-    served = next((item for item in listed if item["name"] == "pods/eviction"), {})
+    served: Object = next((item for item in listed if item["name"] == "pods/eviction"), {})
     return f"{served.get('group', 'policy')}/{served.get('version', 'v1')}"
 
 

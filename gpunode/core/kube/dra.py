@@ -60,21 +60,24 @@ def dra_examples(cluster: Cluster) -> list[Object]:
     device_class = thing("DeviceClass", api, "large-gpu.gpunode", "dra", {"spec": {"selectors": [_cel(large)]}})
     main = {
         "name": "cuda",
-        "image": "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0",
+        "image": cluster.image("cuda-sample"),
         "resources": {"claims": [{"name": "gpu"}]},
     }
     spec = pod(cluster, containers=[main], restartPolicy="Never")
     spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "whole-gpu"}]
     return [
         device_class,
-        _template(api, "whole-gpu", DRIVER),
-        _template(api, "large-gpu", "large-gpu.gpunode"),
+        claim_template(api, "whole-gpu", DRIVER),
+        claim_template(api, "large-gpu", "large-gpu.gpunode"),
         thing("Pod", "v1", "dra-vectoradd", "dra", {"spec": spec}, namespace="default"),
     ]
 
 
-def _template(api: str, name: str, device_class: str) -> Object:
-    """From v1beta2 on a request says `exactly`: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/"""
+def claim_template(api: str, name: str, device_class: str) -> Object:
+    """A ResourceClaimTemplate for one device of the class.
+
+    From v1beta2 on a request says `exactly`: https://kubernetes.io/docs/concepts/scheduling-eviction/dynamic-resource-allocation/
+    """
     wanted = {"deviceClassName": device_class}
     request = {"name": "gpu", **(wanted if api.endswith("v1beta1") else {"exactly": wanted})}
     spec = {"spec": {"devices": {"requests": [request]}}}

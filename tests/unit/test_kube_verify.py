@@ -1,0 +1,306 @@
+"""gpunode kube verify: what is started, what counts as proof, and that nothing stays behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_nodes import COUNT, MEMORY, Nodes
+from api_server import DRA, ApiServer, Fault, workloads_become_ready
+from kube_cluster import node, quick, rendered, silent
+
+from gpunode.core.errors import Exit, RefusedError
+from gpunode.core.kube.proof_rules import devices
+from gpunode.core.kube.proofs import packed
+from gpunode.core.model import HostResult
+from gpunode.edge.cluster import Api, connect
+from gpunode.edge.kube_apply import apply
+from gpunode.edge.kube_verify import verify
+
+pytest_plugins = ("kube_fixtures",)
+
+GPU = "nvidia.com/gpu"
+GPUSHARE = {"sharing": {"strategy": "gpushare"}}
+SLICES = {"sharing": {"strategy": "time-slicing", "replicas": 4}}
+
+
+def prove(api: Api, spec: dict[str, Any], *, timeout: float = 5, **options: Any) -> list[HostResult]:
+    what = rendered(spec)
+    apply(api, what, timeout=5, tell=silent)
+    return verify(api, what, timeout=timeout, tell=silent, **options)
+
+
+def of(results: list[HostResult], host: str = "pool default") -> dict[str, tuple[str, str]]:
+    (found,) = [result for result in results if result.host == host]
+    return {check.id: (check.status, check.message) for check in found.checks}
+
+
+def test_whole_gpus_are_proven_and_nothing_stays_behind(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "2"}))
+    nodes = Nodes(server)
+    results = prove(api, {})
+    assert of(results) == {
+        "kube.allocatable": ("passed", "2 nvidia.com/gpu"),
+        "kube.vectoradd": ("passed", "a pod adds two vectors on a GPU: Test PASSED"),
+        "kube.which-gpu": ("passed", "a container gets exactly one GPU: GPU-gpu1-0 on gpu1"),
+        "kube.too-many-stays-pending": (
+            "passed",
+            "a request of 3 nvidia.com/gpu stays Pending: 0/1 nodes are available: 1 Insufficient nvidia.com/gpu.",
+        ),
+    }
+    assert {k: v[0] for k, v in of(results, "cluster").items()} == {
+        "kube.applied": "passed", "kube.ready": "passed", "kube.cleaned-up": "passed",
+    }  # fmt: skip
+    assert [result.exit for result in results] == [Exit.OK, Exit.OK]
+    assert nodes.started == ["vectoradd", "which-gpu", "too-many-stays-pending"]
+    assert "gpunode-verify" not in server.names("Namespace")
+    assert server.names("Pod") == []
+
+
+def test_shares_are_proven_by_one_pod_more_than_gpus(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))  # two GPUs
+    nodes = Nodes(server, replicas=4)
+    found = of(prove(api, SLICES))
+    assert found["kube.shared-gpu"] == ("passed", "3 pods on 2 GPUs: 2 of them on GPU-gpu1-0")
+    assert [name for name in nodes.started if name.startswith("shared")] == [f"shared-gpu-{i}" for i in range(3)]
+
+
+def test_gpushare_is_proven_by_two_pods_a_request_too_large_and_a_packed_set(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", labels={"gpushare": "true"}, allocatable={MEMORY: "32", COUNT: "2", GPU: "0"}))
+    Nodes(server)
+    assert of(prove(api, GPUSHARE)) == {
+        "kube.allocatable": ("passed", "32 aliyun.com/gpu-mem"),
+        "kube.vectoradd": ("passed", "a pod adds two vectors on a GPU: Test PASSED"),
+        "kube.which-gpu": ("passed", "a container gets exactly one GPU: GPU-gpu1-0 on gpu1"),
+        "kube.gpushare-two-pods": ("passed", "pods with 3 and 5 GiB run side by side: 8 on GPU 0"),
+        "kube.gpushare-too-large-stays-pending": (
+            "passed", "a request of 17 aliyun.com/gpu-mem stays Pending: "
+            "0/1 nodes are available: 1 Insufficient GPU Memory in one device.",
+        ),
+        "kube.gpushare-binpack": ("passed", "three pods of 3 GiB are packed: 3 on GPU 0"),
+    }  # fmt: skip
+
+
+def test_mib_are_asked_for_where_the_plugin_counts_in_mib(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={MEMORY: "16384", COUNT: "1"}))
+    Nodes(server)
+    found = of(prove(api, GPUSHARE | {"kubernetes": {"gpushare": {"memory_unit": "MiB"}}}))
+    assert found["kube.gpushare-two-pods"][1] == "pods with 3072 and 5120 MiB run side by side: 8192 on GPU 0"
+
+
+# How the cluster is broken → which check fails, and what it says
+BROKEN = {
+    "vectoradd": ({}, "kube.vectoradd", "cuda ended with exit status 1: Error: Failed to allocate device vector A"),
+    "sees-all": ({}, "kube.which-gpu", "the container sees 8 GPUs: GPU-gpu1-0, GPU-gpu1-1"),
+    "too-generous": ({}, "kube.too-many-stays-pending", "it was put on gpu1"),
+    "no-extender": (GPUSHARE, "kube.gpushare-two-pods", "runs without ALIYUN_COM_GPU_MEM_IDX"),
+    "spread": (GPUSHARE, "kube.gpushare-binpack", "they are spread: 2 on GPU 0, 1 on GPU 1; packed would be 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("spoil", BROKEN)
+def test_what_is_broken_is_found(spoil: str, server: ApiServer, api: Api) -> None:
+    spec, check, says = BROKEN[spoil]
+    offered = {MEMORY: "32", COUNT: "2"} if spec else {GPU: "8"}
+    server.put(node("gpu1", allocatable=offered))
+    Nodes(server, spoil=spoil)
+    results = prove(api, spec)
+    status, message = of(results)[check]
+    assert status == "failed"
+    assert says in message
+    assert results[-1].exit == Exit.FAILED
+    assert server.names("Pod") == []
+
+
+def test_a_share_that_never_comes_is_told_with_what_the_pod_says(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "1"}))
+    Nodes(server, spoil="slow")
+    status, message = of(prove(api, {}, timeout=0.2))["kube.vectoradd"]
+    assert (status, message) == ("failed", "a pod adds two vectors on a GPU: vectoradd: is not started on no node")
+
+
+def test_where_all_gpus_are_busy_it_stays_unproven(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "1"}))
+    holder = {"nodeName": "gpu1", "containers": [{"name": "c", "resources": {"limits": {GPU: "1"}}}]}
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "job", "namespace": "default"}, "spec": holder,
+                "status": {"phase": "Running"}})  # fmt: skip
+    Nodes(server)
+    results = prove(api, {})
+    found = of(results)
+    assert found["kube.vectoradd"] == ("not-proven", "all nvidia.com/gpu are in use")
+    assert found["kube.too-many-stays-pending"][0] == "passed"
+    assert results[-1].exit == Exit.OK
+
+
+def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1"))
+    server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
+    what = rendered({}, gpu1={}, gpu2={})
+    apply(api, what, timeout=5, tell=silent)
+    found = of(verify(api, what, smoke=False, tell=silent))
+    assert found["kube.allocatable"] == ("failed", "gpu1 offers nothing of the kind gpu (none)")
+
+
+def test_without_smoke_nothing_is_started(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    nodes = Nodes(server)
+    assert list(of(prove(api, {}, smoke=False))) == ["kube.allocatable"]
+    assert nodes.started == []
+
+
+def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    apply(api, rendered(), timeout=5, tell=silent)
+    results = verify(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=5, tell=silent)
+    assert [result.exit for result in results] == [Exit.PENDING, Exit.OK]
+    found = of(results, "cluster")["kube.applied"]
+    assert found == ("failed", "DaemonSet gpunode/gpu-feature-discovery would be deleted")
+
+
+def test_a_claim_is_proven_where_gpus_are_shared_by_dra(tmp_path: Path) -> None:
+    server = ApiServer(resources=DRA)
+    try:
+        server.controllers.append(workloads_become_ready)
+        server.put(node("gpu1"))
+        server.put(
+            {
+                "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"},
+                "spec": {"driver": "gpu.nvidia.com", "nodeName": "gpu1", "pool": {"name": "gpu1", "generation": 1},
+                         "devices": [{"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}}]},
+            }
+        )  # fmt: skip
+        Nodes(server)
+        api = quick(connect(str(server.kubeconfig(tmp_path / "kubeconfig"))))
+        found = of(prove(api, {"sharing": {"strategy": "dra"}}))
+        assert found["kube.dra-claim"] == ("passed", "a pod gets a GPU by a claim: Test PASSED")
+        assert server.names("ResourceClaimTemplate") == []
+        assert server.unexpected == []
+    finally:
+        server.close()
+
+
+# ---------------------------------------------------------------- cleaning up
+
+
+def test_the_leftovers_of_a_killed_run_go_first(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    labels = {"app.kubernetes.io/managed-by": "gpunode"}
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpunode-verify", "labels": labels}})
+    server.put({"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "old", "namespace": "gpunode-verify"}})
+    assert of(prove(api, {}))["kube.vectoradd"][0] == "passed"
+    assert server.names("Secret") == []
+
+
+def test_a_foreign_namespace_of_that_name_is_refused(server: ApiServer, api: Api) -> None:
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpunode-verify"}})
+    with pytest.raises(RefusedError, match="the namespace gpunode-verify is not gpunode's"):
+        prove(api, {})
+    assert "gpunode-verify" in server.names("Namespace")
+
+
+def test_missing_rights_are_told_before_anything_is_started(server: ApiServer, api: Api) -> None:
+    server.denied += ["^create namespaces", "^get pods/log"]
+    with pytest.raises(RefusedError, match="here may not create namespaces; get pods/log in gpunode-verify"):
+        verify(api, rendered(), tell=silent)
+
+
+def test_a_namespace_that_does_not_go_is_a_failed_check(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gpunode.edge.kube_verify.GONE_SECONDS", 0.2)
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    server.stuck.add("/gpunode-verify")
+    status, message = of(prove(api, {}), "cluster")["kube.cleaned-up"]
+    assert status == "failed"
+    assert "it waits for example.com/stuck" in message
+
+
+def test_an_error_in_the_middle_leaves_nothing_behind(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    server.faults.append(Fault("^PATCH .*/pods/which-gpu", 403, "Forbidden", "exceeded quota", times=9))
+    found = of(prove(api, {}))
+    assert found["kube.which-gpu"][0] == "failed" and "exceeded quota" in found["kube.which-gpu"][1]
+    assert found["kube.vectoradd"][0] == "passed"
+    assert server.names("Pod") == []
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_cleans_up(server: ApiServer, tmp_path: Path, stop: signal.Signals) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server, spoil="slow")
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig"))}
+    run = subprocess.Popen(
+        [sys.executable, "-m", "gpunode", "kube", "verify"],
+        cwd=tmp_path, env=environment, stderr=subprocess.PIPE, stdout=subprocess.PIPE,
+    )  # fmt: skip
+    deadline = time.monotonic() + 30
+    while server.get("Pod", "vectoradd", "gpunode-verify") is None and run.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    run.send_signal(stop)
+    _, stderr = run.communicate(timeout=30)
+    assert run.returncode == 130, stderr
+    assert "gpunode-verify" not in server.names("Namespace")
+
+
+def test_the_command_reports_as_gpunode_verify_does(server: ApiServer, tmp_path: Path) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    environment = {**os.environ, "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig"))}
+    words = [sys.executable, "-m", "gpunode", "kube"]
+    applied = subprocess.run(
+        [*words, "apply"], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert applied.returncode == 0, applied.stderr
+    assert "DaemonSet gpunode/nvidia-device-plugin: created" in applied.stdout
+    ran = subprocess.run(
+        [*words, "verify", "--format", "json"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    hosts = json.loads(ran.stdout)["hosts"]
+    assert [(host["host"], host["exit"]) for host in hosts] == [("cluster", 0), ("pool default", 0)]
+
+
+# ---------------------------------------------------------------- rules
+
+
+@pytest.mark.parametrize(
+    ("free", "expected"),
+    [
+        ({"0": 16}, (3,)), ({"0": 16, "1": 16}, (3,)), ({"0": 5, "1": 16}, (2, 1)),
+        ({"0": 3, "1": 3, "2": 4}, (1, 1, 1)),
+        ({"0": 8}, ()), ({}, ()),
+    ],
+)  # fmt: skip
+def test_packing_fills_the_fullest_card_first(free: dict[str, int], expected: tuple[int, ...]) -> None:
+    assert packed(free, 3, 3) == expected
+
+
+@pytest.mark.parametrize(
+    ("log", "expected"),
+    [
+        ("GPU 0: NVIDIA A100-SXM4-80GB (UUID: GPU-5d5ba0d6)\n", ["GPU-5d5ba0d6"]),
+        ("GPU 0: A (UUID: GPU-1)\n  MIG 1g.10gb  Device  0: (UUID: MIG-2)\n  MIG 1g.10gb  Device  1: (UUID: MIG-3)\n",
+         ["MIG-2", "MIG-3"]),
+        ("NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver.", []),
+        ("sh: nvidia-smi: not found", []),
+    ],
+)  # fmt: skip
+def test_devices_in_a_log(log: str, expected: list[str]) -> None:
+    assert devices(log) == expected
