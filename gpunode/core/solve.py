@@ -205,9 +205,10 @@ def solution_data(solution: Solution) -> dict[str, Any]:
 def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Knowledge, notes: Notes) -> None:
     solved = ", ".join(knowledge.solved_distros())
     if row is None:
-        near = difflib.get_close_matches(request.distro, knowledge.distros, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        notes.refuse(f"distribution {request.distro or '(none)'!r} is not known", f"{hint}gpunode solves {solved}")
+        notes.refuse(
+            f"distribution {request.distro or '(none)'!r} is not known",
+            _known_releases(request.distro, knowledge, solved),
+        )
     elif row.family not in knowledge.packages:
         notes.refuse(f"{request.distro} is known, but its package names are not yet", f"gpunode solves {solved}")
     elif request.arch not in row.archs:
@@ -232,6 +233,16 @@ def _check_machine(request: SolveRequest, row: DistroRow | None, knowledge: Know
             "install the guest driver of your vGPU release (NVIDIA Licensing Portal), then set driver.method to "
             "preinstalled",
         )
+
+
+def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
+    """The releases that are known of a distribution; where none is, the one that may be meant, and all."""
+    name = distro.partition(":")[0]
+    known = [key for key in knowledge.distros if key.partition(":")[0] == name]
+    if known:
+        return f"known are {', '.join(known)}"
+    near = difflib.get_close_matches(distro, knowledge.distros, n=1)
+    return f"did you mean {near[0]}? gpunode solves {solved}" if near else f"gpunode solves {solved}"
 
 
 def _components(facts: NodeFacts) -> tuple[str, ...] | None:

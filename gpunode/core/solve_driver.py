@@ -243,7 +243,7 @@ def _branch(
     if number:
         return _checked(request, number, rules, best, knowledge, notes)
     if best is None:
-        _refuse_all(gpus, rules, "auto" if own else "distro", knowledge, notes)
+        _refuse_all(gpus, rules, _ways_out(request, row, gpus, rules, own, knowledge), knowledge, notes)
         return None
     present = _present(request, rules, knowledge)
     if present and present != best:
@@ -265,6 +265,28 @@ def _branch(
     if ended:
         notes.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
     return best
+
+
+def _ways_out(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    rules: Sequence[Rule],
+    own: bool,
+    knowledge: Knowledge,
+) -> str:
+    """The other places that have a branch, for the end of a sentence: the other repository, NVIDIA's runfile."""
+    if request.driver.method == "runfile":
+        return ""
+    others = rules[:-1]  # without the repository's
+    ways = []
+    if (row.dir if own else row.own) and best_branch(knowledge, [*others, in_repository(row, not own)]):
+        ways.append(f"try driver.branch {'auto' if own else 'distro'}")
+    runfile = best_branch(knowledge, others)
+    fabric = request.nvswitches or request.nvlink5_fabric or any(g.fabric == "imex" for g in gpus)
+    if runfile and not fabric:
+        ways.append(f"set driver.method to runfile, which has {runfile.branch}")
+    return "".join(f", or {way}" for way in ways)
 
 
 def _present(request: SolveRequest, rules: Sequence[Rule], knowledge: Knowledge) -> Branch | None:
@@ -334,7 +356,7 @@ def _refuse_all(
             others = [r.why for r in rules[: last - 1] if best_branch(knowledge, [r, rules[last - 1]]) is None]
             notes.refuse(
                 "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
-                f"change one of these (GPU, distribution release, CUDA version), or try driver.branch {other}",
+                f"change one of these (GPU, distribution release, CUDA version){other}",
             )
             return
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
@@ -158,7 +159,7 @@ def _ubuntu_flavours(request: SolveRequest, row: DistroRow, family: Table) -> li
 
 def _debian_own(
     request: SolveRequest,
-    _row: DistroRow,
+    row: DistroRow,
     branch: Branch,
     flavour: Flavour,
     gpus: Sequence[GpuModel],
@@ -166,6 +167,10 @@ def _debian_own(
 ) -> list[PackageWant]:
     names = knowledge.packages["debian-own"]
     version = version_wish(request, branch)
+    if branch.branch in names["tesla"].get(row.key, ()):
+        apart = [names["tesla_proprietary"], *names["tesla_userspace"]]
+        wanted = [PackageWant(name=name.format(branch=branch.branch), version=version) for name in apart]
+        return [replace(one, version="") if one.name == "nvidia-persistenced" else one for one in wanted]
     gsp = branch.branch >= 535 and any(g.open != "no" for g in gpus)
     return [
         PackageWant(name=names[flavour], version=version),

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import Deb, SigningKey
+from gpunode.lab.packages_runfile import write_runfiles
 from gpunode.lab.packages_table import Row, digest_of, files_of, fill, rows, texts_in
 
 ORIGINS = {
@@ -66,6 +67,7 @@ def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str
     empty(directory)
     found = [row for table in tables for row in rows(tomllib.loads(table.decode()))]
     sources, base = _write_all(directory, found, texts, arch)
+    write_runfiles(directory, texts)
     built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
     stamp.write_text(json.dumps(built, indent=1))
     return load(directory, built)

@@ -68,10 +68,13 @@ get() {
   else
     (
       [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
-      wget -q -T 60 -O "$2" "$1" 2>"$GPUNODE_IN/.get"
+      wget -T 60 -O "$2" "$1" 2>"$GPUNODE_IN/.get" # busybox's has no option that leaves errors alone
     )
   fi
 }
+
+# got_not: the line that says why
+got_not() { grep -v '^ *$' "$GPUNODE_IN/.get" | tail -n 1; }
 
 # published URL: the checksum that stands beside the file, as «HASH  NAME»
 published() {
@@ -132,9 +135,9 @@ download() {
   while read -r url; do
     sum=$asked
     [ -n "$sum" ] || sum=$(published "$url")
-    [ -n "$sum" ] || { echo "$url.sha256sum: $(tail -n 1 "$GPUNODE_IN/.get")" >>"$log" && continue; }
+    [ -n "$sum" ] || { echo "$url.sha256sum: $(got_not)" >>"$log" && continue; }
     get "$url" "$file.part" && keep "$file.part" "$url" && return
-    echo "$url: $(tail -n 1 "$GPUNODE_IN/.get")" >>"$log"
+    echo "$url: $(got_not)" >>"$log"
   done <"$GPUNODE_IN/.urls"
   rm -f "$file.part"
   fail "$name cannot be fetched: $(tail -n 1 "$log")" "check its URL, the network and the proxy from the node; nothing was changed"
@@ -268,6 +271,7 @@ take_off_cuda() {
 
 # close: an installer that was killed has no outcome in the journal; what it left is seen and mended by the next run
 close() {
+  # shellcheck disable=SC2034 # by journal
   for journal_id in $(unfinished runfile); do journal runfile failed ',"message":"interrupted"'; done
 }
 
