@@ -36,6 +36,8 @@ def wanted_fabric(fabric: FabricChoice, templates: Mapping[str, str]) -> Iterato
     for name in fabric.remove:
         yield Key("fabric", "packages", name), Want(value=ABSENT)
     if fabric.imex_nodes:
+        text = "".join(f"{node}\n" for node in fabric.imex_nodes)
+        yield Key("fabric", "files", IMEX_NODES), file_want(IMEX_NODES, text)
     if fabric.metrics:
         texts = {
             METRICS: templates["metrics.sh"],
@@ -45,20 +47,8 @@ def wanted_fabric(fabric: FabricChoice, templates: Mapping[str, str]) -> Iterato
             ),
         }
         yield from ((Key("fabric", "files", path), file_want(path, text)) for path, text in texts.items())
-        text = "".join(f"{node}\n" for node in fabric.imex_nodes)
-        yield Key("fabric", "files", IMEX_NODES), file_want(IMEX_NODES, text)
     for unit in fabric.services:
         yield Key("fabric", "activate", f"service {unit}"), Want(value="active, enabled")
-def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[Key, Want]]:
-    for path in revoked_files(facts, revoked):
-        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
-        yield Key("driver", "sources", path), no_file(path, why)
-    for path, rest in keyrings_rid_of(facts, revoked):
-        why = Reason(what=path, why=f"holds a revoked repository key among others, which {rest.path} keeps")
-        yield Key("driver", "sources", rest.path), Want(value=file_value(rest), data=rest)
-        yield Key("driver", "sources", path), no_file(path, why)
-
-
 
 
 def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[Key, Want]]:
