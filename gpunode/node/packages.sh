@@ -162,7 +162,8 @@ differences() {
   requested automatic | grep -Fx -f "$GPUNODE_IN/.manual" | sed 's/^/forget that somebody asked for /'
   requested keys | grep -Fx -f "$GPUNODE_IN/.keys" | sed 's/^/forget the key /'
   requested streams | while read -r module stream; do
-    [ "$(manager_ stream "$module")" = "${stream#-}" ] || echo "enable stream $stream of module $module"
+    [ "$(manager_ stream "$module")" = "${stream#-}" ] ||
+      if [ "$stream" = - ]; then echo "reset module $module"; else echo "enable stream $stream of module $module"; fi
   done
   requested remove | while read -r name; do
     awk -v name="$name" '$1 == name { print name }' "$GPUNODE_IN/.before"
@@ -367,8 +368,8 @@ transaction() {
   refuse_surprises
   refuse_full_disk
   remember_packages
-  journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   keep_files
+  journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {
     grep -q '404' "$GPUNODE_IN/.transaction" && [ -z "${refreshed_all:-}" ] && manager_ refresh_all && manager_ commit
@@ -377,7 +378,6 @@ transaction() {
     dkms_build
     fail "the package manager failed: $(manager_ said)" "see the log, then run again"
   }
-}
   give_files_back
 }
 
@@ -395,6 +395,7 @@ give_files_back() {
     { cp -a "$copy" "$file.gpunode" && mv "$file.gpunode" "$file"; } || fail "$file is gone with its package, and could not be put back" "a copy is in $copy"
     say note "$file was put back: its package took it along"
   done
+}
 
 # taken_back: what is asked beside packages when gpunode takes itself back
 taken_back() {
