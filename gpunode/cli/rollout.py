@@ -13,6 +13,7 @@ import click
 from gpunode.cli.common import Command
 
 if TYPE_CHECKING:
+    from gpunode.edge.detect import Where
     from gpunode.edge.events import EventLog
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -38,6 +39,7 @@ _OPTIONS = (
     click.option("--max-failures", metavar="N|N%", help="Failed hosts with which it still goes on to further ones."),
     click.option("--soak", type=Duration(), metavar="TIME", help="Wait so long after a wave, then verify it again."),
     click.option("--deadline", type=Duration(), metavar="TIME", help="Begin with no further host after this time."),
+    click.option("--break-lock", is_flag=True, help="Take nodes from another controller that is at work on them."),
     click.option(
         "--events",
         "events_file",
@@ -52,7 +54,10 @@ def rollout_options(command: Command) -> Command:
     """The command gets `rollout` (what the flags say, as gpunode.yml has it), `deadline` in seconds and `events`."""
 
     @functools.wraps(command)
-    def with_rollout(*args: Any, **options: Any) -> Any:
+    def with_rollout(*args: Any, where: Where, **options: Any) -> Any:
+        from dataclasses import replace
+
+        where = replace(where, break_lock=options.pop("break_lock"))
         rollout: dict[str, Any] = {
             name: options.pop(name) for name in ("waves", "max_unavailable", "max_failures", "soak")
         }
@@ -64,7 +69,7 @@ def rollout_options(command: Command) -> Command:
         given = {name: value for name, value in rollout.items() if value is not None}
         events = _event_log(path) if path else None
         try:
-            return command(*args, rollout=given, deadline=deadline or math.inf, events=events, **options)
+            return command(*args, where=where, rollout=given, deadline=deadline or math.inf, events=events, **options)
         finally:
             if events:
                 events.close()

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -149,18 +147,7 @@ def _journal() -> Runs:
 
 def _status(run: RunRow) -> str:
     """What became of a run; one whose process is gone without a last word was killed."""
-    if run.status != "running":
-        return run.status
-    host, _, pid = run.controller.rpartition(":")
-    if host != socket.gethostname():
-        return "running"
-    try:
-        os.kill(int(pid), 0)
-    except ProcessLookupError:
-        return "killed"
-    except PermissionError:
-        pass
-    return "running"
+    return run.status if run.status != "running" or run.alive else "killed"
 
 
 def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[str, Any]:

@@ -98,12 +98,18 @@ class Run:
     counts: Mapping[str, int] = field(default_factory=dict)  # by op
 
 
-def signature(*, run: str = "", part: str = "") -> dict[str, bytes]:
-    """The request files `run` and `part`: who a script's lines in the journal are from.  Raises InputError."""
-    for name, text in (("run", run), ("part", part)):
+def signature(*, run: str = "", part: str = "", controller: str = "", break_lock: bool = False) -> dict[str, bytes]:
+    """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
+
+    `controller` takes or renews the node's lease (node/common.sh), which `break_lock` takes from another one.
+    Raises InputError.
+    """
+    labels = {"run": run, "part": part, "controller": controller}
+    for name, text in labels.items():
         if text and not _LABEL.match(text):
             raise InputError(f"{name} {text!r}", expected="letters, digits, '.', '_', ':' and '-', at most 100")
-    return {name: f"{text}\n".encode() for name, text in (("run", run), ("part", part)) if text}
+    files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
+    return files | ({"break_lock": b"1\n"} if break_lock else {})
 
 
 # ---------------------------------------------------------------- what recall.sh prints

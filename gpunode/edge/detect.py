@@ -35,6 +35,7 @@ class Where:
     become: bool = False
     become_password: str = field(default="", repr=False)
     vault_password_files: tuple[str, ...] = ()
+    break_lock: bool = False  # take nodes from another controller that is at work on them
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from gpunode.core.errors import Exit, InterruptedByUser
+from gpunode.core.errors import Exit, InterruptedByUser, RefusedError
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.playbook import HEADER, dump, make_playbook
@@ -132,6 +132,11 @@ class _Run:
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
         if self.runs:
+            for host, other in self.runs.at_work(self.todo).items():
+                raise RefusedError(
+                    f"{host} is in work by run {other.name} ({other.controller})",
+                    fix=f"wait for it (gpunode runs show {other.name}), or end it",
+                )
             rows = [
                 HostRow(run=self.name, host=h, pool=p.name, wave=p.wave_of(h), plan=classes[h], state="waiting")
                 for p in pools

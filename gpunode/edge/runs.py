@@ -7,6 +7,8 @@ What a host is doing within its run (`step`) is for people, and may be a second 
 from __future__ import annotations
 
 import json
+import os
+import socket
 import sqlite3
 import threading
 import time
@@ -50,6 +52,20 @@ class RunRow:
     status: str
     request: Mapping[str, Any]
     controller: str  # HOST:PID that ran it
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that runs it is still there; of another host nobody can tell, so yes."""
+        host, _, pid = self.controller.rpartition(":")
+        if self.status != "running" or host != socket.gethostname():
+            return self.status == "running"
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            return True
+        return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +120,15 @@ class Runs:
                 "insert into hosts (run, host, pool, wave, plan, state) values (?, ?, ?, ?, ?, ?)",
                 [(name, h.host, h.pool, h.wave, h.plan, h.state) for h in hosts],
             )
+
+    def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
+        """Those of `hosts` that a run of this controller has in work now, with that run."""
+        found: dict[str, RunRow] = {}
+        for run in self.latest():
+            if run.alive:
+                busy = {row.host for row in self.hosts(run.name) if row.state in ("waiting", "running")}
+                found |= dict.fromkeys(busy & set(hosts), run)
+        return found
 
     def started(self, run: str, hosts: Iterable[str], log: str) -> None:
         with self._changes() as db:

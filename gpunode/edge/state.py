@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import secrets
+import socket
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -26,6 +28,15 @@ def new_run() -> Path:
     path = state_dir() / "runs" / run_name()
     path.mkdir(parents=True, mode=0o700)
     return path
+
+
+def controller_name() -> str:
+    """This controller's name in the leases of nodes: HOST-RANDOM, the same as long as the state directory lives."""
+    path = state_dir() / "controller"
+    if not path.exists():
+        name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60] or "controller"
+        write_private(path, f"{name}-{secrets.token_hex(3)}\n")
+    return path.read_text(encoding="utf-8").strip()
 
 
 def write_private(path: Path, text: str) -> None:

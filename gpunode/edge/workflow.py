@@ -17,7 +17,7 @@ from gpunode.core.state.image import prepares
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.runner import HostRun, run_playbook
-from gpunode.edge.state import new_run, write_private
+from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
@@ -146,7 +146,9 @@ def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str =
     """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have."""
     vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
     become = ["--become"] if where.become and where.inventory else []
-    return [*vault, *become, *(["-e", f"gpunode_run={run}"] if run else []), *arguments]
+    names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
+    names |= {"gpunode_break_lock": "1"} if run and where.break_lock else {}
+    return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
 
 
 def _can_smoke(host: HostPlan) -> bool:

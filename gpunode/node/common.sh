@@ -9,6 +9,7 @@ say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; 
 
 # finish STATUS MESSAGE [FIX]: the last thing a script does
 finish() {
+  [ -z "${leased:-}" ] || lease_for "$leased"
   say status "$1"
   say message "$2"
   [ -z "${3:-}" ] || say fix "$3"
@@ -56,6 +57,7 @@ lock() {
     why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${why##*: }" "mend that, then run again"
     exec 9>>"$GPUNODE_STATE/lock"
     flock -w 60 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
+    lease
     return
   fi
   mine=$GPUNODE_STATE/lock.pid tries=0 # a link that names its owner
@@ -71,12 +73,38 @@ lock() {
     sleep 1
   done
   trap 'rm -f "$mine"' EXIT
+  lease
+}
+
+LEASE=180 # seconds from a controller's last command on, by this node's clock
+
+# lease: this node is one controller's until LEASE seconds after its last command.  The lock keeps scripts apart, this
+# keeps another controller out between two scripts of a run.  An end further off than LEASE is from a clock that was wrong.
+lease() {
+  holder=$(word controller)
+  [ -n "$holder" ] || return 0
+  until=0 other='' their_run=''
+  [ ! -r "$GPUNODE_STATE/lease" ] || read -r until other their_run <"$GPUNODE_STATE/lease" || :
+  case $until in '' | *[!0-9]*) until=0 ;; esac
+  left=$((until - $(date +%s)))
+  if [ "$other" != "$holder" ] && [ "$left" -gt 0 ] && [ "$left" -le $LEASE ] && [ -z "$(word break_lock)" ]; then
+    finish refused "the controller $other is at work on this node (run ${their_run:-unknown}, for $left seconds more)" \
+      "wait for it to end, or take the node from it: --break-lock"
+  fi
+  lease_for "$holder"
+  leased=$holder
+}
+
+# lease_for CONTROLLER: from now on
+lease_for() {
+  (umask 077 && printf '%s %s %s\n' "$(($(date +%s) + LEASE))" "$1" "$(word run)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
+    mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
 }
 
 # journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work, the
 # run that of the controller
 journal() {
-  [ -e "$GPUNODE_STATE/journal.jsonl" ] || baseline
+  case $(tail -n 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null) in '' | *'"op":"uninstall"'*) baseline ;; esac
   [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
   record "$@"
 }
