@@ -66,6 +66,11 @@ class Release:
 BUILD = ("fakeroot", "gcc", "gnupg", "make", "zstd")
 RPM = ("createrepo-c", "rpm", *BUILD)
 ROCKY = Release(codename="bookworm", family="rhel", packages=("dnf", "dnf-plugins-core", "dkms", *RPM))
+# dnf 5, rpm 6, and what they need newer than Debian 13 has it
+DNF5 = tuple(
+    "dnf5 libdnf5* librepo* libsolv* rpm* librpm* createrepo-c libcreaterepo* libsdbus-c++2 libcurl* libgnutls* "
+    "libnghttp3-9 libngtcp2* libstdc++6 libgcc-s1 gcc-16-base libc6 libc-bin libc6-dev libc-dev-bin".split()
+)
 TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
@@ -81,7 +86,7 @@ RELEASES = {
         family="rhel",
         packages=("docker-cli", "dnf5", "dkms", *RPM),
         newer="forky",
-        borrowed=("dnf5", "libdnf5*", "librepo*", "libsolv*", "rpm*", "librpm*", "createrepo-c", "libcreaterepo*"),
+        borrowed=DNF5,
     ),
     "sles:15": Release(codename="bookworm", family="sles", packages=("zypper", *RPM)),
     "arch": Release(

@@ -18,9 +18,19 @@ dkms_stale() {
   return 1
 }
 
+# the same of modules that a package brings and DKMS does not know: when one flavour takes the place of the other in one
+# transaction, rpm runs the last script of the old one after those of the new one, and that takes the version off DKMS
+dkms_forgotten() {
+  have dkms && have rpm || return 0
+  rpm -qa --qf '%{VERSION}\n' '*nvidia*dkms*' 2>/dev/null | while read -r version; do
+    [ ! -e "/usr/src/nvidia-$version/dkms.conf" ] || grep -q "^nvidia $version " "$GPUNODE_IN/.dkms" || echo "nvidia $version - forgotten"
+  done
+}
+
 # lines `MODULE VERSION KERNEL` that should be built and are not, for every kernel whose headers are there
 dkms_missing() {
   dkms_nvidia >"$GPUNODE_IN/.dkms"
+  dkms_forgotten >"$GPUNODE_IN/.forgotten" && cat "$GPUNODE_IN/.forgotten" >>"$GPUNODE_IN/.dkms"
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.dkms" | sort -u | while read -r module version; do
     for tree in /lib/modules/*; do
       [ -d "$tree/build/" ] || continue

@@ -1,14 +1,17 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
-# dnf 4 and yum, for packages.sh.  Tried with dnf 4.14.
+# dnf 4, dnf 5 and yum, for packages.sh.  Tried with dnf 4.14 and 5.4.
 
 dnf_command() { if have dnf; then echo dnf; else echo yum; fi; }
+is_dnf5() { case $(readlink -f "$(command -v dnf)") in */dnf5) ;; *) return 1 ;; esac }
 
 dnf_options() {
   conf=/etc/dnf/dnf.conf
   [ -e "$conf" ] || conf=/etc/yum.conf
-  # A file and not --setopt: arguments are public.  The list of packages is the plan's: nothing weak comes along.
-  awk '{ print } !done && /^\[main\]/ { print "install_weak_deps=False\nbest=True\nobsoletes=True\ncolor=never"; done = 1 }' \
+  # A file and not --setopt: arguments are public.  The list of packages is the plan's: nothing weak comes along,
+  # and what is removed takes nothing along that nobody needs any more.  Of two lines for one option the last one counts.
+  awk '/^(install_weak_deps|best|obsoletes|color|clean_requirements_on_remove) *=/ { next } { print }
+    !done && /^\[main\]/ { print "install_weak_deps=False\nbest=True\nobsoletes=True\ncolor=never\nclean_requirements_on_remove=False"; done = 1 }' \
     "$conf" >"$GPUNODE_IN/.dnf.conf" 2>/dev/null
   [ -s "$GPUNODE_IN/.dnf.conf" ] || printf '[main]\ninstall_weak_deps=False\nbest=True\ngpgcheck=1\n' >"$GPUNODE_IN/.dnf.conf"
   use_proxy
@@ -18,7 +21,9 @@ dnf_options() {
 dnf_() { (umask 022 && exec "$(dnf_command)" -c "$GPUNODE_IN/.dnf.conf" "$@" </dev/null 9>&-); }
 
 # Locks are ours or the node's; what the transaction may change is checked before (refuse_surprises).
-dnf_unlocked() { dnf_ --disableplugin=versionlock "$@"; }
+dnf_unlocked() {
+  if is_dnf5; then dnf_ --setopt='disable_excludes=*' "$@"; else dnf_ --disableplugin=versionlock "$@"; fi
+}
 
 # packages of which several versions are installed side by side also stand as NAME-VERSION-RELEASE.ARCH
 dnf_installed() {
@@ -32,8 +37,12 @@ dnf_installed() {
     $2 ~ /^kernel/ { print $2 "-" $3 "." $4, $3, "-" }'
 }
 
-# lines `NAME VERSION-RELEASE` of the version lock, where a line is NAME-[EPOCH:]VERSION-RELEASE.ARCH or, of yum, EPOCH:NAME-…
+# lines `NAME VERSION-RELEASE` of the version lock, where a line is NAME-[EPOCH:]VERSION-RELEASE.ARCH or, of yum, EPOCH:NAME-…;
+# dnf 5 has tables of TOML with name, key, comparator and value
 dnf_locks() {
+  [ ! -e /etc/dnf/versionlock.toml ] || awk -F '"' '
+    /^\[\[packages\]\]/ { name = "" } /^name *=/ { name = $2 } /^key *=/ { key = $2 } /^comparator *=/ { compares = $2 }
+    /^value *=/ && key == "evr" && compares == "=" { sub(/^[0-9]*:/, "", $2); print name, $2 }' /etc/dnf/versionlock.toml
   for list in /etc/dnf/plugins/versionlock.list /etc/yum/pluginconf.d/versionlock.list; do
     [ ! -e "$list" ] || sed -n '/^[^#!]/ { s/^[0-9]*://; s/\.[^.-]*$//; s/-\([0-9]*:\)\{0,1\}\([^-]*-[^-]*\)$/ \2/p }' "$list"
   done
@@ -43,7 +52,7 @@ dnf_wait() { wait_for dnf_holder; }
 
 dnf_holder() {
   found=$(pid_holder /var/run/yum.pid /var/lib/dnf/rpmdb_lock.pid /var/cache/dnf/metadata_lock.pid /var/cache/dnf/download_lock.pid)
-  [ -n "$found" ] || found=$(lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock)
+  [ -n "$found" ] || found=$(lock_holder /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock /run/dnf/rpmtransaction.lock)
   printf '%s' "$found"
 }
 
@@ -72,7 +81,9 @@ dnf_configured() {
 dnf_refresh() {
   sources_there
   for repository in $(dnf_repositories); do
-    dnf_ -y --disablerepo='*' --enablerepo="$repository" --setopt="$repository.skip_if_unavailable=0" makecache >"$GPUNODE_IN/.update" 2>&1 ||
+    # shellcheck disable=SC2046  # an option or none: yum always fetches anew
+    dnf_ -y $(! have dnf || echo --refresh) --disablerepo='*' --enablerepo="$repository" \
+      --setopt="$repository.skip_if_unavailable=0" makecache >"$GPUNODE_IN/.update" 2>&1 ||
       dnf_refresh_failed
     cat "$GPUNODE_IN/.update" >>"$log"
   done
@@ -130,20 +141,27 @@ dnf_words() {
   sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
 }
 
-# dnf shell is the one way to install and remove in one transaction
-dnf_shell() {
-  { dnf_words; echo run; } >"$GPUNODE_IN/.shell"
-  dnf_unlocked "$@" shell "$GPUNODE_IN/.shell"
+# the one way to install and remove in one transaction: a shell, or since dnf 5 «do»
+dnf_transact() {
+  if is_dnf5; then
+    # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
+    dnf_unlocked "$@" 'do' $(dnf_words | sed 's/^/--action=/')
+  else
+    { dnf_words; echo run; } >"$GPUNODE_IN/.shell"
+    dnf_unlocked "$@" shell "$GPUNODE_IN/.shell"
+  fi
 }
 
 dnf_simulate() {
-  dnf_shell --assumeno >"$GPUNODE_IN/.simulated" 2>&1
-  ! grep -v 'Operation aborted' "$GPUNODE_IN/.simulated" | grep -Eq '^Error| Problem:' || return 1
-  # a table: a section's name, then rows of package, architecture, version, repository and size; long rows are folded
+  dnf_transact --assumeno >"$GPUNODE_IN/.simulated" 2>&1
+  ! grep -v 'Operation aborted' "$GPUNODE_IN/.simulated" | grep -Eq '^(Error|Failed to|Problem)| Problem:' || return 1
+  # a table: a section's name, then rows of package, architecture, version, repository and size; dnf 4 folds long rows,
+  # dnf 5 has rows `replacing PACKAGE …` between
   awk '
     /^(Installing|Upgrading|Downgrading|Reinstalling)/ { op = "install"; next }
     /^Removing/ { op = "remove"; next }
-    /^Transaction Summary/ { op = "" }
+    /^(Transaction Summary|Skipping)/ { op = "" }
+    op != "" && $1 == "replacing" { print "remove", $2; next }
     op != "" && /^ / {
       if (NF == 1) { kept = $1; next }
       if (kept != "") { print op, kept, plain($2); kept = "" } else if (NF >= 4) print op, $1, plain($3)
@@ -156,17 +174,19 @@ dnf_only_what_is_there() {
   awk '$1 == "install" { new[$2] = 1 } { line[NR] = $0; op[NR] = $1; name[NR] = $2 } END { for (i = 1; i <= NR; i++) if (op[i] != "remove") print line[i]; else if (!(name[i] in new)) print "remove", name[i] }'
 }
 
-dnf_why_not() { grep -E 'Problem|nothing provides|conflicts|requires|No match|Unable to find|cannot install|^Error: U' "$GPUNODE_IN/.simulated" | grep -v 'Operation aborted' | head -n 4 | tr -s ' \n' ' '; }
+dnf_why_not() { grep -E 'Problem|nothing provides|conflicts|requires|No match|Unable to find|cannot install|^Error: U|matches only' "$GPUNODE_IN/.simulated" | grep -v 'Operation aborted' | head -n 4 | tr -s ' \n' ' '; }
 
 dnf_needs() {
   awk '
-    function kib(number, unit) { return number * (unit ~ /^G/ ? 1048576 : unit ~ /^M/ ? 1024 : unit ~ /^k/ ? 1 : 1 / 1024) }
+    function kib(number, unit) { return number * (unit ~ /^G/ ? 1048576 : unit ~ /^M/ ? 1024 : unit ~ /^[kK]/ ? 1 : 1 / 1024) }
     /^Total download size:/ { fetch = kib($4, $5) } /^Total size:/ { fetch = kib($3, $4) } /^Installed size:/ { unpack = kib($3, $4) }
+    /Need to download / { sub(/.*Need to download /, ""); fetch = kib($1, $2) } # dnf 5
+    /\(install / { sub(/.*\(install /, ""); unpack = kib($1, $2) }
     END { printf "%d %d\n", fetch, unpack }' "$GPUNODE_IN/.simulated"
 }
 
 dnf_commit() {
-  dnf_shell -y >"$GPUNODE_IN/.transaction" 2>&1
+  dnf_transact -y >"$GPUNODE_IN/.transaction" 2>&1
   result=$?
   cat "$GPUNODE_IN/.transaction" >>"$log"
   ! grep -Eq '^(Error|Failed)' "$GPUNODE_IN/.transaction" || result=1 # dnf shell exits 0 whatever became of it

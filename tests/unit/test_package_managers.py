@@ -36,6 +36,48 @@ Total download size: 18 M
 Installed size: 2 G
 Error: Operation aborted.
 """
+# as dnf 5.4 prints it
+DNF5 = """\
+Updating and loading repositories:
+Repositories loaded.
+Package                              Arch   Version            Repository      Size
+Removing:
+ cuda-drivers                        x86_64 3:580.95.05-1.fc43 cuda        31.0   B
+Upgrading:
+ nvidia-driver                       x86_64 3:595.91.07-1.fc43 cuda        31.0   B
+   replacing nvidia-driver           x86_64 3:580.95.05-1.fc43 cuda        31.0   B
+   replacing nvidia-driver-old       x86_64 3:580.95.05-1.fc43 cuda        31.0   B
+Installing dependencies:
+ nvidia-persistenced                 x86_64 3:595.91.07-1.fc43 cuda       969.0   B
+
+Transaction Summary:
+ Installing:         1 package
+ Upgrading:          1 package
+ Removing:           1 package
+
+Total size of inbound packages is 3 MiB. Need to download 2 MiB.
+After this operation, 1 GiB extra will be used (install 2 GiB, remove 1 GiB).
+Operation aborted by the user.
+"""
+VERSIONLOCK = """\
+version = "1.0"
+
+[[packages]]
+name = "nvidia-open"
+comment = "Added by 'versionlock add' command"
+
+[[packages.conditions]]
+key = "evr"
+comparator = "="
+value = "3:580.95.05-1.fc43"
+
+[[packages]]
+name = "acpi"
+[[packages.conditions]]
+key = "evr"
+comparator = "<"
+value = "4"
+"""
 ZYPPER = """\
 <?xml version='1.0'?>
 <stream>
@@ -116,6 +158,53 @@ def test_dnf_says_what_a_transaction_would_do_without_epochs_and_with_folded_row
         f"{18 * 1024} {2 * 1024 * 1024}",
     ]
     assert (manager.folder / "in/.shell").read_text() == "install nvidia-open-580.95*\nremove cuda-drivers\nrun\n"
+
+
+def dnf5(manager: Manager, text: str) -> None:
+    manager.prints("dnf5", text)
+    (manager.folder / "bin/dnf").symlink_to("dnf5")
+
+
+def test_dnf5_says_what_a_transaction_would_do(manager: Manager) -> None:
+    dnf5(manager, DNF5)
+    assert manager.run("dnf", "dnf_simulate; dnf_needs") == [
+        "remove cuda-drivers",
+        "install nvidia-driver 595.91.07-1.fc43",
+        "remove nvidia-driver-old",
+        "install nvidia-persistenced 595.91.07-1.fc43",
+        f"{2 * 1024} {2 * 1024 * 1024}",
+    ]
+
+
+def test_dnf5_gets_the_whole_transaction_in_one_call(manager: Manager) -> None:
+    manager.ask("install", "nvidia-open 595.91* hold\nkernel-devel - -\n")
+    manager.ask("to_remove", "cuda-drivers\n")
+    manager.fake("dnf5", 'echo "Problem: $*"')
+    (manager.folder / "bin/dnf").symlink_to("dnf5")
+    [said] = manager.run("dnf", "dnf_simulate || dnf_why_not")
+    assert said.partition(" do ")[2].split() == [
+        "--action=install",
+        "nvidia-open-595.91*",
+        "--action=install",
+        "kernel-devel",
+        "--action=remove",
+        "cuda-drivers",
+    ]
+    assert "--setopt=disable_excludes=*" in said
+
+
+@pytest.mark.parametrize("text", ["No match for argument: x-9", "Argument 'x-9' matches only packages excluded"])
+def test_dnf5_cannot_do_what_does_not_resolve_and_says_why(manager: Manager, text: str) -> None:
+    dnf5(manager, f"Repositories loaded.\nFailed to resolve the transaction:\n{text}\n")
+    assert manager.run("dnf", "dnf_simulate || dnf_why_not") == [f"{text} "]
+
+
+def test_a_lock_of_dnf5_on_a_version_holds_that_package(manager: Manager) -> None:
+    (manager.folder / "versionlock.toml").write_text(VERSIONLOCK)
+    text = files("gpunode.node").joinpath("dnf.sh").read_text()
+    locks = text[text.index("dnf_locks() {") : text.index("dnf_wait() {")]
+    locks = locks.replace("/etc/dnf/versionlock.toml", str(manager.folder / "versionlock.toml"))
+    assert manager.run("dnf", f"{locks}\ndnf_locks") == ["nvidia-open 580.95.05-1.fc43"]
 
 
 def test_dnf_cannot_do_what_ends_in_a_problem_and_says_why(manager: Manager) -> None:

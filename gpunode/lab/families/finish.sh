@@ -28,12 +28,16 @@ use_rpm() {
     dbpath=$(cat "$build/dbpath")
     echo "%_dbpath $dbpath" >/etc/rpm/macros
     rm -rf "$dbpath" && mkdir -p "$dbpath" && rpm --initdb
-    rpm --install --nodeps --nosignature --replacefiles "$build"/packages/*.rpm
+    # no plugins: rpm 6 would give scripts a namespace of their own, which a container that is being built may not do
+    rpm --install --nodeps --noplugins --nosignature --replacefiles "$build"/packages/*.rpm
 }
 
 become_rhel() {
     use_rpm
-    [ ! -e /etc/dnf/plugins/local.conf ] || sed -i 's/^enabled *=.*/enabled = false/' /etc/dnf/plugins/local.conf
+    for conf in /etc/dnf/plugins/local.conf /etc/dnf/libdnf5-plugins/local.conf; do
+        [ ! -e "$conf" ] || sed -i '/^\[main\]/,/^$/ s/^enabled *=.*/enabled = false/' "$conf"
+    done
+    [ ! -e /usr/bin/dnf5 ] || ln -sf dnf5 /usr/bin/dnf
     rm -f /etc/yum.repos.d/*
 }
 
