@@ -74,7 +74,12 @@ class NodeAction(ActionBase):
         from gpunode.core.journal import signature
 
         role = self._task._role.get_name() if self._task._role else ""
-        return signature(run=str(self._vars.get("gpunode_run", "")), part=role.rpartition(".")[2])
+        return signature(
+            run=str(self._vars.get("gpunode_run", "")),
+            part=role.rpartition(".")[2],
+            controller=str(self._vars.get("gpunode_controller", "")),
+            break_lock=str(self._vars.get("gpunode_break_lock", "")) == "1",
+        )
 
     def send(self, name, request):
         """(standard output, exit status) of node script `name`."""
