@@ -122,7 +122,12 @@ def _exact_version(case: Case) -> str:
 
 
 def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
-    """Services to start; IMEX again where it runs, and its nodes are others than when it started."""
+    """Services to start; IMEX again where it runs, and its nodes are others than when it started.
+
+    Without the GPUs they are only enabled.
+    """
+    if not case.spec.image.load:
+        return {"enable": image_activation(mine)["enable"]}
     units = [key.name.removeprefix("service ") for key in mine]
     nodes, imex = Key("fabric", "files", IMEX_NODES), Key("fabric", "activate", "service nvidia-imex.service")
     stale = nodes in case.want.items and differs(case.want.items[nodes], case.have[nodes])

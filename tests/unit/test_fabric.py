@@ -107,3 +107,14 @@ def test_old_dcgm_goes_when_the_new_one_comes(monkeypatch: pytest.MonkeyPatch) -
     assert found["fabric.packages"]["remove"] == [old.name]
     assert [package["name"] for package in found["fabric.packages"]["install"]] == [CUDA13]
     assert found["fabric.activate"] == {"services": ["nvidia-dcgm.service"]}
+
+
+def test_before_the_gpus_are_there_services_are_enabled_and_started_at_the_first_boot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
+    spec = {"fabric": {"dcgm": "auto"}, "toolkit": {"version": "none"}, "image": {"load": False, "gpus": [GB200]}}
+    found = {step.id: step.value for step in Planner(spec).plan("node1", replace(gb200(), gpus=())).plan.steps}
+    assert found["fabric.activate"] == {"enable": ["nvidia-dcgm.service"]}
+    assert "nvidia-dcgm.service" not in found["driver.activate"]["enable"]
+    assert "nvidia-dcgm.service" in found["driver.first_boot"]["activate"]["services"]

@@ -26,11 +26,12 @@ def without_loading(
     `smoke` is what the first boot has to prove (it counts the GPUs itself), `texts` are templates and scripts.
     """
     kept = {key: want for key, want in items.items() if key not in (_CDI, _LINKS) and not _loads(key)}
+    apart = [key.name.removeprefix("service ") for key in items if key.role == "fabric" and _loads(key)]
     value: dict[str, Any] = {
         "activate": {
             "load": list(MODULES),
             "unload": ["nouveau"],
-            "services": list(driver.services),
+            "services": [*driver.services, *apart],
             **({"links": True} if _LINKS in items else {}),
         },
         **({"cdi": items[_CDI].data} if _CDI in items else {}),
@@ -40,11 +41,15 @@ def without_loading(
     kept[Key("driver", "first_boot", PROGRAM)] = Want(value=program_hash(value, texts), data=value)
     for unit in (*driver.services, UNIT):
         kept[Key("driver", "activate", f"{ENABLED}{unit}")] = Want(value="enabled")
+    for unit in apart:  # their packages come after the driver's
+        kept[Key("fabric", "activate", f"{ENABLED}{unit}")] = Want(value="enabled")
     return kept
 
 
 def _loads(key: Key) -> bool:
-    return key[:2] == ("driver", "activate") and key.name.startswith(("module ", "service ", "parameters"))
+    if key.role not in ("driver", "fabric") or key.option != "activate":
+        return False
+    return key.name.startswith(("module ", "service ", "parameters"))
 
 
 def image_activation(names: Mapping[Key, Want]) -> dict[str, Any]:
