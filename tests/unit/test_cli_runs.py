@@ -1,0 +1,83 @@
+"""gpunode runs: what it says of a journal, and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from gpunode.cli.main import cli
+from gpunode.edge.runs import HostRow, Runs
+
+DEAD = f"{socket.gethostname()}:999999999"
+ALIVE = f"{socket.gethostname()}:{os.getpid()}"
+
+
+@pytest.fixture
+def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Runs:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    return Runs()
+
+
+def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", **states: str) -> None:
+    rows = [HostRow(run=name, host=h, pool="all", wave=0, plan=plan, state="waiting") for h in states]
+    journal.begin(name, "provision", {"where": {}, "spec": {}, "arguments": [], "rollout": {}}, controller, rows)
+    for host, state in states.items():
+        if state in ("done", "failed"):
+            journal.ended(name, host, exit=int(state == "failed"), message=f"{state} it is")
+
+
+def run(*args: str) -> tuple[int, str]:
+    result = CliRunner().invoke(cli, ["runs", *args], standalone_mode=False)
+    return (result.return_value if result.exception is None else 99), result.output
+
+
+def test_without_a_run_it_says_how_to_make_one(journal: Runs) -> None:
+    assert run("list") == (0, "no run yet: gpunode provision makes one\n")
+    assert run("show")[0] == 2
+
+
+def test_a_run_whose_process_is_gone_was_killed(journal: Runs) -> None:
+    begin(journal, "20260101", gpu1="done", gpu2="waiting")
+    code, out = run("list")
+    assert code == 0 and "killed" in out and "1 done, 1 waiting" in out
+    code, out = run("show", "last")
+    assert "gpu1" in out and "done it is" in out and "gpunode runs resume 20260101" in out
+
+
+def test_data_for_machines(journal: Runs) -> None:
+    begin(journal, "20260101", gpu1="failed")
+    listed = json.loads(run("list", "--format", "json")[1])["runs"]
+    assert listed[0]["counts"] == {"failed": 1} and "request" not in listed[0]
+    shown = json.loads(run("show", "2026", "--format", "json")[1])
+    assert shown["hosts"][0]["message"] == "failed it is" and shown["request"]["spec"] == {}
+
+
+def test_two_runs_are_compared_host_by_host(journal: Runs) -> None:
+    begin(journal, "20260101", gpu1="done", gpu2="done", gpu3="done")
+    begin(journal, "20260102", plan="bbbb", gpu1="done", gpu2="failed")
+    begin(journal, "20260103", gpu1="done", gpu2="done", gpu3="done")
+    hosts = json.loads(run("diff", "20260101", "20260102", "--format", "json")[1])["hosts"]
+    assert [h["host"] for h in hosts] == ["gpu1", "gpu2", "gpu3"] and hosts[2]["second"] is None
+    assert "0 hosts differ" in run("diff", "20260101", "last")[1]
+
+
+def test_a_run_that_is_at_work_is_not_resumed(journal: Runs) -> None:
+    begin(journal, "20260101", ALIVE, gpu1="running")
+    code, out = run("resume")
+    assert code == 5 and "still at work" in out
+
+
+def test_a_run_that_is_done_needs_no_resuming(journal: Runs) -> None:
+    begin(journal, "20260101", gpu1="done")
+    assert run("resume") == (0, "20260101: every host is done\n")
+
+
+def test_hosts_in_work_are_known(journal: Runs) -> None:
+    begin(journal, "20260101", ALIVE, gpu1="running", gpu2="done")
+    begin(journal, "20260102", DEAD, gpu3="running")
+    assert {h: r.name for h, r in journal.at_work(["gpu1", "gpu2", "gpu3"]).items()} == {"gpu1": "20260101"}
