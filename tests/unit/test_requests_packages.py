@@ -27,6 +27,18 @@ def test_every_key_becomes_one_file_of_lines() -> None:
     }
 
 
+def test_what_taking_packages_back_needs_is_a_file_each() -> None:
+    value = {"unhold": ["a"], "purge": ["a", "b"], "automatic": ["c"], "keys": ["gpg-pubkey-1-2"], "streams": ["m:-"]}
+    assert packages_request(value, wait=20) == {
+        "unhold": b"a\n",
+        "purge": b"a\nb\n",
+        "automatic": b"c\n",
+        "keys": b"gpg-pubkey-1-2\n",
+        "streams": b"m -\n",
+        "wait": b"20\n",
+    }
+
+
 def test_check_mode_is_a_file_of_its_own() -> None:
     assert packages_request({"remove": ["a"]}, check=True)["check"] == b"1\n"
 
@@ -48,6 +60,7 @@ def test_a_value_without_packages_needs_no_round_trip() -> None:
         {"refresh": ["relative.sources"]},
         {"proxy": 'http://p"; Dir "/'},
         {"instal": ["a"]},
+        {"keys": ["-e all"]},
     ],
 )
 def test_words_that_a_shell_or_apt_could_misread_are_refused(value: dict[str, object]) -> None:

@@ -1,0 +1,109 @@
+"""node/putback.sh with a systemctl, modprobe and userdel of the test's own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.model import Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_undo import UndoWish, close_request
+from gpunode.node import script
+
+SYSTEMCTL = """#!/bin/sh
+echo "$@" >>"$NODE/called"
+unit=$(eval echo \\$$#)
+case $1 in
+  is-active) cat "$NODE/active.$unit" 2>/dev/null || echo inactive ;;
+  is-enabled) cat "$NODE/enabled.$unit" 2>/dev/null || echo disabled ;;
+  stop) [ ! -e "$NODE/stuck" ] || { echo 'Job failed' >&2; exit 1; } ;;
+esac
+"""
+SHIM = '#!/bin/sh\necho "${0##*/} $*" >>"$NODE/called"\n'
+
+
+class Node:
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / "state"
+        (root / "bin").mkdir()
+        for name, text in {"systemctl": SYSTEMCTL, "modprobe": SHIM, "update-initramfs": SHIM}.items():
+            (root / "bin" / name).write_text(text)
+            (root / "bin" / name).chmod(0o755)
+
+    def run(self, **request: str | bytes) -> Outcome:
+        files = {name: text if isinstance(text, bytes) else text.encode() for name, text in request.items()}
+        files["state"] = f"{self.state}\n".encode()
+        done = subprocess.run(
+            ["sh", "-s"],
+            input=program(script("putback.sh"), files),
+            capture_output=True,
+            text=True,
+            env={"PATH": f"{self.root}/bin:/usr/bin:/bin", "NODE": str(self.root), "TMPDIR": str(self.root)},
+            check=False,
+        )
+        return parse_outcome(done.stdout + done.stderr, done.returncode)
+
+    def called(self) -> list[str]:
+        path = self.root / "called"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return [line for line in lines if not line.startswith("is-")]
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    return Node(tmp_path)
+
+
+def test_only_units_that_run_are_stopped_and_only_enabled_ones_disabled(node: Node) -> None:
+    (node.root / "active.a.service").write_text("active\n")
+    (node.root / "enabled.b.service").write_text("enabled\n")
+    outcome = node.run(stop="a.service\nb.service\n", disable="a.service\nb.service\n")
+    assert (outcome.status, outcome.changed) == ("changed", ("stop a.service", "disable b.service"))
+    assert node.called() == ["stop a.service", "--no-reload disable b.service"]
+
+
+def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:
+    (node.root / "active.a.service").write_text("active\n")
+    link = node.root / "195:0"
+    link.symlink_to("/dev/null")
+    outcome = node.run(stop="a.service\n", link=f"{link} absent\n", rebuild="1\n", close="uninstall\n", check="1\n")
+    assert outcome.changed == ("stop a.service", f"remove the link {link}", "rebuild the initramfs")
+    assert node.called() == [] and link.is_symlink() and not node.state.exists()
+
+
+def test_a_unit_that_does_not_stop_ends_it(node: Node) -> None:
+    (node.root / "active.a.service").write_text("active\n")
+    (node.root / "stuck").touch()
+    outcome = node.run(stop="a.service\n", rebuild="1\n")
+    assert outcome.status == "failed" and outcome.message == "a.service cannot be stopped: Job failed"
+    assert node.called() == ["stop a.service"]
+
+
+def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(node: Node) -> None:
+    link, image = node.root / "195:0", node.root / "initrd.img"
+    link.symlink_to("/dev/null")
+    image.write_text("x")
+    request = {"link": f"{link} absent\n", "initramfs": f"{image} absent\n"}
+    assert node.run(**request).status == "changed"
+    assert not link.is_symlink() and not image.exists()
+    assert node.run(**request).status == "unchanged"
+
+
+def test_a_module_that_does_not_load_is_a_note(node: Node) -> None:
+    outcome = node.run(load="no_such_module\n")
+    assert outcome.status == "unchanged"
+    assert outcome.notes[0].startswith("no_such_module is not loaded again before the next boot")
+
+
+@pytest.mark.parametrize(("verb", "kept"), [("uninstall", False), ("rollback", True)])
+def test_the_journal_says_when_it_is_done_and_copies_go_after_an_uninstall(node: Node, verb: str, kept: bool) -> None:
+    (node.state / "backup/x").mkdir(parents=True)
+    (node.state / "journal.jsonl").write_text('{"v":1,"id":"a","op":"files"}\n')
+    node.run(run=b"r9\n", **close_request(UndoWish(verb=verb), "r1"))  # type: ignore[arg-type]
+    last = json.loads((node.state / "journal.jsonl").read_text().splitlines()[-1])
+    assert (last["op"], last["phase"], last["run"], last.get("to")) == (verb, "done", "r9", "r1" if kept else None)
+    assert (node.state / "backup").exists() == kept
