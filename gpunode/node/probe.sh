@@ -759,6 +759,10 @@ probe_sharing() {
 	fi
 	[ -r /usr/lib/gpunode/mig ] && line "program $(sha256sum </usr/lib/gpunode/mig | cut -d ' ' -f 1)"
 	[ -r /var/lib/gpunode/mig ] && quote </var/lib/gpunode/mig
+	for unit in gpunode-mig.service gpunode-mps.service; do # systemd's own memory of a unit whose file is new may be old
+		[ -e "/etc/systemd/system/$unit" ] &&
+			line "unit $unit $(within 3 systemctl is-active "$unit" 2>/dev/null) $(within 3 systemctl is-enabled "$unit" 2>/dev/null)"
+	done
 	have nvidia-cuda-mps-control || return 0
 	threads=
 	for file in /proc/[0-9]*/comm; do

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from gpunode.core.errors import InputError
-from gpunode.core.facts import parse_probe
+from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.model import (
     ConfigFile,
     Kubernetes,
@@ -212,6 +212,15 @@ def test_the_tables_of_nvidia_smi_are_read_with_the_compute_instances_of_each_in
         MigInstance(gpu=0, id=1, profile="3g.40gb", start=4, size=4, computes=1),
         MigInstance(gpu=0, id=2, profile="3g.40gb", start=0, size=4, computes=2),
     )
+
+
+def test_the_units_are_taken_from_the_disk_and_pids_are_no_part_of_what_a_plan_rests_on() -> None:
+    unit = "| unit gpunode-mig.service active enabled\n| mps 7\n| threads 25.0"
+    facts = cut(unit)
+    assert facts.services["gpunode-mig"] == Service(name="gpunode-mig", active="active", enabled="enabled")
+    assert facts.sharing == Sharing(mps_daemons=("7",), mps_threads="25")
+    assert facts_hash(facts) == facts_hash(cut(unit.replace("mps 7", "mps 8")))
+    assert facts_hash(facts) != facts_hash(cut(unit.replace("25", "50")))
 
 
 def mig_step(found: Plan) -> Any:

@@ -29,7 +29,7 @@ from gpunode.core.facts.machine import (
 )
 from gpunode.core.facts.packages import read_package_lock, read_packages
 from gpunode.core.facts.redact import redact
-from gpunode.core.facts.sharing import read_sharing
+from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.kubelet import kubelets_first
 from gpunode.core.model import ConfigFile, NodeFacts
@@ -106,7 +106,7 @@ def parse_probe(text: str) -> NodeFacts:
         "packages": packages,
         "broken_packages": broken,
         "package_lock": read_package_lock(probe),
-        "services": units.services,
+        "services": {**units.services, **dict(read_sharing_units(probe))},
         "modules": read_loaded_modules(probe),
         "sysctl": dict(probe.pairs("sysctl")),
         "files": files,
@@ -194,6 +194,8 @@ def facts_hash(facts: NodeFacts) -> str:
     data = facts_to_data(facts, brief=True)
     kept = {key: value for key, value in data.items() if key not in VOLATILE}
     kept["driver"] = {key: value for key, value in data.get("driver", {}).items() if key not in VOLATILE_DRIVER}
+    if "sharing" in data:
+        kept["sharing"] = {key: value for key, value in data["sharing"].items() if key != "mps_daemons"}  # PIDs
     kept["device_nodes"] = [
         node for node in data.get("device_nodes", ()) if not node.get("linked")
     ]  # the driver makes them at need

@@ -4,15 +4,24 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import MigInstance, Sharing
+from gpunode.core.model import MigInstance, Service, Sharing
 
 # Rows of `nvidia-smi mig -lgi` (drivers 450 to 580 print them alike) and -lci (450 without the placement):
 # |   0  MIG 1g.10gb         19        9          2:1     |
 # |   0      9       MIG 1g.10gb          0         0          0:1     |
 _GPU_INSTANCE = re.compile(r"\|\s*(\d{1,4})\s+MIG\s+(\S+)\s+\d{1,4}\s+(\d{1,4})\s+(\d{1,4}):(\d{1,4})\s*\|")
 _COMPUTE_INSTANCE = re.compile(r"\|\s*(\d{1,4})\s+(\d{1,4})\s+MIG\s+\S+\s+\d{1,4}\s+\d{1,4}\s")
+
+
+def read_sharing_units(probe: Probe) -> Iterator[tuple[str, Service]]:
+    """gpunode's own units, as they are on the disk."""
+    for words in map(str.split, probe.values("sharing", "unit")):
+        if len(words) == 3:
+            name = words[0].removesuffix(".service")
+            yield name, Service(name=name, active=words[1], enabled=words[2])
 
 
 def read_sharing(probe: Probe) -> Sharing:
