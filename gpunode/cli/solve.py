@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
@@ -11,7 +11,7 @@ from gpunode.cli.common import format_option, print_json, spec_option
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
-    from gpunode.core.model import CudaChoice, DriverChoice, Solution, ToolkitChoice
+    from gpunode.core.model import CudaChoice, DriverChoice, FabricChoice, Solution, ToolkitChoice
 
 
 @click.command(
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     "  gpunode solve --gpu 10de:2330 --distro debian:12\n"
     "  gpunode solve --gpu 'H100 PCIe' --distro ubuntu:24.04 --cuda 12.8 --format json\n"
     "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n"
+    "  gpunode solve --gpu 10de:102d --distro rocky:9.4 --method runfile\n"
     "  gpunode solve --probe saved/ -c gpunode.yml\n\n"
     "Exit codes: 0 solved, 2 usage, 5 a problem stands against it (told in the answer)."
 )
@@ -40,7 +41,17 @@ if TYPE_CHECKING:
     metavar="CHOICE",
     help="BRANCH or VERSION, with or without -open or -proprietary; or open, proprietary, distro, none, auto.",
 )
-@click.option("--cuda", multiple=True, metavar="MAJOR.MINOR", help="A CUDA toolkit for the host; again for each.")
+@click.option(
+    "--method",
+    type=click.Choice(("auto", "packages", "runfile")),
+    default="auto",
+    show_default=True,
+    help="How the driver comes.",
+)
+@click.option(
+    "--cuda", multiple=True, metavar="MAJOR.MINOR|newest", help="A CUDA toolkit for the host; again for each."
+)
+@click.option("--dcgm", default="none", show_default=True, metavar="VERSION", help="DCGM on the host: or auto, none.")
 @click.option(
     "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit: or auto, none."
 )
@@ -60,7 +71,9 @@ def solve(
     kernels: tuple[str, ...],
     secure_boot: bool,
     driver: str,
+    method: Literal["auto", "packages", "runfile"],
     cuda: tuple[str, ...],
+    dcgm: str,
     toolkit: str,
     probes: tuple[Path, ...],
     spec_data: dict[str, Any],
@@ -75,6 +88,7 @@ def solve(
     if not gpus or not distro:
         raise click.UsageError("name the GPU (--gpu) and the distribution (--distro), or saved probes (--probe)")
     import json
+    from dataclasses import replace
 
     from gpunode.core.model import Kernel
     from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, solution_data
@@ -92,8 +106,9 @@ def solve(
         arch=arch,
         kernels=tuple(Kernel(release=k, image=True) for k in kernels),
         secure_boot=secure_boot or None,
-        driver=parse_driver(driver),
+        driver=replace(parse_driver(driver), method=method),
         cuda=parse_spec({"cuda": {"versions": list(cuda)}}, where="--cuda").cuda,
+        fabric=parse_spec({"fabric": {"dcgm": dcgm}}, where="--dcgm").fabric,
         toolkit=ToolkitSpec(version=toolkit),
     )
     solution = decide(request, knowledge)
@@ -135,7 +150,10 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
 
 
 def _print(solution: Solution) -> None:
+    parts: dict[str, DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None]
     parts = {"driver": solution.driver, "cuda": solution.cuda, "toolkit": solution.toolkit}
+    if solution.fabric:
+        parts["fabric"] = solution.fabric
     for name, part in parts.items():
         click.echo(f"{name:9}{_choice(part)}")
     click.echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
@@ -145,17 +163,24 @@ def _print(solution: Solution) -> None:
         click.echo(f"\nproblem: {problem.what}\n  do next: {problem.fix}")
 
 
-def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | None) -> str:
-    """What was chosen, then its packages, one a line."""
-    from gpunode.core.model import DriverChoice
+def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None) -> str:
+    """What was chosen, then its installers and packages, one a line."""
+    from gpunode.core.model import CudaChoice, DriverChoice, FabricChoice, Runfile
 
     if part is None:
         return "none"
+    packages = part.packages
+    runfiles: tuple[Runfile, ...] = ()
     if isinstance(part, DriverChoice):
         head = f"{part.branch} {part.flavour} {part.version or part.newest}".strip()
-        packages = (*part.kernel_packages, *part.packages)
+        packages = (*part.kernel_packages, *packages)
+        runfiles = (part.runfile,) if part.runfile else ()
+    elif isinstance(part, FabricChoice):
+        head = " ".join(part.services)
     else:
-        head, packages = part.version, part.packages
-    lines = [f"{head}, from {part.repository or 'the distribution'}"]
+        head = (", ".join(part.versions) if isinstance(part, CudaChoice) else part.version) or "the newest"
+        runfiles = part.runfiles if isinstance(part, CudaChoice) else ()
+    lines = [f"{head}, from {'a runfile' if runfiles else part.repository or 'the distribution'}"]
+    lines += [f"           {runfile.path or runfile.urls[0]}" for runfile in runfiles]
     lines += [f"           {p.name}" + (f"={p.version}" if p.version else "") for p in packages]
     return "\n".join(lines)

@@ -124,4 +124,6 @@ def _dcgm(
     epoch = names["deb_epoch"] if row.family in ("ubuntu", "debian") else ""
     version = "" if asked == "auto" else f"{epoch}{asked}-*"
     notes.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
-    return (PackageWant(name=names["name"].format(cuda=major), version=version, hold=bool(version)),)
+    return tuple(
+        PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]
+    )

@@ -22,36 +22,44 @@ from gpunode.edge.planner import Planner
 KNOWLEDGE = load_knowledge()
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 GB200, H100, RTX4090, K80 = "10de:2941", "10de:2330", "10de:2684", "10de:102d"
-CUDA13, CUDA12 = "datacenter-gpu-manager-4-cuda13", "datacenter-gpu-manager-4-cuda12"
+
+
+def dcgm(cuda: int) -> list[str]:
+    stem = "datacenter-gpu-manager-4"
+    return [f"{stem}-core", f"{stem}-cuda{cuda}", f"{stem}-proprietary", f"{stem}-proprietary-cuda{cuda}"]
 
 
 @pytest.mark.parametrize(
-    ("gpu", "distro", "fabric", "driver", "packages"),
+    ("gpu", "distro", "fabric", "driver", "cuda", "version"),
     [
-        (H100, "debian:12", FabricSpec(dcgm="auto"), "auto", {CUDA13: ""}),
-        (H100, "debian:12", FabricSpec(dcgm="4.6.0"), "auto", {CUDA13: "1:4.6.0-*"}),
-        (H100, "rocky:9.4", FabricSpec(dcgm="4.6.0"), "auto", {CUDA13: "4.6.0-*"}),
-        (H100, "sles:15.6", FabricSpec(dcgm="auto"), "570", {CUDA12: ""}),
-        (H100, "ubuntu:24.04", FabricSpec(dcgm="auto"), "distro", {CUDA13: ""}),
-        (RTX4090, "ubuntu:22.04", FabricSpec(dcgm="auto"), "535", {CUDA12: ""}),
-        (H100, "debian:12", FabricSpec(), "auto", {}),
+        (H100, "debian:12", FabricSpec(dcgm="auto"), "auto", 13, ""),
+        (H100, "debian:12", FabricSpec(dcgm="4.6.0"), "auto", 13, "1:4.6.0-*"),
+        (H100, "rocky:9.4", FabricSpec(dcgm="4.6.0"), "auto", 13, "4.6.0-*"),
+        (H100, "sles:15.6", FabricSpec(dcgm="auto"), "570", 12, ""),
+        (H100, "ubuntu:24.04", FabricSpec(dcgm="auto"), "distro", 13, ""),
+        (RTX4090, "ubuntu:22.04", FabricSpec(dcgm="auto"), "535", 12, ""),
+        (K80, "ubuntu:22.04", FabricSpec(dcgm="auto"), "auto", 11, ""),
     ],
 )
-def test_dcgm_is_the_package_for_the_drivers_cuda(
-    gpu: str, distro: str, fabric: FabricSpec, driver: str, packages: dict[str, str]
+def test_dcgm_is_the_packages_for_the_drivers_cuda(
+    gpu: str, distro: str, fabric: FabricSpec, driver: str, cuda: int, version: str
 ) -> None:
-    solution = solve(SolveRequest(gpus=(gpu,), distro=distro, fabric=fabric, driver=parse_driver(driver)), KNOWLEDGE)
+    asked = SolveRequest(gpus=(gpu,), distro=distro, fabric=fabric, driver=parse_driver(driver))
+    solution = solve(asked, KNOWLEDGE)
     assert solution.problems == ()
-    found = solution.fabric.packages if solution.fabric else ()
-    assert {p.name: p.version for p in found} == packages
-    assert all(p.hold == bool(p.version) for p in found)
-    assert not packages or "nvidia-cuda" in [r.name for r in solution.repositories]
+    assert solution.fabric
+    assert [p.name for p in solution.fabric.packages] == dcgm(cuda)
+    assert {(p.version, p.hold) for p in solution.fabric.packages} == {(version, bool(version))}
+    assert "nvidia-cuda" in [r.name for r in solution.repositories]
+
+
+def test_without_a_word_there_is_no_dcgm() -> None:
+    assert solve(SolveRequest(gpus=(H100,), distro="debian:12"), KNOWLEDGE).fabric is None
 
 
 @pytest.mark.parametrize(
     ("gpu", "distro", "fabric", "what"),
     [
-        (K80, "ubuntu:22.04", FabricSpec(dcgm="auto"), "DCGM 4 needs a driver for CUDA 12 or later, and 470"),
         (H100, "arch", FabricSpec(dcgm="auto"), "NVIDIA has no repository for arch"),
         (H100, "debian:12", FabricSpec(imex_nodes=("10.0.0.1",)), "no GPU here belongs to an NVLink domain"),
     ],
@@ -105,7 +113,7 @@ def test_old_dcgm_goes_when_the_new_one_comes(monkeypatch: pytest.MonkeyPatch) -
     old = Package(name="datacenter-gpu-manager", version="1:3.3.9")
     found = steps(planned(gb200(packages={old.name: old}), {"dcgm": "auto"}, monkeypatch))
     assert found["fabric.packages"]["remove"] == [old.name]
-    assert [package["name"] for package in found["fabric.packages"]["install"]] == [CUDA13]
+    assert [package["name"] for package in found["fabric.packages"]["install"]] == dcgm(13)
     assert found["fabric.activate"] == {"services": ["nvidia-dcgm.service"]}
 
 
