@@ -40,6 +40,7 @@ def pages() -> dict[str, str]:
         "exit-codes.md": exit_page(),
         "cli.md": cli_page(),
         "choices.md": choices_page(),
+        "mig-profiles.md": mig_page(),
         "faults.md": faults_page(),
     }
 
@@ -167,6 +168,32 @@ def choices_page() -> str:
         f"nothing else is asked for, by what was known on {knowledge.as_of}. *own*: from the distribution itself. A "
         "dash: nothing fits; `gpunode solve` says why and what would. The rules are in [solve.md](solve.md).\n\n"
         f"| | {' | '.join(GENERATIONS.values())} |\n|---|{'---|' * len(GENERATIONS)}\n{rows}\n"
+    )
+
+
+def mig_page() -> str:
+    """Every product that MIG cuts, with its profiles: how many at most, and where they may start."""
+    from gpunode.core.sharing.mig import Product, Profile
+    from gpunode.edge.load import load_mig
+
+    def cell(product: Product, profile: Profile) -> str:
+        starts = f" at {' '.join(map(str, profile.starts))}" if product.placed else ""
+        since = f", driver {profile.since}" if profile.since else ""
+        return f"`{profile.name}` {profile.most}×{starts}{since}"
+
+    def row(product: Product) -> str:
+        mode = "kept" if product.mode == "kept" else "lost"
+        cells = "; ".join(cell(product, profile) for profile in product.profiles)
+        return f"| {product.name} | {' '.join(product.ids)} | {product.driver} | {mode} | {cells} |"
+
+    return (
+        f"# MIG profiles by GPU\n\n{NOTE}\nWhich GPUs can be cut, into what, how many of each alone at most, and at which "
+        "memory slice an instance may start. *Mode*: whether the MIG mode outlives a reboot; instances never do. "
+        "`gpunode sharing profiles` prints the same with slices, memory and sources; "
+        "[sharing.md](sharing.md) says how to have GPUs cut.\n\n"
+        "| product | PCI ids | driver from | mode | profiles |\n|---|---|---|---|---|\n"
+        + "\n".join(row(product) for product in load_mig())
+        + "\n"
     )
 
 

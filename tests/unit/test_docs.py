@@ -21,7 +21,7 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("name", ["spec.md", "exit-codes.md", "cli.md", "choices.md"])
+@pytest.mark.parametrize("name", ["spec.md", "exit-codes.md", "cli.md", "choices.md", "mig-profiles.md"])
 def test_a_generated_page_is_what_make_docs_would_write(name: str) -> None:
     assert (ROOT / "docs" / name).read_text() == pages()[name]
 
