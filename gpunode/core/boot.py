@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, Kernel, NodeFacts
 
+_KEPT_OUT = re.compile(rb"^\s*(blacklist\s+nvidia\s*$|install\s+nvidia\s+/bin/(?:false|true))", re.MULTILINE)
 _BLACKLIST = re.compile(rb"^\s*(blacklist\s+nouveau|install\s+nouveau\s+/bin/(false|true))", re.MULTILINE)
 
 
@@ -16,7 +17,7 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
 
     Which of them boots is the boot loader's choice; without another one it is the newest.
     """
-    if not facts.gpus:
+    if not facts.gpus and not facts.first_boot.program:  # a machine that is prepared waits for its GPU
         return [Check(id="boot.gpu", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:")]
     kernels = sorted((k for k in facts.kernels if k.image), key=lambda k: _order(k.release), reverse=True)
     if not kernels:
@@ -60,6 +61,12 @@ def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[st
             f"its nvidia module is {kernel.module}, user space is {facts.driver.userspace}: nvidia-smi would fail",
             f"dkms autoinstall -k {kernel.release}, or gpunode provision",
         )
+    firmware = facts.driver.firmware
+    if firmware and kernel.flavour == "open" and kernel.module not in firmware:
+        return (
+            f"its open module {kernel.module} needs firmware of that version, and there is {', '.join(firmware)}",
+            "gpunode provision, or install the firmware package of the driver's version",
+        )
     models = [model for gpu in facts.gpus if (model := knowledge.gpu(gpu.id))]
     for model in models:
         if (kernel.flavour, model.open) in (("open", "no"), ("proprietary", "only")):
@@ -68,8 +75,18 @@ def _trouble(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> tuple[st
 
 
 def _everywhere(facts: NodeFacts) -> Iterator[Check]:
-    texts = [file.data for path, file in facts.files.items() if path.startswith("/etc/modprobe.d/") and file.data]
-    if not any(_BLACKLIST.search(text) for text in texts):
+    texts = {path: file.data for path, file in facts.files.items() if path.startswith("/etc/modprobe.d/") and file.data}
+    for path, text in texts.items():
+        if found := _KEPT_OUT.search(text):
+            never = found[1].startswith(b"install")
+            word = "nvidia is never loaded" if never else "nvidia is not loaded by itself"
+            yield Check(
+                id="boot.blacklisted",
+                status="failed" if never else "warning",
+                message=f"{path} has «{found[1].decode()}»: {word}",
+                fix=f"take that line out of {path}, and rebuild the initramfs",
+            )
+    if not any(_BLACKLIST.search(text) for text in texts.values()):
         yield Check(
             id="boot.nouveau",
             status="warning",

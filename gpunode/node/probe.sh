@@ -282,6 +282,10 @@ probe_driver() {
 		/usr/lib/libnvidia-ml.so.*.* /usr/lib/wsl/drivers/*/libnvidia-ml.so.*.*; do
 		[ -e "$file" ] && line "library $file"
 	done
+	for folder in /lib/firmware/nvidia/*/; do # nouveau's are called by the chip: ga102
+		folder=${folder%/}
+		case ${folder##*/} in [0-9]*.[0-9]*) line "firmware ${folder##*/}" ;; esac
+	done
 	# nvidia-installer's own record: its first line is the version
 	if first /var/lib/nvidia/log; then
 		line "runfile $REPLY"

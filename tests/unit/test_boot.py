@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from gpunode.cli.main import cli
 from gpunode.core.boot import boot_checks
-from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, PciDevice
+from gpunode.core.model import ConfigFile, DriverState, FirstBoot, Kernel, NodeFacts, Package, PciDevice
 from gpunode.edge.load import load_knowledge
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -74,3 +74,42 @@ def test_check_boot_exits_1_when_some_kernel_would_come_up_without_its_gpu() -> 
     assert done.return_value == 1
     hosts = json.loads(done.stdout)["hosts"]
     assert [any(c["status"] == "failed" for c in host["checks"]) for host in hosts] == [False, True]
+
+
+@pytest.mark.parametrize(
+    ("flavour", "firmware", "status"),
+    [
+        ("open", ("580.95.05",), "passed"),
+        ("open", ("570.1", "580.95.05"), "passed"),
+        ("open", ("570.1",), "failed"),
+        ("proprietary", ("570.1",), "passed"),
+        ("open", (), "passed"),
+    ],
+)
+def test_an_open_module_needs_firmware_of_its_version(flavour: str, firmware: tuple[str, ...], status: str) -> None:
+    driver = DriverState(userspace="580.95.05", firmware=firmware)
+    (check,) = boot_checks(node(replace(READY, flavour=flavour), driver=driver), load_knowledge())
+    assert check.status == status
+
+
+@pytest.mark.parametrize(
+    ("line", "status"),
+    [
+        ("blacklist nvidia", "warning"),
+        ("install nvidia /bin/false", "failed"),
+        ("# blacklist nvidia", ""),
+        ("blacklist nvidia_peermem", ""),
+        ("install nvidia modprobe -i nvidia-current", ""),
+    ],
+)
+def test_a_file_that_keeps_nvidia_out_is_named(line: str, status: str) -> None:
+    path = "/etc/modprobe.d/y.conf"
+    files = {BLACKLIST.path: BLACKLIST, path: ConfigFile(path=path, data=f"{line}\n".encode())}
+    found = [c for c in boot_checks(node(READY, files=files), load_knowledge()) if c.id == "boot.blacklisted"]
+    assert [(c.status, path in c.message) for c in found] == ([(status, True)] if status else [])
+
+
+def test_a_machine_that_waits_for_its_gpu_is_judged_all_the_same() -> None:
+    bare = node(READY, gpus=(), first_boot=FirstBoot(program="ab", armed=True))
+    assert [c.id for c in boot_checks(bare, load_knowledge())] == ["boot.6.1.0-41-amd64"]
+    assert [c.id for c in boot_checks(replace(bare, first_boot=FirstBoot()), load_knowledge())] == ["boot.gpu"]

@@ -40,6 +40,7 @@ def read_driver(probe: Probe, smi: str) -> DriverState:
         loaded=version[0] if version else "",
         loaded_flavour=flavour,
         userspace=max(libraries, key=lambda v: [int(part) for part in v.split(".")], default=""),
+        firmware=tuple(probe.values("driver", "firmware")),
         nouveau="nouveau" in modules,
         nova="nova_core" in modules,
         runfile=probe.value("driver", "runfile"),

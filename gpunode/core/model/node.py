@@ -80,6 +80,7 @@ class DriverState:
     loaded: str = ""  # version of the loaded kernel module, "" when none is loaded
     loaded_flavour: str = ""
     userspace: str = ""  # version in the file name of libnvidia-ml.so.X
+    firmware: tuple[str, ...] = ()  # versions of GSP firmware on disk, which open modules cannot do without
     nouveau: bool = False
     nova: bool = False
     runfile: str = ""  # version that nvidia-installer left, "" when it never ran
