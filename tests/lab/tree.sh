@@ -1,11 +1,15 @@
 #!/bin/sh
-# The tree of a node, a line for each path: type, mode, owner, where a link leads, hash.  Left out are logs and caches,
-# the engines' data, what the system's own tools keep as backups, and what the lab brings.
+# The tree of a node: a line for each path (type, mode, owner, size, where a link leads), and one for the hash of each
+# file outside of /usr, where packages put theirs, and below /usr/local.
+# Left out are logs and caches, the engines' data, what the system's own tools keep as backups, and what the lab brings.
 cd /
-find . -xdev \( -path ./proc -o -path ./sys -o -path ./dev -o -path ./run -o -path ./tmp -o -path ./root -o -path ./home \
-    -o -path ./var/log -o -path ./var/cache -o -path ./var/tmp -o -path ./var/lib/gpunode -o -path ./var/lib/apt/lists \
-    -o -path ./var/lib/containerd -o -path ./var/lib/docker -o -path ./var/lib/rpm -o -path ./var/lib/dnf \
-    -o -path ./var/lib/systemd -o -path ./usr/local/lib/gpunode-lab -o -path ./etc/ld.so.cache \
-    -o -path './etc/*-' -o -path ./var/lib/dpkg/status-old -o -path './var/lib/dpkg/*-old' \) -prune -o \
-    \( -type f -printf '%p %m %u:%g ' -exec sh -c 'sha256sum <"$1" | cut -d " " -f 1' _ {} \; \
-    -o -printf '%p %y %m %u:%g %l\n' \) | sort
+LEFT_OUT="./proc ./sys ./dev ./run ./tmp ./root ./home ./var/log ./var/cache ./var/tmp ./var/lib/gpunode
+  ./var/lib/apt/lists ./var/lib/containerd ./var/lib/docker ./var/lib/rpm ./var/lib/dnf ./var/lib/systemd
+  ./usr/local/lib/gpunode-lab ./etc/ld.so.cache ./etc/*- ./var/lib/dpkg/*-old"
+set -f
+set -- -false
+for path in $LEFT_OUT; do set -- "$@" -o -path "$path"; done
+set -- . -xdev \( "$@" \) -prune -o
+find "$@" \( -type f -printf '%p f %m %u:%g %s\n' -o -printf '%p %y %m %u:%g %l\n' \) | sort
+find "$@" -type f \( -not -path './usr/*' -o -path './usr/local/*' -o -path './usr/lib/modules/*' \) -print0 | sort -z |
+  xargs -0 sha256sum | sed 's/^\([^ ]*\)  \(.*\)$/\2 \1/'
