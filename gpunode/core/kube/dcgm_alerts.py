@@ -54,7 +54,7 @@ _ALERTS = (
     ),
     (
         "GpuExporterDown",
-        'up{job="dcgm-exporter"} == 0',
+        'up{job=~".*dcgm-exporter"} == 0',
         "10m", "warning", "the DCGM exporter does not answer",
         "kubectl logs of its pod says why; often the driver is gone: gpunode verify.",
     ),

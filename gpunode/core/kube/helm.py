@@ -9,7 +9,7 @@ from typing import Any
 
 from gpunode.core.knowledge_kube import Chart, KubeKnowledge
 from gpunode.core.kube.cluster import Cluster, tolerations
-from gpunode.core.kube.dcgm import EXPORTER, node_relabeling
+from gpunode.core.kube.dcgm import COUNTERS, EXPORTER, node_relabeling
 from gpunode.core.kube.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.core.kube.dra import dra_values
 from gpunode.core.model import Problem
@@ -92,6 +92,7 @@ def exporter_values(cluster: Cluster) -> dict[str, Any]:
         "nodeSelector": dict(cluster.spec.node_selector),
         "tolerations": tolerations(cluster),
         "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
+        "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read
         "serviceMonitor": {
             "enabled": watched.prometheus_operator,
             "interval": watched.interval,

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpunode.core.kube.cluster import Cluster, tolerations
-from gpunode.core.kube.dcgm import node_relabeling
+from gpunode.core.kube.dcgm import COUNTERS, node_relabeling
 from gpunode.core.kube.device_plugin import default_config, plugin_configs
 from gpunode.core.kube.helm import Release
 from gpunode.core.kube.plugin_config import mig_strategy
@@ -70,6 +70,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
             "data": plugin_configs(cluster),
         }
     if spec.monitoring.enabled:
+        values["dcgmExporter"]["config"] = {"create": True, "name": "dcgm-counters", "data": COUNTERS}
         values["dcgmExporter"]["serviceMonitor"] = {
             "enabled": spec.monitoring.prometheus_operator,
             "interval": spec.monitoring.interval,
