@@ -48,7 +48,7 @@ def cluster_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_cluster(*args: Any, kubeconfig: str, context: str, request_timeout: float, **options: Any) -> Any:
         def connect() -> Api:
-            from gpunode.edge.cluster import connect
+            from gpunode.edge.kubeconfig import connect
 
             return connect(kubeconfig, context, timeout=request_timeout)
 

@@ -1,22 +1,19 @@
-"""The API of a Kubernetes cluster: how it is found, asked, asked again, and what its refusals mean.
+"""The API of a Kubernetes cluster: how it is asked, asked again, and what its refusals mean.
 
-Paths and plain data go in and come out.  The package kubernetes finds and opens the connection (kubeconfig, contexts,
-exec plugins, certificates, a pod's own account), so that it is the one that kubectl would open.
+Paths and plain data go in and come out; the connection comes from the package kubernetes (edge/kubeconfig.py).
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from gpunode.core.errors import Exit, GpunodeError, InputError, UnreachableError
+from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
 
@@ -337,55 +334,6 @@ class Api:
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
         return text.decode(errors="replace")
-
-
-# ---------------------------------------------------------------- finding the cluster
-
-
-def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> Api:
-    """The cluster that kubectl would talk to: --kubeconfig, $KUBECONFIG, ~/.kube/config, else that of this pod."""
-    config: Any  # untyped
-    try:
-        from kubernetes import client, config
-        from kubernetes.config import ConfigException
-    except ImportError as error:
-        raise InputError(
-            f"the package kubernetes is not installed: {error}", fix="pip install 'gpunode[kubernetes]'"
-        ) from error
-    configuration = client.Configuration()
-    paths = kubeconfig or os.environ.get("KUBECONFIG", "") or str(Path("~/.kube/config").expanduser())
-    if not any(Path(path).expanduser().exists() for path in paths.split(os.pathsep) if path):
-        if kubeconfig or context or not os.environ.get("KUBERNETES_SERVICE_HOST"):
-            raise InputError(
-                f"there is no kubeconfig {paths}",
-                expected="--kubeconfig FILE, $KUBECONFIG, or ~/.kube/config",
-                fix="on a control-plane node: export KUBECONFIG=/etc/kubernetes/admin.conf",
-            )
-        try:
-            config.load_incluster_config(client_configuration=configuration)
-        except ConfigException as error:
-            raise InputError(f"this pod's account cannot be used: {error}", fix="give the pod a service account") from (
-                error
-            )
-        return Api(client.ApiClient(configuration), timeout=timeout)
-    try:
-        contexts, active = config.list_kube_config_contexts(config_file=paths)
-        names = [item["name"] for item in contexts]
-        if context and context not in names:
-            raise InputError(
-                f"the kubeconfig {paths} has no context {context!r}",
-                expected=f"one of {', '.join(names)}",
-                fix="kubectl config get-contexts",
-            )
-        config.load_kube_config(config_file=paths, context=context or None, client_configuration=configuration)
-    except (ConfigException, OSError, ValueError, KeyError, TypeError) as error:
-        text = str(error) or type(error).__name__
-        raise InputError(
-            f"the kubeconfig {paths} cannot be used: {text.splitlines()[0]}",
-            expected="a kubeconfig with a current context, its cluster and its user",
-            fix="kubectl config view; kubectl config get-contexts",
-        ) from error
-    return Api(client.ApiClient(configuration), context=context or active["name"], timeout=timeout)
 
 
 # ---------------------------------------------------------------- what an answer means

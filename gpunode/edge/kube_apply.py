@@ -65,8 +65,6 @@ def apply(
 ) -> Applied:
     """Make the cluster what was rendered.  With problems nothing is changed; waits `timeout` seconds for readiness."""
     notes = _notes(rendered)
-    if rendered.problems:
-        return Applied(problems=rendered.problems, dry_run=dry_run)
     tell("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
     if problems or dry_run:

@@ -26,7 +26,6 @@ from gpunode.core.kube.preflight import (
     GPU_OPERATOR,
     Right,
     foreign_problem,
-    label_problems,
     node_names,
     other_problems,
     selector_problems,
@@ -65,15 +64,14 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     """Everything that must hold, in an order in which one mistake is not told as many.  Changes nothing."""
     ground = Ground(wanted={key_of(item): item for item in rendered.objects})
     namespace = rendered.cluster.spec.namespace
-    for step in (_server, _kinds):
-        if problems := list(step(api, rendered)):
-            return ground, problems
+    for problems in (_server(api, rendered), rendered.problems, _kinds(api, rendered)):
+        if found := list(problems):
+            return ground, found
     ground.before, ground.places = inventories(api, namespace)
     ground.stale = ground.before.without(ground.wanted)
-    if problems := missing_rights(api, _rights(api, rendered, ground)):
-        return ground, problems
-    problems = [*_objects(api, ground), *_others(api, rendered), *_nodes(api, rendered, ground)]
-    return ground, problems or list(_rehearse(api, ground))
+    found = missing_rights(api, _rights(api, rendered, ground))
+    found = found or [*_objects(api, ground), *_others(api, rendered), *_nodes(api, rendered, ground)]
+    return ground, found or list(_rehearse(api, ground))
 
 
 # ---------------------------------------------------------------- server, kinds, rights
@@ -189,11 +187,9 @@ def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
         return
     nodes = api.items("/api/v1/nodes")
     ground.nodes = {node["metadata"]["name"]: node for node in nodes}
-    problems = list(selector_problems(rendered.cluster, nodes, rendered.nodes))
-    if not problems:  # a pool's labels hold the selectors' too
-        problems = [p for wish in rendered.nodes for p in label_problems(wish.labels, f"pool {wish.pool}")]
+    yield from selector_problems(rendered.cluster, nodes, rendered.nodes)
     names, lost = node_names(hosts, nodes)
-    yield from (*problems, *lost)
+    yield from lost
     for wish in rendered.nodes:
         ground.marks |= {names[host]: (wish.labels, wish.taints) for host in wish.hosts if host in names}
 

@@ -20,9 +20,10 @@ from gpunode.core.errors import Exit, RefusedError
 from gpunode.core.kube.proof_rules import devices
 from gpunode.core.kube.proofs import packed
 from gpunode.core.model import HostResult
-from gpunode.edge.cluster import Api, connect
+from gpunode.edge.cluster import Api
 from gpunode.edge.kube_apply import apply
 from gpunode.edge.kube_verify import verify
+from gpunode.edge.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 

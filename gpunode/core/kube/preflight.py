@@ -18,9 +18,6 @@ SERVER_SIDE_APPLY = Server(1, 16)
 GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
 # Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
 _OFFERS = re.compile(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
-# https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
-_NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?")
-_PREFIX = re.compile(r"(?=.{1,253}$)[a-z0-9](?:[a-z0-9-]*[a-z0-9])?(?:\.[a-z0-9](?:[a-z0-9-]*[a-z0-9])?)*")
 
 
 @dataclass(frozen=True, order=True)
@@ -51,26 +48,6 @@ def server_problems(server: Server, said: str, where: str) -> Iterator[Problem]:
         )
 
 
-def label_problems(labels: Mapping[str, str], where: str) -> Iterator[Problem]:
-    """Labels that Kubernetes would refuse.
-
-    >>> [problem.what for problem in label_problems({"gpu=true": "yes"}, "kubernetes.node_selector")]
-    ["kubernetes.node_selector: 'gpu=true' is no name of a label"]
-    """
-    for key, value in labels.items():
-        prefix, slash, name = key.rpartition("/")
-        if not _NAME.fullmatch(name) or (slash and not _PREFIX.fullmatch(prefix)):
-            yield Problem(
-                what=f"{where}: {key!r} is no name of a label",
-                fix="letters, digits, - _ and . with a letter or digit at both ends, 63 at most; before it DOMAIN/",
-            )
-        if value and not _NAME.fullmatch(value):
-            yield Problem(
-                what=f"{where}: {key} has the value {value!r}, which no label may have",
-                fix="letters, digits, - _ and . with a letter or digit at both ends, 63 at most",
-            )
-
-
 def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequence[NodeWish]) -> Iterator[Problem]:
     """Selectors that no node fits while one nearly does; a cluster whose GPU nodes come later is none of it."""
     spec = cluster.spec
@@ -79,7 +56,6 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequenc
         "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
     }
     for where, selector in selectors.items():
-        yield from label_problems(selector, where)
         labelled = any(wish.hosts and set(selector.items()) <= set(wish.labels.items()) for wish in wishes)
         if not selector or labelled or any(_fits(selector, node) for node in nodes):
             continue
