@@ -10,11 +10,15 @@ import click
 
 from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
+from gpunode.cli.kube_options import cluster_options
 from gpunode.cli.plan import show_plans
 from gpunode.cli.rollout import rollout_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpunode.core.model import HostResult
+    from gpunode.edge.cluster import Api
     from gpunode.edge.detect import Where
     from gpunode.edge.events import EventLog
     from gpunode.edge.workflow import HostPlan
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 @spec_option
 @image_options
 @rollout_options
+@cluster_options
 @click.option(
     "--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up."
 )
@@ -50,6 +55,7 @@ def provision(
     rollout: dict[str, Any],
     deadline: float,
     events: EventLog | None,
+    connect: Callable[[], Api],
     use_lab: bool,
     check: bool,
     diff: bool,
@@ -97,6 +103,7 @@ def provision(
             folder=folder,
             rollout=rollout,
             deadline=deadline,
+            cluster=connect,
             ears=ears.with_log(events) if events else ears,
         )
     show_results(results, output_format)

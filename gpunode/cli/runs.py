@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, print_json, worst_exit
+from gpunode.cli.kube_options import cluster_options
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpunode.edge.cluster import Api
     from gpunode.edge.runs import HostRow, RunRow, Runs
 
 
@@ -95,8 +99,9 @@ def diff(first: str, second: str, output_format: str) -> int:
 @click.argument("name", metavar="RUN", default="last")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@cluster_options
 @format_option("text", "json")
-def resume(name: str, yes: bool, ask_become_pass: bool, output_format: str) -> int:
+def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Api], output_format: str) -> int:
     """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
     from gpunode.cli.plan import show_plans
     from gpunode.cli.provision import ask, show_results
@@ -130,7 +135,13 @@ def resume(name: str, yes: bool, ask_become_pass: bool, output_format: str) -> i
         ask(hosts)
     with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
         results = fleet.provision(
-            hosts, where, planner, arguments=run.request["arguments"], rollout=run.request["rollout"], ears=ears
+            hosts,
+            where,
+            planner,
+            arguments=run.request["arguments"],
+            rollout=run.request["rollout"],
+            cluster=connect,
+            ears=ears,
         )
     for result in results:  # a host that needed nothing any more is done with that run, too
         if not result.exit:

@@ -12,6 +12,19 @@ from gpunode.core.spec_option import option
 
 
 @dataclass(frozen=True, kw_only=True)
+class DrainSpec:
+    """Hosts that are nodes of Kubernetes, emptied as kubectl drain does before they are disturbed."""
+
+    when: Literal["never", "disruptive", "always"] = option(
+        "never", "which nodes are cordoned and drained first: none, those that a step disturbs, or all with steps"
+    )
+    delete_local_data: bool = option(False, "also evict pods with emptyDir volumes, whose data are lost")
+    force: bool = option(False, "also evict pods that nothing starts again")
+    timeout: int = option(600, "seconds that draining one node may take")
+    ready_timeout: int = option(900, "seconds until the node is Ready and offers its GPUs again")
+
+
+@dataclass(frozen=True, kw_only=True)
 class RolloutSpec:
     """How many hosts of a pool are worked on, and when it stops.  Hosts with the same values and name are one pool."""
 
@@ -22,6 +35,7 @@ class RolloutSpec:
     max_unavailable: str = option("100%", "hosts of the pool that may be in work or broken at any time: 5, or 10%")
     max_failures: str = option("0", "failed hosts with which it still goes on to a further host: 3, or 5%")
     soak: int = option(0, "seconds after a wave, before its hosts are verified once more and the next wave starts")
+    drain: DrainSpec = option(DrainSpec(), "nodes of Kubernetes")
     order: Literal["inventory", "name"] = option("inventory", "which hosts come first: as in the inventory, or by name")
 
 
@@ -35,6 +49,8 @@ def check_rollout(rollout: RolloutSpec, where: str) -> None:
         raise InputError(f"{where}: rollout.max_unavailable is 0", expected="at least 1: nothing could ever be done")
     if not rollout.waves or rollout.waves[-1] != "100%":
         raise InputError(f"{where}: rollout.waves ends with {rollout.waves[-1:]}", expected="100% as the last wave")
+    if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
+        raise InputError(f"{where}: rollout.drain has a timeout below 1", expected="seconds")
     if rollout.soak < 0:
         raise InputError(f"{where}: rollout.soak is {rollout.soak}", expected="0 or more seconds")
     for kind in ("%", ""):

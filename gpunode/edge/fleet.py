@@ -5,20 +5,25 @@ from __future__ import annotations
 import math
 import os
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from gpunode.core.errors import Exit, InterruptedByUser, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser, RefusedError
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.playbook import HEADER, dump, make_playbook
 from gpunode.core.rollout import Pool, Progress, make_pools
-from gpunode.core.spec_rollout import RolloutSpec, parse_rollout
+from gpunode.core.spec_rollout import DrainSpec, RolloutSpec, parse_rollout
+from gpunode.edge.cluster import Api
+from gpunode.edge.cluster_nodes import ClusterNodes, Taken, concerns
 from gpunode.edge.detect import Where, probe
 from gpunode.edge.events import EventLog
+from gpunode.edge.kubeconfig import connect
 from gpunode.edge.planner import Planner
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
@@ -35,6 +40,7 @@ from gpunode.edge.workflow import (
 )
 
 P = ParamSpec("P")
+_DRAINS = 20  # nodes that are drained at the same time
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
 
@@ -75,13 +81,15 @@ def provision(
     folder: Path | None = None,
     rollout: Mapping[str, Any] | None = None,
     deadline: float = math.inf,
+    cluster: Callable[[], Api] | None = None,
     ears: Ears = _NOBODY,
 ) -> list[HostResult]:
     """Run the plans of `hosts` through generated playbooks, wave by wave, and probe the changed ones again.
 
     Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
     `write_plan` has written; without it a new run folder in the state directory is.  After `deadline` seconds no
-    further host is begun with.  `rollout` has values that stand above those of the spec.
+    further host is begun with.  `rollout` has values that stand above those of the spec.  `cluster` opens the
+    Kubernetes API for hosts that are nodes and are to be drained (rollout.drain).
     Raises InputError for bad values of `rollout`, InterruptedByUser on Ctrl-C.
     """
     over = parse_rollout(rollout or {}, "the options of provision")
@@ -97,6 +105,7 @@ def provision(
     run = _Run(
         name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
         arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
+        drains={host: spec.drain for host, spec in asked.items()}, nodes=ClusterNodes(cluster or connect, _tell),
     )  # fmt: skip
     progress = run.go(pools, deadline)
     left = HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}")
@@ -118,6 +127,8 @@ class _Run:
     rollout: Mapping[str, Any]  # given beside the spec
     todo: Mapping[str, HostPlan]
     ears: Ears
+    drains: Mapping[str, DrainSpec]
+    nodes: ClusterNodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -175,6 +186,46 @@ class _Run:
         }
 
     def _do(self, job: Job) -> Results:
+        """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
+        results: dict[str, HostResult] = {}
+        taken = {} if self.check else self._take(job.hosts, results)
+        left = tuple(host for host in job.hosts if host not in results)
+        if left:
+            results |= self._play(replace(job, hosts=left))
+        self._give_back(taken, results)
+        return results
+
+    def _take(self, hosts: Sequence[str], results: dict[str, HostResult]) -> dict[str, Taken]:
+        """Those that were emptied; what could not be gets its result at once, and no play."""
+        taken: dict[str, Taken] = {}
+
+        def one(host: str) -> None:
+            planned = self.todo[host].planned
+            if planned is None or not concerns(self.drains[host], planned.facts, planned.plan):
+                return
+            try:
+                taken[host] = self.nodes.take(host, planned.facts, self.drains[host])
+            except GpunodeError as error:
+                results[host] = HostResult(host=host, exit=error.exit, message=f"not begun with: {error}")
+
+        _side_by_side(one, hosts)
+        return taken
+
+    def _give_back(self, taken: Mapping[str, Taken], results: dict[str, HostResult]) -> None:
+        def one(host: str) -> None:
+            result = results[host]
+            if result.exit:
+                results[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
+                return
+            try:
+                self.nodes.give_back(taken[host], self.drains[host])
+            except GpunodeError as error:
+                text = f"{result.message}, but the node stays cordoned: {error}"
+                results[host] = replace(result, exit=error.exit, message=text)
+
+        _side_by_side(one, list(taken))
+
+    def _play(self, job: Job) -> Results:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
         playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
         plans = [_plan(self.todo[host]) for host in job.hosts]
@@ -220,6 +271,15 @@ class _Run:
             if self.runs:
                 self.runs.ended(self.name, result.host, exit=int(result.exit), message=result.message)
             self.ears.result(result)
+
+
+def _side_by_side(act: Callable[[str], None], hosts: Sequence[str]) -> None:
+    with ThreadPoolExecutor(min(_DRAINS, len(hosts)) or 1) as pool:
+        list(pool.map(act, hosts))
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _plan(host: HostPlan) -> Plan:

@@ -1,0 +1,169 @@
+"""Hosts that are nodes of a cluster: emptied first, given back with their GPUs; against an API over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_server import ApiServer
+from kube_cluster import node, silent
+
+from gpunode.core.errors import Exit, GpunodeError, RefusedError
+from gpunode.core.kube.draining import CORDONED
+from gpunode.core.model import HostResult, Kubernetes, NodeFacts, Plan, Step
+from gpunode.core.spec_rollout import DrainSpec
+from gpunode.edge import fleet
+from gpunode.edge.cluster import Api
+from gpunode.edge.cluster_nodes import ClusterNodes, concerns
+from gpunode.edge.detect import Detected, Where
+from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.runner import HostRun
+from gpunode.edge.workflow import HostPlan
+
+pytest_plugins = ("kube_fixtures",)
+
+DRAIN = DrainSpec(when="disruptive", timeout=3, ready_timeout=2)
+FACTS = NodeFacts(hostname="GPU1", kubernetes=Kubernetes(kind="kubeadm", kubelet="v1.34.1"))
+STEP = Step(role="driver", option="activate", title="Load it", value={}, disruptive="unloads nvidia")
+PLAN = Plan(host="gpu1", steps=(STEP,), problems=(), reasons=(), warnings=(), facts_hash="x", files={})
+
+
+@pytest.fixture
+def nodes(api: Api) -> ClusterNodes:
+    return ClusterNodes(lambda: api, silent)
+
+
+def add(server: ApiServer, name: str = "gpu1", **more: Any) -> None:
+    server.put(node(name, allocatable={"nvidia.com/gpu": "8"}, **more))
+
+
+def pod(server: ApiServer, name: str, **spec: Any) -> None:
+    owners = [{"kind": "ReplicaSet", "name": "owner", "controller": True}]
+    metadata = {"name": name, "namespace": "team", "uid": f"uid-{name}", "ownerReferences": owners}
+    body = {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Running"}}
+    server.put(body | {"spec": {"nodeName": "gpu1", **spec}})
+
+
+def unschedulable(server: ApiServer) -> bool:
+    found = server.get("Node", "gpu1")
+    return bool(found and found["spec"].get("unschedulable"))
+
+
+@pytest.mark.parametrize(
+    ("when", "facts", "plan", "answer"),
+    [
+        ("never", FACTS, PLAN, False),
+        ("disruptive", FACTS, PLAN, True),
+        ("disruptive", FACTS, Plan(**{**PLAN.__dict__, "steps": ()}), False),
+        ("always", FACTS, Plan(**{**PLAN.__dict__, "steps": ()}), True),
+        ("always", NodeFacts(hostname="gpu1"), PLAN, False),
+    ],
+)
+def test_only_nodes_that_are_disturbed_are_emptied(when: Any, facts: NodeFacts, plan: Plan, answer: bool) -> None:
+    assert concerns(DrainSpec(when=when), facts, plan) is answer
+
+
+def test_a_node_is_emptied_and_given_back_when_its_gpus_are_there(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server)
+    pod(server, "a")
+    taken = nodes.take("10.1.1.1", FACTS, DRAIN)
+    assert (taken.node, taken.gpus, server.names("Pod")) == ("gpu1", 8, []) and unschedulable(server)
+    nodes.give_back(taken, DRAIN)
+    assert not unschedulable(server)
+
+
+def test_a_node_that_offers_fewer_gpus_stays_cordoned(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server)
+    taken = nodes.take("gpu1", FACTS, DRAIN)
+    found = server.get("Node", "gpu1")
+    assert found
+    server.put(found | {"status": found["status"] | {"allocatable": {"nvidia.com/gpu": "7"}}})
+    with pytest.raises(GpunodeError, match="offers 7"):
+        nodes.give_back(taken, DRAIN)
+    assert unschedulable(server)
+
+
+def test_a_cordon_of_somebody_else_stays(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server, spec={"unschedulable": True})
+    taken = nodes.take("gpu1", FACTS, DRAIN)
+    nodes.give_back(taken, DRAIN)
+    found = server.get("Node", "gpu1")
+    assert found and unschedulable(server) and CORDONED not in found["metadata"].get("annotations", {})
+
+
+def test_a_node_that_cannot_be_emptied_is_open_again(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server)
+    pod(server, "data", volumes=[{"name": "scratch", "emptyDir": {}}])
+    with pytest.raises(RefusedError, match="delete_local_data"):
+        nodes.take("gpu1", FACTS, DRAIN)
+    assert not unschedulable(server) and server.names("Pod") == ["team/data"]
+
+
+@pytest.mark.parametrize("names", [["gpu1"], ["GPU1"], ["gpu1.lan", "gpu1"]])
+def test_a_host_is_found_by_its_names(names: list[str], server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server, labels={"kubernetes.io/hostname": "gpu1"})
+    for name in names:
+        assert nodes.take("somewhere", NodeFacts(hostname=name, kubernetes=FACTS.kubernetes), DRAIN).node == "gpu1"
+
+
+def test_a_kubelet_of_another_cluster_is_refused(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server, "other")
+    with pytest.raises(RefusedError, match="no node GPU1"):
+        nodes.take("gpu1", FACTS, DRAIN)
+
+
+# ---------------------------------------------------------------- in provision
+
+SPEC = {"rollout": {"drain": {"when": "disruptive", "timeout": 3, "ready_timeout": 2}}}
+
+
+def provision(
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exit: Exit = Exit.OK
+) -> tuple[HostResult, list[str]]:
+    """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    played: list[str] = []
+
+    def run_playbook(folder: Path, playbook: str, *, arguments: list[str], **_: Any) -> dict[str, HostRun]:
+        hosts = Path(arguments[arguments.index("--limit") + 1][1:]).read_text().split()
+        played.extend(hosts)
+        return {host: HostRun(exit=exit, message="played") for host in hosts}
+
+    planner = Planner(SPEC)
+    planned = Planned(plan=PLAN, facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    host = HostPlan(detected=Detected(host="gpu1", facts=FACTS), planned=planned)
+    empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
+    monkeypatch.setattr(fleet, "run_playbook", run_playbook)
+    monkeypatch.setattr(fleet, "probe", again)
+    monkeypatch.setattr(fleet, "plan_one", lambda found, planner: HostPlan(detected=found, planned=empty))
+    (result,) = fleet.provision([host], Where(hosts=("gpu1",)), planner, cluster=lambda: api)
+    return result, played
+
+
+def test_provision_empties_a_node_and_gives_it_back(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    pod(server, "a")
+    result, played = provision(api, tmp_path, monkeypatch)
+    assert (result.exit, played, server.names("Pod")) == (Exit.OK, ["gpu1"], []) and not unschedulable(server)
+
+
+def test_a_node_that_failed_stays_cordoned_and_that_is_said(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    result, _ = provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
+    assert result.exit == Exit.FAILED and "node gpu1 stays cordoned" in result.message and unschedulable(server)
+
+
+def test_a_node_that_cannot_be_emptied_is_in_no_play(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    pod(server, "data", volumes=[{"name": "scratch", "emptyDir": {}}])
+    result, played = provision(api, tmp_path, monkeypatch)
+    assert result.exit == Exit.REFUSED and "not begun with" in result.message and played == []
