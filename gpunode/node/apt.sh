@@ -157,7 +157,7 @@ apt_commit() {
   return $result
 }
 
-apt_said() { grep -E '^(dpkg: error|E:) ' "$log" | head -n 1; }
+apt_said() { first_of '^(dpkg: error|e:) ' "$log"; }
 
 apt_hold() { apt-mark hold "$@" >>"$log" 2>&1; }
 

@@ -186,6 +186,13 @@ manager_() {
   "${manager}_$function" "$@"
 }
 
+# first_of PATTERN FILE: the first line that fits (pattern in small letters), with the next one where it ends in a colon
+first_of() {
+  awk -v pattern="$1" '
+    found { sub(/^[ \t]+/, ""); print; exit }
+    tolower($0) ~ pattern { if (!/:[ \t]*$/) { print; exit } printf "%s ", $0; found = 1 }' "$2"
+}
+
 # The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
 package_manager() {
   # shellcheck disable=SC1091  # the node's

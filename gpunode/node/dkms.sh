@@ -18,7 +18,7 @@ dkms_stale() {
   return 1
 }
 
-# the same of modules that a package brings and DKMS does not know: when one flavour takes the place of the other in one
+# lines like those, of modules that a package brings and DKMS does not know: when flavours change places in one
 # transaction, rpm runs the last script of the old one after those of the new one, and that takes the version off DKMS
 dkms_forgotten() {
   have dkms && have rpm || return 0

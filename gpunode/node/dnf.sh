@@ -194,7 +194,7 @@ dnf_commit() {
   return $result
 }
 
-dnf_said() { grep -Ei '^(error|fail)|problem' "$GPUNODE_IN/.transaction" | head -n 1; }
+dnf_said() { first_of '^(error|fail)|problem' "$GPUNODE_IN/.transaction"; }
 
 dnf_hold() {
   printf '%s\n' "$@" | dnf_unlock

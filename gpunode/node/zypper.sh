@@ -150,7 +150,7 @@ zypper_commit() {
   return $result
 }
 
-zypper_said() { grep -Ei 'error|fail|problem|not found' "$GPUNODE_IN/.transaction" | head -n 1; }
+zypper_said() { first_of 'error|fail|problem|not found' "$GPUNODE_IN/.transaction"; }
 
 zypper_hold() {
   for name in "$@"; do

@@ -160,6 +160,39 @@ def test_dnf_says_what_a_transaction_would_do_without_epochs_and_with_folded_row
     assert (manager.folder / "in/.shell").read_text() == "install nvidia-open-580.95*\nremove cuda-drivers\nrun\n"
 
 
+DPKG = """\
+Preparing to unpack .../10-nvidia-kernel-dkms_580.95.05-1_amd64.deb ...
+dpkg: error processing archive /tmp/10-nvidia-kernel-dkms_580.95.05-1_amd64.deb (--unpack):
+ cannot copy extracted data for './usr/src/x.c' to '/usr/src/x.c.dpkg-new': failed to write (No space left on device)
+E: Sub-process /usr/bin/dpkg returned an error code (1)
+"""
+RPM_FULL = """\
+Running transaction test
+Error: Transaction test error:
+  installing package kmod-nvidia-open-dkms-3:580.95.05-1.el9.x86_64 needs 12KB more space on the /usr/src filesystem
+
+Error Summary
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "file", "text", "says"),
+    [
+        ("apt", ".log", DPKG, "(--unpack): cannot copy extracted data"),
+        ("apt", ".log", "E: Unable to fetch some archives\nE: next\n", "E: Unable to fetch some archives"),
+        ("dnf", ".transaction", RPM_FULL, "Error: Transaction test error: installing package kmod-nvidia-open-dkms"),
+        ("dnf", ".transaction", "Failed to resolve the transaction:\nNo match: x\n", "transaction: No match: x"),
+        ("zypper", ".transaction", "(1/2) x [error]\nSubprocess failed. Error: RPM failed: y\n", "(1/2) x [error]"),
+    ],
+)
+def test_what_a_package_manager_says_of_a_failure_is_more_than_a_heading(
+    manager: Manager, name: str, file: str, text: str, says: str
+) -> None:
+    (manager.folder / "in" / file).write_text(text)
+    [said] = manager.run(name, f"log=$GPUNODE_IN/.log; {name}_said")
+    assert says in said
+
+
 def dnf5(manager: Manager, text: str) -> None:
     manager.prints("dnf5", text)
     (manager.folder / "bin/dnf").symlink_to("dnf5")
