@@ -46,7 +46,7 @@ def check(host: dict[str, Any], name: str) -> tuple[str, str]:
     return found["status"], found["message"]
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_a_machine_without_a_gpu_is_prepared_for_one_and_a_second_run_does_nothing(image: Node) -> None:
     image.json("provision", "--yes", exit=0)  # without a word about GPUs to come nothing is done
     assert "nvidia" not in image.sh("dpkg -l")
@@ -70,7 +70,7 @@ def test_a_machine_without_a_gpu_is_prepared_for_one_and_a_second_run_does_nothi
     assert check(verified, "plan.empty")[0] == "passed"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_boot_without_a_gpu_waits_for_the_next_one(image: Node) -> None:
     boot_with(image)
     assert "no NVIDIA GPU on PCI at this boot" in check(image.json("verify", *PREPARE), "image.first-boot")[1]
@@ -82,7 +82,7 @@ def test_a_boot_without_a_gpu_waits_for_the_next_one(image: Node) -> None:
     ]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_card_that_the_driver_does_not_drive_is_told_and_tried_again(image: Node) -> None:
     boot_with(image, "v100")  # only proprietary modules drive it, open ones were prepared
     host = image.json("verify", *PREPARE, exit=1)
@@ -94,7 +94,7 @@ def test_a_card_that_the_driver_does_not_drive_is_told_and_tried_again(image: No
     assert status == "failed" and "could not insert 'nvidia'" in message
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_the_first_boot_with_the_gpu_loads_the_driver_proves_it_and_ends(image: Node) -> None:
     boot_with(image, "h100", "h100")
     assert image.sh("uname -r").strip() == image.sh(NEWEST).strip()

@@ -48,7 +48,7 @@ def old(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory)
     return node
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_nvidia_docker2_that_blocks_apt_gives_way_to_the_toolkit(old: Node) -> None:
     blocked = old.lab.run(old.lab.nodes[0], "apt-get -s install dkms")
     assert blocked.returncode and "nvidia-docker2 : Depends: docker-ce (= 5:18.09.2" in blocked.stdout + blocked.stderr
@@ -76,7 +76,7 @@ def distro(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFacto
     return node
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1200)
 def test_the_distributions_own_driver_becomes_the_vendors_in_one_transaction(distro: Node) -> None:
     before = distro.sh("cat /sys/module/nvidia/version").strip()
     assert before.startswith("535.")

@@ -28,7 +28,7 @@ def upgrades(node: Node) -> str:
     return node.sh("unattended-upgrade --dry-run --debug 2>&1")
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1200)
 def test_libraries_that_nobody_holds_are_passed_by_too(node: Node) -> None:
     """A stand-in of an older version takes the place of the library: the newer one is in the repository."""
     node.sh("sed -i '/^Package: libnvidia-ml1$/,/^$/s/^Version: .*/Version: 1.0/' /var/lib/dpkg/status")
@@ -45,7 +45,7 @@ def test_unattended_upgrades_stay_on(node: Node) -> None:
     assert node.sh("systemctl is-enabled unattended-upgrades").strip() == "enabled"
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_a_fence_that_somebody_took_away_is_told_by_verify_and_put_back(node: Node) -> None:
     node.sh("rm /etc/apt/apt.conf.d/52gpunode-unattended-upgrades")
     host = node.json("verify", "--no-smoke", exit=3)
