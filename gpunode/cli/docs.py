@@ -187,8 +187,8 @@ def mig_page() -> str:
         return f"| {product.name} | {' '.join(product.ids)} | {product.driver} | {mode} | {cells} |"
 
     return (
-        f"# MIG profiles by GPU\n\n{NOTE}\nWhich GPUs can be cut, into what, how many of each alone at most, and at which "
-        "memory slice an instance may start. *Mode*: whether the MIG mode outlives a reboot; instances never do. "
+        f"# MIG profiles by GPU\n\n{NOTE}\nWhich GPUs can be cut, into what, how many of each alone at most, and at "
+        "which memory slice an instance may start. *Mode*: whether the MIG mode outlives a reboot; instances never do. "
         "`gpunode sharing profiles` prints the same with slices, memory and sources; "
         "[sharing.md](sharing.md) says how to have GPUs cut.\n\n"
         "| product | PCI ids | driver from | mode | profiles |\n|---|---|---|---|---|\n"

@@ -8,7 +8,7 @@ UNIT=gpunode-mig.service
 PROGRAM=/usr/lib/gpunode/mig
 CONFIG=/etc/gpunode/mig.yaml
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
-AGENTS="nvsm nvidia-dcgm dcgm dcgm-exporter nvidia-persistenced"      # hold GPUs, and start again afterwards
+AGENTS="gpunode-mps nvsm nvidia-dcgm dcgm dcgm-exporter nvidia-persistenced" # hold GPUs, and start again afterwards
 log=$GPUNODE_IN/.log
 : >"$log"
 reboot_reason='' changes=0
