@@ -18,8 +18,10 @@ from gpunode.cli.common import (
     worst_exit,
 )
 from gpunode.cli.image import image_options
+from gpunode.cli.lock import locked_option
 
 if TYPE_CHECKING:
+    from gpunode.core.lockfile import Lock
     from gpunode.edge.detect import Where
     from gpunode.edge.workflow import HostPlan
 
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 @target_options
 @spec_option
 @image_options
+@locked_option
 @click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
 @click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
 @click.option(
@@ -47,6 +50,7 @@ if TYPE_CHECKING:
 def plan(
     where: Where,
     spec_data: dict[str, Any],
+    lock: Lock | None,
     probes: tuple[Path, ...],
     diff: bool,
     output: Path | None,
@@ -58,7 +62,7 @@ def plan(
     from gpunode.edge.progress import probing
 
     where = with_probes(where, probes)
-    planner = Planner(spec_data, to_run=bool(output))
+    planner = Planner(spec_data, to_run=bool(output), lock=lock)
     with probing(output_format) as on_done:
         hosts = workflow.plan(where, planner, on_done=on_done)
     if output:

@@ -11,12 +11,14 @@ import click
 from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
 from gpunode.cli.kube_options import cluster_options
+from gpunode.cli.lock import locked_option
 from gpunode.cli.plan import show_plans
 from gpunode.cli.rollout import rollout_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpunode.core.lockfile import Lock
     from gpunode.core.model import HostResult
     from gpunode.edge.cluster import Api
     from gpunode.edge.detect import Where
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
 @target_options
 @spec_option
 @image_options
+@locked_option
 @rollout_options
 @cluster_options
 @click.option(
@@ -52,6 +55,7 @@ def provision(
     ctx: click.Context,
     where: Where,
     spec_data: dict[str, Any],
+    lock: Lock | None,
     rollout: dict[str, Any],
     deadline: float,
     events: EventLog | None,
@@ -81,7 +85,7 @@ def provision(
         spec_data = recorded["spec"]
     if use_lab:
         where, spec_data = _lab(where, spec_data)
-    planner = Planner(spec_data)
+    planner = Planner(spec_data, lock=lock)
     with probing(output_format) as on_done:
         hosts = workflow.plan(where, planner, on_done=on_done)
     if recorded:

@@ -8,9 +8,11 @@ import click
 
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
+from gpunode.cli.lock import locked_option
 from gpunode.cli.provision import show_results
 
 if TYPE_CHECKING:
+    from gpunode.core.lockfile import Lock
     from gpunode.edge.detect import Where
 
 
@@ -23,17 +25,19 @@ if TYPE_CHECKING:
 @target_options
 @spec_option
 @image_options
+@locked_option
 @click.option(
     "--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads."
 )
 @format_option("text", "json")
-def verify(where: Where, spec_data: dict[str, Any], smoke: bool, output_format: str) -> int:
+def verify(where: Where, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, output_format: str) -> int:
     """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""
     from gpunode.edge import workflow
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import probing
 
+    planner = Planner(spec_data, to_run=False, lock=lock)
     with probing(output_format) as on_done:
-        results = workflow.verify(where, Planner(spec_data, to_run=False), smoke=smoke, on_done=on_done)
+        results = workflow.verify(where, planner, smoke=smoke, on_done=on_done)
     show_results(results, output_format)
     return worst_exit(r.exit for r in results)

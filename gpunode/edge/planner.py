@@ -14,6 +14,7 @@ from gpunode.core.facts import facts_hash
 from gpunode.core.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.gpu_containers import say_gpu_containers
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.lockfile import Lock, class_of, with_lock
 from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.solve import request_of, solve
@@ -46,10 +47,20 @@ class Planner:
     """Plans for many hosts from one gpunode.yml (plain data) and what the inventory says of each host."""
 
     def __init__(
-        self, spec_data: Mapping[str, Any] | None = None, *, where: str = "gpunode.yml", to_run: bool = True
+        self,
+        spec_data: Mapping[str, Any] | None = None,
+        *,
+        where: str = "gpunode.yml",
+        to_run: bool = True,
+        lock: Lock | None = None,
     ) -> None:
-        """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning."""
+        """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning.
+
+        `lock`: exactly its versions, and no plan for what they cannot be had on.
+        """
         self._to_run = to_run
+        self._lock = lock
+        self._locked: dict[tuple[int, str], tuple[Spec, tuple[Problem, ...]]] = {}
         self.spec_data = spec_data or {}
         self._where = where
         self._specs: dict[str, Spec] = {}
@@ -90,13 +101,24 @@ class Planner:
         A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.  Only its
         words about the containers that run there now are the host's own.
         """
-        spec = self.spec(over, host=host)
+        spec, problems = self._with_lock(self.spec(over, host=host), facts)
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
         kind = (facts_hash(facts), docker, id(spec))  # self._specs keeps every spec alive: no two have the same id
         if kind not in self._planned:
             self._planned[kind] = self._plan(host, facts, spec)
         known = self._planned[kind]
-        return replace(known, plan=say_gpu_containers(replace(known.plan, host=host), facts), facts=facts)
+        plan = replace(known.plan, host=host)
+        if problems:
+            plan = replace(plan, steps=(), problems=(*problems, *plan.problems))
+        return replace(known, plan=say_gpu_containers(plan, facts), facts=facts)
+
+    def _with_lock(self, spec: Spec, facts: NodeFacts) -> tuple[Spec, tuple[Problem, ...]]:
+        if self._lock is None:
+            return spec, ()
+        key = (id(spec), f"{class_of(facts)} {facts.kernel}")
+        if key not in self._locked:
+            self._locked[key] = with_lock(spec, self._lock, facts)
+        return self._locked[key]
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
         solution = self._shared(facts, spec, self.solution(facts, spec))

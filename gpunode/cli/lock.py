@@ -1,0 +1,102 @@
+"""gpunode lock, and the option --locked of other commands."""
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import (
+    Command,
+    error_data,
+    format_option,
+    print_json,
+    show_error,
+    target_options,
+    with_probes,
+    worst_exit,
+)
+from gpunode.core.errors import Exit
+
+if TYPE_CHECKING:
+    from gpunode.core.lockfile import Lock
+    from gpunode.edge.detect import Where
+
+DEFAULT_LOCK = Path("gpunode.lock")
+
+
+def locked_option(command: Command) -> Command:
+    """`--locked`, `--lock-file`; the command gets `lock`, None without them."""
+
+    @functools.wraps(command)
+    def with_lock(*args: Any, **options: Any) -> Any:
+        locked, path = options.pop("locked"), options.pop("lock_file")
+        return command(*args, lock=read_lock(path or DEFAULT_LOCK) if locked or path else None, **options)
+
+    flag = click.option("--locked", is_flag=True, help="Exactly the versions of gpunode.lock; refuse anything else.")
+    file = click.option(
+        "--lock-file", type=click.Path(path_type=Path), metavar="FILE", help="That of --locked, in another file."
+    )
+    return flag(file(with_lock))  # type: ignore[return-value]
+
+
+def read_lock(path: Path) -> Lock:
+    """Raises InputError."""
+    import tomllib
+
+    from gpunode.core.errors import InputError
+    from gpunode.core.lockfile import parse_lock
+
+    try:
+        return parse_lock(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror}", fix="gpunode lock -i INVENTORY writes one") from error
+    except ValueError as error:
+        raise InputError(f"{path}: {error}", fix="gpunode lock --update writes it anew") from error
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode lock -i inventory/hosts.yml\n"
+    "  gpunode lock -i inventory/hosts.yml --update\n"
+    "  gpunode provision -i inventory/hosts.yml --locked\n\n"
+    "Exit codes: 0 written, or as the file has it, 2 the hosts of a class differ, 3 the file has something else, "
+    "4 a host is unreachable."
+)
+@target_options
+@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True, help="The lock file."
+)
+@click.option("--update", is_flag=True, help="Write what the hosts have now over what the file has.")
+@format_option("text", "json")
+def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
+    """Record the exact driver, kernel, CUDA and toolkit of each class of hosts, or say what has changed since."""
+    from gpunode.core.lockfile import lock_differences, lock_text, make_lock
+    from gpunode.edge.detect import detect
+    from gpunode.edge.progress import probing
+
+    where = with_probes(where, probes)
+    with probing(output_format) as on_done:
+        found = detect(where, on_done=on_done)
+    errors = [one for one in found if one.error]
+    new = make_lock([(one.host, one.facts) for one in found if one.facts])
+    old = read_lock(output) if output.exists() else {}
+    differs = lock_differences(old, new)
+    written = not errors and bool(differs) and (update or not output.exists())
+    if written:
+        output.write_text(lock_text(new), encoding="utf-8")
+    if output_format == "json":
+        told = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
+        print_json({"file": str(output), "differences": differs, "written": written, "errors": told})
+    else:
+        for one in errors:
+            if one.error:
+                show_error(one.error, host=one.host)
+        click.echo("\n".join(differs) or f"{output}: as the hosts are")
+        if differs:
+            click.echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")
+    pending = [Exit.PENDING] if differs and not written else []
+    return worst_exit([one.error.exit for one in errors if one.error] + pending)
