@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.kube.cluster import Pool
+from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.model import Problem
 from gpunode.core.sharing.rules import mig_profiles, sharing_problems
 from gpunode.core.spec_kube import DevicePluginSpec, SharingSpec
 
 MPS_ROOT = "/run/nvidia/mps"
 MAX_NAME = 63
+_IGNORED = "the plugin passes over it (api/config/v1/config.go, DisableResourceNamingInConfig)"
+_IGNORED = "the plugin passes over it (DisableResourceNamingInConfig in api/config/v1/config.go)"
 
 Check = Callable[[Any], str]  # what is wrong with a value, "" for nothing
 
@@ -73,22 +76,29 @@ def check_plugin_config(data: Any) -> list[Problem]:
     problems = list(_check(data, _SCHEMA, ""))
     if "version" not in data:
         problems.insert(0, Problem(what="version is missing", fix="write version: v1"))
-    sharing, flags = data.get("sharing"), data.get("flags")
-    if not isinstance(sharing, Mapping):
-        return problems
+    return [*problems, *_together(data)]
+
+
+def _together(data: Mapping[str, Any]) -> Iterator[Problem]:
+    """What each key may say, and both may not."""
+    sharing, strategy = mapping(data, "sharing"), mapping(data, "flags").get("migStrategy")
     if sharing.get("mps") and sharing.get("timeSlicing"):
-        problems.append(
-            Problem(
-                what="sharing has timeSlicing and mps: the plugin takes mps and says nothing", fix="remove one of them"
-            )
+        yield Problem(
+            what="sharing has timeSlicing and mps: the plugin takes mps and says nothing", fix="remove one of them"
         )
-    if sharing.get("mps") and isinstance(flags, Mapping) and flags.get("migStrategy") == "mixed":
-        problems.append(
-            Problem(
-                what="sharing.mps with flags.migStrategy mixed: the plugin refuses it", fix="use timeSlicing with MIG"
-            )
+    if sharing.get("mps") and strategy == "mixed":
+        yield Problem(
+            what="sharing.mps with flags.migStrategy mixed: the plugin refuses it", fix="use timeSlicing with MIG"
         )
-    return problems
+    for kind in ("timeSlicing", "mps"):
+        shared = mapping(sharing, kind)
+        for number, one in enumerate(mappings(shared, "resources")):
+            wanted = f"{one.get('name')}.shared" if shared.get("renameByDefault") is True else None
+            if one.get("rename", wanted) != wanted:
+                yield Problem(
+                    what=f"sharing.{kind}.resources[{number}].rename is {one['rename']!r}",
+                    fix=f"use renameByDefault, and no rename: {_IGNORED}",
+                )
 
 
 def _check(value: Any, schema: Any, path: str) -> Iterator[Problem]:
@@ -158,11 +168,11 @@ def _mps_name(value: Any) -> str:
 
 
 def _devices(value: Any) -> str:
-    if value == "all" or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
-        return ""
-    reference = re.compile(r"\d+(:\d+)?|(GPU|MIG)-[0-9a-fA-F-]{36}|MIG-GPU-[0-9a-fA-F-]{36}/\d+/\d+")
-    listed = isinstance(value, list) and value and all(reference.fullmatch(str(item)) for item in value)
-    return "" if listed else "write all, a count, or a list of indices and UUIDs"
+    return "" if value == "all" else f"write all, or remove it: {_IGNORED}"
+
+
+def _nothing(value: Any) -> str:
+    return "" if not value else f"remove it: {_IGNORED}"
 
 
 def _duration(value: Any) -> str:
@@ -182,13 +192,10 @@ def _shared(name: Check) -> Mapping[str, Any]:
     return {"renameByDefault": _BOOL, "failRequestsGreaterThanOne": _BOOL, "resources": [resource]}
 
 
-_PATTERNS = [{"pattern": _TEXT, "name": resource_name}]
 _REQUIRED = {
     "timeSlicing": ("resources",),
     "mps": ("resources",),
     "resources": ("name", "replicas"),
-    "gpus": ("pattern", "name"),
-    "mig": ("pattern", "name"),
 }
 _SCHEMA: Mapping[str, Any] = {
     "version": _one_of("v1"),
@@ -220,7 +227,7 @@ _SCHEMA: Mapping[str, Any] = {
             "machineTypeFile": _TEXT,
         },
     },
-    "resources": {"gpus": _PATTERNS, "mig": _PATTERNS},
+    "resources": _nothing,
     "sharing": {"timeSlicing": _shared(resource_name), "mps": _shared(_mps_name)},
     "imex": {"channelIDs": _channels, "required": _BOOL},
 }
