@@ -105,16 +105,17 @@ def forward_compatible(release: CudaRelease, branch: Branch, gpus: Sequence[GpuM
 
 
 def _kernel_rules(request: SolveRequest, knowledge: Knowledge) -> list[Rule]:
-    rule = knowledge.rules["kernel_4_15_from"]
+    rule, row = knowledge.rules["kernel_4_15_from"], knowledge.distro(request.distro)
+    releases = [kernel.release for kernel in request.kernels] or [row.ga_kernel if row else ""]
     return [
         Rule(
-            what=f"does not build for kernel {kernel.release}",
+            what=f"does not build for kernel {release}",
             holds=lambda b: b.branch < rule["branch"],
-            why=f"{rule['branch']} and later need Linux 4.15, and {kernel.release} is older",
+            why=f"{rule['branch']} and later need Linux 4.15, and {release} is older",
             source=rule["source"],
         )
-        for kernel in request.kernels
-        if () < version_tuple(kernel.release)[:2] < (4, 15)
+        for release in releases
+        if () < version_tuple(release)[:2] < (4, 15)
     ]
 
 

@@ -14,11 +14,12 @@ import pytest
 from gpunode.cli.docs import GENERATIONS
 from gpunode.core.model import PackageWant
 from gpunode.core.solve import SolveRequest, parse_driver, solve
+from gpunode.core.spec import DriverSpec
 from gpunode.edge.load import load_knowledge
 
 FILE = Path(__file__).parents[1] / "cases/solve/matrix.txt"
 KNOWLEDGE = load_knowledge()
-HEAD = "# distribution | GPU | asked for | driver | packages, headers behind / | problem\n"
+HEAD = "# distribution | GPU | asked for | driver | installer, packages, headers behind / | problem\n"
 
 
 def asked() -> Iterator[tuple[str, str, str]]:
@@ -26,6 +27,7 @@ def asked() -> Iterator[tuple[str, str, str]]:
     for distro, row in KNOWLEDGE.distros.items():
         for pci_id in GENERATIONS:
             yield distro, pci_id, "auto"
+            yield distro, pci_id, "runfile"
             if row.own and row.dir:
                 yield distro, pci_id, "distro"
 
@@ -35,11 +37,13 @@ def names(packages: tuple[PackageWant, ...]) -> str:
 
 
 def line(distro: str, pci_id: str, choice: str) -> str:
-    solution = solve(SolveRequest(gpus=(pci_id,), distro=distro, driver=parse_driver(choice)), KNOWLEDGE)
+    asked_for = DriverSpec(method="runfile") if choice == "runfile" else parse_driver(choice)
+    solution = solve(SolveRequest(gpus=(pci_id,), distro=distro, driver=asked_for), KNOWLEDGE)
     driver = solution.driver
     stream = f" {driver.stream}" if driver and driver.stream else ""
     chosen = f"{driver.branch} {driver.flavour}{stream}" if driver else "-"
-    packages = f"{names(driver.packages)} / {names(driver.kernel_packages)}".strip() if driver else "-"
+    file = f"{driver.runfile.name} " if driver and driver.runfile else ""
+    packages = f"{file}{names(driver.packages)} / {names(driver.kernel_packages)}".strip() if driver else "-"
     problem = "; ".join(p.what for p in solution.problems) or "-"
     return f"{distro} | {pci_id} | {choice} | {chosen} | {packages} | {problem}\n"
 
