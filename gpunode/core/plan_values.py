@@ -16,6 +16,7 @@ from gpunode.core.spec import Spec
 from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.state.image import image_activation
 from gpunode.core.state.toolkit import TAKEN_ALONG
+from gpunode.core.state.values import reboots
 
 KeyOf = Callable[[Repository], bytes]
 
@@ -106,8 +107,7 @@ def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])] if driver else [],
         "initramfs": driver,
         "version": _exact_version(case) if driver else "",
-        "reboot": case.spec.reboot if driver else "never",
-        **({"reboot_controller": True} if driver and case.spec.reboot_controller else {}),
+        **(reboots(case.spec) if driver else {"reboot": "never"}),
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
         **({"parameters": parameters} if driver and parameters else {}),
         **({"links": True} if Key(role, "activate", LINKS) in mine else {}),

@@ -83,10 +83,12 @@ def test_every_installed_kernel_gets_its_headers_and_its_module() -> None:
     [
         ({"load": False}, "it is not said for which GPU"),
         ({"gpus": ["10de:2330"]}, "cannot be loaded"),
+        ({"gpus": ["10de:2330"], "load": False, "method": "runfile"}, "a runfile's installer loads the driver"),
     ],
 )
 def test_what_contradicts_itself_is_refused_before_anything(image: dict[str, Any], what: str) -> None:
-    planned = plan(bare(), {"image": image})
+    method = {"driver": {"method": image["method"]}} if "method" in image else {}
+    planned = plan(bare(), {"image": {k: v for k, v in image.items() if k != "method"}, **method})
     assert not planned.plan.steps
     assert [what in p.what for p in planned.plan.problems] == [True]
 

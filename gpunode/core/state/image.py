@@ -70,6 +70,11 @@ def image_problems(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:
             what="nothing is to be loaded, and it is not said for which GPU: the machine has none",
             fix="add --for-gpu 10de:…, or image.gpus in gpunode.yml",
         )
+    if not spec.image.load and spec.driver.method == "runfile":
+        yield Problem(
+            what="a runfile's installer loads the driver that it has built, which it cannot without its GPU",
+            fix="set driver.method to packages for machines that are prepared before their GPU is there",
+        )
     if spec.image.load and spec.image.gpus and not facts.gpus:
         yield Problem(
             what="the machine has no GPU, so the driver for the GPUs to come cannot be loaded",

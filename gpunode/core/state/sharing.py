@@ -13,7 +13,7 @@ from gpunode.core.model import MigLayout, NodeFacts, SharingChoice, Solution
 from gpunode.core.requests_sharing import boot_program
 from gpunode.core.sharing.migparted import Group, mig_parted
 from gpunode.core.spec import Spec
-from gpunode.core.state.values import ABSENT, PRESENT, Key, Want, file_want, no_file
+from gpunode.core.state.values import ABSENT, PRESENT, Key, Want, file_want, no_file, reboots
 
 MIG_UNIT = "gpunode-mig.service"
 MIG_CONFIG = "/etc/gpunode/mig.yaml"
@@ -53,13 +53,13 @@ def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mappin
         for layout in layouts
     ]
     if choice.mig is None:
-        return {"gpus": gpus, "remove": True, "reboot": spec.reboot}
+        return {"gpus": gpus, "remove": True, **reboots(spec)}
     return {
         "gpus": gpus,
         "unit": texts["mig.service.j2"],
         "config": config_text(layouts),
         "labels": facts.kubernetes.present,
-        "reboot": spec.reboot,
+        **reboots(spec),
     }
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from gpunode.core.model import Edit, PackageWant, Problem, Reason
 from gpunode.core.sources import SourceFile
+from gpunode.core.spec import Spec
 
 ABSENT = "absent"
 PRESENT = "present"
@@ -64,3 +65,8 @@ def file_value(file: SourceFile) -> str:
     if file.repository:
         return f"key {file.repository.fingerprint}"
     return f"{hashlib.sha256((file.text or '').encode()).hexdigest()[:16]} {file.mode}"
+
+
+def reboots(spec: Spec) -> dict[str, Any]:
+    """What the spec says of reboots, as a role's value has it."""
+    return {"reboot": spec.reboot, **({"reboot_controller": True} if spec.reboot_controller else {})}
