@@ -68,7 +68,7 @@ class Api:
         self.pause = pause
         self.clock = clock
         self.context = context
-        self.server = str(client.configuration.host)
+        self.server = str(client.configuration.host).rstrip("/")
         self._served: dict[str, dict[str, Resource]] = {}
 
     # ------------------------------------------------------------ asking

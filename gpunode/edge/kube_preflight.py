@@ -44,6 +44,7 @@ class Ground:
 
     wanted: dict[Key, Object]
     live: dict[Key, Object | None] = field(default_factory=dict)
+    pool_nodes: list[str] = field(default_factory=list)  # that the inventory names
     kept: list[Key] = field(default_factory=list)  # somebody else's, and as we need them
     nodes: dict[str, Object] = field(default_factory=dict)
     marks: dict[str, Marks] = field(default_factory=dict)
@@ -70,7 +71,7 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     ground.before, ground.places = inventories(api, namespace)
     ground.stale = ground.before.without(ground.wanted)
     found = missing_rights(api, _rights(api, rendered, ground))
-    found = found or [*_objects(api, ground), *_others(api, rendered), *_nodes(api, rendered, ground)]
+    found = found or [*_objects(api, ground), *_nodes(api, rendered, ground), *_others(api, rendered, ground)]
     return ground, found or list(_rehearse(api, ground))
 
 
@@ -120,8 +121,9 @@ def _rights(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Right]:
     for key in ground.stale:
         if api.resource(key.api, key.kind):
             yield right_of(api, key, "delete")
-    if any(wish.hosts for wish in rendered.nodes) or ground.before.nodes:
+    if any(pool.hosts for pool in rendered.cluster.pools) or ground.before.nodes:
         yield Right("list", "", "nodes")
+    if any(wish.hosts for wish in rendered.nodes) or ground.before.nodes:
         yield Right("patch", "", "nodes")
 
 
@@ -169,7 +171,7 @@ def _objects(api: Api, ground: Ground) -> Iterator[Problem]:
         ground.live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
 
 
-def _others(api: Api, rendered: Rendered) -> Iterator[Problem]:
+def _others(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     try:
         policies = api.items(GPU_OPERATOR) if api.resource("nvidia.com/v1", "ClusterPolicy") else []
         daemon_sets = api.items("/apis/apps/v1/daemonsets")
@@ -177,11 +179,11 @@ def _others(api: Api, rendered: Rendered) -> Iterator[Problem]:
         if error.status != 403:
             raise
         return  # whoever may not look cannot be told
-    yield from other_problems(rendered, daemon_sets, policies)
+    yield from other_problems(rendered, daemon_sets, policies, [ground.nodes[name] for name in ground.pool_nodes])
 
 
 def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
-    hosts = [host for wish in rendered.nodes for host in wish.hosts]
+    hosts = [host for pool in rendered.cluster.pools for host in pool.hosts]
     spec = rendered.cluster.spec
     if not (hosts or ground.before.nodes or spec.node_selector or spec.runtime_class.node_selector):
         return
@@ -190,6 +192,7 @@ def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     yield from selector_problems(rendered.cluster, nodes, rendered.nodes)
     names, lost = node_names(hosts, nodes)
     yield from lost
+    ground.pool_nodes = sorted(set(names.values()))
     for wish in rendered.nodes:
         ground.marks |= {names[host]: (wish.labels, wish.taints) for host in wish.hosts if host in names}
 
@@ -210,14 +213,23 @@ def _rehearse(api: Api, ground: Ground) -> Iterator[Problem]:
             new = key.namespace in fresh
             then = wanted if new else api.apply(key, wanted, force=live is not None, dry_run=True)
         except ApiError as error:
-            yield _rejected(key, error)
-            continue
+            if not _beyond_rehearsal(ground, wanted, error):
+                yield _rejected(key, error)
+                continue
+            then = wanted
         ground.changes.append(_change(key, live, then))
     yield from _rehearse_nodes(api, ground)
     for key in ground.stale:
         live = ground.live[key]
         if live is not None and is_ours(live):
             ground.changes.append(Change(key=key, how="deleted", why="no longer wanted"))
+
+
+def _beyond_rehearsal(ground: Ground, wanted: Object, error: ApiError) -> bool:
+    """Whether only the dry run fails: a binding whose role is still to be made, a webhook that knows no dry runs."""
+    role = wanted.get("roleRef", {}).get("name", "")
+    fresh = any(key.kind.endswith("Role") and key.name == role and live is None for key, live in ground.live.items())
+    return (error.status == 404 and fresh) or "does not support dry run" in error.what
 
 
 def _rehearse_nodes(api: Api, ground: Ground) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import OPERATOR, ApiServer, Fault
+from api_server import DRA, OPERATOR, ApiServer, Fault
 from kube_cluster import node, quick, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
@@ -287,6 +287,41 @@ def test_a_foreign_object_that_is_as_needed_is_used_and_left_alone(server: ApiSe
     assert server.names("RuntimeClass") == ["nvidia"]
 
 
+def other_plugin(name: str, **more: Any) -> dict[str, Any]:
+    pod = {"containers": [{"name": "x", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}], **more.pop("pod", {})}
+    item = foreign("DaemonSet", "apps/v1", name, "kube-system", spec={"template": {"spec": pod}}, **more)
+    return item | {"metadata": item["metadata"] | {"annotations": more.get("annotations", {})}}
+
+
+# Another device plugin that does not meet ours: it, and the spec
+APART = {
+    "on other nodes": (other_plugin("p", pod={"nodeSelector": {"gpu": "a100"}}), {}),
+    "of a chart that the spec asks for": (
+        other_plugin("dra-driver-nvidia-gpu-kubelet-plugin",
+                     annotations={"meta.helm.sh/release-name": "dra-driver-nvidia-gpu"}),
+        {"sharing": {"strategy": "dra"}}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", APART)
+def test_a_device_plugin_on_other_nodes_is_no_obstacle(case: str, server: ApiServer, api: Api) -> None:
+    plugin, second = APART[case]
+    server.resources["resource.k8s.io/v1"] = DRA["resource.k8s.io/v1"]
+    server.put(node("gpu1"))
+    server.put(node("gpu2", address="10.0.0.2", labels={"gpu": "a100"}))
+    server.put(plugin)
+    pools = {"gpu1": {"kubernetes": {"pool": "one"}}, "gpu2": {"kubernetes": {"pool": "two"}, **second}}
+    chosen = pools if second else {"gpu1": pools["gpu1"]}
+    assert put(api, rendered({}, **chosen)).problems == ()
+
+
+def test_a_device_plugin_that_runs_nowhere_is_no_obstacle(server: ApiServer, api: Api) -> None:
+    plugin = other_plugin("p")
+    server.controllers.clear()
+    server.put({**plugin, "status": {"desiredNumberScheduled": 0}})
+    assert put(api, rendered(), wait=False).problems == ()
+
+
 # ---------------------------------------------------------------- faults
 
 PASSING = {
@@ -323,6 +358,24 @@ def test_when_it_breaks_halfway_it_says_what_is_done_and_the_next_run_goes_on(se
     server.faults.clear()
     again = put(api, rendered())
     assert (again.exit, [str(c.key) for c in again.changes if c.how == "created"]) == (Exit.OK, ALL[3:])
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        Fault(
+            r"^PATCH .*/clusterrolebindings/.*dryRun", 404, "NotFound", 'clusterroles "gpunode-x" not found', times=9
+        ),
+        Fault("dryRun", 400, "BadRequest", 'admission webhook "w" does not support dry run', times=99),
+    ],
+)
+def test_what_cannot_be_rehearsed_is_applied_all_the_same(fault: Fault, server: ApiServer, api: Api) -> None:
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {
+        "name": "gpunode", "labels": {"app.kubernetes.io/managed-by": "gpunode"}}})  # fmt: skip
+    server.faults.append(replace(fault))
+    applied = put(api, rendered({"sharing": {"strategy": "gpushare"}}))
+    assert (applied.problems, applied.exit) == ((), Exit.OK)
+    assert "gpunode-gpushare-extender" in server.names("ClusterRoleBinding")
 
 
 def test_an_interrupt_is_told_like_a_break(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,8 +125,13 @@ def foreign_problem(wanted: Key, live: Object) -> Problem:
     )
 
 
-def other_problems(rendered: Rendered, daemon_sets: Sequence[Object], policies: Sequence[Object]) -> Iterator[Problem]:
-    """What else in the cluster already hands out the same GPUs: the GPU Operator, another device plugin."""
+def other_problems(
+    rendered: Rendered, daemon_sets: Sequence[Object], policies: Sequence[Object], nodes: Sequence[Object]
+) -> Iterator[Problem]:
+    """What else in the cluster already hands out the same GPUs: the GPU Operator, another device plugin.
+
+    `nodes`: those that the inventory names, [] where nobody knows which they are.
+    """
     if policies and rendered.cluster.spec.install != "operator":
         yield Problem(
             what=f"NVIDIA's GPU Operator runs here (ClusterPolicy {policies[0]['metadata']['name']}): "
@@ -134,16 +139,28 @@ def other_problems(rendered: Rendered, daemon_sets: Sequence[Object], policies: 
             fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
         )
         return  # the daemon sets are its own
-    ours = {item["metadata"]["name"] for item in rendered.objects if item["kind"] == "DaemonSet" and offers_gpus(item)}
-    for found in daemon_sets if ours else []:
-        if offers_gpus(found) and not is_ours(found):
-            metadata = found["metadata"]
-            yield Problem(
-                what=f"DaemonSet {metadata['namespace']}/{metadata['name']} hands out GPUs already: two of its kind on "
-                "one node hand out the same GPU twice",
-                fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
-                f"(it is {owner_words(found)}'s)",
-            )
+    if not any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects):
+        return
+    charts = {release.name for release in rendered.releases}  # ours, on the nodes of other pools
+    for found in daemon_sets:
+        metadata = found["metadata"]
+        chart = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
+        if is_ours(found) or chart in charts or not offers_gpus(found) or not _meets(found, nodes):
+            continue
+        yield Problem(
+            what=f"DaemonSet {metadata['namespace']}/{metadata['name']} hands out GPUs already: two of its kind on "
+            "one node hand out the same GPU twice",
+            fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
+            f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
+        )
+
+
+def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
+    """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
+    selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}
+    if nodes:
+        return any(_fits(selector, node) for node in nodes)
+    return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
 
 
 def offers_gpus(daemon_set: Object) -> bool:

@@ -41,7 +41,8 @@ def readiness(live: Object | None) -> Readiness:
             return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
     good = min(updated, there)
     old = status.get("replicas", 0) > updated if live["kind"] == "Deployment" else False
-    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods")
+    nowhere = " (no node fits)" if live["kind"] == "DaemonSet" and not wanted else ""
+    return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods{nowhere}")
 
 
 def pods_trouble(pods: Iterable[Object]) -> tuple[str, ...]:
