@@ -177,11 +177,12 @@ run_file() {
   return "$status"
 }
 
-# why_not FILE…: what the installer and the compiler said, at the end of the log; the sentence that tells most
+# why_not FILE…: what the kernel, the installer and the compiler said, at the end of the log; the sentence that tells most
 why_not() {
-  for found in "$@"; do [ ! -e "$found" ] || tail -n 40 "$found" >>"$log"; done
-  said=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$log" | tail -n 1)
-  [ -n "$said" ] || said=$(grep -v '^ *$' "$log" | tail -n 1)
+  dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
+  for found in "$@"; do [ ! -e "$found" ] || tail -n 20 "$found" >>"$log"; done
+  said=$(grep -v -e '^kernel: ' -e 'Installation has failed' "$log" | grep -iE '(^| )error[: ]|\[ERROR\]|Error!' | tail -n 1)
+  [ -n "$said" ] || said=$(grep -v -e '^ *$' -e '^kernel: ' "$log" | tail -n 1)
   printf '%s' "$said" | cut -c 1-300
 }
 

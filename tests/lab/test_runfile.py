@@ -79,7 +79,7 @@ def converged(node: Node) -> None:
     assert "driver.smi" in [c["id"] for c in checks if c["status"] == "passed"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     ("runfile", "says"),
     [
@@ -109,7 +109,7 @@ def refused(node: Node, runfile: dict[str, str], says: str) -> None:
     assert node.sh("ls /var/lib/gpunode/runfile 2>/dev/null; true") == ""
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_the_runfile_is_run_and_its_modules_built_by_dkms(node: Node) -> None:
     node.set(driver=node.driver(OLD))
     before = node.sh(TREE)
@@ -125,7 +125,7 @@ def test_the_runfile_is_run_and_its_modules_built_by_dkms(node: Node) -> None:
     converged(node)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_module_that_went_missing_is_built_again_without_the_file(node: Node) -> None:
     node.sh(f"dkms uninstall nvidia/{OLD} -k $(uname -r)")
     done = node.gpunode("provision", "--yes")
@@ -133,13 +133,13 @@ def test_a_module_that_went_missing_is_built_again_without_the_file(node: Node) 
     converged(node)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_a_compiler_that_fails_is_said_with_its_log_and_the_next_run_converges(node: Node) -> None:
     node.set(driver=node.driver(NEW))
     broken = "#!/bin/sh\\necho error: this compiler is broken >&2\\nexit 1\\n"
     node.sh(f"printf '{broken}' >/usr/local/bin/cc && chmod 755 /usr/local/bin/cc")
     host = node.gpunode("provision", "--yes", exit=None)
-    assert "kernel module through DKMS" in json.dumps(host) and "this compiler is broken" in json.dumps(host)
+    assert "this compiler is broken" in host["message"]
     node.sh("rm /usr/local/bin/cc")
     # a file on the controller, in place of the URL
     file = node.tmp / "given.run"
@@ -151,7 +151,7 @@ def test_a_compiler_that_fails_is_said_with_its_log_and_the_next_run_converges(n
     converged(node)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_cuda_comes_by_its_runfile_and_nvcc_is_on_the_path(node: Node) -> None:
     sha256 = hashlib.sha256(node.file(CUDA)).hexdigest()
     runfiles = {"12.8": {"url": f"{node.url}/{CUDA}", "sha256": sha256}}
@@ -162,7 +162,7 @@ def test_cuda_comes_by_its_runfile_and_nvcc_is_on_the_path(node: Node) -> None:
     converged(node)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1800)
 def test_to_packages_and_back_one_driver_at_a_time(node: Node) -> None:
     node.set(driver={"branch": "580", "method": "auto"})
     assert "was installed by NVIDIA's runfile" in json.dumps(node.gpunode("plan", exit=5)["problems"])
