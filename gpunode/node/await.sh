@@ -9,14 +9,14 @@ processes() { grep -sxlF "$process" /proc/[0-9]*/comm | sed 's|^/proc/||; s|/com
 # note_processes: those that run before the first write
 note_processes() { [ -z "$process" ] || processes >"$backup/processes"; }
 
-# risen: the latest process that was not there before; where the files were put back, any one
+# risen: the first process that was not there before, which has forked the others; where the files were put back, any one
 risen() {
   processes >"$GPUNODE_IN/.processes"
   if [ -n "$restored" ]; then
     cat "$GPUNODE_IN/.processes"
   else
     awk 'FILENAME == ARGV[1] { old[$0]; next } !($0 in old)' "$backup/processes" "$GPUNODE_IN/.processes"
-  fi | sort -n | tail -n 1
+  fi | sort -n | head -n 1
 }
 
 # await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $illness.  The third one
@@ -28,13 +28,13 @@ await() {
   : >"$GPUNODE_IN/.answer"
   illness="$unit has not started $process anew within $limit s"
   while [ $(($(uptime_now) - told_up)) -le "$limit" ]; do
-    latest=$(risen)
-    if [ "$latest" != "$risen" ]; then
+    now=$(risen)
+    if [ "$now" != "$risen" ]; then
       if [ -n "$risen" ]; then
         ended=$((ended + 1)) illness="$process does not stay up"
         [ "$ended" -lt 3 ] || break
       fi
-      risen=$latest since=$(uptime_now)
+      risen=$now since=$(uptime_now)
     elif [ -n "$risen" ]; then
       if ! asked; then
         illness="$process runs, and does not answer"

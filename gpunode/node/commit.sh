@@ -21,9 +21,11 @@ log=$GPUNODE_IN/.log
 
 # ---------------------------------------------------------------- undo and recover
 
-# restore: every file of the transaction as it was; files that somebody else changed since are left and named
+# restore: every file of the transaction as it was, what names the others first, so that nothing is named that is not
+# there; files that somebody else changed since are left and named
 restore() {
   left='' restored=yes
+  sort -t "$TAB" -k 1,1nr "$backup/plan" >"$GPUNODE_IN/.back"
   while IFS=$TAB read -r n _ before after mode _ made path; do
     new=$(temporary "$path" "$n")
     rm -f "$new"
@@ -42,7 +44,7 @@ restore() {
         mv -f "$new" "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
     fi
     [ "$made" = - ] || prune "$(dirname "$path")" "$made"
-  done <"$backup/plan"
+  done <"$GPUNODE_IN/.back"
   [ -z "$left" ]
 }
 

@@ -3,7 +3,7 @@
 #
 # Runs under dash, busybox ash and bash, as root or not.  Each section is the function `probe_NAME`; its content lines
 # begin with "| ", its remarks (no such tool, no permission, no answer, cut off) with "! ".  docs/probe.md describes
-# every section.  $GPUNODE_IN/sections, where it exists, names the sections to print.
+# every section.  $GPUNODE_IN/sections, where it exists, names the sections to print, $GPUNODE_IN/paths further files.
 
 SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
 gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot sharing files"
@@ -911,4 +911,11 @@ for section in $SECTIONS; do
 		"probe_$section"
 	done
 done
+if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/paths" ]; then
+	IFS=$newline
+	# shellcheck disable=SC2046 # one path or glob a line
+	set -- $(cat "$GPUNODE_IN/paths")
+	unset IFS
+	files_meta "$@"
+fi
 echo "#: end"

@@ -25,11 +25,13 @@ class Kubelet(threading.Thread):
         self.node, self.name_, self.over = node, name, threading.Event()
         self.program = node.bin / name
         shutil.copy("/bin/sleep", self.program)
-        self.running = ""
+        self.running, self.without = "", list[str]()  # starts for which the configuration was not there
         self.process = self.spawn(node.config.read_text())
 
     def spawn(self, manifest: str) -> subprocess.Popen[bytes]:
         self.running = manifest
+        if manifest != "old\n" and not (self.node.root / "etc/scheduler.yaml").exists():
+            self.without.append(manifest)
         return subprocess.Popen([self.program, "0.3" if "crash" in manifest else "600"])
 
     def run(self) -> None:
@@ -106,7 +108,7 @@ def test_what_does_not_come_up_gets_its_files_back_and_runs_with_them(
     assert words in outcome.message
     assert (node.config.read_text(), (node.root / "etc/scheduler.yaml").exists()) == ("old\n", False)
     assert kubelet.process.poll() is None
-    assert kubelet.running == "old\n"
+    assert (kubelet.running, kubelet.without) == ("old\n", [])
     assert node.leftovers == []
     assert sorted(p.name for p in node.config.parent.iterdir()) == ["config"], "no copy beside the manifest"
 

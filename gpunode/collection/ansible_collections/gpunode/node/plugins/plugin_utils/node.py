@@ -58,9 +58,11 @@ class NodeAction(ActionBase):
     def check(self):
         return bool(self._task.check_mode)
 
-    def probe(self, *sections):
-        """(probe text, facts); all sections when none is named."""
-        request = {"sections": " ".join(sections).encode() + b"\n"} if sections else {}
+    def probe(self, *sections, paths=()):
+        """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
+        request = {"sections": " ".join(sections).encode() + b"\n"} if sections or paths else {}
+        if paths:
+            request["paths"] = "".join(f"{path}\n" for path in sorted(paths)).encode()
         text, _rc = self.send("probe.sh", request)
         return text, parse_probe(text)
 

@@ -1,0 +1,77 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""Documentation only: the work is done by the action plugin of the same name, on the controller."""
+
+from __future__ import annotations
+
+DOCUMENTATION = r"""
+module: component
+short_description: Edit the files of kube-scheduler or of the kubelet of a node
+version_added: 0.1.0
+author: the gpunode authors (@gpunode)
+description:
+  - Has a node's kube-scheduler ask gpushare's extender, or gives its kubelet the settings of a GPU node; and takes
+    that back to the byte.
+  - The configuration is written before the manifest that names it, the backup lies outside the folder of manifests.
+  - Waits until the program has started anew, answers and stays up, and rolls back when it does not.
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+options:
+  scheduler:
+    description: What is asked of kube-scheduler - C(state) (present or absent), C(server_version), C(manifest) or
+      C(unit), C(extender_url), C(proxy_mode) (iptables, ipvs, nftables), C(node_address), C(config).
+    type: dict
+    default: {}
+  kubelet:
+    description: What is asked of the kubelet - C(state) (present or absent), C(server_version), C(unit),
+      C(cgroup_driver), C(node_labels), C(system_reserved), C(kube_reserved).
+    type: dict
+    default: {}
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and says what would change.
+  diff_mode:
+    support: full
+    description: Shows what would change or has changed, with secrets masked.
+"""
+
+EXAMPLES = r"""
+- name: Have kube-scheduler ask gpushare's extender
+  gpunode.node.component:
+    scheduler:
+      state: present
+      proxy_mode: iptables
+"""
+
+RETURN = r"""
+msg:
+  description: What was done, in a sentence.
+  type: str
+  returned: always
+changes:
+  description: One sentence for each thing changed, or that would change in check mode.
+  type: list
+  elements: str
+  returned: when the node was asked
+notes:
+  description: Remarks of the script, and why each thing changes.
+  type: list
+  elements: str
+  returned: when the node was asked
+stale:
+  description: Files that changed since they were read, three times in a row; nothing was written.
+  type: list
+  elements: str
+  returned: when files were to change
+fix:
+  description: What to do next.
+  type: str
+  returned: on failure
+log:
+  description: The end of what the commands on the node printed.
+  type: list
+  elements: str
+  returned: on failure
+"""
