@@ -63,7 +63,7 @@ def first_boot_checks(facts: NodeFacts) -> Iterator[Check]:
         fix = f"journalctl -u {UNIT} on the node; it tries again at the next boot, or: systemctl start {UNIT}"
         yield Check(id=name, status="failed", message=text, fix=fix)
     elif found.armed:
-        text = found.message if found.status == "waiting" else "no GPU has been here since"
+        text = found.message if found.status == "waiting" else "it has not booted with a GPU since"
         fix = f"boot it on a machine with its GPU: {UNIT} loads and proves the driver"
         yield Check(id=name, status="not-proven", message=f"prepared, not proven: {text}", fix=fix)
     elif found.status == "passed":

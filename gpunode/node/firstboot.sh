@@ -3,8 +3,8 @@
 # came of it, and stay away from then on.  Run by gpunode-firstboot.service, never by a controller.
 # Runs behind common.sh.  Request files: programs of their own, `activate`, `cdi` and `smoke`.
 #
-# The record: lines `status waiting|passed|failed`, `at TIME`, `boot_id ID`, `message TEXT`, and `check
-# ID|STATUS|MESSAGE|FIX` for each check.  The probe reads it.
+# The record: lines `status waiting|passed|failed`, `at TIME`, `boot_id ID`, `ran SHA256` (of the program), `message
+# TEXT`, and `check ID|STATUS|MESSAGE|FIX` for each check.  The probe reads it.
 
 RECORD=$GPUNODE_STATE/first-boot
 UNIT=gpunode-firstboot.service
@@ -14,8 +14,8 @@ checks=$GPUNODE_IN/.checks
 # the_end STATUS MESSAGE: the record as a whole, the same words to the journal of systemd, and exit
 the_end() {
   {
-    printf 'status %s\nat %s\nboot_id %s\nmessage %s\n' "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
-      "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$2"
+    printf 'status %s\nat %s\nboot_id %s\nran %s\nmessage %s\n' "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" \
+      "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)" "$(sha256sum </usr/lib/gpunode/first-boot | cut -d ' ' -f 1)" "$2"
     sed 's/^/check /' "$checks"
   } >"$RECORD.new" && sync "$RECORD.new" 2>/dev/null
   mv -f "$RECORD.new" "$RECORD" || finish failed "cannot write $RECORD" "make room on the file system of /var"

@@ -141,7 +141,7 @@ RECORDED = FirstBoot(program="ab", armed=True, at="2026-11-20T04:05:06Z")
     ("record", "status", "words"),
     [
         (FirstBoot(), "", ""),
-        (RECORDED, "not-proven", "prepared, not proven: no GPU has been here since"),
+        (RECORDED, "not-proven", "prepared, not proven: it has not booted with a GPU since"),
         (
             replace(RECORDED, status="waiting", message="no NVIDIA GPU on PCI at this boot"),
             "not-proven",
@@ -175,6 +175,7 @@ PROBE = """\
 | program abcd
 | unit disabled
 | status failed
+| ran abcd
 | at 2026-11-20T04:05:06Z
 | message 1 of 3 checks failed
 | check driver.loaded|passed|580.95.05|
@@ -191,6 +192,10 @@ def test_the_probe_reads_the_record() -> None:
         message="1 of 3 checks failed",
         failed=("containers.docker: docker run: no GPU",),
     )
+
+
+def test_what_another_program_has_proven_does_not_count() -> None:
+    assert parse_probe(PROBE.replace("| ran abcd", "| ran 1234")).first_boot == FirstBoot(program="abcd")
 
 
 def test_the_record_is_among_what_a_plan_rests_on() -> None:

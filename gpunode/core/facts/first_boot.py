@@ -7,12 +7,18 @@ from gpunode.core.model import FirstBoot
 
 
 def read_first_boot(probe: Probe) -> FirstBoot:
-    """The hash of the program, whether its unit is enabled, and the record of the last time (node/firstboot.sh)."""
+    """The hash of the program, whether its unit is enabled, and the record of the last time (node/firstboot.sh).
+
+    What an earlier program has proven says nothing of the one that is there now.
+    """
     name = "first_boot"
+    program, armed = probe.value(name, "program"), probe.value(name, "unit") == "enabled"
+    if probe.value(name, "ran") != program:
+        return FirstBoot(program=program, armed=armed)
     checks = [text.split("|") for text in probe.values(name, "check")]
     return FirstBoot(
-        program=probe.value(name, "program"),
-        armed=probe.value(name, "unit") == "enabled",
+        program=program,
+        armed=armed,
         status=probe.value(name, "status"),
         at=probe.value(name, "at"),
         message=probe.value(name, "message"),
