@@ -3,7 +3,7 @@
 Request files of putback.sh: `stop`, `disable` units and `load` modules, one name a line; `alternative` lines NAME auto,
 NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and `initramfs` paths to remove;
 `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have gone), `close` the verb that is done, with
-`to` the run after which the node is again; `check` (1) in check mode.
+`to` the run after which the node is again, `keep` (1; copies of files that an uninstall leaves), `check` (1).
 """
 
 from __future__ import annotations
@@ -74,9 +74,10 @@ def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
     return [ask for ask in asks if ask]
 
 
-def close_request(wish: UndoWish, to: str) -> dict[str, bytes]:
-    """putback.sh writes into the journal that the verb is done."""
-    return {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
+def close_request(wish: UndoWish, to: str, *, keep: bool = False) -> dict[str, bytes]:
+    """putback.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
+    request = {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
+    return request | ({"keep": b"1\n"} if keep else {})
 
 
 def _packages(back: TakeBack, check: bool) -> dict[str, bytes]:

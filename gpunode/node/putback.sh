@@ -133,7 +133,10 @@ close_journal() {
   verb=$(word close)
   [ -n "$verb" ] || return 0
   case $verb in
-    uninstall) journal uninstall 'done' && rm -rf "$GPUNODE_STATE/backup" ;;
+    uninstall)
+      journal uninstall 'done'
+      [ -n "$(requested keep)" ] || rm -rf "$GPUNODE_STATE/backup"
+      ;;
     *) journal "$verb" 'done' ",\"to\":$(json_text "$(word to)")" ;;
   esac
 }

@@ -99,11 +99,20 @@ def test_a_module_that_does_not_load_is_a_note(node: Node) -> None:
     assert outcome.notes[0].startswith("no_such_module is not loaded again before the next boot")
 
 
-@pytest.mark.parametrize(("verb", "kept"), [("uninstall", False), ("rollback", True)])
-def test_the_journal_says_when_it_is_done_and_copies_go_after_an_uninstall(node: Node, verb: str, kept: bool) -> None:
+@pytest.mark.parametrize(
+    ("verb", "keep", "kept"), [("uninstall", False, False), ("uninstall", True, True), ("rollback", False, True)]
+)
+def test_the_journal_says_when_it_is_done_and_copies_go_after_an_uninstall(
+    node: Node, verb: str, keep: bool, kept: bool
+) -> None:
     (node.state / "backup/x").mkdir(parents=True)
     (node.state / "journal.jsonl").write_text('{"v":1,"id":"a","op":"files"}\n')
-    node.run(run=b"r9\n", **close_request(UndoWish(verb=verb), "r1"))  # type: ignore[arg-type]
+    node.run(run=b"r9\n", **close_request(UndoWish(verb=verb), "r1", keep=keep))  # type: ignore[arg-type]
     last = json.loads((node.state / "journal.jsonl").read_text().splitlines()[-1])
-    assert (last["op"], last["phase"], last["run"], last.get("to")) == (verb, "done", "r9", "r1" if kept else None)
+    assert (last["op"], last["phase"], last["run"], last.get("to")) == (
+        verb,
+        "done",
+        "r9",
+        "r1" if verb == "rollback" else None,
+    )
     assert (node.state / "backup").exists() == kept

@@ -33,7 +33,7 @@ class ActionModule(NodeAction):
             if not back.nothing:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back)}
             if not wish.parts:
-                self.node("putback.sh", close_request(wish, scope.to))
+                self.node("putback.sh", close_request(wish, scope.to, keep=bool(back.notes)))
         return result | {"msg": _message(recall, scope, result)}
 
     def _back(self, wish, to=None):
