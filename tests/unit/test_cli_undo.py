@@ -1,0 +1,95 @@
+"""gpunode uninstall and rollback: what is asked of Ansible, and what is shown of its answer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from gpunode.cli.undo import rollback, uninstall
+from gpunode.core.errors import Exit
+from gpunode.edge import undo
+from gpunode.edge.runner import Event, HostRun
+
+
+class Ansible:
+    """In place of ansible-runner: remembers plays, answers with `runs`."""
+
+    def __init__(self, **runs: HostRun) -> None:
+        self.runs = runs
+        self.asked: list[dict[str, Any]] = []
+
+    def __call__(self, folder: Path, playbook: str, **options: Any) -> dict[str, HostRun]:
+        [play] = yaml.safe_load((folder / playbook).read_text())
+        hosts = yaml.safe_load((folder / "inventory.yml").read_text())["all"]["children"][play["hosts"]]["hosts"]
+        self.asked.append(
+            {
+                "what": play["roles"][0]["vars"]["undo_what"],
+                "hosts": sorted(hosts),
+                "check": options["check"],
+                "run": [w for w in options["arguments"] if w.startswith("gpunode_run=")]
+                == [f"gpunode_run={folder.name}"],
+            }
+        )
+        for host in self.runs:
+            options["on_event"](Event(host=host, kind="changed", role="undo", task="t", message="as it was"))
+        return self.runs
+
+
+def call(
+    command: Any, *words: str, monkeypatch: pytest.MonkeyPatch, tmp: Path, **runs: HostRun
+) -> tuple[Result, Ansible]:
+    ansible = Ansible(**runs)
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp))
+    monkeypatch.setattr(undo, "run_playbook", ansible)
+    result = CliRunner().invoke(command, [*words, "--format", "json"], standalone_mode=False)
+    return result, ansible
+
+
+DONE = HostRun(changed=["removes /etc/x"], notes=["/etc/y: somebody has changed it since; it stays as it is"])
+
+
+def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result, ansible = call(uninstall, "n1", "--check", monkeypatch=monkeypatch, tmp=tmp_path, n1=DONE)
+    assert result.return_value == Exit.PENDING
+    assert ansible.asked == [{"what": {"verb": "uninstall"}, "hosts": ["n1"], "check": True, "run": True}]
+    [host] = json.loads(result.output)["hosts"]
+    assert host["message"] == "would take back 1 things"
+    assert host["extra"]["notes"] == DONE.notes
+
+
+def test_yes_does_it_at_once_with_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    words = ("n1", "n2", "--part", "toolkit", "--part", "runtime", "--yes")
+    result, ansible = call(uninstall, *words, monkeypatch=monkeypatch, tmp=tmp_path, n1=DONE, n2=HostRun())
+    assert result.return_value == Exit.OK
+    assert ansible.asked == [
+        {
+            "what": {"verb": "uninstall", "parts": ["toolkit", "runtime"]},
+            "hosts": ["n1", "n2"],
+            "check": False,
+            "run": True,
+        }
+    ]
+    assert [host["message"] for host in json.loads(result.output)["hosts"]] == ["as it was", "as it was"]
+
+
+def test_without_a_terminal_nothing_is_done_unless_yes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    result, ansible = call(rollback, "n1", "--to", "r1", monkeypatch=monkeypatch, tmp=tmp_path, n1=DONE)
+    assert "there is no terminal to ask on" in str(result.exception)
+    assert [(asked["what"], asked["check"]) for asked in ansible.asked] == [({"verb": "rollback", "to": "r1"}, True)]
+
+
+def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    refused = HostRun(exit=Exit.REFUSED, message="the copy of /etc/x is gone", fix="mend it by hand")
+    result, _ = call(uninstall, "n1", "n2", "--yes", monkeypatch=monkeypatch, tmp=tmp_path, n1=refused)
+    assert result.return_value == Exit.FAILED
+    assert {host["host"]: (host["exit"], host["message"]) for host in json.loads(result.output)["hosts"]} == {
+        "n1": (5, "the copy of /etc/x is gone (fix: mend it by hand)"),
+        "n2": (1, "Ansible never got to this host"),
+    }
