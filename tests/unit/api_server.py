@@ -204,6 +204,9 @@ class ApiServer:
         except Refusal as refusal:
             self._send(http, refusal.status, _status(refusal))
             return
+        except Exception as error:
+            self.unexpected.append(f"{line}: {error!r}")
+            raise
         if answer is None:
             return  # a watch wrote by itself
         if fault and fault.after:
@@ -233,6 +236,10 @@ class ApiServer:
         method = http.command
         if path == "/version":
             return {"gitVersion": self.version, "major": "1", "minor": self.version.split(".")[1]}
+        if path == "/api":
+            return {"kind": "APIVersions", "versions": ["v1"]}
+        if path == "/apis":
+            return {"kind": "APIGroupList", "apiVersion": "v1", "groups": self._groups()}
         if path == "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews":
             return self._review(body)
         found = re.fullmatch(r"/api/(v1)(/.*)?|/apis/([^/]+/[^/]+)(/.*)?", path)
@@ -274,6 +281,14 @@ class ApiServer:
                 return self._unprepared(method, path)
         self._watch(http, key, query)
         return None
+
+    def _groups(self) -> list[Object]:
+        found: dict[str, list[Object]] = {}
+        for api in self.resources:
+            group, slash, version = api.rpartition("/")
+            if slash:
+                found.setdefault(group, []).append({"groupVersion": api, "version": version})
+        return [{"name": name, "versions": all_, "preferredVersion": all_[0]} for name, all_ in found.items()]
 
     def _unprepared(self, method: str, path: str) -> Object:
         self.unexpected.append(f"{method} {path}")
@@ -383,12 +398,13 @@ class ApiServer:
         if why := self.reject.get(f"{known[0]} {name}"):
             raise Refusal(422, "Invalid", f'{known[0]} "{name}" is invalid: {why}')
         content = http.headers.get("Content-Type", "")
-        manager = query["fieldManager"]
+        manager = query.get("fieldManager", "unknown")
         before = self.objects.get(key)
         if content == "application/apply-patch+yaml":
             item, owned = self._applied(key, body, manager, force=query["force"] == "true")
         else:
-            assert content == "application/merge-patch+json", content
+            # strategic merging differs for lists only, and kubectl's patches here have none
+            assert content in ("application/merge-patch+json", "application/strategic-merge-patch+json"), content
             asked = body.get("metadata", {}).get("resourceVersion")
             if asked and asked != self._existing(key)["metadata"]["resourceVersion"]:
                 raise Refusal(
