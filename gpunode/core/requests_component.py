@@ -64,10 +64,15 @@ def _checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
         if key in _PAIRS and not isinstance(said, Mapping):
             raise InputError(f"{kind} edit: {key} is {said!r}", expected="a mapping")
     return {
-        key: {str(k): str(v) for k, v in said.items()} if key in _PAIRS else str(said)
+        key: {str(name): _text(one) for name, one in said.items()} if key in _PAIRS else str(said)
         for key, said in value.items()
         if key != "state"
     }
+
+
+def _text(value: Any) -> str:
+    """A label or quantity as YAML has it, as the text that was meant: true is a boolean there."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def read_files(component: Component, files: Mapping[str, ConfigFile]) -> tuple[dict[str, bytes], set[str]]:

@@ -1,0 +1,171 @@
+"""What kube-scheduler and kubelet have against a configuration, by version of it and release of theirs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.core.kube_schemas import kubelet_faults, scheduler_faults
+from gpunode.core.scheduler_rules import GROUP
+from gpunode.edge.load import load_scheduler_rules
+
+RULES = load_scheduler_rules()
+
+
+def scheduler(api: str, text: str = "") -> Any:
+    return yaml.safe_load(f"apiVersion: {GROUP}/{api}\nkind: KubeSchedulerConfiguration\n{text}")
+
+
+def kubelet(text: str) -> Any:
+    return yaml.safe_load(f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{text}")
+
+
+# release → the versions that it reads
+TAKEN = {
+    18: set[str](),
+    19: {"v1beta1"},
+    21: {"v1beta1"},
+    22: {"v1beta1", "v1beta2"},
+    23: {"v1beta2", "v1beta3"},
+    24: {"v1beta2", "v1beta3"},
+    25: {"v1beta2", "v1beta3", "v1"},
+    27: {"v1beta2", "v1beta3", "v1"},
+    28: {"v1beta3", "v1"},
+    29: {"v1"},
+    36: {"v1"},
+    40: {"v1"},
+}
+
+
+@pytest.mark.parametrize("minor", TAKEN)
+def test_a_release_takes_its_versions_and_no_other(minor: int) -> None:
+    versions = ("v1alpha1", "v1alpha2", "v1beta1", "v1beta2", "v1beta3", "v1", "v2")
+    taken = {api for api in versions if scheduler_faults(scheduler(api), minor, RULES) == []}
+    assert taken == TAKEN[minor]
+
+
+SCHEDULER = [
+    (30, "v1", "profiles: [{schedulerName: a}, {schedulerName: b}]", ""),
+    (30, "v1", "leaderElection: {leaderElect: true, leaseDuration: 15s}", ""),
+    (30, "v1", "parallelism: 16\npercentageOfNodesToScore: 0", ""),
+    (30, "v1", "profile: []", "profile: unknown field, near profiles"),
+    (30, "v1", "Profiles: []", "Profiles: unknown field, near profiles"),
+    (30, "v1", "profiles: {}", "profiles: {} is no list"),
+    (30, "v1", "leaderElection: {leaderElect: 'true'}", "leaderElection.leaderElect: 'true' is no bool"),
+    (30, "v1", "leaderElection: {leaseDuration: 15}", "leaderElection.leaseDuration: 15 is no duration"),
+    (30, "v1", "clientConnection: {qps: fast}", "clientConnection.qps: 'fast' is no float"),
+    (30, "v1", "profiles: [{schedulerName: a}, {schedulerName: a}]", "profiles[1].schedulerName: a stands twice"),
+    (30, "v1", "healthzBindAddress: 0.0.0.0:10251", "healthzBindAddress: unknown field"),
+    (22, "v1beta2", "healthzBindAddress: 0.0.0.0:10251", ""),
+    (25, "v1", "profiles: [{percentageOfNodesToScore: 5}]", "profiles[0].percentageOfNodesToScore: unknown field"),
+    (26, "v1", "profiles: [{percentageOfNodesToScore: 5}]", ""),
+    (19, "v1beta1", "parallelism: 8", "parallelism: unknown field"),
+    (20, "v1beta1", "parallelism: 8", ""),
+    (
+        30,
+        "v1",
+        "profiles: [{plugins: {score: {enabled: [{name: SelectorSpread}]}}}]",
+        "profiles[0].plugins.score: the plugin SelectorSpread is gone in v1",
+    ),
+    (
+        30,
+        "v1",
+        "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringstrategy: {}}}]}]",
+        "profiles[0].pluginConfig[0].args.scoringstrategy: unknown field, near scoringStrategy",
+    ),
+    (30, "v1", "profiles: [{pluginConfig: [{name: TheirOwn, args: {anything: 1}}]}]", ""),
+    (30, "v1", "extenders: [{filterVerb: filter}]", "extenders[0].urlPrefix: missing"),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: http://a, prioritizeVerb: p}]",
+        "extenders[0].weight: a prioritizeVerb needs a positive weight",
+    ),
+    (30, "v1", "extenders: [{urlPrefix: http://a, prioritizeVerb: p, weight: 1}]", ""),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: http://a, bindVerb: b}, {urlPrefix: http://b, bindVerb: b}]",
+        "extenders: 2 of them bind, and only one can",
+    ),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: http://a, managedResources: [{name: gpu}]}]",
+        "extenders[0].managedResources: 'gpu' is no name of an extended resource",
+    ),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: a, managedResources: [{name: a.b/c}]}, "
+        "{urlPrefix: b, managedResources: [{name: a.b/c}]}]",
+        "extenders[1].managedResources: a.b/c is managed by another extender too",
+    ),
+    (30, "v1", "extenders: [{urlPrefix: a, enableHttps: true}]", "extenders[0].enableHttps: unknown field"),
+    (99, "v1", "somethingNew: 1", ""),
+]
+
+
+@pytest.mark.parametrize(("minor", "api", "text", "fault"), SCHEDULER, ids=[row[2][:60] for row in SCHEDULER])
+def test_what_kube_scheduler_has_against_it(minor: int, api: str, text: str, fault: str) -> None:
+    found = scheduler_faults(scheduler(api, text), minor, RULES)
+    assert len(found) == bool(fault)
+    assert all(one.startswith(fault) for one in found)
+
+
+KUBELET = [
+    (30, "cgroupDriver: systemd\nmaxPods: 110", ""),
+    (30, "maxPods: '110'", "maxPods: '110' is no int"),
+    (30, "failSwapOn: 'no'", "failSwapOn: 'no' is no bool"),
+    (30, "cgroupDrivr: systemd", "cgroupDrivr: unknown field, near cgroupDriver"),
+    (30, "featureGates: {A: true}", ""),
+    (30, "featureGates: {A: 'true'}", "featureGates.A: 'true' is no bool"),
+    (30, "systemReserved: {cpu: 100m}", ""),
+    (30, "systemReserved: {cpu: 1}", "systemReserved.cpu: 1 is no string"),
+    (30, "authentication: {webhook: {enabled: true, cacheTTL: 0s}}", ""),
+    (25, "logging: {flushFrequency: 0}", ""),
+    (25, "logging: {flushFrequency: 5s}", "logging.flushFrequency: '5s' is no int"),
+    (28, "logging: {flushFrequency: 5s}", ""),
+    (22, "registerWithTaints: []", "registerWithTaints: unknown field"),
+    (23, "registerWithTaints: []", ""),
+    (26, "containerRuntimeEndpoint: unix:///x", "containerRuntimeEndpoint: unknown field"),
+    (27, "containerRuntimeEndpoint: unix:///x", ""),
+    (12, "inThoseDays: true", ""),
+]
+
+
+@pytest.mark.parametrize(("minor", "text", "fault"), KUBELET, ids=[f"{row[0]} {row[1][:50]}" for row in KUBELET])
+def test_what_the_kubelet_has_against_it(minor: int, text: str, fault: str) -> None:
+    found = kubelet_faults(kubelet(text), minor, RULES)
+    assert len(found) == bool(fault)
+    assert all(one.startswith(fault) for one in found)
+
+
+OTHERS = [None, 1, [], {}, {"kind": "Pod"}, {"apiVersion": "v1", "kind": "KubeletConfiguration"}]
+
+
+@pytest.mark.parametrize("data", OTHERS, ids=str)
+def test_what_is_no_configuration_is_said_to_be_none(data: Any) -> None:
+    assert len(scheduler_faults(data, 30, RULES)) == 1
+    assert len(kubelet_faults(data, 30, RULES)) == 1
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+fields = st.sampled_from(["profiles", "extenders", "leaderElection", "clientConnection", "parallelism"])
+
+
+@given(st.dictionaries(fields | st.text(max_size=6), anything, max_size=4))
+def test_any_data_has_faults_and_no_traceback(data: dict[str, Any]) -> None:
+    known = {"profiles", "extenders", "leaderElection", "clientConnection", "parallelism"}
+    said = scheduler_faults({**scheduler("v1"), **data, "apiVersion": f"{GROUP}/v1"}, 30, RULES)
+    if set(data) - known - {"apiVersion", "kind"}:
+        assert said
+    kubelet_faults({**kubelet(""), **data}, 30, RULES)

@@ -1,0 +1,134 @@
+"""The role options `scheduler_edit` and `kubelet_edit`: from a probe of the node to the request of commit.sh."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.edits.undo import undo_data
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.model import ConfigFile
+from gpunode.core.requests_component import (
+    absent,
+    component_of,
+    component_paths,
+    component_request,
+    read_files,
+    recorded_edits,
+)
+from gpunode.edge.load import load_scheduler_rules
+
+RULES = load_scheduler_rules()
+EDITS = Path(__file__).parents[1] / "edits"
+MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+CONFIG = "/etc/kubernetes/scheduler-policy-config.yaml"
+
+
+def probed(folder: Path, **more: bytes) -> dict[str, ConfigFile]:
+    texts = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()} | more
+    return {
+        path: ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
+        for path, data in texts.items()
+    }
+
+
+def texts(files: dict[str, ConfigFile]) -> dict[str, bytes]:
+    return {path: file.data or b"" for path, file in files.items()}
+
+
+def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
+    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    assert MANIFEST in component_paths({"state": "present"})
+    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
+    read, wanted = read_files(component, files)
+    assert {MANIFEST, CONFIG} <= wanted
+    edit = component.configure(read)
+    request = component_request(component, edit, files, read)
+    rows = [line.split("\t") for line in request["changes"].decode().splitlines()]
+    assert [(row[1], row[5]) for row in rows if row[1] != "read"] == [("write", CONFIG), ("write", MANIFEST)]
+    assert {row[5]: row[3] for row in rows}[MANIFEST] == files[MANIFEST].sha256
+    after = request["after"].decode().splitlines()
+    assert {"unit kubelet.service", "verb await", "process kube-scheduler", "settle 10"} <= set(after)
+    assert "https://127.0.0.1:10259/healthz" in request["health"].decode()
+    assert json.loads(request["undo"])["label"] == f"kube-scheduler {MANIFEST}"
+
+
+def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
+    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
+    edit = component.configure(texts(files))
+    record = json.dumps({"label": component.label, **undo_data(edit.undo)}).encode()
+    other = json.dumps({"label": "docker", **undo_data(edit.undo)}).encode()
+    backup = "/var/lib/gpunode/backup"
+    later = probed(
+        EDITS / "scheduler/kubeadm-1.34/after", **{f"{backup}/2/undo.json": record, f"{backup}/1/undo.json": other}
+    )
+    records = recorded_edits(later, component.label)
+    assert list(records) == ["2"]
+    read, wanted = read_files(component, later)
+    assert {MANIFEST, CONFIG} <= wanted
+    back = component.unconfigure(read, tuple(records.values()))
+    assert back.changes == {MANIFEST: files[MANIFEST].data, CONFIG: None}
+    request = component_request(component, back, later, read, used=tuple(records))
+    assert (request["used"], "undo" in request) == (b"2\n", False)
+    rows = [line.split("\t") for line in request["changes"].decode().splitlines()]
+    changes = [(row[1], row[5]) for row in rows if row[1] != "read"]
+    assert changes == [("write", MANIFEST), ("remove", CONFIG)], "what is named goes last"
+
+
+def test_the_kubelets_unit_is_restarted() -> None:
+    files = probed(EDITS / "kubelet/kubeadm-1.34/before")
+    value = {"server_version": "1.34", "node_labels": {"gpushare": True}, "kube_reserved": {"cpu": "200m"}}
+    component = component_of("kubelet", value, texts(files), RULES)
+    edit = component.configure(texts(files))
+    assert b"--node-labels=gpushare=true\n" in (edit.changes["/etc/default/kubelet"] or b""), "a boolean in YAML"
+    request = component_request(component, edit, files, texts(files))
+    assert {"unit kubelet.service", "verb restart"} <= set(request["after"].decode().splitlines())
+
+
+BAD: list[tuple[str, dict[str, Any], type[GpunodeError], str]] = [
+    ("scheduler", {"state": "present", "colour": "red"}, InputError, "unknown key 'colour'"),
+    ("scheduler", {"proxy_mode": "userspace"}, InputError, "proxy_mode is 'userspace'"),
+    ("scheduler", {"server_version": "one"}, InputError, "server version 'one'"),
+    ("scheduler", {"manifest": "/x", "unit": "/y", "server_version": "1.30"}, InputError, "a static pod's manifest or"),
+    ("kubelet", {"unit": "/u", "node_labels": "a=b"}, InputError, "node_labels is 'a=b'"),
+    ("kubelet", {"server_version": "1.30"}, RefusedError, "kubelet is not on this host"),
+    ("kubelet", {"unit": "/u", "server_version": ""}, InputError, "the release of kubelet is not known"),
+    ("kubelet", {"unit": "/u", "server_version": "1.30", "cgroup_driver": "x"}, InputError, "cgroup_driver is 'x'"),
+]
+
+
+@pytest.mark.parametrize(("kind", "value", "error", "words"), BAD, ids=[row[3] for row in BAD])
+def test_a_value_without_sense_is_one_clear_message(
+    kind: str, value: dict[str, Any], error: type[GpunodeError], words: str
+) -> None:
+    files = texts(probed(EDITS / "scheduler/kubeadm-1.34/before"))
+    with pytest.raises(error) as caught:
+        component_of(kind, value, files, RULES).configure(files)
+    assert words in caught.value.what
+
+
+def test_a_state_is_present_or_absent() -> None:
+    assert [absent({}), absent({"state": "present"}), absent({"state": "absent"})] == [False, False, True]
+    with pytest.raises(InputError):
+        absent({"state": "latest"})
+
+
+def test_a_node_without_a_scheduler_and_a_file_that_cannot_be_read_are_refused() -> None:
+    with pytest.raises(RefusedError):
+        component_of("scheduler", {"state": "present"}, {}, RULES)
+    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
+    with pytest.raises(RefusedError):
+        read_files(component, {MANIFEST: ConfigFile(path=MANIFEST, size=9)})
+
+
+def test_a_damaged_record_is_named() -> None:
+    path = "/var/lib/gpunode/backup/7/undo.json"
+    with pytest.raises(InputError) as caught:
+        recorded_edits({path: ConfigFile(path=path, sha256="x", size=1, data=b"{")}, "any")
+    assert path in caught.value.what
