@@ -56,18 +56,21 @@ not_at_boot() {
     finish failed "cannot disable $1: $(last_words)" "systemctl status $1"
 }
 
-# holders PATTERN…: who holds open a file that one of the patterns fits, as «COMMAND (PID N)», without NVIDIA's own agents
+# holders PATTERN…: who holds open a device of NVIDIA's that one of the patterns fits, as «COMMAND (PID N)», without NVIDIA's
+# own agents.  One ls for all: a readlink for each open file would take seconds.
 holders() {
-  for open_ in /proc/[0-9]*/fd/*; do
-    target=$(readlink "$open_" 2>/dev/null) || continue
+  # shellcheck disable=SC2012
+  ls -l /proc/[0-9]*/fd 2>/dev/null | awk '/^\/proc\// { split($0, part, "/"); pid = part[3] }
+    / -> \/dev\/nvidia/ { sub(/.* -> /, ""); print pid, $1 }' | sort -u >"$GPUNODE_IN/.open"
+  while read -r pid target; do
     for pattern in "$@"; do
       # shellcheck disable=SC2254 # a pattern
-      case $target in
-        $pattern)
-          pid=${open_#/proc/} pid=${pid%%/*}
-          name=$(cat "/proc/$pid/comm" 2>/dev/null)
-          case $name in '' | nvidia-persiste* | nv-hostengine | dcgm-exporter | nvsm* | nv-fabricmanage* | nvidia-cuda-mps*) ;; *) echo "$name (PID $pid)" ;; esac ;;
+      case $target in $pattern) ;; *) continue ;; esac
+      name=$(cat "/proc/$pid/comm" 2>/dev/null)
+      case $name in
+        '' | nvidia-persiste* | nv-hostengine | dcgm-exporter | nvsm* | nv-fabricmanage* | nvidia-cuda-mps*) ;;
+        *) echo "$name (PID $pid)" ;;
       esac
     done
-  done | sort -u | tr '\n' ',' | sed 's/,$//; s/,/, /g'
+  done <"$GPUNODE_IN/.open" | sort -u | tr '\n' ',' | sed 's/,$//; s/,/, /g'
 }
