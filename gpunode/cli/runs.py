@@ -103,6 +103,8 @@ def diff(first: str, second: str, output_format: str) -> int:
 @format_option("text", "json")
 def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Api], output_format: str) -> int:
     """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
+    from dataclasses import replace
+
     from gpunode.cli.plan import show_plans
     from gpunode.cli.provision import ask, show_results
     from gpunode.core.errors import RefusedError
@@ -143,9 +145,8 @@ def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Ap
             cluster=connect,
             ears=ears,
         )
-    for result in results:  # a host that needed nothing any more is done with that run, too
-        if not result.exit:
-            journal.ended(run.name, result.host, exit=0, message=f"resumed: {result.message}")
+    # a host that needed nothing any more is done with that run, too
+    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if not r.exit])
     show_results(results, output_format)
     return worst_exit(result.exit for result in results)
 

@@ -28,12 +28,8 @@ class Pool:
     max_failures: int
     soak: int = 0  # seconds
 
-    def wave_of(self, host: str) -> int:
-        """The wave, from 0, that a host belongs to."""
-        at = self.hosts.index(host)
-        return next(number for number, end in enumerate(self.ends) if at < end)
-
     def wave(self, number: int) -> tuple[str, ...]:
+        """The hosts of a wave, counted from 0."""
         start = self.ends[number - 1] if number else 0
         return self.hosts[start : self.ends[number]]
 

@@ -149,9 +149,10 @@ class _Run:
                     fix=f"wait for it (gpunode runs show {other.name}), or end it",
                 )
             rows = [
-                HostRow(run=self.name, host=h, pool=p.name, wave=p.wave_of(h), plan=classes[h], state="waiting")
+                HostRow(run=self.name, host=h, pool=p.name, wave=number, plan=classes[h], state="waiting")
                 for p in pools
-                for h in p.hosts
+                for number in range(len(p.ends))
+                for h in p.wave(number)
             ]
             self.runs.begin(self.name, "provision", self._request(), f"{socket.gethostname()}:{os.getpid()}", rows)
         try:
@@ -265,12 +266,13 @@ class _Run:
                     log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
             self.ears.event(event)
 
-    def _ended(self, result: HostResult) -> None:
+    def _ended(self, results: Sequence[HostResult]) -> None:
         with self._lock:
-            self.results[result.host] = result
+            self.results |= {result.host: result for result in results}
             if self.runs:
-                self.runs.ended(self.name, result.host, exit=int(result.exit), message=result.message)
-            self.ears.result(result)
+                self.runs.ended(self.name, results)
+            for result in results:
+                self.ears.result(result)
 
 
 def _side_by_side(act: Callable[[str], None], hosts: Sequence[str]) -> None:

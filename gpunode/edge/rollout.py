@@ -39,7 +39,7 @@ class Hooks:
     do: Callable[[Job], Results]
     verify: Callable[[Sequence[str]], Results]
     on_start: Callable[[Job], None] = lambda job: None
-    on_end: Callable[[HostResult], None] = lambda result: None
+    on_end: Callable[[Sequence[HostResult]], None] = lambda results: None
     on_wave: Callable[[str, int, str], None] = lambda pool, wave, what: None  # what: begins, waits, verified, stopped
 
 
@@ -145,16 +145,16 @@ class Rollout:
         if isinstance(what, Gate):
             self._pass(what, results)
             return
-        for host in what.hosts:
-            silent = HostResult(host=host, exit=Exit.FAILED, message="Ansible never got to this host")
-            result = results.get(host, silent)
-            self.progress = self.progress.with_states([host], "failed" if result.exit else "done")
-            self.hooks.on_end(result)
+        silent = HostResult(host="", exit=Exit.FAILED, message="Ansible never got to this host")
+        ended = [results.get(host) or replace(silent, host=host) for host in what.hosts]
+        self.progress = self.progress.with_states([r.host for r in ended if r.exit], "failed")
+        self.progress = self.progress.with_states([r.host for r in ended if not r.exit], "done")
+        self.hooks.on_end(ended)
 
     def _pass(self, gate: Gate, results: Results) -> None:
         bad = [result for result in results.values() if result.exit]
-        for result in bad:
-            self.hooks.on_end(replace(result, message=f"failed after its wave: {result.message}"))
+        if bad:
+            self.hooks.on_end([replace(r, message=f"failed after its wave: {r.message}") for r in bad])
         self.progress = self.progress.with_states([r.host for r in bad], "failed").past_gate(gate.pool)
         if gate.soak:
             self.hooks.on_wave(

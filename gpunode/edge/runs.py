@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.model import HostResult
 from gpunode.edge.state import state_dir
 
 VERSION = 1
@@ -137,13 +138,15 @@ class Runs:
                 [(_now(), log, run, host) for host in hosts],
             )
 
-    def ended(self, run: str, host: str, *, exit: int, message: str) -> None:
+    def ended(self, run: str, results: Iterable[HostResult]) -> None:
+        """What came of hosts: done, or failed where the result has an exit code."""
+        found = list(results)
         with self._changes() as db:
-            self._steps.pop((run, host), None)
-            state = "failed" if exit else "done"
-            db.execute(
+            for result in found:
+                self._steps.pop((run, result.host), None)
+            db.executemany(
                 "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
-                (state, exit, message, _now(), run, host),
+                [("failed" if r.exit else "done", int(r.exit), r.message, _now(), run, r.host) for r in found],
             )
 
     def step(self, run: str, host: str, text: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
+from gpunode.core.model import HostResult
 from gpunode.edge.runs import HostRow, Runs
 
 DEAD = f"{socket.gethostname()}:999999999"
@@ -28,7 +29,7 @@ def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", 
     journal.begin(name, "provision", {"where": {}, "spec": {}, "arguments": [], "rollout": {}}, controller, rows)
     for host, state in states.items():
         if state in ("done", "failed"):
-            journal.ended(name, host, exit=int(state == "failed"), message=f"{state} it is")
+            journal.ended(name, [HostResult(host=host, exit=int(state == "failed"), message=f"{state} it is")])
 
 
 def run(*args: str) -> tuple[int, str]:

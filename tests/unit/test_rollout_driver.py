@@ -59,8 +59,8 @@ class Fleet:
         self.verified.append(tuple(hosts))
         return {h: HostResult(host=h, exit=Exit.FAILED if h in self.broken_later else Exit.OK) for h in hosts}
 
-    def end(self, result: HostResult) -> None:
-        self.ended[result.host] = result
+    def end(self, results: Sequence[HostResult]) -> None:
+        self.ended |= {result.host: result for result in results}
 
     def wave(self, pool: str, number: int, what: str) -> None:
         self.waves.append((pool, number, what))
@@ -169,7 +169,7 @@ def test_states_are_on_disk_at_once_and_steps_soon(tmp_path: Path) -> None:
     runs.begin("r1", "provision", {}, "ctl:1", rows("waiting", "waiting"))
     runs.started("r1", ["h0", "h1"], "/log")
     runs.step("r1", "h0", "Install the driver")
-    runs.ended("r1", "h1", exit=4, message="unreachable")
+    runs.ended("r1", [HostResult(host="h1", exit=4, message="unreachable")])
     second = Runs(tmp_path / "runs.sqlite")  # as after a kill -9 of the first
     states = {row.host: (row.state, row.exit, row.step, row.message) for row in second.hosts("r1")}
     assert states == {"h0": ("running", None, "Install the driver", ""), "h1": ("failed", 4, "", "unreachable")}
