@@ -14,7 +14,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
-from gpunode.core.model import Kernel, NodeFacts, Solution
+from gpunode.core.model import FabricChoice, Kernel, NodeFacts, Solution
 from gpunode.core.solve_cuda import solve_cuda
 from gpunode.core.solve_driver import solve_driver
 from gpunode.core.solve_fabric import solve_fabric
@@ -177,12 +177,6 @@ def solution_data(solution: Solution) -> dict[str, Any]:
             "packages": [p.name for p in (*driver.kernel_packages, *driver.packages)],
             "repository": driver.repository or None,
         },
-        "fabric": fabric
-        and {
-            "packages": [p.name for p in fabric.packages],
-            "services": list(fabric.services),
-            "repository": fabric.repository or None,
-        },
         "cuda": cuda
         and {
             "version": cuda.version,
@@ -197,8 +191,17 @@ def solution_data(solution: Solution) -> dict[str, Any]:
             "method": toolkit.method,
             "repository": toolkit.repository or None,
         },
+        **({"fabric": _fabric_data(fabric)} if fabric else {}),
         "reasons": [{"what": r.what, "why": r.why, "source": r.source} for r in solution.reasons],
         "problems": [{"what": p.what, "fix": p.fix} for p in solution.problems],
+    }
+
+
+def _fabric_data(fabric: FabricChoice) -> dict[str, Any]:
+    return {
+        "packages": [p.name for p in fabric.packages],
+        "services": list(fabric.services),
+        "repository": fabric.repository or None,
     }
 
 

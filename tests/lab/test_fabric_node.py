@@ -39,7 +39,9 @@ class Node:
 @pytest.fixture(scope="module")
 def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
     lab = lab_up(distro="debian:12", gpus=("10de:2941",), engines=())
-    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"))
+    made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"))
+    made.sh("echo force-unsafe-io >/etc/dpkg/dpkg.cfg.d/lab")  # a machine of many tests is slow at fsync
+    return made
 
 
 @pytest.mark.timeout(900)

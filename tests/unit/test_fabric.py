@@ -11,7 +11,7 @@ import pytest
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, NodeFacts, Package, PciDevice, Plan, Service
-from gpunode.core.solve import SolveRequest, parse_driver, solve
+from gpunode.core.solve import SolveRequest, parse_driver, solution_data, solve
 from gpunode.core.solve_fabric import IMEX_NODES
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec_toolkit import FabricSpec
@@ -126,3 +126,12 @@ def test_before_the_gpus_are_there_services_are_enabled_and_started_at_the_first
     assert found["fabric.activate"] == {"enable": ["nvidia-dcgm.service"]}
     assert "nvidia-dcgm.service" not in found["driver.activate"]["enable"]
     assert "nvidia-dcgm.service" in found["driver.first_boot"]["activate"]["services"]
+
+
+def test_the_solver_tells_of_dcgm_where_it_is_asked_for() -> None:
+    asked = SolveRequest(gpus=(H100,), distro="debian:12", fabric=FabricSpec(dcgm="auto"))
+    assert solution_data(solve(asked, KNOWLEDGE))["fabric"] == {
+        "packages": dcgm(13),
+        "services": ["nvidia-dcgm.service"],
+        "repository": "nvidia-cuda",
+    }

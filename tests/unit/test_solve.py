@@ -279,7 +279,7 @@ def test_the_command_prints_the_documented_json() -> None:
     )
     data = json.loads(result.output)
     assert result.exit_code == 0
-    assert list(data) == ["driver", "fabric", "cuda", "toolkit", "reasons", "problems"]
+    assert list(data) == ["driver", "cuda", "toolkit", "reasons", "problems"]
     assert data["driver"] == {
         "branch": 595,
         "flavour": "open",
@@ -288,7 +288,6 @@ def test_the_command_prints_the_documented_json() -> None:
         "packages": ["linux-headers-generic", "nvidia-driver-pinning-595", "nvidia-open"],
         "repository": "nvidia-cuda",
     }
-    assert data["fabric"] is None
     assert data["cuda"] == {
         "version": "12.8",
         "packages": ["cuda-toolkit-12-8"],
