@@ -66,7 +66,7 @@ def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
     targets = [host.target for host in hosts if host.target]
     ran = run_many(
         targets,
-        program(script("recall.sh")),
+        program(script("recall.sh"), {"brief": b"1\n"}),
         forks=where.forks,
         connect_timeout=where.connect_timeout,
         timeout=where.timeout,

@@ -1,6 +1,7 @@
 #!/bin/sh
 # What gpunode's journal on this node says, and how each thing that it names is now.  Changes nothing.
-# Output: core/journal.py.  Runs behind common.sh and a file for each package manager.
+# Output: core/journal.py; with the request file `brief` (1) the journal alone.  Runs behind common.sh and a file for each
+# package manager.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
@@ -115,6 +116,7 @@ JOURNAL=$GPUNODE_STATE/journal.jsonl
 need_root
 [ -e "$JOURNAL" ] || finish unchanged "gpunode has changed nothing on this node"
 while IFS= read -r line; do told journal "$line"; done <"$JOURNAL"
+[ -z "$(requested brief)" ] || finish unchanged "the journal of this node"
 : >"$GPUNODE_IN/.paths"
 : >"$GPUNODE_IN/.contents"
 files

@@ -8,7 +8,8 @@
 #   purge NAME…  takes that away
 #   depends      lines `needs NAME WORD|WORD` and `gives NAME WORD` of what is installed
 #   available NAME…  lines `NAME VERSION` of what could be installed
-#   edited NAME…  lines `NAME PATH`: configuration that somebody changed, which would go with the package
+#   edited NAME…  lines `NAME PATH`: configuration that somebody changed, and that purge would take (rpm and pacman keep a
+#                 copy of it beside: .rpmsave, .pacsave)
 
 # ---------------------------------------------------------------- apt
 
@@ -66,19 +67,13 @@ rpm_depends() {
   rpm -qa --qf '[needs %{=NAME} %{REQUIRENAME}\n][gives %{=NAME} %{PROVIDENAME}\n]' 2>/dev/null | grep -v ' rpmlib(\| config('
 }
 
-rpm_edited() {
-  for name in "$@"; do
-    rpm -V --nodeps --nomtime "$name" 2>/dev/null | awk -v name="$name" '$1 ~ /5/ && $2 == "c" { print name, $3 }'
-  done
-}
-
 dnf_marks() { rpm_keys; }
 dnf_automatic() { dnf_ -q mark "$(if is_dnf5; then echo dependency; else echo remove; fi)" "$@" >>"$log" 2>&1; }
 dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
 dnf_remnants() { :; }
 dnf_purge() { :; }
 dnf_depends() { rpm_depends; }
-dnf_edited() { rpm_edited "$@"; }
+dnf_edited() { :; }
 dnf_available() {
   dnf_options
   dnf_unlocked -q -C repoquery --showduplicates --qf '%{name} %{version}-%{release}' "$@" 2>/dev/null
@@ -95,7 +90,7 @@ zypper_lift() { for name in "$@"; do zypper_lock remove "$name" || return 1; don
 zypper_remnants() { :; }
 zypper_purge() { :; }
 zypper_depends() { rpm_depends; }
-zypper_edited() { rpm_edited "$@"; }
+zypper_edited() { :; }
 zypper_available() {
   zypper_ --no-refresh --xmlout search --details --match-exact --type package "$@" 2>/dev/null |
     sed -n 's/.*<solvable .*name="\([^"]*\)".*edition="\([^"]*\)".*/\1 \2/p'
@@ -107,7 +102,7 @@ pacman_marks() { pacman -Qeq 2>/dev/null | sed 's/^/manual /'; }
 pacman_automatic() { pacman_ -D --asdeps "$@" >>"$log" 2>&1; }
 pacman_remnants() { :; }
 pacman_purge() { :; }
-pacman_edited() { pacman -Qii "$@" 2>/dev/null | awk '$1 == "Name" { name = $3 } /\[modified\]/ { for (i = 1; i < NF; i++) if ($i ~ /^\//) print name, $i }'; }
+pacman_edited() { :; }
 
 # With the last name goes the list itself, and the line that has it read.
 pacman_lift() {
