@@ -66,3 +66,11 @@ def test_a_word_that_names_no_gpu_is_refused_with_those_that_do(word):
     with pytest.raises(InputError) as refused:
         parse_gpu(word)
     assert "h100" in refused.value.expected
+
+
+def test_a_gpu_with_mig_has_a_line_for_each_of_its_profiles_and_others_have_none(tmp_path):
+    write_hardware(tmp_path, ["t4", "a100"], nouveau=False)
+    rows = [line.split("\t") for line in (tmp_path / "standin-mig").read_text().splitlines()]
+    assert {len(row) for row in rows} == {12}
+    assert {(row[0], row[1]) for row in rows} == {("0000:1e:00.0", "kept")}
+    assert rows[4][2:] == ["3g.40gb", "9", "3", "4", "0 4", "0", "0", "2", "35.20", "7 8 0 1"]
