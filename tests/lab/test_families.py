@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 # what gpunode may touch, and what is installed; logs and caches aside
 TREE = (
@@ -33,10 +33,28 @@ class Family:
 
 FAMILIES = (
     Family(
+        distro="rocky:8",
+        driver={"version": "580.95.05"},
+        locks="/etc/dnf/plugins/versionlock.list",
+        lock="nvidia-open-3:580.95.05-1.el8.*",
+    ),
+    Family(
+        distro="rocky:10",
+        driver={"version": "580.95.05"},
+        locks="/etc/dnf/plugins/versionlock.list",
+        lock="nvidia-open-3:580.95.05-1.el10.*",
+    ),
+    Family(
         distro="rocky:9",
         driver={"version": "580.95.05"},
         locks="/etc/dnf/plugins/versionlock.list",
         lock="nvidia-open-3:580.95.05-1.el9.*",
+    ),
+    Family(
+        distro="fedora:43",
+        driver={"version": "580.95.05"},
+        locks="/etc/dnf/versionlock.toml",
+        lock='name = "nvidia-open"',
     ),
     Family(
         distro="sles:15",
@@ -84,7 +102,7 @@ class Node:
 @pytest.fixture(scope="module", params=FAMILIES, ids=lambda family: family.distro)
 def node(request: Any, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
     family = request.param
-    lab = lab_up(distro=family.distro, engines=("containerd",), name=f"t-fam-{family.distro.partition(':')[0]}")
+    lab = lab_up(distro=family.distro, engines=("containerd",), name=f"t-fam-{family.distro.replace(':', '')}")
     return Node(family, lab, run_gpunode, tmp_path_factory.mktemp("spec"))
 
 
