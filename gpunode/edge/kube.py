@@ -71,7 +71,8 @@ def template(chart: Path, release: Release) -> list[Object]:
         raise RefusedError(
             f"helm cannot render {chart} with our values: {error}",
             expected=f"the chart {release.chart.name} {release.chart.version}",
-            fix="look whether it is that chart and version",
+            fix="look whether it is that chart and version; one that asks what the cluster serves wants helm template "
+            f"--api-versions … -f {release.name}.yml",
         ) from error
     documents = (item for name, text in sorted(texts.items()) if _is_yaml(name) for item in yaml.safe_load_all(text))
     return [item for item in documents if item]
@@ -83,7 +84,9 @@ def chart_name(chart: Path) -> str:
         from helm_python import Chart
         from helm_python.errors import HelmError
     except ImportError as error:
-        raise InputError(f"helm's library is not installed: {error}", fix="pip install 'gpunode[kubernetes]'") from error
+        raise InputError(
+            f"helm's library is not installed: {error}", fix="pip install 'gpunode[kubernetes]'"
+        ) from error
     try:
         with Chart.load(chart) as loaded:
             return str(loaded.name)

@@ -81,9 +81,14 @@ def mig_environment(cluster: Cluster) -> list[Object]:
     return env(NVIDIA_MIG_MONITOR_DEVICES="all") if cut else []
 
 
+def by_cdi(cluster: Cluster) -> bool:
+    """Whether the plugin writes CDI specifications: it has to see the host's files under /driver-root for them."""
+    return any(strategy.startswith("cdi-") for strategy in cluster.spec.device_plugin.device_list_strategy)
+
+
 def _plugin(cluster: Cluster) -> Object:
     mps = bool(cluster.pools_of("mps"))
-    cdi = any(strategy.startswith("cdi-") for strategy in cluster.spec.device_plugin.device_list_strategy)
+    cdi = by_cdi(cluster)
     security = _least(cluster)
     config = _config(cluster, PLUGIN, "nvidia-device-plugin", security)
     main = container(
@@ -99,14 +104,14 @@ def _plugin(cluster: Cluster) -> Object:
         volumeMounts=[
             mount("device-plugins", "/var/lib/kubelet/device-plugins"),
             *config.mounts,
-            *([mount("cdi", "/var/run/cdi")] if cdi else []),
+            *([mount("cdi", "/var/run/cdi"), mount("driver-root", "/driver-root", readOnly=True)] if cdi else []),
             *(_mps_mounts() if mps else []),
         ],
     )  # fmt: skip
     volumes = [
         host_path("device-plugins", f"{cluster.spec.kubelet_dir}/device-plugins", "Directory"),
         *config.volumes,
-        *([host_path("cdi", "/var/run/cdi")] if cdi else []),
+        *([host_path("cdi", "/var/run/cdi"), host_path("driver-root", "/", "Directory")] if cdi else []),
         *(_mps_volumes() if mps else []),
     ]
     spec = _pod(cluster, config, [main], volumes, affinity=plugin_affinity(cluster))

@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.core.knowledge_kube import Chart, KubeKnowledge
 from gpunode.core.kube.cluster import Cluster, tolerations
 from gpunode.core.kube.dcgm import COUNTERS, EXPORTER, node_relabeling
-from gpunode.core.kube.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
+from gpunode.core.kube.device_plugin import PLUGIN, by_cdi, default_config, plugin_affinity, plugin_configs
 from gpunode.core.kube.dra import dra_values
 from gpunode.core.model import Problem
 
@@ -57,6 +57,7 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
         "imagePullSecrets": _secrets(cluster),
+        **({"nvidiaDriverRoot": "/"} if by_cdi(cluster) else {}),
         "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
         "runtimeClassName": cluster.runtime_class or None,
         "priorityClassName": spec.device_plugin.priority_class,
