@@ -231,8 +231,10 @@ WRONG: dict[str, tuple[list[str], str, int, str]] = {
 }
 
 
-@pytest.mark.parametrize("form", ["text", "json"])
-@pytest.mark.parametrize("case", WRONG)
+@pytest.mark.parametrize(
+    ("case", "form"),
+    [*((case, "text") for case in WRONG), ("wrong context", "json"), ("a server without server-side apply", "json")],
+)
 def test_bad_input_is_one_clear_message(case: str, form: str, server: ApiServer, tmp_path: Path) -> None:
     options, version, code, says = WRONG[case]
     server.version = version
