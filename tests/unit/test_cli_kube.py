@@ -75,6 +75,12 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert data["problems"] == []
 
 
+@pytest.mark.parametrize(("version", "told"), [("1.32", True), ("1.33", True), ("1.34", False), ("1.37", False)])
+def test_a_server_on_which_dra_is_off_is_told(tmp_path: Path, version: str, told: bool) -> None:
+    run = render(tmp_path, {"sharing": {"strategy": "dra"}}, version=version)
+    assert (f"note: DRA is off by default on {version}: " in run.stderr) is told
+
+
 @pytest.mark.parametrize(
     ("version", "runtime_class"),
     [

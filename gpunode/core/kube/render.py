@@ -153,6 +153,13 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
             what="gpushare counts memory and limits nobody",
             why="a container may use more than it asked for, and none gets memory of two GPUs",
         )
+    api = known.api("DeviceClass", cluster.server)
+    if cluster.pools_of("dra") and "beta" in api:
+        yield Reason(
+            what=f"DRA is off by default on {cluster.server}",
+            why="feature gate DynamicResourceAllocation on every component, and "
+            f"--runtime-config={api}=true on kube-apiserver; from 1.34 on it is on",
+        )
     if cluster.pools_of("mps"):
         yield Reason(what="MPS is experimental in the device plugin", why="since 0.15.0, by its README")
     if spec.install == "manifest" and spec.feature_discovery and not spec.node_feature_discovery:
