@@ -28,8 +28,9 @@ from gpunode.edge.planner import Planner
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.runs import HostRow, Runs
-from gpunode.edge.state import new_run
+from gpunode.edge.state import new_run, write_private
 from gpunode.edge.workflow import (
+    CONFIG,
     INVENTORY,
     HostPlan,
     ansible_arguments,
@@ -142,6 +143,8 @@ class _Run:
         rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
+        if self.own != self.folder and (self.folder / CONFIG).exists():
+            write_private(self.own / CONFIG, (self.folder / CONFIG).read_text(encoding="utf-8"))
         if self.runs:
             for host, other in self.runs.at_work(self.todo).items():
                 raise RefusedError(

@@ -20,7 +20,7 @@ from gpunode.edge.runner import HostRun, run_playbook
 from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
-PLAYBOOK, INVENTORY, PLAN = "playbook.yml", "inventory.yml", "plan.json"
+PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
 ANSIBLE_CFG = """\
 # written by gpunode
 [defaults]
@@ -28,6 +28,8 @@ inventory = {inventory}
 host_key_checking = True
 retry_files_enabled = False
 forks = 50
+# Ansible's own is 0.001: a process that waits for a package manager would keep a sixth of a core busy
+internal_poll_interval = 0.01
 [connection]
 pipelining = True
 [ssh_connection]
@@ -83,7 +85,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
     write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
     write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
-    write_private(folder / "ansible.cfg", ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))
+    write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))
 
 
 def inventory_sources(where: Where) -> list[str]:
