@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gpunode.core.errors import InputError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.device_plugin import CONFIG
@@ -12,8 +14,11 @@ from gpunode.edge.cluster import Api, ApiError
 _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
 
 
-def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
-    """Usage of these nodes, of all without names.  Raises InputError for a node that is not there."""
+def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, str] | None = None) -> Usage:
+    """Usage of these nodes, of all without names.  Raises InputError for a node that is not there.
+
+    `configs`: the device plugin's configurations by pool, where they are known; else those that apply put there.
+    """
     nodes = api.items("/api/v1/nodes")
     there = {node["metadata"]["name"] for node in nodes}
     if lost := [name for name in names if name not in there]:
@@ -21,7 +26,8 @@ def read_usage(api: Api, names: tuple[str, ...] = ()) -> Usage:
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
     found = api.items("/api/v1/pods")
     slices, claims = _dra(api)
-    seen = usage(chosen, found, slices=slices, claims=claims, configs=_configs(api))
+    known = _configs(api) if configs is None else configs
+    seen = usage(chosen, found, slices=slices, claims=claims, configs=known)
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting)
 
 

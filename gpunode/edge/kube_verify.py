@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.cluster import Object, Pool
+from gpunode.core.kube.device_plugin import plugin_configs
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.preflight import Right, node_names
 from gpunode.core.kube.proof_rules import Proof, Seen, is_done, judge
@@ -69,7 +70,8 @@ def _cluster(api: Api, rendered: Rendered, tell: Tell) -> HostResult:
 def _pool(api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, tell: Tell) -> HostResult:
     tell(f"pool {pool.name}: looking at what it offers")
     names, lost = node_names(pool.hosts, api.items("/api/v1/nodes")) if pool.hosts else ({}, [])
-    there = [(node, use) for node, use in offers(pool, read_usage(api), names) if use.total]
+    found = read_usage(api, configs=plugin_configs(rendered.cluster))
+    there = [(node, use) for node, use in offers(pool, found, names) if use.total]
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
     checks.append(allocatable(pool, there, names))
     if run and there:

@@ -73,6 +73,14 @@ def test_shares_are_proven_by_one_pod_more_than_gpus(server: ApiServer, api: Api
     assert [name for name in nodes.started if name.startswith("shared")] == [f"shared-gpu-{i}" for i in range(3)]
 
 
+def test_shares_of_a_chart_that_nobody_labelled_are_known_from_the_spec(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server, replicas=4)
+    found = of(prove(api, SLICES | {"kubernetes": {"install": "helm"}}))
+    assert found["kube.allocatable"] == ("passed", "8 nvidia.com/gpu")
+    assert found["kube.shared-gpu"][0] == "passed"
+
+
 def test_gpushare_is_proven_by_two_pods_a_request_too_large_and_a_packed_set(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", labels={"gpushare": "true"}, allocatable={MEMORY: "32", COUNT: "2", GPU: "0"}))
     Nodes(server)
