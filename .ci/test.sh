@@ -48,7 +48,7 @@ if [ "${1:-}" = all ]; then
     SCENARIOS=$(cd molecule && printf '%s\n' */molecule.yml | sed 's,/.*,,')
     lab='lab'
 else
-    lab='lab and not real_driver'
+    lab='lab and not real_driver and not extended'
 fi
 
 stage lint sh .ci/lint.sh

@@ -10,6 +10,19 @@ from daemon_node import DISTROS, DaemonNode
 from gpunode.lab import Lab
 
 
+# Left to `make test-all`: what takes long, and what one distribution shows as well as five.
+EXTENDED = {"test_package_faults", "test_unattended_upgrades", "test_migration", "test_driver_settings", "test_metrics"}
+FIRST_OF_FAMILIES = "rocky:9"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        module = getattr(getattr(item, "module", None), "__name__", "").rpartition(".")[2]
+        other = module == "test_families" and FIRST_OF_FAMILIES not in item.name
+        if module in EXTENDED or other:
+            item.add_marker("extended")
+
+
 @pytest.fixture(scope="module", params=DISTROS)
 def daemons(request: pytest.FixtureRequest, lab_up: Callable[..., Lab]) -> Iterator[DaemonNode]:
     """A node of each distribution in turn, with containerd, Docker and the container toolkit; one at a time."""
