@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -254,3 +255,38 @@ def test_a_template_that_helm_cannot_render_is_told(tmp_path: Path) -> None:
 
 def test_the_knowledge_names_a_chart_for_every_release() -> None:
     assert {name for chart in KNOWN.charts.values() for name in chart.subcharts.values()} <= set(KNOWN.charts)
+
+
+# ---------------------------------------------------------------- images that are of no registry
+
+
+def test_locally_built_images_are_loaded_into_the_engines_of_the_nodes(tmp_path: Path) -> None:
+    names = {"gpushare-extender": "extender:v1", "gpushare-device-plugin": "plugin:v1", "dcgm-exporter": "r.lan/dcgm:1"}
+    spec = {"sharing": {"strategy": "gpushare"}, "kubernetes": {"namespace": "kube-system", "images": {"names": names}}}
+    folder = tmp_path / "cluster"
+    render(tmp_path, spec, "-i", inventory(tmp_path, n1={}, n2={}), "-o", str(folder))
+    bin_ = tmp_path / "bin"
+    bin_.mkdir()
+    (bin_ / "docker").write_text('#!/bin/sh\necho "archive of $2"\n')
+    (bin_ / "ssh").write_text(f'#!/bin/sh\n{{ echo "$1"; cat; }} >>{tmp_path}/log\n')
+    for file in bin_.iterdir():
+        file.chmod(0o755)
+    env = {"PATH": f"{bin_}:/usr/bin:/bin", "CONTROL_PLANE": "m1 m2"}
+    done = subprocess.run([str(folder / "images.sh")], env=env, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.splitlines() == [
+        "plugin:v1 → n1", "plugin:v1 → n2", "extender:v1 → m1", "extender:v1 → m2",
+    ]  # fmt: skip
+    archives = [("n1", "plugin:v1"), ("n2", "plugin:v1"), ("m1", "extender:v1"), ("m2", "extender:v1")]
+    assert (tmp_path / "log").read_text() == "".join(f"{host}\narchive of {image}\n" for host, image in archives)
+    missing = subprocess.run([str(folder / "images.sh")], env={"PATH": env["PATH"]}, capture_output=True, check=False)
+    assert missing.returncode != 0
+
+
+def test_scripts_of_the_folder_are_clean(tmp_path: Path) -> None:
+    spec = {"sharing": {"strategy": "gpushare"}, "kubernetes": {"images": {"names": {"gpushare-device-plugin": "p:1"}}}}
+    render(tmp_path, spec, "-o", str(tmp_path / "c"))
+    scripts = sorted(str(path) for path in (tmp_path / "c").glob("*.sh"))
+    assert len(scripts) == 2
+    done = subprocess.run(["shellcheck", *scripts], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, "")
