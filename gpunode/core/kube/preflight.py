@@ -108,7 +108,7 @@ def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str,
             what=f"{', '.join(lost)} of the inventory: no node of this cluster has that name or address",
             fix=f"did you mean {near[0]}?"
             if near
-            else f"its nodes are {names} …: is it the right context (--context)?",
+            else f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
         )
     ]
 
