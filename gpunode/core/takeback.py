@@ -204,16 +204,22 @@ def _left_standing(recall: Recall, scope: Scope) -> list[Problem]:
 # ---------------------------------------------------------------- files
 
 
-def _file_records(
-    records: Sequence[Record], path: str = "", by: str | None = None
-) -> Iterator[tuple[Record, Mapping[str, Any]]]:
-    """(record, {path, before, after}) of what was written and stands, oldest first; `by` "" of gpunode itself."""
+def _file_records(records: Sequence[Record], path: str = "") -> Iterator[tuple[Record, Mapping[str, Any]]]:
+    """(record, {path, before, after}) of what was written and stands, oldest first."""
     undone = {r.id for r in records if r.op == "files" and r.phase == "undone"}
     for record in records:
-        if record.op == "files" and record.id not in undone and by in (None, record.more.get("by", "")):
+        if record.op == "files" and record.id not in undone:
             for file in record.more.get("files", ()):
                 if not path or file["path"] == path:
                     yield record, file
+
+
+def _first_records(records: Sequence[Record]) -> dict[str, Record]:
+    """By path, the record that says how a file was before."""
+    found: dict[str, Record] = {}
+    for record, file in _file_records(records):
+        found.setdefault(file["path"], record)
+    return found
 
 
 def _hashes(records: Sequence[Record], path: str) -> list[str]:
@@ -229,8 +235,9 @@ class _Files:
         self.recall, self.scope = recall, scope
         self.notes: list[str] = []
         self.problems: list[Problem] = []
-        paths = dict.fromkeys(file["path"] for _, file in _file_records(scope.records, by=""))
-        back = {path: one for path in paths if (one := self._file(path))}
+        first = _first_records(scope.records)
+        self._brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
+        back = {path: one for path in first if path not in self._brought and (one := self._file(path))}
         units = {path: self._unit_of(path) for path in back}
         self.engines = tuple(
             self._together([f for p, f in back.items() if units[p] and units[p] == unit], follow)
@@ -252,7 +259,7 @@ class _Files:
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
     def _file(self, path: str) -> FileBack | None:
-        record, file = next(_file_records(self.scope.records, path, by=""))
+        record, file = next(_file_records(self.scope.records, path))
         before, now = file["before"], self.recall.files.get(path, ABSENT)
         if now == before:
             return None
@@ -271,7 +278,7 @@ class _Files:
 
     def _came_along(self) -> list[FileBack]:
         found = []
-        for path in dict.fromkeys(file["path"] for _, file in _file_records(self.scope.records, by=BY_PACKAGES)):
+        for path in self._brought:
             now = self.recall.files.get(path, ABSENT)
             if now == ABSENT:
                 continue

@@ -257,11 +257,13 @@ more_marks() {
     "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
 }
 
-# beside: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, files below /etc
+# beside: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
+# files below /etc
 beside() {
   sed 's/^\([^:]*\):.*/user \1/' /etc/passwd
   sed 's/^\([^:]*\):.*/group \1/' /etc/group
   for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done
+  for image in /boot/init*; do [ ! -f "$image" ] || echo "initramfs $image"; done
   find /etc -xdev -type d | sed 's/^/folder /'
   find /etc -xdev -type f | sed 's/^/file /'
 }
@@ -271,7 +273,7 @@ came_along() {
   [ -e "$GPUNODE_IN/.beside" ] || return 0
   beside >"$GPUNODE_IN/.beside.after"
   awk 'FILENAME == ARGV[1] { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
-  grep -E '^(user|group|kernel) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
+  grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
   sed -n 's/^folder //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.folders"
   sed -n 's/^file //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.files"
   [ ! -s "$GPUNODE_IN/.files" ] || remember_made

@@ -128,6 +128,23 @@ def test_repositories_and_what_packages_left_go_after_the_packages() -> None:
     assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "commit.sh"]
 
 
+def test_a_file_that_a_package_brought_is_not_put_back_when_it_has_gone_with_what_packages_left() -> None:
+    left = "/etc/nvidia/config.toml"
+    journal = [*wrote("t1", (left, "absent", OURS), by="packages"), *wrote("t2", (left, OURS, "absent"), part="undo")]
+    assert back(recall_text(journal, files={left: "absent"}, kept=[("t2", left)])).nothing
+
+
+def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package() -> None:
+    left = "/etc/containerd/config.toml"
+    journal = [*wrote("t1", (left, "absent", OLD), by="packages"), *wrote("t2", (left, OLD, OURS))]
+    text = recall_text(
+        journal, files={left: OURS}, kept=[("t2", left)], more=[("follow", "t2", coded(b"unit containerd.service\n"))]
+    )
+    found = back(text)
+    assert found.engines == () and found.sources
+    assert found.sources.files == (FileBack(path=left, expect=None),)
+
+
 # ---------------------------------------------------------------- packages
 
 
