@@ -214,7 +214,8 @@ def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
         run.add(key, "kept", f"it holds what is not gpunode's: {', '.join(others[:5])}")
         return False
     run.tell(f"{key}: deleting")
-    if not run.dry_run:
+    going = live["metadata"].get("deletionTimestamp")  # a second deletion of a namespace would be a conflict
+    if not (run.dry_run or going):
         run.api.delete(key, uid=live["metadata"]["uid"])
     run.add(key, "deleted")
     return True

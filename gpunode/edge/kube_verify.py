@@ -191,5 +191,7 @@ def _cleaned(api: Api) -> Check:
 
 
 def _clear(api: Api) -> None:
-    api.delete(_NAMESPACE)
+    live = api.find(api.path(_NAMESPACE))
+    if live and not live["metadata"].get("deletionTimestamp"):  # a second deletion would be a conflict
+        api.delete(_NAMESPACE)
     await_gone(api, [_NAMESPACE], GONE_SECONDS)

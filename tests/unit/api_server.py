@@ -456,6 +456,8 @@ class ApiServer:
         uid = (options.get("preconditions") or {}).get("uid")
         if uid and uid != item["metadata"]["uid"]:
             raise Refusal(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
+        if key[1] == "namespaces" and item["metadata"].get("deletionTimestamp"):
+            raise Refusal(409, "Conflict", "The system is ensuring all content is removed from this namespace.")
         if not options.get("dryRun"):
             self.gone(key)
         return {"kind": "Status", "status": "Success"}

@@ -482,6 +482,16 @@ def test_a_dry_run_of_remove_changes_nothing(server: ApiServer, api: Api) -> Non
     assert mutating(server) == []
 
 
+def test_a_second_remove_while_the_first_goes_on_waits_for_it(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    server.edit(
+        "Namespace", "gpunode", "", lambda o: o["metadata"].update(deletionTimestamp="2026-11-22T00:00:00Z")
+    )  # fmt: skip
+    server.later(0.5, lambda: server.gone(("v1", "namespaces", "", "gpunode")))
+    assert remove(api, "gpunode", tell=silent, timeout=10).exit == Exit.OK
+    assert "gpunode" not in server.names("Namespace")
+
+
 def test_remove_says_what_a_finalizer_holds(server: ApiServer, api: Api) -> None:
     put(api, rendered())
     server.stuck.add("gpunode/nvidia-device-plugin")

@@ -209,6 +209,16 @@ def test_the_leftovers_of_a_killed_run_go_first(server: ApiServer, api: Api) -> 
     assert server.names("Secret") == []
 
 
+def test_leftovers_that_are_going_are_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    metadata = {"name": "gpunode-verify", "labels": {"app.kubernetes.io/managed-by": "gpunode"},
+                "deletionTimestamp": "2026-11-22T00:00:00Z"}  # fmt: skip
+    server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata})
+    server.later(0.5, lambda: server.gone(("v1", "namespaces", "", "gpunode-verify")))
+    assert of(prove(api, {}))["kube.vectoradd"][0] == "passed"
+
+
 def test_a_foreign_namespace_of_that_name_is_refused(server: ApiServer, api: Api) -> None:
     server.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "gpunode-verify"}})
     with pytest.raises(RefusedError, match="the namespace gpunode-verify is not gpunode's"):
