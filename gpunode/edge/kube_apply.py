@@ -72,12 +72,12 @@ def apply(
     run = _Run(api=api, tell=tell)
     run.left = [change.key for change in ground.changes if change.how not in ("kept", "unchanged")]
     error = run.carry_out(lambda: _apply_all(run, rendered.cluster.spec.namespace, ground))
-    waiting: tuple[str, ...] = ()
+    waiting: list[str] = []
     if not error and wait:
         workloads = [key for key in ground.after.objects if key.kind in WORKLOADS]
-        waiting = wait_ready(api, workloads, timeout, tell)
+        error = run.carry_out(lambda: waiting.extend(wait_ready(api, workloads, timeout, tell)))
     left = tuple(run.left) if error else ()
-    return Applied(changes=tuple(run.changes), notes=notes, waiting=waiting, left=left, error=error)
+    return Applied(changes=tuple(run.changes), notes=notes, waiting=tuple(waiting), left=left, error=error)
 
 
 def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:

@@ -393,6 +393,15 @@ def test_an_interrupt_is_told_like_a_break(server: ApiServer, api: Api, monkeypa
     assert [str(key) for key in applied.left] == ALL[2:]
 
 
+def test_a_server_that_goes_away_while_waiting_leaves_the_list_of_what_is_done(server: ApiServer, api: Api) -> None:
+    server.controllers.clear()
+    server.faults.append(Fault(r"^GET .*/daemonsets\?fieldSelector", 503, "ServiceUnavailable", times=99))
+    applied = put(api, rendered())
+    assert set(hows(applied)) == set(ALL)
+    assert (applied.exit, applied.left) == (Exit.FAILED, ())
+    assert applied.error and "(503)" in applied.error.what
+
+
 def test_not_ready_in_time_says_which_pod_and_why(server: ApiServer, api: Api) -> None:
     server.controllers.clear()
     pod = {
