@@ -9,7 +9,6 @@ from daemon_node import DISTROS, DaemonNode
 
 from gpunode.lab import Lab
 
-
 # Left to `make test-all`: what takes long, and what one distribution shows as well as five.
 EXTENDED = {"test_package_faults", "test_unattended_upgrades", "test_migration", "test_driver_settings", "test_metrics"}
 FIRST_OF_FAMILIES = "rocky:9"
