@@ -4,10 +4,10 @@
 
 log=$GPUNODE_IN/.log
 : >"$log"
-kind=$(word kind) name=$(word name) version=$(word version) modules=$(word modules)
+kind=$(word kind) name=$(word name) release=$(word version) modules=$(word modules)
 STORE=$GPUNODE_STATE/runfile # root's alone: what lies there is what runs
 file=$STORE/$name
-TOOLKIT=/usr/local/cuda-$version
+TOOLKIT=/usr/local/cuda-$release
 INSTALLER_LOG=/var/log/nvidia-installer.log
 
 fail() {
@@ -35,8 +35,8 @@ other_flavour() {
 
 is_there() {
   case $kind in
-    driver) [ "$(driver_version)" = "$version" ] && ! other_flavour ;;
-    cuda) "$TOOLKIT/bin/nvcc" --version 2>/dev/null | grep -q "release $version," ;;
+    driver) [ "$(driver_version)" = "$release" ] && ! other_flavour ;;
+    cuda) "$TOOLKIT/bin/nvcc" --version 2>/dev/null | grep -q "release $release," ;;
   esac
 }
 
@@ -181,8 +181,10 @@ run_file() {
 why_not() {
   dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
   for found in "$@"; do [ ! -e "$found" ] || tail -n 20 "$found" >>"$log"; done
-  said=$(grep -v -e '^kernel: ' -e 'Installation has failed' "$log" | grep -iE '(^| )error[: ]|\[ERROR\]|Error!' | tail -n 1)
-  [ -n "$said" ] || said=$(grep -v -e '^ *$' -e '^kernel: ' "$log" | tail -n 1)
+  grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' "$log" >"$GPUNODE_IN/.said"
+  said=$(grep -E '(^|[ :])error: ' "$GPUNODE_IN/.said" | head -n 1) # the compiler's first
+  [ -n "$said" ] || said=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$GPUNODE_IN/.said" | tail -n 1)
+  [ -n "$said" ] || said=$(tail -n 1 "$GPUNODE_IN/.said")
   printf '%s' "$said" | cut -c 1-300
 }
 
@@ -191,22 +193,22 @@ install_driver() {
   [ -z "$held" ] || finish refused "the package $held has the driver's files, and $name would write over them" "remove the driver's packages first, or set driver.method to packages"
   spare_old_driver
   was=$(driver_version)
-  prior runfile driver "${was:-absent}" "$version"
-  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$version\",\"from\":$(json_text "$was")"
+  prior runfile driver "${was:-absent}" "$release"
+  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\",\"from\":$(json_text "$was")"
   begun=1
   # shellcheck disable=SC2046 # words of an installer, which hold no space
   { run_file $(requested options) $(kernel_option) && is_there; } ||
-    fail "$name failed: $(why_not "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$version/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
-  say changed "installed driver $version${was:+ in place of $was}"
+    fail "$name failed: $(why_not "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$release/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
+  say changed "installed driver $release${was:+ in place of $was}"
 }
 
 install_cuda() {
-  prior runfile "cuda-$version" absent "$version"
-  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$version\""
+  prior runfile "cuda-$release" absent "$release"
+  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\""
   begun=1
   # shellcheck disable=SC2046
   { run_file $(requested options) && is_there; } || fail "$name failed: $(why_not /var/log/cuda-installer.log)" "see the log; /var/log/cuda-installer.log on the node has the whole of it"
-  say changed "installed CUDA $version in $TOOLKIT"
+  say changed "installed CUDA $release in $TOOLKIT"
 }
 
 install_() {
@@ -225,7 +227,7 @@ install_() {
   fi
   [ "$kind" != driver ] || dkms_build
   [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
-  [ -z "${begun:-}" ] || journal runfile 'done' ",\"name\":$(json_text "$name"),\"version\":\"$version\""
+  [ -z "${begun:-}" ] || journal runfile 'done' ",\"name\":$(json_text "$name"),\"version\":\"$release\""
   rm -f "$file" "$file.sha256"
   finish changed "$name is installed"
 }
@@ -235,7 +237,7 @@ install_() {
 uninstall() {
   case $kind in
     driver) was=$(driver_version) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
-    cuda) was=$version tool=$TOOLKIT/bin/cuda-uninstaller && [ -x "$tool" ] || was='' ;;
+    cuda) was=$release tool=$TOOLKIT/bin/cuda-uninstaller && [ -x "$tool" ] || was='' ;;
   esac
   [ -n "$was" ] || [ "$kind" != driver ] || [ -z "$tool" ] || was=unknown
   [ -n "$was" ] || finish unchanged "no runfile's $kind is installed"
