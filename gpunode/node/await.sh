@@ -41,6 +41,7 @@ await() {
       elif [ $(($(uptime_now) - since)) -gt "$settle" ]; then
         illness=''
         touch "$backup/took"
+        can_ask || say note "$process stays up; whether it answers was not asked: neither curl nor wget is here"
         return
       fi
     fi
@@ -48,6 +49,12 @@ await() {
   done
   tail -n 5 "$GPUNODE_IN/.answer" >>"$log"
   return 1
+}
+
+# can_ask: whether one of the health commands, where there are any, has its tool here
+can_ask() {
+  while IFS= read -r line; do ! have "${line%%"$TAB"*}" || return 0; done <"$backup/health"
+  [ ! -s "$backup/health" ]
 }
 
 # pod_words: what the program has logged last, by the files that the kubelet keeps of its containers

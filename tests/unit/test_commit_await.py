@@ -65,13 +65,16 @@ def kubelet(node: Node) -> Iterator[Kubelet]:
     kubelet.stop()
 
 
-def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20) -> Outcome:
+CURL = ("curl", "-k", "https://127.0.0.1:10259/healthz")
+
+
+def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20, health: tuple[str, ...] = CURL) -> Outcome:
     after = Activation(
         unit="kubelet.service",
         verb="await",
         process=kubelet.name_,
         config=str(node.config),
-        health=(("not-there", "x"), ("curl", "-k", "https://127.0.0.1:10259/healthz")),
+        health=(("not-there", "x"), health),
     )
     config = node.root / "etc/scheduler.yaml"
     files = [
@@ -111,6 +114,12 @@ def test_what_does_not_come_up_gets_its_files_back_and_runs_with_them(
     assert (kubelet.running, kubelet.without) == ("old\n", [])
     assert node.leftovers == []
     assert sorted(p.name for p in node.config.parent.iterdir()) == ["config"], "no copy beside the manifest"
+
+
+def test_it_is_said_when_nobody_can_ask(node: Node, kubelet: Kubelet) -> None:
+    outcome = change(node, kubelet, "new\n", health=("not-there", "x"))
+    assert outcome.status == "changed"
+    assert "whether it answers was not asked" in outcome.notes[0]
 
 
 def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) -> None:
