@@ -5,7 +5,17 @@ from __future__ import annotations
 import subprocess
 import sys
 
-ALL = ("startup", "edits", "doctor", "plan_fleet", "fleet_waves", "first_provision", "converged_ssh_commands", "noop_fleet", "check_mode")
+ALL = (
+    "startup",
+    "edits",
+    "doctor",
+    "plan_fleet",
+    "fleet_waves",
+    "first_provision",
+    "converged_ssh_commands",
+    "noop_fleet",
+    "check_mode",
+)
 
 
 def main(names: list[str]) -> int:

@@ -151,7 +151,7 @@ differences() {
     esac
     [ "$hold" != hold ] || [ "${now##* }" = hold ] || {
       echo "$name" >>"$GPUNODE_IN/.to_hold"
-      [ -z "$now" ] || echo "hold $name"
+      echo "hold $name"
     }
   done
   requested unhold | while read -r name; do

@@ -87,7 +87,7 @@ def journal(node: Lab) -> list[dict[str, Any]]:
 def test_check_mode_installs_nothing_and_the_run_does_what_it_said(node: Lab, packages: Packages) -> None:
     value = want("gp-a", version="1.0", hold=True)
     would = packages(value, check=True)
-    assert (would.status, would.changed, installed(node)) == ("changed", ("install gp-a 1.0",), {})
+    assert (would.status, would.changed, installed(node)) == ("changed", ("install gp-a 1.0", "hold gp-a"), {})
     done = packages(value)
     assert (done.status, done.changed) == ("changed", ("held gp-a", "installed gp-a 1.0", "installed gp-b 1.0"))
     last = journal(node)[-1]

@@ -68,7 +68,7 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
             {"name": "nvidia-open", "version": "580.95.05-1"},
             {"name": "make", "hold": True},
             {"name": "half"},
-            {"name": "lib"},
+            {"name": "lib", "hold": True},
         ],
         "remove": ["nvidia-open"],
         "refresh": ["/nonexistent.sources"],
@@ -80,6 +80,7 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
         "hold make",
         "finish installing half",
         "install lib",
+        "hold lib",
         "remove nvidia-open",
     )
     assert outcome.notes == ("the repository is not configured yet: the package manager was not asked",)
