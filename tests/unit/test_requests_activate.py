@@ -55,9 +55,7 @@ def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
         ("always", "nouveau is in use", False, True, True),
     ],
 )
-def test_the_policy_decides_about_the_reboot(
-    policy: str, reason: str, changed: bool, wanted: bool, done: bool
-) -> None:
+def test_the_policy_decides_about_the_reboot(policy: str, reason: str, changed: bool, wanted: bool, done: bool) -> None:
     why, hindered = may_reboot({"reboot": policy}, Activation(reboot=reason), changed=changed, here=False)
     assert (bool(why), bool(why) and not hindered) == (wanted, done)
 
