@@ -97,7 +97,7 @@ dnf_refresh_all() {
 
 dnf_refresh_failed() {
   cat "$GPUNODE_IN/.update" >>"$log"
-  why=$(grep -Ei 'error|fail|cannot|signature|key' "$GPUNODE_IN/.update" | head -n 1)
+  why=$(first_of 'error|fail|cannot|signature|key' "$GPUNODE_IN/.update")
   if grep -Eqi 'gpg|signature|public key' "$GPUNODE_IN/.update"; then wrong_signature "$why"; fi
   unreadable_source "$why"
 }
