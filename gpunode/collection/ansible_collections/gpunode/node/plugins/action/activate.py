@@ -13,6 +13,8 @@ from ansible.plugins.connection import ConnectionBase
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
 
 BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
+# while systemd answers so, it may not have cleared /tmp yet; "" and offline: it cannot even be asked
+BOOTING = ("", "offline", "unknown", "initializing", "starting")
 LONGEST_PAUSE = 15  # seconds between two tries to reach a node that boots
 
 
@@ -76,7 +78,7 @@ class ActionModule(NodeAction):
                 f"the node did not come back within {timeout} s after the reboot",
                 fix="look at its console; raise reboot_timeout if it boots slowly",
             )
-        while time.monotonic() < deadline and self._ask("systemctl is-system-running") in ("starting", "initializing"):
+        while time.monotonic() < deadline and self._ask("systemctl is-system-running") in BOOTING:
             time.sleep(2)
 
     def _ask(self, command):
