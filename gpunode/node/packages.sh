@@ -262,7 +262,7 @@ remember_packages() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
   kept=$GPUNODE_STATE/backup/$journal_id
   (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
-  beside >"$GPUNODE_IN/.beside"
+  beside "$GPUNODE_IN/.beside" || finish failed "cannot list what is below /etc: $(tail -n 1 "$log")" "see the log; nothing was changed"
   for name in before marks would beside; do
     cp "$GPUNODE_IN/.$name" "$kept/$name" || finish failed "cannot keep what was installed in $kept" "make room on the file system of /var"
   done
@@ -280,7 +280,7 @@ close_packages() {
           awk 'FILENAME == ARGV[1] { meant[$2]; next } { plain = $1; sub(/-[0-9].*/, "", plain) } $1 in meant || plain in meant' "$kept/would" - >"$GPUNODE_IN/.$list"
       done
       cp "$kept/marks" "$GPUNODE_IN/.marks"
-      cp "$kept/beside" "$GPUNODE_IN/.beside"
+      cp "$kept/beside" "$GPUNODE_IN/.beside" 2>>"$log"
       came_along
       more=$(changes_json)
     fi

@@ -75,7 +75,7 @@ links() {
 # accounts and folders of kernels that packages made, and left when they went
 accounts() {
   for user in $(requested user | cut -d ' ' -f 1); do
-    id "$user" >/dev/null 2>&1 || continue
+    [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ] || continue
     checking || userdel "$user" >>"$log" 2>&1 9>&- || { trouble "the user $user stays" && continue; }
     changed "remove the user $user"
   done
