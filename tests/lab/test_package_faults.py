@@ -23,7 +23,7 @@ from gpunode.core.remote import parse_outcome, program
 from gpunode.core.requests_packages import locked_by, packages_request
 from gpunode.node import script
 
-pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 OLD, NEW = "580.95.05", "580.178.04"
 # the driver alone, then the toolkit as well
@@ -231,7 +231,7 @@ def test_a_transaction_that_is_killed_is_finished_by_the_next_run(node: Node, de
     begun = int(node.sh(INTENTS))
     trap = f"until [ $({INTENTS}) -gt {begun} ]; do sleep 0.05; done; sleep {delay}; {KILL}"
     node.lab.run(node.lab.nodes[0], "cat >/root/cut", stdin=trap)
-    node.sh("systemd-run --quiet --collect --unit=cut sh /root/cut")
+    node.sh("systemctl stop cut 2>/dev/null; systemd-run --quiet --collect --unit=cut sh /root/cut")
     words = ["provision", "-i", node.lab.inventory, "-c", node.spec, "--yes"]
     cut = subprocess.run(
         [sys.executable, "-m", "gpunode", *map(str, words)], capture_output=True, text=True, check=False
@@ -239,7 +239,7 @@ def test_a_transaction_that_is_killed_is_finished_by_the_next_run(node: Node, de
     assert cut.returncode != 0, cut.stdout
     time.sleep(1)
     last = [json.loads(line) for line in node.sh("cat /var/lib/gpunode/journal.jsonl").splitlines()][-1]
-    assert (last["op"], last["phase"]) == ("packages", "intent"), "the power went amid the transaction"
+    assert (last["op"], last["phase"]) == ("packages", "intent"), f"not cut amid the transaction: {cut.stdout}"
     node.converge()
     assert node.sh("cat /sys/module/nvidia/version").strip() == version
     assert node.provision()["changed"] == []
