@@ -10,7 +10,7 @@ import click
 COMMANDS = {
     "render": ("gpunode.cli.kube_render:render", "Write the cluster's objects and helm values; needs no cluster."),
     "apply": ("gpunode.cli.kube_apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
-    "verify": ("gpunode.cli.kube_verify:verify", "Prove that a cluster is so: differences, and pods that use its GPUs."),
+    "verify": ("gpunode.cli.kube_verify:verify", "Prove that a cluster is so: differences, and pods on its GPUs."),
     "status": ("gpunode.cli.kube_status:status", "Who uses which GPU: allocated and total, however they are shared."),
     "remove": ("gpunode.cli.kube_apply:remove", "Take everything that apply made out of the cluster."),
     "scheduler": ("gpunode.cli.kube_scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),

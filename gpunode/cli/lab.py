@@ -19,8 +19,8 @@ _DISTRO = click.option(
     default="debian:12",
     show_default=True,
     metavar="DISTRO",
-    help="debian:12, debian:13, debian:13+forky (newer engines), debian:12+non-free or debian:13+non-free (their own driver), rocky:8, rocky:9, rocky:10, "
-    "fedora:43, sles:15 or arch.",
+    help="debian:12, debian:13, debian:13+forky (newer engines), debian:12+non-free or debian:13+non-free (their own "
+    "driver), rocky:8, rocky:9, rocky:10, fedora:43, sles:15 or arch.",
 )
 _SHAPE = (
     click.option(

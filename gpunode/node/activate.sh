@@ -316,9 +316,9 @@ services() {
     stale=$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)
     [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
     checking && changed "enable and start $unit" && continue
+    [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     [ -n "$is_enabled" ] || enable_unit "$unit"
     [ "$state" = active ] || prior active "$unit" inactive active
-    [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
     # after the reboot it starts by itself, and before it cannot
     [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
       journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1

@@ -125,7 +125,7 @@ class FabricChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class MigPlace:
-    """One MIG instance to have: `id` is the profile's (-1 unknown), `start` in memory slices (-1 the driver chooses)."""
+    """One MIG instance to have: `id` of the profile (-1 unknown), `start` in memory slices (-1: the driver chooses)."""
 
     profile: str
     id: int = -1
