@@ -46,6 +46,11 @@ class Fleet:
     def runs(self) -> list[dict[str, Any]]:
         return list(json.loads(self.gpunode("runs", "list", "--format", "json"))["runs"])
 
+    def installing(self) -> bool:
+        """Whether the last run is at work, and a host of it at its packages."""
+        run = json.loads(self.gpunode("runs", "show", "--format", "json"))
+        return run["status"] == "running" and any("Install" in host["step"] for host in run["hosts"])
+
 
 @pytest.fixture(scope="module")
 def fleet(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
@@ -53,11 +58,12 @@ def fleet(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_a_canary_that_fails_leaves_the_other_node_alone(fleet: Fleet) -> None:
-    fleet.shell(0, "mv /usr/bin/dpkg-query /usr/bin/dpkg-query.away; mv /usr/bin/apt-get /usr/bin/apt-get.away")
+    broken = "printf '#!/bin/sh\\necho this apt-get is broken >&2\\nexit 100\\n' >/usr/bin/apt-get"
+    fleet.shell(0, f"cp -p /usr/bin/apt-get /usr/bin/apt-get.away && {broken}")
     try:
         found = fleet.provision("--waves", "1,100%", exit=None)
     finally:
-        fleet.shell(0, "mv /usr/bin/dpkg-query.away /usr/bin/dpkg-query; mv /usr/bin/apt-get.away /usr/bin/apt-get")
+        fleet.shell(0, "mv /usr/bin/apt-get.away /usr/bin/apt-get")
     first, second = (node.name for node in fleet.lab.nodes)
     assert found[first]["exit"] == 1
     assert found[second]["exit"] == 3 and "max_failures" in found[second]["message"]
@@ -70,7 +76,7 @@ def test_after_a_kill_of_the_controller_the_run_goes_on(fleet: Fleet) -> None:
     environment = {**os.environ, "XDG_STATE_HOME": str(fleet.state), "NO_COLOR": "1"}
     controller = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     until = time.monotonic() + 240
-    while "Install" not in str(json.loads(fleet.gpunode("runs", "show", "--format", "json"))["hosts"]):
+    while not fleet.installing():
         assert controller.poll() is None and time.monotonic() < until
         time.sleep(0.5)
     controller.send_signal(signal.SIGKILL)

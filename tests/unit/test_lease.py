@@ -61,6 +61,16 @@ def test_a_damaged_lease_keeps_nobody_out(text: str, tmp_path: Path) -> None:
     assert act(tmp_path, controller="two") == "done"
 
 
+@pytest.mark.parametrize(("controller", "seconds"), [("one", "900"), ("two", "60"), ("", "60")])
+def test_what_an_earlier_run_of_the_same_controller_still_does_is_waited_for_longer(
+    controller: str, seconds: str, tmp_path: Path
+) -> None:
+    act(tmp_path, controller="one")
+    request = signature(controller=controller) | {"state": f"{tmp_path}\n".encode()}
+    ran = subprocess.run(["sh", "-s"], input=program(f"{COMMON}\npatience", request), capture_output=True, text=True)
+    assert ran.stdout.strip() == seconds
+
+
 def test_a_lock_can_be_broken(tmp_path: Path) -> None:
     act(tmp_path, controller="one")
     assert act(tmp_path, controller="two", break_lock=True) == "done"
