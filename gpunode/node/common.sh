@@ -56,7 +56,7 @@ lock() {
   if have flock; then
     why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${why##*: }" "mend that, then run again"
     exec 9>>"$GPUNODE_STATE/lock"
-    flock -w "$(patience)" 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
+    flock -w "$(lock_seconds)" 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     lease
     return
   fi
@@ -69,15 +69,15 @@ lock() {
       continue
     fi
     tries=$((tries + 1))
-    [ "$tries" -le "$(patience)" ] || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
+    [ "$tries" -le "$(lock_seconds)" ] || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
   trap 'rm -f "$mine"' EXIT
   lease
 }
 
-# patience: seconds to wait for the lock; long for what an earlier run of the same controller, cut off, still does here
-patience() {
+# lock_seconds: seconds to wait for the lock; long for what an earlier run of the same controller, cut off, still does here
+lock_seconds() {
   owner=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
   if [ -n "$owner" ] && [ "$owner" = "$(word controller)" ]; then echo 900; else echo 60; fi
 }
