@@ -125,3 +125,11 @@ def product_files() -> list[Path]:
 def test_the_product_does_not_know_the_lab(path: Path) -> None:
     lines = path.read_text(errors="replace").splitlines()
     assert [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if LAB_WORD.search(line)] == []
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "gpunode/node").glob("*.sh")))
+def test_no_function_stands_twice_in_a_node_script_with_what_is_put_before_it(name: str) -> None:
+    from gpunode.node import script
+
+    names = re.findall(r"^([a-z_]+)\(\)", script(name), re.MULTILINE)
+    assert sorted(set(names)) == sorted(names)
