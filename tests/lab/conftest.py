@@ -9,16 +9,18 @@ from daemon_node import DISTROS, DaemonNode
 
 from gpunode.lab import Lab
 
-# Left to `make test-all`: what takes long, and what one distribution shows as well as five.
-EXTENDED = {"test_package_faults", "test_unattended_upgrades", "test_migration", "test_driver_settings", "test_metrics"}
-FIRST_OF_FAMILIES = "rocky:9"
+# Left to `make test-all`: what takes long.
+EXTENDED = {
+    f"test_{name}"
+    for name in "driver_settings fabric_node families golden_image metrics migration package_faults runfile sharing "
+    "unattended_upgrades uninstall".split()
+}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         module = getattr(getattr(item, "module", None), "__name__", "").rpartition(".")[2]
-        other = module == "test_families" and FIRST_OF_FAMILIES not in item.name
-        if module in EXTENDED or other:
+        if module in EXTENDED:
             item.add_marker("extended")
 
 
