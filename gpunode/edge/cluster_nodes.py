@@ -11,7 +11,7 @@ from gpunode.core.kube.quantity import quantity
 from gpunode.core.model import NodeFacts, Plan
 from gpunode.core.spec_rollout import DrainSpec
 from gpunode.edge.cluster import Api
-from gpunode.edge.drain import Tell, boot_id, cordon, drain, uncordon, wait_ready
+from gpunode.edge.drain import Tell, cordon, drain, uncordon, wait_ready
 
 GPU = "nvidia.com/gpu"
 
@@ -23,7 +23,6 @@ class Taken:
     node: str
     ours: bool
     gpus: int
-    boot: str
 
 
 def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
@@ -46,7 +45,7 @@ class ClusterNodes:
         node = self._node(api, host, facts)
         live = api.find(f"/api/v1/nodes/{node}") or {}
         offered = quantity(((live.get("status") or {}).get("allocatable") or {}).get(GPU, "0"))
-        taken = Taken(node=node, ours=cordon(api, node), gpus=int(offered), boot=boot_id(api, node))
+        taken = Taken(node=node, ours=cordon(api, node), gpus=int(offered))
         rules = DrainOptions(
             delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
         )

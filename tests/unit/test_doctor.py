@@ -68,7 +68,7 @@ def test_a_fault_is_found_where_it_shows_and_not_where_something_is_like_it(name
 @pytest.mark.parametrize("name", IN_LOGS)
 def test_what_shows_a_fault_shows_no_unrelated_one(name: str) -> None:
     """Others that are found too are its causes or consequences, or a wider name of the same thing."""
-    related = {"cuda-802": {"cuda-802-kaslr"}, "cuda-802-kaslr": {"cuda-802"}, "apt-unmet-cuda-drivers": set()}
+    related = {"cuda-802": {"cuda-802-kaslr"}, "cuda-802-kaslr": {"cuda-802"}}
     found = ids(CASES[name]["shows"]) - {name}
     known = set(FAULTS.faults[name].causes) | related.get(name, set())
     known |= {other.id for other in FAULTS.faults.values() if name in other.causes}
