@@ -136,7 +136,7 @@ def _table(found: Sequence[Detected]) -> None:
                     one.host,
                     facts.distro.key or "?",
                     facts.kernel,
-                    _gpu_summary(facts),
+                    gpu_summary(facts),
                     facts.driver.loaded or ("nouveau" if facts.driver.nouveau else "none"),
                     ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "none",
                     facts.kubernetes.kind or "none",
@@ -223,7 +223,8 @@ def _kernel(kernel: Kernel) -> str:
     return f"{kernel.release}: {', '.join(has)}"
 
 
-def _gpu_summary(facts: NodeFacts) -> str:
+def gpu_summary(facts: NodeFacts) -> str:
+    """The models of a node, counted: 8× H100 SXM5 80GB."""
     from collections import Counter
 
     names = {gpu.slot: gpu.name for gpu in facts.nvml}

@@ -11,6 +11,7 @@ import click
 
 # name → (where the click command is, its one line of help): `gpunode --help` imports nothing but click
 COMMANDS = {
+    "init": ("gpunode.cli.init:init", "Write a first gpunode.yml and an inventory, after a few questions."),
     "detect": ("gpunode.cli.detect:detect", "Say what a node is: distribution, kernels, GPUs, driver, engines."),
     "solve": ("gpunode.cli.solve:solve", "Choose driver, CUDA and toolkit for a GPU, without any host."),
     "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),

@@ -1,0 +1,204 @@
+"""gpunode init."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, show_error
+from gpunode.core.errors import InputError
+
+if TYPE_CHECKING:
+    from gpunode.core.starter import Answers
+    from gpunode.edge.detect import Detected
+
+ENGINES = ("auto", "containerd", "docker", "crio", "podman")
+STRATEGIES = ("none", "time-slicing", "mps", "mig", "gpushare", "dra")
+REBOOT = ("never", "if-needed", "always")
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode init                                    (asks)\n"
+    "  gpunode init --local --detect --yes\n"
+    "  gpunode init root@gpu1 admin@gpu2:2222 -b --engine containerd --yes -o site/\n"
+    "  gpunode init gpu1 --kubernetes 1.34 --sharing time-slicing --replicas 4 --yes\n"
+    "  gpunode init gpu1 --sharing mig --mig 3g.40gb=2 --yes --force\n\n"
+    "Exit codes: 0 written, 2 usage or input, 4 a host to look at is unreachable, 5 a file is there already."
+)
+@click.argument("hosts", nargs=-1, metavar="[HOST]...")
+@click.option("--local", is_flag=True, help="The node is this machine.")
+@click.option("--detect/--no-detect", default=None, help="Look at the nodes first; changes nothing on them.")
+@click.option("-b", "--become", is_flag=True, help="Become root by sudo on the nodes.")
+@click.option(
+    "--accept-new-host-keys", is_flag=True, help="For --detect: add the keys of hosts that known_hosts does not know."
+)
+@click.option(
+    "--engine", type=click.Choice(ENGINES), help="auto configures what is there; containerd and docker install."
+)
+@click.option("--cuda", "cuda", multiple=True, metavar="V", help="CUDA toolkit on the host: 12.8, newest. Repeatable.")
+@click.option("--kubernetes", "server_version", metavar="V", help="The API server's version, such as 1.34.")
+@click.option("--sharing", "strategy", type=click.Choice(STRATEGIES), help="How containers share a GPU.")
+@click.option("--replicas", type=click.IntRange(2), help="Shares of a GPU, for time-slicing and mps.")
+@click.option("--mig", "mig", metavar="PROFILE=N…", help="MIG instances of every GPU, such as '3g.40gb=2'.")
+@click.option("--reboot", type=click.Choice(REBOOT), help="May provision reboot a node?")
+@click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=".", metavar="DIR", help="Where to.")
+@click.option("--force", is_flag=True, help="Replace gpunode.yml and hosts.yml that are there.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask: what no option says has its default.")
+@format_option("text", "json")
+def init(
+    hosts: tuple[str, ...],
+    local: bool,
+    detect: bool | None,
+    become: bool,
+    accept_new_host_keys: bool,
+    folder: Path,
+    force: bool,
+    yes: bool,
+    output_format: str,
+    **given: Any,
+) -> int:
+    """Write a first gpunode.yml and an inventory, hosts.yml, after a few questions.
+
+    What an option says is not asked.  HOST is [user@]host[:port]; without any, the node is this machine.
+    """
+    from gpunode.core.starter import check, inventory_text, spec_data, spec_text, suggested
+    from gpunode.edge.detect import Where, find_hosts
+    from gpunode.edge.starter import INVENTORY, SPEC, host_variables, refuse_to_overwrite, write_files
+
+    asking = not yes
+    if asking and not sys.stdin.isatty():
+        raise InputError("no terminal to ask questions on", expected="a terminal, or --yes", fix="add --yes")
+    refuse_to_overwrite(folder, force=force)
+    if asking and not hosts and not local:
+        hosts = _ask_hosts()
+    if not hosts:
+        local, become = True, become or os.geteuid() != 0
+    elif asking and not become:
+        become = _ask_become(hosts)
+    where = Where(hosts=hosts, local=local, become=become, accept_new_host_keys=accept_new_host_keys)
+    nodes = find_hosts(where)
+    if asking and detect is None:
+        detect = click.confirm("Look at the nodes first? It changes nothing", default=True, err=True)
+    if detect:
+        nodes = _look(nodes, where)
+        for line in _findings(nodes):
+            click.echo(f"  {line}", err=True)
+    answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
+    if asking:
+        answers = _ask(answers, given)
+    check(answers)
+    texts = {SPEC: spec_text(answers, _findings(nodes)), INVENTORY: inventory_text(host_variables(nodes))}
+    write_files(folder, texts, force=force)
+    if output_format == "json":
+        print_json({"files": {name: str(folder / name) for name in texts}, "spec": spec_data(answers)})
+        return 0
+    click.echo(f"written: {folder / SPEC}, {folder / INVENTORY}")
+    at = "" if folder == Path() else f" -c {folder / SPEC}"
+    click.echo(f"next:    gpunode plan -i {folder / INVENTORY}{at}")
+    return 0
+
+
+def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
+    """The answers with what options say in place of what is suggested."""
+    from gpunode.core.starter import parse_instances
+
+    said = {key: value for key, value in given.items() if value}
+    if "mig" in said:
+        said["mig"] = parse_instances(said["mig"])
+        said.setdefault("strategy", "mig")
+    if "replicas" in said:
+        said.setdefault("strategy", "time-slicing")
+    return replace(answers, **said)
+
+
+# ---------------------------------------------------------------- the nodes
+
+
+def _look(nodes: list[Detected], where: Any) -> list[Detected]:
+    from gpunode.edge.detect import probe
+
+    seen = probe(nodes, where)
+    failed = [node.error for node in seen if node.error]
+    for error in failed[1:]:
+        show_error(error)
+    if failed:
+        raise failed[0]
+    return seen
+
+
+def _findings(nodes: list[Detected]) -> list[str]:
+    """A line for each node that was looked at."""
+    from gpunode.cli.detect import gpu_summary
+
+    lines = []
+    for node in nodes:
+        if node.facts:
+            facts = node.facts
+            engines = ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "no container engine"
+            kube = (
+                f"; {facts.kubernetes.kind or 'kubelet'} {facts.kubernetes.kubelet}" if facts.kubernetes.present else ""
+            )
+            system = facts.distro.name or facts.distro.key or "unknown distribution"
+            lines.append(f"{node.host}: {system}, {facts.arch}; GPUs: {gpu_summary(facts)}; {engines}{kube}")
+    return lines
+
+
+# ---------------------------------------------------------------- the questions
+
+
+def _ask_hosts() -> tuple[str, ...]:
+    text = click.prompt(
+        "Nodes, as [user@]host[:port], with blanks between them; nothing for this machine",
+        default="",
+        show_default=False,
+        err=True,
+    )
+    return tuple(text.replace(",", " ").split())
+
+
+def _ask_become(hosts: tuple[str, ...]) -> bool:
+    """Whether to become root by sudo: asked where somebody else than root is to log in."""
+    others = [h for h in hosts if "@" in h and not h.startswith("root@")]
+    return bool(others) and click.confirm(f"Become root by sudo ({', '.join(others)})?", default=True, err=True)
+
+
+def _ask(answers: Answers, given: dict[str, Any]) -> Answers:
+    """The answers with those of a person to the questions that no option has answered."""
+
+    def question(name: str, text: str, *, value: Callable[[str], Any] = str, **options: Any) -> None:
+        nonlocal answers
+        if given[name]:
+            return
+        default = options.pop("default", getattr(answers, name))
+        said = click.prompt(text, default=default, err=True, **options)
+        answers = replace(answers, **{name: value(said)})
+
+    from gpunode.core.starter import parse_instances
+
+    question("engine", "Container engine (auto: what is there)", type=click.Choice(ENGINES))
+    question(
+        "cuda",
+        "CUDA toolkits on the host: versions, newest, or none (containers bring their own)",
+        default=" ".join(answers.cuda) or "none",
+        value=lambda text: () if text == "none" else tuple(text.replace(",", " ").split()),
+    )
+    question(
+        "server_version",
+        "Kubernetes version, such as 1.34, or none",
+        default=answers.server_version or "none",
+        value=lambda text: "" if text == "none" else text,
+    )
+    question("strategy", "How containers share a GPU", type=click.Choice(STRATEGIES))
+    if answers.strategy in ("time-slicing", "mps"):
+        question("replicas", "Shares of a GPU", default=4, type=click.IntRange(2), value=int)
+    if answers.strategy == "mig":
+        question("mig", "MIG instances of every GPU (such as 3g.40gb=2)", default=None, value=parse_instances)
+    question("reboot", "May provision reboot a node?", type=click.Choice(REBOOT))
+    return answers
