@@ -63,7 +63,12 @@ def lab() -> None:
     """Throw-away nodes on this machine: real systemd, sshd, containerd and Docker; faked GPUs, kernel and driver."""
 
 
-@lab.command()
+@lab.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode lab up\n"
+    "  gpunode lab up 2 --distro debian:13 --gpu h100 --gpu 10de:2204 --name big\n"
+    "  gpunode lab up --engines none --no-python --gpu none --name bare"
+)
 @click.argument("count", default=1, type=click.IntRange(1, 20), metavar="[N]")
 @_options((_DISTRO,), _SHAPE, _HARDWARE)
 @click.option("--name", default="gpunode", show_default=True, metavar="PREFIX", help="Nodes are called PREFIX-1 …")
@@ -81,7 +86,7 @@ def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_forma
     click.echo(f"try next:  gpunode plan -i {made.inventory} -c {made.spec}")
 
 
-@lab.command()
+@lab.command(epilog="Examples:\n\n\b\n  gpunode lab down big\n  gpunode lab down big-2\n  gpunode lab down --all")
 @click.argument("names", nargs=-1, metavar="[NAME]...")
 @click.option("--all", "everything", is_flag=True, help="All nodes of all labs, the network and the package server.")
 def down(names: tuple[str, ...], everything: bool) -> None:
@@ -94,7 +99,7 @@ def down(names: tuple[str, ...], everything: bool) -> None:
     click.echo(f"removed {' '.join(gone)}" if gone else "there was no node")
 
 
-@lab.command(name="list")
+@lab.command(name="list", epilog="Examples:\n\n\b\n  gpunode lab list\n  gpunode lab list --format json")
 @format_option("text", "json")
 def list_(output_format: str) -> None:
     """Show the nodes that are there."""
@@ -109,7 +114,10 @@ def list_(output_format: str) -> None:
         click.echo("no node is up; `gpunode lab up` starts one")
 
 
-@lab.command(context_settings={"ignore_unknown_options": True})
+@lab.command(
+    context_settings={"ignore_unknown_options": True},
+    epilog="Examples:\n\n\b\n  gpunode lab ssh gpunode-1\n  gpunode lab ssh gpunode-1 -- nvidia-smi -L",
+)
 @click.argument("name")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ssh(name: str, command: tuple[str, ...]) -> None:
@@ -120,7 +128,7 @@ def ssh(name: str, command: tuple[str, ...]) -> None:
     os.execvp("ssh", ["ssh", "-F", str(ssh_config()), name, *command])  # noqa: S606 - no shell is wanted
 
 
-@lab.command()
+@lab.command(epilog="Examples:\n\n\b\n  gpunode lab reset gpunode-1")
 @click.argument("names", nargs=-1, required=True, metavar="NAME...")
 def reset(names: tuple[str, ...]) -> None:
     """Put nodes back to their fresh image, with the same name and address."""
@@ -129,7 +137,7 @@ def reset(names: tuple[str, ...]) -> None:
     _print_nodes(lab_reset(names, log=_log))
 
 
-@lab.command()
+@lab.command(epilog="Examples:\n\n\b\n  gpunode lab image debian:13 --engines containerd")
 @click.argument("distro", default="debian:12", metavar="[DISTRO]")
 @_options(_SHAPE)
 def image(**shape: Any) -> None:
@@ -139,7 +147,7 @@ def image(**shape: Any) -> None:
     click.echo(image_name(log=_log, **_shape(**shape)))
 
 
-@lab.command(name="podman-args")
+@lab.command(name="podman-args", epilog="Examples:\n\n\b\n  gpunode lab podman-args mine --gpu h100 --nouveau")
 @click.argument("name")
 @_options((_DISTRO,), _SHAPE, _HARDWARE)
 def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "kube": ("gpunode.cli.kube:kube", "Kubernetes: objects that make a cluster use its GPUs."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "What gpunode knows of the world: where from, how old."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
+    "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
 }
 

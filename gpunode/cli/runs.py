@@ -31,7 +31,7 @@ def runs() -> None:
     """
 
 
-@runs.command("list")
+@runs.command("list", epilog="Examples:\n\n\b\n  gpunode runs list\n  gpunode runs list --format json")
 @click.option("--limit", type=click.IntRange(1), default=20, show_default=True, help="How many, the newest first.")
 @format_option("text", "json")
 def list_runs(limit: int, output_format: str) -> int:
@@ -49,7 +49,7 @@ def list_runs(limit: int, output_format: str) -> int:
     return 0
 
 
-@runs.command("show")
+@runs.command("show", epilog="Examples:\n\n\b\n  gpunode runs show last\n  gpunode runs show 20261122T081500Z-1f2e3d")
 @click.argument("name", metavar="RUN", default="last")
 @format_option("text", "json")
 def show(name: str, output_format: str) -> int:
@@ -72,7 +72,7 @@ def show(name: str, output_format: str) -> int:
     return 0
 
 
-@runs.command("diff")
+@runs.command("diff", epilog="Examples:\n\n\b\n  gpunode runs diff 20261121 last")
 @click.argument("first", metavar="RUN")
 @click.argument("second", metavar="RUN", default="last")
 @format_option("text", "json")
@@ -95,7 +95,10 @@ def diff(first: str, second: str, output_format: str) -> int:
     return 0
 
 
-@runs.command("resume")
+@runs.command(
+    "resume",
+    epilog="Examples:\n\n\b\n  gpunode runs resume last\n  gpunode runs resume 20261122T081500Z-1f2e3d --yes",
+)
 @click.argument("name", metavar="RUN", default="last")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")

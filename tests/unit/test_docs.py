@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import click
@@ -12,6 +13,7 @@ import pytest
 
 from gpunode.cli.docs import pages
 from gpunode.cli.main import COMMANDS, cli
+from gpunode.core.checks import CHECKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -21,9 +23,57 @@ def name_of(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("name", ["spec.md", "exit-codes.md", "cli.md", "choices.md", "mig-profiles.md"])
-def test_a_generated_page_is_what_make_docs_would_write(name: str) -> None:
-    assert (ROOT / "docs" / name).read_text() == pages()[name]
+def test_the_generated_pages_are_what_make_docs_would_write() -> None:
+    fresh = pages()
+    assert {name: (ROOT / "docs" / name).read_text() == text for name, text in fresh.items()} == dict.fromkeys(
+        fresh, True
+    )
+
+
+def all_commands() -> dict[str, click.Command]:
+    """gpunode kube apply → its command, for every one that is shown."""
+
+    def below(command: click.Command, ctx: click.Context) -> Iterator[tuple[str, click.Command]]:
+        yield ctx.command_path, command
+        for name in command.list_commands(ctx) if isinstance(command, click.Group) else ():
+            inner = command.get_command(ctx, name)
+            if inner is not None and not inner.hidden:
+                yield from below(inner, click.Context(inner, info_name=name, parent=ctx))
+
+    return dict(below(cli, click.Context(cli, info_name="gpunode")))
+
+
+@pytest.mark.parametrize("path", all_commands())
+def test_every_help_has_examples_that_exist(path: str) -> None:
+    examples = re.findall(r"^  (gpunode .+)$", all_commands()[path].epilog or "", re.MULTILINE)
+    assert examples
+    for example in examples:
+        (words, *_) = [list(part) for is_pipe, part in groupby(shlex.split(example), "|".__eq__) if not is_pipe]
+        told = [
+            word for word in words if not re.match(r"[(>]|.*\)$", word)
+        ]  # what stands in brackets is said to the reader
+        assert (complaint(told[1:]), example) == ("", example)
+
+
+def ids_in_the_code() -> set[str]:
+    """What stands as a check's id in Python and in smoke.sh; what is put together from parts is not found."""
+    python = "".join(p.read_text() for part in ("core", "edge") for p in (ROOT / "gpunode" / part).rglob("*.py"))
+    found = set(re.findall(r'\bCheck\(\s*id="([^"]+)"', python))
+    found |= set(re.findall(r'"(kube\.[a-z-]+)"', (ROOT / "gpunode/core/kube/proofs.py").read_text()))
+    smoke = (ROOT / "gpunode/node/smoke.sh").read_text()
+    return found | set(re.findall(r"\bcheck ([a-z]+\.[a-z-]+) ", smoke))
+
+
+def test_the_page_of_checks_has_each_id_of_the_code_and_no_other() -> None:
+    listed = {name for rows in CHECKS.values() for name in rows}
+    assert ids_in_the_code() - listed == set()
+    text = "".join(
+        p.read_text() for part in ("core", "edge", "node") for p in (ROOT / "gpunode" / part).rglob("*.*[hy]")
+    )
+    text = text.replace((ROOT / "gpunode/core/checks.py").read_text(), "")
+    made = {"containerd.cri-default", "docker.runtime", "docker.default", "docker.gpus-all"}  # smoke.sh: docker.$what
+    unknown = {n for n in listed - made if not re.search(r"[A-Z]", n) and n not in text}
+    assert unknown == set()
 
 
 def test_every_command_is_documented() -> None:

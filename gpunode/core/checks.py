@@ -1,0 +1,95 @@
+"""What each check id says, as verify, check-boot and kube verify print it (docs/checks.md is made of this table).
+
+Words in capitals stand for what a node has: a role, a kernel, an engine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+# title of a group → id → when it fails (or what it proves)
+CHECKS: Mapping[str, Mapping[str, str]] = {
+    "The plan (`gpunode verify`)": {
+        "plan.problem": "the spec cannot be met on this node; the fix stands beside it (exit code 5)",
+        "plan.ROLE.OPTION": "that option of that role has something to do (exit code 3 when only these fail)",
+        "plan.empty": "passes when the node is what the spec asks for",
+    },
+    "Health, from the probe alone (`gpunode verify`)": {
+        "gpu.present": "(warning) no NVIDIA GPU is on PCI",
+        "driver.loaded": "no NVIDIA kernel module is loaded",
+        "driver.versions-match": "kernel module and user space have different versions",
+        "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",
+        "gpu.remap-pending": "a row of GPU memory waits for its repair",
+        "gpu.remap-failure": "a row of GPU memory cannot be repaired",
+        "gpu.retirement-pending": "a page of GPU memory waits to be retired",
+        "gpu.ecc": "uncorrected ECC errors since boot",
+        "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
+        "nvlink.down": "a GPU has links that are not active while others are",
+        "fabric.version": "the fabric manager, libnvidia-nscq or IMEX are not of the driver's version",
+        "fabric.state": "a GPU behind NVSwitches has not joined the fabric",
+        "boot.modules": "a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
+        "boot.versions": "(warning) the module of a kernel that can boot is of another version than user space",
+        "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
+        "repository.key-revoked": "a key file holds a key that its vendor has revoked",
+        "repository.twice": "(warning) two files set up the same repository of NVIDIA's",
+        "image.first-boot": "what the first boot of a [prepared machine](golden-images.md) did not prove; "
+        "*not-proven* before",
+        "kubelet.engine": "(warning) the kubelet's socket belongs to no engine that was found",
+        "cgroup.driver-match": "kubelet and engine have different cgroup drivers; says what each has and where from",
+        "kubernetes.sysctl": "forwarding or bridged packets are not as Kubernetes needs them; a warning names a file "
+        "that undoes it at boot",
+        "devices.char-links": "an NVIDIA device file has no link in /dev/char where systemd keeps containers' devices "
+        "(a warning where the engine's cgroup driver is unknown)",
+        "containers.gpu-kept": "a running container has lost its GPUs; a warning names those that the next "
+        "`systemctl daemon-reload` takes them from ([gpu-containers.md](gpu-containers.md))",
+        "sharing.mig": "a GPU has MIG on without an instance, an instance has no compute instance, a mode waits for a "
+        "reset, or cutting failed; a warning where nothing makes the instances again at boot",
+        "sharing.mps": "the MPS unit is enabled and no control daemon runs; a warning where several do",
+        "cdi.fresh": "a CDI specification is made for another driver, names GPUs or MIG devices that are gone, lacks "
+        "some, brings files that are gone, or is broken; that podman is there without any is a warning",
+    },
+    "Smoke: the GPU is really used (`gpunode verify`, without `--no-smoke`)": {
+        "driver.smi": "`nvidia-smi` lists other GPUs than PCI",
+        "cuda.nvcc-VERSION": "`nvcc --version` of a wanted toolkit does not say so",
+        "toolkit.cli": "`nvidia-container-cli --load-kmods info` does not reach the driver",
+        "dcgm.diag": "`dcgmi diag -r 1` fails, where DCGM is installed",
+        "containerd.binary": "`ctr run --runc-binary …/nvidia-container-runtime` starts no container: the runtime's "
+        "binary (`ctr` never reads the CRI configuration)",
+        "containerd.cri-nvidia": "a pod through the CRI socket with the handler nvidia: the configuration. "
+        "*not-proven* without `crictl` on the node",
+        "containerd.cri-default": "the same with the default handler, which has to be the wanted one",
+        "docker.runtime": "`docker run --runtime=nvidia`",
+        "docker.default": "`docker run` without a runtime, which has to take the wanted one",
+        "docker.gpus-all": "`docker run --gpus all`",
+        "ENGINE.CHECK.gpus": "the container of that check sees other GPUs than the node has",
+        "smoke.ran": "appears only when the script itself was cut off, or the host was lost",
+    },
+    "The next boot (`gpunode check-boot`)": {
+        "boot.KERNEL": "that kernel would come up without its GPU: no module of the right version and flavour, no "
+        "firmware, no headers to build one",
+        "boot.gpu": "(warning) no NVIDIA GPU is on PCI",
+        "boot.kernels": "(warning) no kernel image was found: the node is booted from elsewhere",
+        "boot.blacklisted": "a file of modprobe.d keeps the nvidia module from loading",
+        "boot.nouveau": "(warning) nouveau is not blacklisted, and may take the GPU first",
+        "boot.secure-boot": "(warning) Secure Boot is on: modules that DKMS built load only with an enrolled key",
+    },
+    "The cluster (`gpunode kube verify`)": {
+        "kube.applied": "a dry run of apply would change something (exit code 3 when only these fail)",
+        "kube.problem": "apply would be refused (exit code 5)",
+        "kube.ready": "a workload of ours is not ready",
+        "kube.node": "a host of the inventory is no node",
+        "kube.allocatable": "the nodes of the pool do not offer what its sharing should",
+        "kube.vectoradd": "passes when a pod adds two vectors on a GPU, and its log says «Test PASSED»",
+        "kube.which-gpu": "passes when `nvidia-smi -L` in a container that asked for one GPU lists exactly one",
+        "kube.shared-gpu": "passes when one pod more than a node has GPUs runs there at the same time, and two of "
+        "them see the same GPU",
+        "kube.too-many-stays-pending": "passes when a request larger than any node stays Pending",
+        "kube.gpushare-two-pods": "passes when 3 and 5 GiB run side by side, each with a GPU named by the extender, "
+        "none overbooked",
+        "kube.gpushare-too-large-stays-pending": "passes when one unit more than the largest GPU has stays Pending",
+        "kube.gpushare-binpack": "passes when the three pods of a StatefulSet are packed as the extender packs: onto "
+        "the GPU with the least memory left that has room",
+        "kube.dra-claim": "passes when a pod gets a GPU by a ResourceClaim, and adds two vectors",
+        "kube.cleaned-up": "the namespace of the proofs is still there",
+    },
+}
