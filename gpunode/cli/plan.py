@@ -31,7 +31,8 @@ if TYPE_CHECKING:
     "  gpunode plan -i inventory/hosts.yml --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
-    "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n\n"
+    "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
+    "  gpunode plan -i inventory/hosts.yml -o review/ --shards 4\n\n"
     "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused."
 )
 @target_options
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path, file_okay=False),
     help="Write plan, inventory and playbook there: to review, to keep, to run.",
 )
+@click.option(
+    "--shards",
+    type=click.IntRange(min=1),
+    help="With -o: also N folders for `ansible-runner transmit`, for fleets too large for one controller.",
+)
 @format_option("text", "json")
 def plan(
     where: Where,
@@ -54,22 +60,29 @@ def plan(
     probes: tuple[Path, ...],
     diff: bool,
     output: Path | None,
+    shards: int | None,
     output_format: str,
 ) -> int:
     """Say what provision would do on each host, step by step, with reasons."""
     from gpunode.edge import workflow
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import probing
+    from gpunode.edge.shards import write_shards
 
+    if shards and not output:
+        raise click.UsageError("--shards needs -o DIR: the shards stand in it")
     where = with_probes(where, probes)
     planner = Planner(spec_data, to_run=bool(output), lock=lock)
     with probing(output_format) as on_done:
         hosts = workflow.plan(where, planner, on_done=on_done)
     if output:
         workflow.write_plan(output, hosts, where, planner)
+        written = write_shards(output, hosts, where, shards) if shards else []
     show_plans(hosts, output_format=output_format, diff=diff)
     if output and output_format == "text":
         click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
+        for shard in written:
+            click.echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
     return worst_exit(h.exit for h in hosts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import pairwise
 from typing import Any
 
 import yaml
@@ -41,6 +42,14 @@ def classes(plans: Iterable[Plan]) -> dict[str, list[Plan]]:
         if plan.steps:
             found.setdefault(class_key(plan), []).append(plan)
     return found
+
+
+def split(plans: Iterable[Plan], count: int) -> list[list[Plan]]:
+    """At most `count` lists of about equal length; hosts with equal plans stay together, so that plays are few."""
+    sorted_plans = [plan for members in classes(plans).values() for plan in members]
+    count = min(count, len(sorted_plans))
+    ends = [len(sorted_plans) * number // count for number in range(count + 1)] if count else []
+    return [sorted_plans[start:end] for start, end in pairwise(ends)]
 
 
 def group_name(key: str) -> str:
