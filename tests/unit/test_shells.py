@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,9 @@ from gpunode.cli.main import COMMANDS, cli
 from gpunode.cli.man import pages
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
+
+# programs without the settings of whoever runs the tests; lines wide enough to stay whole
+PLAIN = {"PATH": "/usr/bin:/bin", "MANWIDTH": "200", "MANPAGER": "cat", "LC_ALL": "C.UTF-8"}
 
 
 def needs(program: str) -> None:
@@ -35,16 +39,8 @@ def home(tmp_path: Path, run_gpunode: Run) -> Path:
 
 
 def environment(home: Path) -> dict[str, str]:
-    import os
-
     kept = {key: os.environ[key] for key in ("PYTHONPATH",) if key in os.environ}
-    return kept | {
-        "HOME": str(home),
-        "PATH": f"{home}/bin:/usr/bin:/bin",
-        "TERM": "dumb",
-        "PS1": "> ",
-        "LC_ALL": "C.UTF-8",
-    }
+    return kept | PLAIN | {"HOME": str(home), "PATH": f"{home}/bin:/usr/bin:/bin", "TERM": "dumb", "PS1": "> "}
 
 
 TYPED = [
@@ -110,12 +106,8 @@ def test_man_formats_every_page_without_a_warning(manual: Path) -> None:
 
 def test_mandoc_finds_no_error(manual: Path) -> None:
     needs("mandoc")
-    ran = subprocess.run(
-        ["mandoc", "-Tlint", "-Wwarning", *map(str, sorted(manual.iterdir()))],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ["mandoc", "-Tlint", "-Wwarning", *map(str, sorted(manual.iterdir()))]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
     # a date would be that of the release: pages that are made where they are read have none
     assert [line for line in ran.stdout.splitlines() if "missing date" not in line] == []
 
@@ -123,8 +115,7 @@ def test_mandoc_finds_no_error(manual: Path) -> None:
 def test_a_page_shows_what_help_says(manual: Path) -> None:
     needs("man")
     command = ["man", "-l", str(manual / "gpunode-kube-apply.1")]
-    environ = {"PATH": "/usr/bin:/bin", "MANWIDTH": "200", "MANPAGER": "cat", "LC_ALL": "C.UTF-8"}
-    text = subprocess.run(command, env=environ, capture_output=True, text=True, check=True).stdout
+    text = subprocess.run(command, env=PLAIN, capture_output=True, text=True, check=True).stdout
     for title in ("NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "EXAMPLES", "EXIT STATUS", "SEE ALSO"):
         assert f"\n{title}\n" in text
     assert "gpunode kube apply -c gpunode.yml --dry-run\n" in text
@@ -144,22 +135,15 @@ def test_what_is_special_to_roff_is_shown_as_it_is() -> None:
 
     needs("man")
     page = pages(command)["gpunode"]
-    ran = subprocess.run(
-        ["man", "-l", "-"],
-        input=page,
-        capture_output=True,
-        text=True,
-        check=True,
-        env={"PATH": "/usr/bin:/bin", "MANWIDTH": "120", "LC_ALL": "C.UTF-8"},
-    )
-    for shown in (
+    ran = subprocess.run(["man", "-l", "-"], input=page, env=PLAIN, capture_output=True, text=True, check=True)
+    shown = [
         ".x 'a' \\n ~/«y»",
         "\n       -b\n",
         '.start with a dot, a "quote" and a ` too',
         "'Tis a test.",
-        ".PP is no request here.",
-    ):
-        assert shown in ran.stdout
+        ".PP is no request",
+    ]
+    assert [text for text in shown if text not in ran.stdout] == []
     assert ran.stderr == ""
 
 
