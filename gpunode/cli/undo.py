@@ -14,12 +14,13 @@ if TYPE_CHECKING:
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 _CHECK = click.option("--check", is_flag=True, help="Say what would be taken back, change nothing.")
+_DIFF = click.option("--diff", is_flag=True, help="Show what happens to files as diffs (secrets masked).")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
 @click.command(
     epilog="Examples:\n\n\b\n"
-    "  gpunode uninstall -i inventory/hosts.yml --check\n"
+    "  gpunode uninstall -i inventory/hosts.yml --check --diff\n"
     "  gpunode uninstall -i inventory/hosts.yml\n"
     "  gpunode uninstall root@node7 --part toolkit --part runtime --yes\n"
     "  gpunode uninstall --local\n\n"
@@ -29,15 +30,16 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @target_options
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part. Repeatable.")
 @_CHECK
+@_DIFF
 @_YES
 @format_option("text", "json")
-def uninstall(where: Where, parts: tuple[str, ...], check: bool, yes: bool, output_format: str) -> int:
+def uninstall(where: Where, parts: tuple[str, ...], check: bool, diff: bool, yes: bool, output_format: str) -> int:
     """Take back all that gpunode has done: packages, files, units, modules and settings are as they were before.
 
     What somebody else has changed since stays, and is named.
     """
     what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
-    return _undo(where, what, check=check, yes=yes, output_format=output_format)
+    return _undo(where, what, check=check, diff=diff, yes=yes, output_format=output_format)
 
 
 @click.command(
@@ -53,23 +55,26 @@ def uninstall(where: Where, parts: tuple[str, ...], check: bool, yes: bool, outp
 @click.option("--to", metavar="RUN", help="The run that stays the last one, or a time; without it the one before last.")
 @click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")
 @_CHECK
+@_DIFF
 @_YES
 @format_option("text", "json")
-def rollback(where: Where, to: str | None, show_runs: bool, check: bool, yes: bool, output_format: str) -> int:
+def rollback(
+    where: Where, to: str | None, show_runs: bool, check: bool, diff: bool, yes: bool, output_format: str
+) -> int:
     """Take back the last run, or all that came after one: the node is as that run left it."""
     if show_runs:
         return _show_runs(where, output_format)
     what = {"verb": "rollback"} | ({"to": to} if to else {})
-    return _undo(where, what, check=check, yes=yes, output_format=output_format)
+    return _undo(where, what, check=check, diff=diff, yes=yes, output_format=output_format)
 
 
-def _undo(where: Where, what: dict[str, Any], *, check: bool, yes: bool, output_format: str) -> int:
+def _undo(where: Where, what: dict[str, Any], *, check: bool, diff: bool, yes: bool, output_format: str) -> int:
     """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
     from gpunode.edge.progress import running
     from gpunode.edge.undo import undo
 
     if check or not yes:
-        found = undo(where, what, check=True)
+        found = undo(where, what, check=True, diff=diff)
         if check or not any(result.changed for result in found):
             _show(found, output_format)
             return worst_exit(result.exit for result in found)
@@ -77,7 +82,7 @@ def _undo(where: Where, what: dict[str, Any], *, check: bool, yes: bool, output_
             _show(found, output_format)
         _ask(found)
     with running(output_format) as on_event:
-        results = undo(where, what, on_event=on_event)
+        results = undo(where, what, diff=diff and yes, on_event=on_event)
     _show(results, output_format)
     return worst_exit(result.exit for result in results)
 
@@ -97,6 +102,8 @@ def _show(results: list[HostResult], output_format: str) -> None:
             click.echo(f"  {line}")
         for note in result.extra.get("notes", ()):
             click.echo(f"  note: {note}")
+        for text in result.extra.get("diffs", ()):
+            click.echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
 
 
 def _ask(found: list[HostResult]) -> None:

@@ -2,7 +2,8 @@
 
 node/recall.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  A record of the journal
 is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
-`run` is the controller's run and `part` the role at work, both "" where nobody said.
+`run` is the controller's run and `part` the role at work (of taking back: uninstall or rollback), both "" where nobody
+said.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from gpunode.core.model import Undo
 STATES = frozenset(
     "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
 )  # kinds of things that are put back
+ROLLBACK = "rollback"  # the op of its last record, and the part of all
 ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 
@@ -84,6 +86,7 @@ class Recall:
     edited: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → configuration somebody changed
     available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
     driver: str = ""  # version of the nvidia module that is loaded
+    stale: bool = False  # and another driver is installed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,6 +164,7 @@ def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
         edited=_sets((name, path) for name, path in rows("edited")),
         available=_sets((name, version) for name, version in rows("available")),
         driver=rows("driver")[0][0] if rows("driver") else "",
+        stale=bool(rows("stale")),
     )
 
 
@@ -201,11 +205,15 @@ def runs(records: Sequence[Record]) -> list[Run]:
     """The runs since the last uninstall, oldest first.
 
     Neighbouring records of no run (of a playbook of one's own, of `gpunode runtime`) count as one, which has the id of
-    its first record as its name.
+    its first record as its name.  Those of a rollback are always apart.
     """
     since = era(records)
     numbered = [(n, r) for n, r in enumerate(records) if n >= since and r.op != "baseline"]
-    return [_run(list(members)) for _name, members in groupby(numbered, key=lambda pair: pair[1].run)]
+    return [_run(list(members)) for _name, members in groupby(numbered, key=lambda pair: (pair[1].run, _back(pair[1])))]
+
+
+def _back(record: Record) -> bool:
+    return ROLLBACK in (record.op, record.part)
 
 
 def _run(members: Sequence[tuple[int, Record]]) -> Run:
@@ -222,16 +230,22 @@ def _run(members: Sequence[tuple[int, Record]]) -> Run:
 
 
 def standing(records: Sequence[Record]) -> list[Run]:
-    """The runs whose work stands: without those that a rollback took back, and without the rollbacks."""
+    """The runs whose work stands: without those that a rollback took back, and without the rollbacks.
+
+    A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
+    """
     kept: list[Run] = []
     for run in runs(records):
-        back = [r for r in records[run.first : run.last + 1] if r.op == "rollback" and r.phase == "done"]
+        back = [r for r in records[run.first : run.last + 1] if _back(r)]
         if not back:
             kept.append(run)
             continue
-        to = str(back[-1].more.get("to", ""))
+        to = next((str(r.more.get("to", "")) for r in reversed(back) if r.op == ROLLBACK and r.phase == "done"), None)
         names = [k.name for k in kept]
-        kept = kept[: names.index(to) + 1] if to in names else [] if not to else kept
+        if to == "":
+            kept = []
+        elif to in names:
+            kept = kept[: names.index(to) + 1]
     return kept
 
 

@@ -12,14 +12,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.diff import unified
 from gpunode.core.errors import InputError
 from gpunode.core.requests import FileChange, commit_request
 from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests_packages import packages_request
 from gpunode.core.requests_runfile import runfile_request
-from gpunode.core.takeback import PARTS, UNITS, FilesBack, TakeBack
+from gpunode.core.takeback import PARTS, UNITS, FileBack, FilesBack, TakeBack
 
 VERBS = ("uninstall", "rollback")
+BACKUP = "/var/lib/gpunode/backup"
 _KEYS = ("verb", "parts", "to")
 
 
@@ -72,6 +74,30 @@ def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
     asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
     asks.append(_putback("Put settings back", _last(back), check))
     return [ask for ask in asks if ask]
+
+
+def compared(back: TakeBack) -> list[str]:
+    """The files of the node that `diffs` needs: those that are put back or go, and the copies from before."""
+    return sorted({path for file in _all_files(back) for path in (file.path, _copy(file)) if path})
+
+
+def diffs(back: TakeBack, files: Mapping[str, bytes]) -> list[str]:
+    """Masked unified diffs of what happens to files, from the bytes of those that are there and can be read."""
+    found = []
+    for file in _all_files(back):
+        before, copy = files.get(file.path), _copy(file)
+        if (before is None and file.expect) or (copy and copy not in files):
+            continue  # too large, or not to be read: hashes alone say that they differ
+        found.append(unified(before, files[copy] if copy else file.data, file.path))
+    return [text for text in found if text]
+
+
+def _all_files(back: TakeBack) -> list[FileBack]:
+    return [file for files in (*back.engines, back.files, back.sources) if files for file in files.files]
+
+
+def _copy(file: FileBack) -> str:
+    return f"{BACKUP}/{file.held}" if file.held else ""
 
 
 def close_request(wish: UndoWish, to: str, *, keep: bool = False) -> dict[str, bytes]:

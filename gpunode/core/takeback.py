@@ -135,7 +135,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         files=files.first,
         packages=packages.with_streams({n: v for (k, n), v in states.items() if k == "stream"}),
         sources=last,
-        exchange=("nvidia",) if loaded and packages.install else (),
+        exchange=("nvidia",) if loaded and (packages.install or _left_behind(recall, scope)) else (),
         settings={kind: values for kind, values in settings.items() if values},
         load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
@@ -171,6 +171,12 @@ def _states(recall: Recall, scope: Scope) -> Iterator[tuple[tuple[str, str], str
 def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
     mine = [r.more for r in known if r.op == "state" and (r.more["kind"], r.more["name"]) == (kind, name)]
     return {more["to"] for more in mine} | {more["from"] for more in mine}
+
+
+def _left_behind(recall: Recall, scope: Scope) -> bool:
+    """Whether the driver is loaded that an interrupted run has taken off already."""
+    done = (r for r in scope.records if r.op == "packages" and r.phase != "intent")
+    return recall.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
 
 
 def _installers(scope: Scope) -> list[str]:

@@ -46,7 +46,7 @@ def packages_back(
     """The transaction that brings back what was installed before `records`; `restored` are sources that come back."""
     before = _before(records)
     wanted = {name: version for name, version in before.items() if _differs(recall, name, version)}
-    held, marks = _holds(records), [mark for r in _done(records) for mark in r.more.get("marks", ())]
+    held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
     remove = _whole([name for name, version in wanted.items() if version == ABSENT], recall)
     kept = _needed(recall, remove, [name for name in wanted if name not in remove])
     notes = [f"{name} stays: {', '.join(sorted(users))} needs it" for name, users in kept.items()]
@@ -59,8 +59,8 @@ def packages_back(
         remove=tuple(remove),
         unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
         purge=tuple(purge),
-        automatic=_marked(recall, marks, "manual"),
-        keys=_marked(recall, marks, "key"),
+        automatic=_automatic(recall, marks, [str(item["name"]) for item in install]),
+        keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
         kept=tuple(kept),
         notes=(*notes, *more, *told),
@@ -98,20 +98,28 @@ def _state(recall: Recall, name: str) -> str:
     return recall.packages.get(name, ("", ""))[1]
 
 
-def _holds(records: Sequence[Record]) -> dict[str, bool]:
-    """Package → whether it was held before, of those where that changed."""
+def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]:
+    """What a list of names in the records says of the time before them, of those where that changed."""
     found: dict[str, bool] = {}
     for record in _done(records):
-        for name in record.more.get("held", ()):
+        for name in record.more.get(gained, ()):
             found.setdefault(name, False)
-        for name in record.more.get("unheld", ()):
+        for name in record.more.get(lost, ()):
             found.setdefault(name, True)
     return found
 
 
-def _marked(recall: Recall, marks: Sequence[str], kind: str) -> tuple[str, ...]:
-    there = dict.fromkeys(mark for mark in marks if mark in recall.marks and mark.startswith(f"{kind} "))
-    return tuple(mark.partition(" ")[2] for mark in there)
+def _automatic(recall: Recall, marks: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
+    """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
+
+    A manager that keeps no such marks shows none at all.
+    """
+    manual = {mark.partition(" ")[2] for mark in recall.marks if mark.startswith("manual ")}
+    if not manual:
+        return ()
+    before = {mark.partition(" ")[2]: was for mark, was in marks.items() if mark.startswith("manual ")}
+    now = (name for name, was in before.items() if not was and name in manual)
+    return tuple(dict.fromkeys((*now, *(name for name in install if not before.get(name, name in manual)))))
 
 
 def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:

@@ -23,12 +23,14 @@ def undo(
     what: dict[str, Any],
     *,
     check: bool = False,
+    diff: bool = False,
     arguments: Sequence[str] = (),
     on_event: Callable[[Event], None] = lambda event: None,
 ) -> list[HostResult]:
     """Take back on each host what `what` says (core/requests_undo.py); with `check`, say what that would be.
 
-    `changed` are the sentences, `extra["notes"]` what stays as it is; exit 3 where a check found something to do.
+    `changed` are the sentences, `extra["notes"]` what stays as it is, `extra["diffs"]` those of files where `diff` asks
+    for them; exit 3 where a check found something to do.
     """
     hosts = find_hosts(where)
     folder = new_run()
@@ -48,6 +50,7 @@ def undo(
         inventory=[*sources, str((folder / INVENTORY).resolve())],
         forks=where.forks,
         check=check,
+        diff=diff,
         arguments=ansible_arguments(where, arguments, run=folder.name),
         become_password=where.become_password,
         on_event=note,
@@ -100,7 +103,7 @@ def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> Ho
         exit=run.exit,
         message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
         changed=tuple(run.changed),
-        extra={"notes": run.notes, "run": name},
+        extra={"notes": run.notes, "diffs": run.diffs, "run": name},
     )
     if run.exit:
         return result

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
 # way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
-# Request and output: core/requests_activate.py.  Runs behind common.sh, devices.sh and reload.sh.
+# Request and output: core/requests_activate.py.  Runs behind common.sh, loaded.sh, devices.sh and reload.sh.
 
 log=$GPUNODE_IN/.log
 : >"$log"
@@ -34,17 +34,6 @@ loaded() {
   esac
 }
 
-module_version() { cat "/sys/module/nvidia/version" 2>/dev/null; }
-
-# Whether the loaded driver is of the other flavour than the one that is installed: both have the same version.
-other_flavour() {
-  case $(modinfo -F license nvidia 2>/dev/null) in
-    *GPL*) ! grep -q 'Open Kernel Module' /proc/driver/nvidia/version 2>/dev/null ;;
-    NVIDIA) grep -qs 'Open Kernel Module' /proc/driver/nvidia/version ;;
-    *) return 1 ;;
-  esac
-}
-
 # other_parameters: the first parameter that the loaded driver has otherwise, as «NAME is NOW, WANTED is wanted»
 other_parameters() {
   requested parameters | while read -r name wanted; do
@@ -61,13 +50,6 @@ as_shown() {
     *[!0-9]* | '') printf '%s\n' "$1" | tr -d '"' ;;
     *) echo "$(($1 & 0xffffffff))" ;;
   esac
-}
-
-# the version that user space was built for: the suffix of libnvidia-ml.so
-userspace_version() {
-  for library in /usr/lib/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib/libnvidia-ml.so.*.* /usr/lib/*/nvidia/*/libnvidia-ml.so.*.*; do
-    [ -e "$library" ] && printf '%s\n' "${library##*libnvidia-ml.so.}" && return
-  done
 }
 
 # ---------------------------------------------------------------- initramfs
@@ -139,7 +121,7 @@ unload() {
   for holder in "/sys/module/$1/holders/"*; do
     [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
   done
-  prior module "$1" loaded absent
+  case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
   if loaded "$1"; then
     needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
@@ -162,7 +144,25 @@ unload_old_driver() {
     needs_reboot "nvidia $was is loaded, ${parameter:-$version is wanted}, and ${users% } uses the GPU"
     return 1
   fi
-  for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do unload "$module" || return 1; done
+  carried=$(upon nvidia | awk '!seen[$0]++')
+  for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
+  unload nvidia
+}
+
+# upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
+upon() {
+  echo "$1"
+  for holder in "/sys/module/$1/holders/"*; do
+    [ ! -e "$holder" ] || upon "${holder##*/}"
+  done
+}
+
+# carry: what was loaded upon the old driver is loaded upon the new one, where that has it
+carry() {
+  for module in ${carried:-}; do
+    loaded "$module" && continue
+    if modinfo "$module" >/dev/null 2>&1; then load "$module"; else say note "$module was loaded, and the driver that is installed now has none"; fi
+  done
 }
 
 restart_stopped() {
@@ -208,13 +208,14 @@ modules() {
   for module in $(requested unload); do unload "$module" || blocked=1; done
   if wants nvidia && loaded nvidia; then
     parameter=$(other_parameters)
-    { [ -z "$version" ] || [ "$(module_version)" = "$version" ]; } && ! other_flavour && [ -z "$parameter" ] || unload_old_driver || blocked=1
+    as_installed "$version" && [ -z "$parameter" ] || unload_old_driver || blocked=1
   fi
   [ -z "$blocked" ] || return 0
   for module in $(requested load); do
     load "$module"
     [ -z "$reboot_reason" ] || return 0
   done
+  carry
   checking || ! wants nvidia || [ -z "$version" ] || [ "$(module_version)" = "$version" ] ||
     fail "nvidia $(module_version) is loaded, $version is wanted, and it is $version that was installed" \
       "modinfo nvidia shows which file was taken: remove the older module (runfile, another DKMS version)"

@@ -54,6 +54,10 @@ put_back() {
   [ "$manager" != dnf ] || dnf_streams_back
   manager_ options
   manager_ commit >>"$log" 2>&1
+  manager_ marks >"$GPUNODE_IN/.marks.after"
+  marked=$(more_marks | sed -n 's/^manual //p')
+  # shellcheck disable=SC2086 # names
+  [ -z "$marked" ] || manager_ automatic $marked
   manager_ installed >"$GPUNODE_IN/.after"
   if same_packages; then
     why="$why; the packages are as they were before"
@@ -138,10 +142,7 @@ unreadable_source() {
 differences() {
   : >"$GPUNODE_IN/.to_hold"
   cut -d ' ' -f 1,3 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.holds"
-  : >"$GPUNODE_IN/.now"
-  [ -z "$(requested automatic)$(requested keys)" ] || manager_ marks >"$GPUNODE_IN/.now"
-  sed -n 's/^manual //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.manual"
-  sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
+  marks_now
   requested install | while read -r name version hold; do
     now=$(installed_of "$name" "$version")
     case $now in
@@ -169,6 +170,14 @@ differences() {
     awk -v name="$name" '$1 == name { print name }' "$GPUNODE_IN/.before"
   done >"$GPUNODE_IN/.to_remove"
   sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
+}
+
+# marks_now: fills .manual and .keys, where the request speaks of them
+marks_now() {
+  : >"$GPUNODE_IN/.now"
+  [ -z "$(requested automatic)$(requested keys)" ] || manager_ marks >"$GPUNODE_IN/.now"
+  sed -n 's/^manual //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.manual"
+  sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
 }
 
 # fits VERSION WANTED: whether it is the one asked for; the trailing * of a version is a pattern by design
@@ -247,7 +256,7 @@ changes_json() {
       printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s],\"unheld\":[%s]", added, changed, removed, held, unheld
     }' "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
   manager_ marks >"$GPUNODE_IN/.marks.after"
-  printf ',"marks":%s' "$(more_marks | json_list)"
+  printf ',"marks":%s,"unmarked":%s' "$(more_marks | json_list)" "$(fewer_marks | json_list)"
 }
 
 # more_marks: what the package manager says beside versions (core/journal.py) and did not before, of packages that were there
@@ -255,6 +264,12 @@ more_marks() {
   [ -e "$GPUNODE_IN/.marks" ] || return 0
   awk 'FILENAME == ARGV[1] { before[$1]; next } FILENAME == ARGV[2] { marked[$0]; next } !($0 in marked) && ($1 != "manual" || $2 in before)' \
     "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
+}
+
+# fewer_marks: those of packages that a person asked for before
+fewer_marks() {
+  [ ! -e "$GPUNODE_IN/.marks" ] ||
+    awk 'FILENAME == ARGV[1] { now[$0]; next } $1 == "manual" && !($0 in now)' "$GPUNODE_IN/.marks.after" "$GPUNODE_IN/.marks"
 }
 
 # remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
@@ -370,6 +385,7 @@ taken_back() {
   left=$([ -z "$(requested purge)" ] || manager_ remnants $(requested purge))
   # shellcheck disable=SC2086
   [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $(tail -n 1 "$log")"
+  marks_now # a package that a transaction named counts as asked for
   marked=$(requested automatic | grep -Fx -f "$GPUNODE_IN/.manual")
   # shellcheck disable=SC2086
   [ -z "$marked" ] || manager_ automatic $marked || say note "not marked as dependencies: $marked"

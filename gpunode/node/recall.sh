@@ -1,7 +1,7 @@
 #!/bin/sh
 # What gpunode's journal on this node says, and how each thing that it names is now.  Changes nothing.
-# Output: core/journal.py; with the request file `brief` (1) the journal alone.  Runs behind common.sh and a file for each
-# package manager.
+# Output: core/journal.py; with the request file `brief` (1) the journal alone.  Runs behind common.sh, loaded.sh and a file
+# for each package manager.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 TAB=$(printf '\t')
@@ -129,5 +129,6 @@ runfiles
 alternatives
 streams
 packages
-told driver "$(cat /sys/module/nvidia/version 2>/dev/null)"
+told driver "$(module_version)"
+[ -z "$(module_version)" ] || as_installed "$(userspace_version)" || told stale
 finish unchanged "the journal of this node and what it speaks of"

@@ -31,6 +31,7 @@ class Ansible:
                 "what": play["roles"][0]["vars"]["undo_what"],
                 "hosts": sorted(hosts),
                 "check": options["check"],
+                "diff": options["diff"],
                 "run": [w for w in options["arguments"] if w.startswith("gpunode_run=")]
                 == [f"gpunode_run={folder.name}"],
             }
@@ -56,10 +57,20 @@ DONE = HostRun(changed=["removes /etc/x"], notes=["/etc/y: somebody has changed 
 def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     result, ansible = call(uninstall, "n1", "--check", monkeypatch=monkeypatch, tmp=tmp_path, n1=DONE)
     assert result.return_value == Exit.PENDING
-    assert ansible.asked == [{"what": {"verb": "uninstall"}, "hosts": ["n1"], "check": True, "run": True}]
+    assert ansible.asked == [
+        {"what": {"verb": "uninstall"}, "hosts": ["n1"], "check": True, "diff": False, "run": True}
+    ]
     [host] = json.loads(result.output)["hosts"]
     assert host["message"] == "would take back 1 things"
     assert host["extra"]["notes"] == DONE.notes
+
+
+def test_diffs_of_files_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = HostRun(changed=["removes /etc/x"], diffs=["--- /etc/x\n+++ /dev/null\n"])
+    result, ansible = call(uninstall, "n1", "--check", "--diff", monkeypatch=monkeypatch, tmp=tmp_path, n1=done)
+    assert ansible.asked[0]["diff"]
+    [host] = json.loads(result.output)["hosts"]
+    assert host["extra"]["diffs"] == done.diffs
 
 
 def test_yes_does_it_at_once_with_parts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -71,6 +82,7 @@ def test_yes_does_it_at_once_with_parts(monkeypatch: pytest.MonkeyPatch, tmp_pat
             "what": {"verb": "uninstall", "parts": ["toolkit", "runtime"]},
             "hosts": ["n1", "n2"],
             "check": False,
+            "diff": False,
             "run": True,
         }
     ]

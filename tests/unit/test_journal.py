@@ -22,7 +22,12 @@ def run(name: str, at: str = "2026-11-22T01:00:00Z") -> dict[str, object]:
 
 
 def back(name: str, to: str) -> dict[str, object]:
-    return line("rollback", id=f"r-{name}", run=name, part="undo", to=to)
+    return line("rollback", id=f"r-{name}", run=name, part="rollback", to=to)
+
+
+def cut_off(name: str) -> dict[str, object]:
+    """What a rollback did that did not come to its end."""
+    return packages(f"p-{name}", run=name, part="rollback", phase="failed")
 
 
 def test_a_recall_has_the_journal_and_the_present() -> None:
@@ -106,8 +111,20 @@ def test_what_stands_before_an_uninstall_is_over() -> None:
         ([run("r1"), run("r2"), back("r3", "r1"), run("r4")], ["r1", "r4"]),
         ([run("r1"), run("r2"), back("r3", "")], []),
         ([run("r1"), run("r2"), run("r3"), back("r4", "r2"), back("r5", "r1")], ["r1"]),
+        ([run("r1"), run("r2"), cut_off("r3")], ["r1", "r2"]),
+        ([run("r1"), run("r2"), cut_off("r3"), cut_off("r4"), back("r4", "r1")], ["r1"]),
+        ([run(""), back("", ""), run("")], ["p-"]),
     ],
-    ids=["all", "one back", "back and on", "back to the beginning", "back twice"],
+    ids=[
+        "all",
+        "one back",
+        "back and on",
+        "back to the beginning",
+        "back twice",
+        "back, cut off",
+        "back, cut off and again",
+        "without names of runs",
+    ],
 )
 def test_what_a_rollback_took_back_does_not_stand(journal: list[dict[str, object]], names: list[str]) -> None:
     assert [one.name for one in standing(records(*journal))] == names
@@ -132,6 +149,11 @@ def test_a_rollback_goes_back_to_a_run_or_a_time(to: str | None, position: int, 
 
 def test_a_second_rollback_goes_one_further_back() -> None:
     assert after_run(records(*JOURNAL, back("r4", "r2")), None) == (1, "r1")
+
+
+def test_after_a_rollback_that_failed_the_next_one_takes_the_same_run_back() -> None:
+    assert after_run(records(*JOURNAL, cut_off("r4")), None) == (2, "r2")
+    assert after_run(records(*JOURNAL, cut_off("r4"), back("r5", "r2")), None) == (1, "r1")
 
 
 def test_an_unknown_run_and_an_empty_journal_are_named() -> None:

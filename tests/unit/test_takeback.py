@@ -9,7 +9,7 @@ from journal_text import OLD, OURS, THEIRS, coded, packages, recall_text, state,
 
 from gpunode.core.errors import InputError
 from gpunode.core.journal import parse_recall
-from gpunode.core.requests_undo import UndoWish, undo_requests, undo_wish
+from gpunode.core.requests_undo import UndoWish, compared, diffs, undo_requests, undo_wish
 from gpunode.core.takeback import FileBack, TakeBack, scope_of, take_back
 
 
@@ -145,6 +145,28 @@ def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package
     assert found.sources.files == (FileBack(path=left, expect=None),)
 
 
+def test_what_happens_to_files_is_shown_as_diffs_without_secrets() -> None:
+    text = recall_text(
+        [
+            *wrote("t1", ("/etc/x", OLD, OURS)),
+            *wrote("t2", ("/etc/y", "absent", OURS)),
+            *wrote("t3", ("/etc/z", OLD, "absent")),
+            *wrote("t4", ("/etc/large", OLD, OURS)),
+        ],
+        files={"/etc/x": OURS, "/etc/y": OURS, "/etc/z": "absent", "/etc/large": OURS},
+        kept=[("t1", "/etc/x"), ("t3", "/etc/z"), ("t4", "/etc/large")],
+    )
+    found = back(text)
+    copies = [f"/var/lib/gpunode/backup/{id}/0.old" for id in ("t1", "t3", "t4")]
+    assert compared(found) == sorted(["/etc/large", "/etc/x", "/etc/y", "/etc/z", *copies])
+    there = {"/etc/x": b"b\n", "/etc/y": b"password: abc\n", copies[0]: b"a\n", copies[1]: b"z\n", copies[2]: b"1\n"}
+    assert diffs(found, there) == [
+        "--- /etc/x\n+++ /etc/x\n@@ -1 +1 @@\n-b\n+a\n",
+        "--- /etc/y\n+++ /dev/null\n@@ -1 +0,0 @@\n-password: ********\n",
+        "--- /dev/null\n+++ /etc/z\n@@ -0,0 +1 @@\n+z\n",
+    ]
+
+
 # ---------------------------------------------------------------- packages
 
 
@@ -193,6 +215,38 @@ def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
     )
     assert back(text, "rollback").packages.value == {"install": [{"name": "a", "version": "1", "hold": True}]}
     assert back(text).packages.value == {"remove": ["a"], "unhold": ["a"], "purge": ["a"]}
+
+
+@pytest.mark.parametrize(
+    ("journal", "marks", "automatic"),
+    [
+        ({"changed": {"a": ("1", "2")}}, ["manual app"], ["a"]),
+        ({"changed": {"a": ("1", "2")}}, ["manual app", "manual a"], []),
+        ({"changed": {"a": ("1", "2")}, "marks": ["manual a"]}, ["manual app", "manual a"], ["a"]),
+        ({"removed": {"a": "1"}}, ["manual app"], ["a"]),
+        ({"removed": {"a": "1"}, "unmarked": ["manual a"]}, ["manual app"], []),
+        ({"changed": {"a": ("1", "2")}}, [], []),
+    ],
+    ids=[
+        "a dependency",
+        "asked for",
+        "asked for by gpunode alone",
+        "a dependency that went",
+        "asked for, and gone",
+        "a manager without marks",
+    ],
+)
+def test_a_package_comes_back_as_it_was_asked_for(
+    journal: dict[str, Any], marks: list[str], automatic: list[str]
+) -> None:
+    found = packages_back(
+        packages("p", **journal),
+        installed={"a": "2"} if "changed" in journal else {},
+        available={"a": ["1"]},
+        more=[("mark", mark) for mark in marks],
+    )
+    assert [item["name"] for item in found["value"]["install"]] == ["a"]
+    assert found["value"].get("automatic", []) == automatic
 
 
 def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
@@ -307,6 +361,24 @@ def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_taken_back() 
     found = back(text, "rollback")
     assert found.exchange == ("nvidia",)
     assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "activate.sh"]
+
+
+@pytest.mark.parametrize(
+    ("journal", "stale", "exchange"),
+    [
+        (packages("p2", changed={"driver": ("1", "2")}), True, ("nvidia",)),
+        (packages("p2", changed={"driver": ("1", "2")}), False, ()),
+        (packages("p2", phase="failed", removed={"driver": "2"}), False, ()),
+        (packages("p2", added={"other": "1"}), True, ()),
+    ],
+    ids=["cut off between packages and modules", "exchanged", "failed", "was so before"],
+)
+def test_a_driver_is_exchanged_where_an_interrupted_run_did_not_come_to_it(
+    journal: dict[str, Any], stale: bool, exchange: tuple[str, ...]
+) -> None:
+    more = [("driver", "2"), *([("stale",)] if stale else [])]
+    installed = {"driver": "1" if journal.get("changed") else "2"}
+    assert back(recall_text([journal], installed=installed, more=more)).exchange == exchange
 
 
 @pytest.mark.parametrize(

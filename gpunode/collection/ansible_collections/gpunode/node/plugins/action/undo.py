@@ -19,10 +19,11 @@ class ActionModule(NodeAction):
         if not args["what"]:
             return {}
         wish = undo_wish(args["what"])
+        self._verb = wish.verb
         result = {} if self.check else self._recovered()
         recall, scope, back = self._back(wish)
         self._refuse(back)
-        result = joined(result, {"notes": list(back.notes)})
+        result = joined(result, {"notes": list(back.notes), "diff": self._diff(back)})
         for ask in undo_requests(back, check=self.check):
             if not result.get("failed"):
                 result = joined(result, self._asked(ask))
@@ -31,10 +32,23 @@ class ActionModule(NodeAction):
         if not self.check and scope.records:
             back = self._back(wish, scope.to)[2] if not back.nothing else back
             if not back.nothing:
-                return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back)}
+                return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
             if not wish.parts:
                 self.node("putback.sh", close_request(wish, scope.to, keep=bool(back.notes)))
         return result | {"msg": _message(recall, scope, result)}
+
+    def _signature(self):
+        """In the journal the part is the verb: a rollback is told by it, though it be cut off."""
+        return super()._signature() | {"part": f"{self._verb}\n".encode()}
+
+    def _diff(self, back):
+        """Masked unified diffs of the files that are put back, or go."""
+        from gpunode.core.requests_undo import compared, diffs
+
+        paths = compared(back) if self._task.diff else []
+        files = self.probe(paths=paths)[1].files if paths else {}
+        there = {path: file.data for path, file in files.items() if file.data is not None}
+        return [{"prepared": text} for text in (diffs(back, there) if paths else ())]
 
     def _back(self, wish, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
@@ -78,11 +92,12 @@ class ActionModule(NodeAction):
             raise RefusedError("; ".join(problem.what for problem in back.problems), fix=fix)
 
 
-def _left(back):
+def _left(back, result):
     from gpunode.core.requests_undo import undo_requests
 
     left = ", ".join(ask.title.lower() for ask in undo_requests(back))
-    return {"msg": f"done, but not all is as it was: still to do: {left}", "fix": "run it again and see the log"}
+    fix = "reboot the node, then run it again" if result.get("warnings") else "run it again and see the log"
+    return {"msg": f"done, but not all is as it was: still to do: {left}", "fix": fix}
 
 
 def _message(recall, scope, result):
