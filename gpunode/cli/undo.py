@@ -16,6 +16,7 @@ _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 _CHECK = click.option("--check", is_flag=True, help="Say what would be taken back, change nothing.")
 _DIFF = click.option("--diff", is_flag=True, help="Show what happens to files as diffs (secrets masked).")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+_BREAK = click.option("--break-lock", is_flag=True, help="Take nodes from another controller that is at work on them.")
 
 
 @click.command(
@@ -32,14 +33,15 @@ _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @_CHECK
 @_DIFF
 @_YES
+@_BREAK
 @format_option("text", "json")
-def uninstall(where: Where, parts: tuple[str, ...], check: bool, diff: bool, yes: bool, output_format: str) -> int:
+def uninstall(where: Where, parts: tuple[str, ...], output_format: str, **how: bool) -> int:
     """Take back all that gpunode has done: packages, files, units, modules and settings are as they were before.
 
     What somebody else has changed since stays, and is named.
     """
     what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
-    return _undo(where, what, check=check, diff=diff, yes=yes, output_format=output_format)
+    return _undo(where, what, output_format, **how)
 
 
 @click.command(
@@ -57,22 +59,26 @@ def uninstall(where: Where, parts: tuple[str, ...], check: bool, diff: bool, yes
 @_CHECK
 @_DIFF
 @_YES
+@_BREAK
 @format_option("text", "json")
-def rollback(
-    where: Where, to: str | None, show_runs: bool, check: bool, diff: bool, yes: bool, output_format: str
-) -> int:
+def rollback(where: Where, to: str | None, show_runs: bool, output_format: str, **how: bool) -> int:
     """Take back the last run, or all that came after one: the node is as that run left it."""
     if show_runs:
         return _show_runs(where, output_format)
     what = {"verb": "rollback"} | ({"to": to} if to else {})
-    return _undo(where, what, check=check, diff=diff, yes=yes, output_format=output_format)
+    return _undo(where, what, output_format, **how)
 
 
-def _undo(where: Where, what: dict[str, Any], *, check: bool, diff: bool, yes: bool, output_format: str) -> int:
+def _undo(
+    where: Where, what: dict[str, Any], output_format: str, *, check: bool, diff: bool, yes: bool, break_lock: bool
+) -> int:
     """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
+    from dataclasses import replace
+
     from gpunode.edge.progress import running
     from gpunode.edge.undo import undo
 
+    where = replace(where, break_lock=break_lock)
     if check or not yes:
         found = undo(where, what, check=True, diff=diff)
         if check or not any(result.changed for result in found):

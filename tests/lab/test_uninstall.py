@@ -3,50 +3,57 @@
 from __future__ import annotations
 
 import json
-import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-pytestmark = pytest.mark.lab
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]
 
 DAEMON = "/etc/docker/daemon.json"
 TREE = (Path(__file__).parent / "tree.sh").read_text()
-STATES = (
-    "lsmod | cut -d ' ' -f 1 | sort; apt-mark showhold; apt-mark showmanual; systemctl list-units --type=service "
-    "--state=active --no-legend --plain | cut -d ' ' -f 1 | grep -E 'nvidia|containerd|docker'"
-)
+STATES = """
+lsmod | cut -d ' ' -f 1 | sort; cat /sys/module/nvidia/version 2>/dev/null
+systemctl list-units --type=service --state=active --no-legend --plain | cut -d ' ' -f 1 |
+  grep -E 'nvidia|containerd|docker'
+if command -v apt-mark >/dev/null; then apt-mark showhold; apt-mark showmanual; fi
+if command -v dnf >/dev/null; then dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort; fi
+true"""
 KILL = (
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -9 ${p#/proc/}; done; "
     "pkill -KILL -x -f 'sh -s'; true"
 )
+OLD, NEW, CUDA = {"version": "580.95.05"}, {"version": "580.178.04"}, {"versions": ["12.8"]}
 
 
 class Node:
     """One lab node, its spec, and gpunode on it."""
 
-    def __init__(self, lab: Any, run: Any, tmp: Path, spec: dict[str, Any]) -> None:
+    def __init__(self, lab: Any, run: Any, tmp: Path) -> None:
         self.lab, self._run = lab, run
         self.spec = tmp / f"{lab.name}.yml"
-        self.set(spec)
         self.before: list[str] = []
 
-    def set(self, spec: dict[str, Any]) -> None:
+    def provision(self, **spec: Any) -> str:
+        """The name of the run."""
         self.spec.write_text(yaml.safe_dump(yaml.safe_load(self.lab.spec.read_text()) | spec))
+        done = self.json("provision", "-c", self.spec, "--yes")
+        assert done["changed"]
+        return str(done["extra"]["run"])
 
-    def provision(self) -> dict[str, Any]:
-        return self.json("provision", "-c", self.spec, "--yes")
-
-    def json(self, verb: str, *args: object, exit: int = 0) -> dict[str, Any]:
+    def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
         done = self._run(verb, "-i", self.lab.inventory, *args, "--format", "json", exit=exit)
         [host] = json.loads(done.stdout)["hosts"]
         return dict(host)
+
+    def runs(self) -> list[str]:
+        return [run["name"] for run in self.json("rollback", "--list")["runs"]]
 
     def sh(self, command: str) -> str:
         done = self.lab.run(self.lab.nodes[0], command)
@@ -60,77 +67,93 @@ class Node:
         """The lines of the tree that are not as before, of both."""
         return sorted(set(before) ^ set(self.tree()))
 
+    def cut_off(self, verb: str, at: str, *, controller: bool, shell: bool) -> None:
+        """Begin `verb`; when the journal has its intent of the operation `at`, kill one of them, or both."""
+        known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
+        begun = f'tail -n +{known + 1} /var/lib/gpunode/journal.jsonl | grep -q \'"op":"{at}","phase":"intent"\''
+        command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), "--yes"]
+        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        while self.lab.run(self.lab.nodes[0], begun).returncode:
+            assert running.poll() is None, (
+                f"{verb} ended before it came to {at}: {running.stdout and running.stdout.read()}"
+            )
+            time.sleep(0.2)
+        if controller:
+            running.kill()
+        if shell:
+            self.sh(KILL)
+        assert running.wait(timeout=120) != 0
 
-def removed(result: dict[str, Any]) -> set[str]:
-    return {line for line in result["changed"] if line.startswith(("removes ", "rewrites ", "stop ", "disable "))}
+
+@pytest.fixture(scope="module", params=["debian:12", "debian:13", "rocky:9"])
+def node(
+    request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Node]:
+    """A node with containerd and Docker, nouveau on the GPU; a person has set Docker up."""
+    name = f"t-uninstall-{request.param.replace(':', '')}"
+    with lab_up(name=name, distro=request.param, gpus=("h100",), nouveau=True) as lab:
+        node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"))
+        node.sh(f'mkdir -p /etc/docker; printf \'{{"log-level":"warn"}}\' >{DAEMON}; chmod 640 {DAEMON}')
+        node.sh(f"chown root:docker {DAEMON}; systemctl restart docker")
+        node.before = node.tree()
+        yield node
 
 
-@pytest.fixture(scope="module")
-def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """Debian 12 with containerd and Docker, nouveau on the GPU; a person has set Docker up."""
-    lab = lab_up(name="t-uninstall", gpus=("h100",), nouveau=True)
-    node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"cuda": {"versions": ["12.8"]}})
-    node.sh(f'mkdir -p /etc/docker; printf \'{{"log-level":"warn"}}\' >{DAEMON}; chmod 640 {DAEMON}')
-    node.sh(f"chown root:docker {DAEMON}; systemctl restart docker")
-    node.before = node.tree()
-    return node
+def told_of_files(result: dict[str, Any]) -> set[str]:
+    return {line for line in result["changed"] if line.startswith(("removes ", "rewrites ", "creates "))}
 
 
-@pytest.mark.timeout(1200)
 def test_after_uninstall_the_tree_is_what_it_was(node: Node) -> None:
     states = node.sh(STATES)
-    done = node.provision()
-    assert done["changed"]
-    checked = node.json("uninstall", "--check", exit=3)
+    node.provision(driver=OLD, cuda=CUDA)
+    checked = node.json("uninstall", "--check", "--diff", exit=3)
     assert "nvidia" in node.sh("lsmod"), "check mode changes nothing"
+    assert any(diff.startswith(f"--- {DAEMON}\n+++ {DAEMON}\n") for diff in checked["extra"]["diffs"])
     taken = node.json("uninstall", "--yes")
     assert node.differs(node.before) == []
     assert node.sh(STATES) == states
-    assert removed(taken) <= removed(checked), "some files go with their package"
+    assert told_of_files(taken) <= told_of_files(checked), "some files go with their package"
     assert node.json("uninstall", "--yes")["changed"] == []
 
 
-@pytest.mark.timeout(1800)
-def test_an_upgrade_is_rolled_back_and_the_former_driver_is_loaded_again(node: Node) -> None:
-    node.set({"driver": {"version": "580.95.05"}, "cuda": {"versions": []}})
-    first = node.provision()["extra"]["run"]
+@pytest.mark.parametrize("node", ["debian:12", "rocky:9"], indirect=True)
+def test_two_runs_are_rolled_back_and_the_former_driver_is_loaded_again(node: Node) -> None:
+    first = node.provision(driver=OLD)
     old, states = node.tree(), node.sh(STATES)
-    node.set({"driver": {"version": "580.178.04"}, "cuda": {"versions": []}})
-    second = node.provision()["extra"]["run"]
+    assert "nvidia_uvm\n" in states
+    second = node.provision(driver=NEW)
+    third = node.provision(driver=NEW, cuda=CUDA)
     assert node.sh("cat /sys/module/nvidia/version") == "580.178.04\n"
-    assert [run["name"] for run in node.json("rollback", "--list")["runs"]] == [first, second]
-    node.json("rollback", "--yes")
-    assert node.sh("cat /sys/module/nvidia/version") == "580.95.05\n"
-    assert node.sh("apt-mark showhold | grep -c nvidia") != "0\n"
+    assert node.runs() == [first, second, third]
+    node.json("rollback", "--to", first, "--yes")
     assert node.differs(old) == []
     assert node.sh(STATES) == states
-    assert [run["name"] for run in node.json("rollback", "--list")["runs"]] == [first]
+    assert node.runs() == [first]
 
 
-@pytest.mark.timeout(1800)
-def test_an_uninstall_that_is_killed_is_finished_by_the_next_one(node: Node) -> None:
-    assert node.differs(node.before), "the test before has left a driver"
-    for seconds in (6, 25):
-        command = [sys.executable, "-m", "gpunode", "uninstall", "-i", str(node.lab.inventory), "--yes"]
-        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-        time.sleep(seconds)
-        running.send_signal(signal.SIGKILL)
-        running.wait()
-        node.sh(KILL)
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_what_is_killed_is_finished_by_the_next_one(node: Node) -> None:
+    old, states = node.tree(), node.sh(STATES)
+    assert "580.95.05\n" in states, "the test before has left a driver"
+    node.provision(driver=NEW)
+    node.cut_off("rollback", "packages", controller=True, shell=True)
+    node.json("rollback", "--yes")
+    assert (node.differs(old), node.sh(STATES)) == ([], states)
+    node.cut_off("uninstall", "files", controller=False, shell=True)
+    node.cut_off("uninstall", "packages", controller=True, shell=False)
     node.json("uninstall", "--yes")
     assert node.differs(node.before) == []
 
 
-@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
 def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
-    node.set({"cuda": {"versions": ["12.8"]}})
-    node.provision()
+    node.provision(cuda=CUDA)
     node.sh(f"sed -i s/warn/info/ {DAEMON}")
     node.sh("echo '# mine' >>/etc/profile.d/cuda.sh")
     done = node.json("uninstall", "--yes")
     notes = "\n".join(done["extra"]["notes"])
-    assert "/etc/docker/daemon.json: somebody has changed it since; their lines stay" in notes
+    assert f"{DAEMON}: somebody has changed it since; their lines stay" in notes
     assert "/etc/profile.d/cuda.sh: somebody has changed it since; it stays as it is" in notes
-    assert json.loads(node.sh("cat /etc/docker/daemon.json")) == {"log-level": "info"}
+    assert json.loads(node.sh(f"cat {DAEMON}")) == {"log-level": "info"}
     left = {line.split(" ")[0] for line in node.differs(node.before)}
-    assert left == {"./etc/docker/daemon.json", "./etc/profile.d/cuda.sh"}
+    assert left == {f".{DAEMON}", "./etc/profile.d/cuda.sh"}
