@@ -157,3 +157,41 @@ def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
     assert json.loads(node.sh(f"cat {DAEMON}")) == {"log-level": "info"}
     left = {line.split(" ")[0] for line in node.differs(node.before)}
     assert left == {f".{DAEMON}", "./etc/profile.d/cuda.sh"}
+
+
+HAND = """set -e
+export DEBIAN_FRONTEND=noninteractive
+/usr/lib/apt/apt-helper -q download-file {cuda[key]} /usr/share/keyrings/cuda.asc
+/usr/lib/apt/apt-helper -q download-file {toolkit[key]} /usr/share/keyrings/toolkit.asc
+echo 'deb [signed-by=/usr/share/keyrings/cuda.asc] {cuda[url]} /' >/etc/apt/sources.list.d/cuda.list
+echo 'deb [signed-by=/usr/share/keyrings/toolkit.asc] {toolkit[url]} /' >/etc/apt/sources.list.d/toolkit.list
+apt-get -q update
+apt-get -q -y install nvidia-driver-pinning-580.95.05
+apt-get -q -y install nvidia-open-580 nvidia-container-toolkit
+echo 'blacklist nouveau' >/etc/modprobe.d/own.conf
+echo nvidia_uvm >/etc/modules-load.d/own.conf
+modprobe -r nouveau
+modprobe nvidia_uvm
+mkdir -p /etc/docker
+echo '{{"runtimes":{{"nvidia":{{"path":"nvidia-container-runtime"}}}}}}' >/etc/docker/daemon.json
+systemctl restart docker
+"""
+
+
+@pytest.mark.timeout(1200)
+def test_a_node_that_a_person_set_up_is_adopted_and_given_back(
+    lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    lab = lab_up(name="t-adopt", distro="debian:13", engines=("docker",), nouveau=True)
+    node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"))
+    sources = yaml.safe_load(lab.spec.read_text())["sources"]
+    node.sh(HAND.format(cuda=sources["nvidia-cuda"], toolkit=sources["nvidia-container-toolkit"]))
+    before, states = node.tree(), node.sh(STATES)
+    node.provision(driver=NEW)
+    baseline = json.loads(node.sh("head -n 1 /var/lib/gpunode/journal.jsonl"))
+    assert (baseline["op"], baseline["driver"]) == ("baseline", "580.95.05")
+    assert "nvidia-open-580 580.95.05-1 ii " in baseline["packages"]
+    assert node.sh("cat /sys/module/nvidia/version") == "580.178.04\n"
+    node.json("uninstall", "--yes")
+    assert node.differs(before) == []
+    assert node.sh(STATES) == states
