@@ -253,8 +253,11 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     """(position, run): what stands from the position on is to be taken back so that the node is as `run` left it.
 
     `to` is a run's name, or a time such as 2026-11-22T01:40:00Z (the last run that began before it); None means the
-    run before the last one that stands.  The run is "" when nothing stays.  Raises InputError for an unknown one.
+    run before the last one that stands.  The run is "", as `to` may be, when nothing stays.  Raises InputError for an
+    unknown one.
     """
+    if to == "":
+        return era(records), ""
     kept = standing(records)
     if to is None:
         if not kept:

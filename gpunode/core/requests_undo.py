@@ -1,9 +1,10 @@
 """The requests that carry out a TakeBack: for node/putback.sh, commit.sh, activate.sh and packages.sh, in order.
 
-Request files of putback.sh: `stop`, `disable` units and `load` modules, one name a line; `alternative` lines NAME auto,
-NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and `initramfs` paths to remove;
-`rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have gone), `close` the verb that is done, with
-`to` the run after which the node is again, `keep` (1; copies of files that an uninstall leaves), `check` (1).
+Request files of putback.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
+`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and
+`initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have changed), `close`
+the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
+leaves), `check` (1).
 """
 
 from __future__ import annotations
@@ -118,7 +119,7 @@ def _last(back: TakeBack) -> dict[str, Sequence[str]]:
     words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
     flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
-    return {**words, **flags, "load": back.load}
+    return {**words, **flags, "load": back.load, "enable": back.enable, "start": back.start}
 
 
 def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:

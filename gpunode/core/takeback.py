@@ -37,7 +37,8 @@ GPU_UNITS = (
     "nvidia-dcgm.service",
     "dcgm-exporter.service",
 )
-_ON = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+_ENABLED = ("enabled", "enabled-runtime")
+_ON = (*_ENABLED, "static", "alias", "indirect", "generated")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,6 +78,8 @@ class TakeBack:
     exchange: tuple[str, ...] = ()  # modules to load again in the version that is installed then
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by kind, name → value
     load: tuple[str, ...] = ()
+    enable: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
     rebuild: bool = False  # the initramfs
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -85,8 +88,9 @@ class TakeBack:
     def nothing(self) -> bool:
         """Whether the node is as it was, but for what the notes name."""
         files = (self.engines, self.files, self.sources)
-        others = (self.stop, self.disable, self.unload, self.installers, self.settings, self.load, self.exchange)
-        return not any(files) and not any(others) and self.packages.nothing
+        units = (self.stop, self.disable, self.enable, self.start)
+        others = (self.unload, self.installers, self.settings, self.load, self.exchange)
+        return not any((*files, *units, *others)) and self.packages.nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +142,8 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(recall, scope)) else (),
         settings={kind: values for kind, values in settings.items() if values},
         load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
+        enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
+        start=tuple(name for kind, name, _ in _of(states, "active", "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
         problems=(*files.problems, *packages.problems, *_left_standing(recall, scope)),

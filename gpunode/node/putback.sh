@@ -28,6 +28,23 @@ disable_units() {
   done
 }
 
+# units that gpunode has taken away, and that are back: of some the hardware may not let them start
+enable_units() {
+  for unit in $(requested enable); do
+    case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) continue ;; esac
+    checking || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit could not be enabled again" && continue; }
+    changed "enable $unit"
+  done
+}
+
+start_units() {
+  for unit in $(requested start); do
+    ! systemctl is-active -q "$unit" 2>/dev/null || continue
+    checking || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit does not start again" && continue; }
+    changed "start $unit"
+  done
+}
+
 # reload_units: unit files have gone; GPU containers are spared where systemd can be told of them
 reload_units() {
   [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
@@ -152,6 +169,8 @@ links
 accounts
 kernels
 load_modules
+enable_units
+start_units
 initramfs
 checking || close_journal
 cat "$log"

@@ -141,6 +141,7 @@ JOURNAL = (run("r1", "2026-11-22T01:00:00Z"), run("r2", "2026-11-22T02:00:00Z"),
         ("r3", 3, "r3"),
         ("2026-11-22T02:30:00Z", 2, "r2"),
         ("2026-11-21", 0, ""),
+        ("", 0, ""),
     ],
 )
 def test_a_rollback_goes_back_to_a_run_or_a_time(to: str | None, position: int, name: str) -> None:

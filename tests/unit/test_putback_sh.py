@@ -17,7 +17,7 @@ SYSTEMCTL = """#!/bin/sh
 echo "$@" >>"$NODE/called"
 unit=$(eval echo \\$$#)
 case $1 in
-  is-active) cat "$NODE/active.$unit" 2>/dev/null || echo inactive ;;
+  is-active) cat "$NODE/active.$unit" 2>/dev/null || { echo inactive; exit 3; } ;;
   is-enabled) cat "$NODE/enabled.$unit" 2>/dev/null || echo disabled ;;
   stop) [ ! -e "$NODE/stuck" ] || { echo 'Job failed' >&2; exit 1; } ;;
 esac
@@ -64,6 +64,14 @@ def test_only_units_that_run_are_stopped_and_only_enabled_ones_disabled(node: No
     outcome = node.run(stop="a.service\nb.service\n", disable="a.service\nb.service\n")
     assert (outcome.status, outcome.changed) == ("changed", ("stop a.service", "disable b.service"))
     assert node.called() == ["stop a.service", "--no-reload disable b.service"]
+
+
+def test_units_that_gpunode_took_away_are_enabled_and_started_unless_they_are(node: Node) -> None:
+    (node.root / "active.a.service").write_text("active\n")
+    (node.root / "enabled.a.service").write_text("enabled\n")
+    outcome = node.run(enable="a.service\nb.service\n", start="a.service\nb.service\n")
+    assert (outcome.status, outcome.changed) == ("changed", ("enable b.service", "start b.service"))
+    assert node.called() == ["--no-reload enable b.service", "start b.service"]
 
 
 def test_check_mode_says_the_same_and_does_nothing(node: Node) -> None:

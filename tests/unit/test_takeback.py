@@ -318,6 +318,8 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
             state("active", "nvidia-persistenced.service", "inactive", "active"),
             state("enabled", "nvidia-persistenced.service", "disabled", "enabled"),
             state("enabled", "other.service", "static", "enabled"),
+            state("active", "gpunode-mig.service", "active", "inactive"),
+            state("enabled", "gpunode-mig.service", "enabled", "disabled"),
             state("sysctl", "net.ipv4.ip_forward", "0", "1"),
             state("sysctl", "vm.swappiness", "60", "10"),
             state("alternative", "cuda", "auto", "/usr/local/cuda-12.8"),
@@ -331,6 +333,8 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
             ("active", "nvidia-persistenced.service"): "active",
             ("enabled", "nvidia-persistenced.service"): "enabled",
             ("enabled", "other.service"): "enabled",
+            ("active", "gpunode-mig.service"): "inactive",
+            ("enabled", "gpunode-mig.service"): "",
             ("sysctl", "net.ipv4.ip_forward"): "1",
             ("sysctl", "vm.swappiness"): "30",
             ("alternative", "cuda"): "manual /usr/local/cuda-12.8",
@@ -342,6 +346,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
     assert found.disable == ("nvidia-persistenced.service",)
     assert found.unload == ("nvidia_uvm", "nvidia")
     assert found.load == ("nouveau",)
+    assert (found.enable, found.start) == (("gpunode-mig.service",), ("gpunode-mig.service",))
     assert found.settings == {
         "alternative": {"cuda": "auto"},
         "sysctl": {"net.ipv4.ip_forward": "0"},
