@@ -1,0 +1,97 @@
+"""node/activate.sh exchanges a driver: in namespaces of its own, where /sys/module, modprobe and modinfo are the test's."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.model import Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_activate import activate_request
+from gpunode.node import script
+
+# modules with what each needs; the version that is installed, and modules that it lacks, are files
+MODPROBE = """#!/bin/sh
+needs() { case $1 in nvidia) ;; nvidia_drm) echo nvidia_modeset ;; *) echo nvidia ;; esac; }
+if [ "$1" = -r ]; then
+  [ -z "$(ls "/sys/module/$2/holders")" ] || { echo "modprobe: FATAL: Module $2 is in use." >&2; exit 1; }
+  rm -r "/sys/module/$2"
+  need=$(needs "$2")
+  [ -z "$need" ] || rm "/sys/module/$need/holders/$2"
+  [ "$need" != nvidia_modeset ] || "$0" -r nvidia_modeset # what nothing else needs goes along
+  exit
+fi
+[ ! -d "/sys/module/$1" ] || exit 0
+! grep -qx "$1" "$NODE/lacks" || { echo "modprobe: FATAL: Module $1 not found." >&2; exit 1; }
+need=$(needs "$1")
+[ -z "$need" ] || { "$0" "$need" && mkdir -p "/sys/module/$need/holders/$1"; rmdir "/sys/module/$need/holders/$1"; ln -s . "/sys/module/$need/holders/$1"; }
+mkdir -p "/sys/module/$1/holders" && cp "$NODE/installed" "/sys/module/$1/version"
+"""
+MODINFO = '#!/bin/sh\n[ "$1" != -F ] || exit 0\n! grep -qx "$1" "$NODE/lacks"\n'
+INSIDE = """
+mount --bind "$NODE/module" /sys/module || exit 99
+for name in $LOADED; do modprobe "$name"; done
+echo 580.178.04 >"$NODE/installed"
+sh -s
+status=$?
+echo "left $(ls /sys/module | tr '\\n' ' ')$(cat /sys/module/nvidia/version)"
+exit $status
+"""
+
+
+@pytest.fixture
+def node(tmp_path: Path) -> Path:
+    (tmp_path / "bin").mkdir()
+    for name, text in {"modprobe": MODPROBE, "modinfo": MODINFO}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "module").mkdir()
+    (tmp_path / "state").mkdir()
+    (tmp_path / "installed").write_text("580.95.05\n")
+    (tmp_path / "lacks").write_text("")
+    return tmp_path
+
+
+def activate(node: Path, loaded: str) -> tuple[Outcome, str]:
+    """What the script said, and the modules and version that it left, where `loaded` were there in version 580.95.05."""
+    request = activate_request({"load": ["nvidia"], "version": "580.178.04"}) | {"state": f"{node}/state\n".encode()}
+    done = subprocess.run(
+        ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", INSIDE],
+        input=program(script("activate.sh"), request),
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": f"{node}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "NODE": str(node), "LOADED": loaded},
+    )
+    if done.returncode == 99 or "unshare" in done.stderr:
+        pytest.skip("no mount namespaces here")
+    said, _, left = done.stdout.rpartition("left ")
+    return parse_outcome(said, done.returncode), left.strip()
+
+
+def journal(node: Path) -> list[tuple[str, str, str]]:
+    records = [json.loads(line) for line in (node / "state/journal.jsonl").read_text().splitlines()]
+    return [(r["name"], r["from"], r["to"]) for r in records if r["op"] == "state"]
+
+
+@pytest.mark.parametrize("loaded", ["nvidia", "nvidia nvidia_uvm", "nvidia_uvm nvidia_drm nvidia_fs"])
+def test_all_that_was_loaded_upon_the_old_driver_is_loaded_upon_the_new_one(node: Path, loaded: str) -> None:
+    outcome, left = activate(node, loaded)
+    modules = sorted({"nvidia", *loaded.split(), *(["nvidia_modeset"] if "drm" in loaded else [])})
+    assert (outcome.status, left) == ("changed", f"{' '.join(modules)} 580.178.04"), outcome
+    first = {name: before for name, before, _ in reversed(journal(node))}
+    assert first == dict.fromkeys(modules, "loaded"), "the journal says that they were loaded before"
+
+
+def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
+    (node / "lacks").write_text("nvidia_fs\n")
+    (node / "module/nvidia_fs/holders").mkdir(parents=True)
+    (node / "module/nvidia/holders").mkdir(parents=True)
+    (node / "module/nvidia/version").write_text("580.95.05\n")
+    (node / "module/nvidia/holders/nvidia_fs").symlink_to(".")
+    outcome, left = activate(node, "nvidia_uvm")
+    assert (outcome.status, left) == ("changed", "nvidia nvidia_uvm 580.178.04"), outcome
+    assert outcome.notes == ("nvidia_fs was loaded, and the driver that is installed now has none",)
