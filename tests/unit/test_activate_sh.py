@@ -1,4 +1,4 @@
-"""node/activate.sh exchanges a driver: in namespaces of its own, where /sys/module, modprobe and modinfo are the test's."""
+"""node/activate.sh exchanges a driver: in namespaces where /sys/module, modprobe and modinfo are the test's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ fi
 [ ! -d "/sys/module/$1" ] || exit 0
 ! grep -qx "$1" "$NODE/lacks" || { echo "modprobe: FATAL: Module $1 not found." >&2; exit 1; }
 need=$(needs "$1")
-[ -z "$need" ] || { "$0" "$need" && mkdir -p "/sys/module/$need/holders/$1"; rmdir "/sys/module/$need/holders/$1"; ln -s . "/sys/module/$need/holders/$1"; }
+[ -z "$need" ] || { "$0" "$need" && ln -s . "/sys/module/$need/holders/$1"; } || exit 1
 mkdir -p "/sys/module/$1/holders" && cp "$NODE/installed" "/sys/module/$1/version"
 """
 MODINFO = '#!/bin/sh\n[ "$1" != -F ] || exit 0\n! grep -qx "$1" "$NODE/lacks"\n'
@@ -56,7 +56,7 @@ def node(tmp_path: Path) -> Path:
 
 
 def activate(node: Path, loaded: str) -> tuple[Outcome, str]:
-    """What the script said, and the modules and version that it left, where `loaded` were there in version 580.95.05."""
+    """What the script said, and the modules and version that it left; `loaded` were there in version 580.95.05."""
     request = activate_request({"load": ["nvidia"], "version": "580.178.04"}) | {"state": f"{node}/state\n".encode()}
     done = subprocess.run(
         ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", INSIDE],
