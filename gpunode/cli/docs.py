@@ -124,7 +124,7 @@ def exit_page() -> str:
 
 
 def faults_page() -> str:
-    """Every fault and every Xid code that `gpunode doctor` knows."""
+    """Every fault, Xid and SXid that `gpunode doctor` knows."""
     from gpunode.edge.doctor import load_faults
 
     known = load_faults()
@@ -135,12 +135,18 @@ def faults_page() -> str:
         f"| {x.code} | {_cell(x.description)} | {x.immediate} | {x.investigatory} | {'yes' if x.ignored else ''} |"
         for x in known.xids.values()
     )
+    switch = "\n".join(
+        f"| {x.code} | {_cell(x.description)} | {x.severity} | {_cell(x.plain)} | {_cell(x.immediate)} |"
+        for x in known.sxids.values()
+    )
     return (
         f"# Faults\n\n{NOTE}\nWhat [`gpunode doctor`](doctor.md) knows; `--format json` has the source of each.\n\n"
         f"| id | layer | cause | fix | confidence |\n|---|---|---|---|---|\n{faults}\n\n"
         f"# Xid codes\n\nNVIDIA's catalogue ({known.xid_source}), with the actions it names.\n\n"
         "| code | what | immediate action | then | device plugin keeps the GPU |\n|---|---|---|---|---|\n"
-        f"{codes}\n"
+        f"{codes}\n\n"
+        f"# SXid codes\n\nOf NVSwitches ({known.sxid_source}).\n\n"
+        f"| code | what | class | meaning | what to do |\n|---|---|---|---|---|\n{switch}\n"
     )
 
 

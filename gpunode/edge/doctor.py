@@ -36,12 +36,12 @@ class Examined:
 
 @cache
 def load_faults() -> Faults:
-    """knowledge/faults.toml and knowledge/xids.toml; read once a process."""
+    """knowledge/faults.toml, xids.toml and sxids.toml; read once a process."""
     import tomllib
 
     folder = files("gpunode") / "knowledge"
-    tables = [tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in ("faults.toml", "xids.toml")]
-    return parse_faults(*tables)
+    names = ("faults.toml", "xids.toml", "sxids.toml")
+    return parse_faults(*[tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in names])
 
 
 def examine_logs(paths: tuple[Path, ...]) -> Examined:

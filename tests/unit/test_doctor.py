@@ -45,7 +45,9 @@ from gpunode.core.model import (
 from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_scheduler_rules
 
-CASES = yaml.safe_load((Path(__file__).parents[1] / "cases" / "doctor" / "cases.yml").read_text(encoding="utf-8"))
+FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
+CASES = yaml.safe_load((FOLDER / "cases.yml").read_text(encoding="utf-8"))
+TEXTS = yaml.safe_load((FOLDER / "texts.yml").read_text(encoding="utf-8"))
 FAULTS = load_faults()
 IN_LOGS = [fault.id for fault in FAULTS.faults.values() if fault.signs]
 
@@ -73,6 +75,16 @@ def test_what_shows_a_fault_shows_no_unrelated_one(name: str) -> None:
     known = set(FAULTS.faults[name].causes) | related.get(name, set())
     known |= {other.id for other in FAULTS.faults.values() if name in other.causes}
     assert found <= known
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_what_stands_in_a_text_is_found_and_nothing_else(name: str) -> None:
+    case = TEXTS[name]
+    result = diagnose(FAULTS, [scan(FAULTS, "log", [case["text"]])])
+    roots = {finding.fault.id for finding in result.findings if finding.root}
+    follows = {finding.fault.id for finding in result.findings if not finding.root}
+    assert (roots, follows) == (set(case.get("roots", [])), set(case.get("follows", [])))
+    assert {f"{'s' * xid.nvswitch}{xid.code}" for xid in result.xids} == set(case.get("xids", []))
 
 
 NOISE = "2026-11-22T01:02:03+0800 主机 systemd[1]: Started 日志.\n{}\nNov 22 kubelet: unrelated\n"
@@ -129,7 +141,7 @@ def test_causes_over_several_steps_count_and_circles_do_not_hang() -> None:
         for name in ("one", "two", "three")
     ]
     rows[0]["causes"], rows[1]["causes"], rows[2]["causes"] = ["two"], ["three"], ["two"]
-    faults = parse_faults({"fault": rows}, {"xid": [], "source": ""})
+    faults = parse_faults({"fault": rows}, {"xid": [], "source": ""}, {"sxid": [], "class": {}, "source": ""})
     found = {f.fault.id: f.root for f in diagnose(faults, [scan(faults, "log", ["one\nthree\n"])]).findings}
     assert found == {"one": True, "three": False}
 
@@ -154,7 +166,7 @@ def test_rows_that_cannot_be_used_are_refused(row: dict[str, Any], message: str)
         "source": "s",
     }
     with pytest.raises(InputError, match=re.escape(message)):
-        parse_faults({"fault": [base | row]}, {"xid": [], "source": ""})
+        parse_faults({"fault": [base | row]}, {"xid": [], "source": ""}, {"sxid": [], "class": {}, "source": ""})
 
 
 def test_every_row_has_a_source_and_says_what_to_do() -> None:
@@ -168,6 +180,7 @@ def test_every_row_has_a_source_and_says_what_to_do() -> None:
 XIDS = [
     ("NVRM: Xid (PCI:0000:ca:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.", [79]),
     ("[1.2] NVRM: Xid (0000:01:00): 31, Ch 00000010", [31]),
+    ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel (0x9)", [94]),
     (
         "NVRM: GPU at PCI:0000:3b:00: GPU-1\nNVRM: Xid (PCI:0000:3b:00): 48, pid=1\nNVRM: Xid (PCI:0000:3b:00): 63, x",
         [48, 63],
@@ -192,6 +205,24 @@ def test_a_code_is_counted_with_its_gpus_and_nvidias_actions() -> None:
     (row,) = diagnosis_data(diagnose(FAULTS, [scan(FAULTS, "log", [text])]), FAULTS)["xids"]
     assert (row["code"], row["count"], row["gpus"]) == (79, 3, ["0000:3b:00", "0000:86:00"])
     assert row["mnemonic"] and row["immediate"] and row["source"]
+
+
+def test_a_code_of_an_nvswitch_has_its_class_and_counts_once_an_event() -> None:
+    lines = "".join(
+        f"nvidia-nvswitch0: SXid (PCI:0000:05:00.0): 20034, {rest}\n"
+        for rest in ("Fatal, Link 60 LTSSM Fault Up", "Severity 1 Engine instance 60", "Data {0x1, 0x1}") * 2
+    )
+    (row,) = diagnosis_data(diagnose(FAULTS, [scan(FAULTS, "log", [lines])]), FAULTS)["xids"]
+    assert (row["kind"], row["severity"], row["count"], row["gpus"]) == ("SXid", "fatal", 2, ["0000:05:00.0"])
+    assert row["description"] == "LTSSM Fault Up" and row["immediate"] and "fabric-manager" in row["source"]
+
+
+def test_every_sxid_says_what_it_means_and_the_fatal_ones_what_to_do() -> None:
+    assert len(FAULTS.sxids) >= 90
+    for sxid in FAULTS.sxids.values():
+        assert sxid.plain and sxid.description, sxid.code
+        assert sxid.immediate or sxid.severity in ("corrected", "non-fatal"), sxid.code
+        assert 10_000 <= sxid.code < 100_000
 
 
 def test_every_code_of_the_catalogue_is_known_by_a_line() -> None:
@@ -348,7 +379,8 @@ def test_a_saved_probe_is_judged_by_its_state(tmp_path: Path) -> None:
     assert code == 1 and "nvml-version-mismatch" in {f["id"] for f in host["findings"]}
 
 
-def test_the_table_of_xids_has_no_code_twice() -> None:
-    text = (Path(__file__).parents[2] / "gpunode" / "knowledge" / "xids.toml").read_text(encoding="utf-8")
-    codes = [row["code"] for row in tomllib.loads(text)["xid"]]
+@pytest.mark.parametrize("kind", ["xid", "sxid"])
+def test_the_tables_have_no_code_twice(kind: str) -> None:
+    text = (Path(__file__).parents[2] / "gpunode" / "knowledge" / f"{kind}s.toml").read_text(encoding="utf-8")
+    codes = [row["code"] for row in tomllib.loads(text)[kind]]
     assert len(codes) == len(set(codes))

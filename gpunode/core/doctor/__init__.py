@@ -120,21 +120,22 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
 
 
 def _xid_data(seen: XidSeen, faults: Faults) -> dict[str, Any]:
-    known = None if seen.nvswitch else faults.xids.get(seen.code)
+    known = (faults.sxids if seen.nvswitch else faults.xids).get(seen.code)
     return {
         "code": seen.code,
         "kind": "SXid" if seen.nvswitch else "Xid",
         "count": seen.count,
         "gpus": list(seen.gpus),
-        "mnemonic": known.mnemonic if known else None,
+        "mnemonic": (known.mnemonic if known else None) or None,
+        "severity": (known.severity if known else None) or None,
         "description": known.description if known else None,
         "immediate": (known.immediate if known else None) or None,
         "investigatory": (known.investigatory if known else None) or None,
         "plain": (known.plain if known else None) or None,
-        "allocatable": known.ignored if known else None,
+        "allocatable": known.ignored if known and not seen.nvswitch else None,
         "confidence": "low" if seen.told else "high",
         "evidence": [_evidence_text(seen.evidence)],
-        "source": faults.xid_source,
+        "source": faults.sxid_source if seen.nvswitch else faults.xid_source,
     }
 
 
@@ -162,11 +163,11 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
 
 
 def _xid_lines(seen: XidSeen, faults: Faults) -> list[str]:
-    known = None if seen.nvswitch else faults.xids.get(seen.code)
+    known = (faults.sxids if seen.nvswitch else faults.xids).get(seen.code)
     kind = "SXid" if seen.nvswitch else "Xid"
     often = f", {seen.count} times" if seen.count > 1 else ""
     on = f" on {', '.join(seen.gpus)}" if seen.gpus else ""
-    what = f"{known.description} ({known.mnemonic})" if known else "not in NVIDIA's catalogue of GPU errors"
+    what = f"{known.description} ({known.severity or known.mnemonic})" if known else "not in NVIDIA's catalogue"
     lines = [f"  {kind} {seen.code}{on}{often}: {what}", f"    seen     {_evidence_text(seen.evidence)}"]
     if known and (known.immediate or known.investigatory):
         then = f", then {known.investigatory}" if known.investigatory else ""

@@ -23,13 +23,16 @@ _LINE = 400  # characters of a line that are shown
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-_XID = re.compile(r"NVRM:? ?(?:GPU at \S+ )?Xid \((?P<gpu>[^)]*)\): (?P<code>\d{1,3})\b", re.IGNORECASE)
-_XID_TOLD = re.compile(
-    r"\bXid(?:CriticalError: Xid)?(?: errors?)?(?: codes?)?[ =:]{1,2}(?P<code>\d{1,3})\b", re.IGNORECASE
-)
+# NVRM: Xid (PCI:0000:01:00): 79, …; with MIG (PCI:0000:01:00 GPU-I:05)
+_XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
+_XID_OF_PLUGIN = re.compile(r"XidCriticalError: Xid=(?P<code>\d{1,3}) on *Device=(?P<gpu>[\w-]+)", re.IGNORECASE)
+_XID_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE)
+_XID_TOLD = re.compile(r"\bXids?(?: errors?)?(?: codes?)?(?:[ =:#]{1,2}| is )(?P<code>\d{1,3})\b(?!/)", re.IGNORECASE)
 # newer drivers leave out the code
-_LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off the bus", re.IGNORECASE)
+_LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
 _SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
+_SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
+_CATALOGUE = 4  # codes that are only spoken of, from which on a text explains codes and reports none
 _FOLD = re.compile(r"\s*\n[\s>|]*")
 
 
@@ -89,9 +92,7 @@ class Scan:
 
     def found(self) -> dict[str, tuple[Evidence, ...]]:
         """Evidence by fault id, once all has been fed; a fault that needs another text near it only where that is."""
-        if self._short:
-            self._read_folded("\n".join(self._short))
-            self._short = None
+        self._finish()
         faults = self.faults.faults
         return {
             name: tuple(evidence)
@@ -104,8 +105,10 @@ class Scan:
         return frozenset(self._folded)
 
     def xids(self) -> tuple[XidSeen, ...]:
-        """Codes of the driver's own lines; where there are none, those that the text speaks of."""
-        return tuple(self._xids.values()) or tuple(self._told.values())
+        """Codes of the driver's own lines; where there are none, the few that the text speaks of."""
+        self._finish()
+        told = tuple(self._told.values()) if len(self._told) < _CATALOGUE else ()
+        return tuple(self._xids.values()) or told
 
     def _try(self, line: str, number: int, signs: Iterable[tuple[Fault, Sign]]) -> bool:
         new, text = False, ""
@@ -121,9 +124,9 @@ class Scan:
 
     def _read_xids(self, text: str, number: int) -> None:
         evidence = Evidence(source=self.source, line=number, text=text[:_LINE])
-        for pattern, switch in ((_XID, False), (_SXID, True)):
+        for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID):
             for match in pattern.finditer(text):
-                self._add_xid(match, evidence, switch)
+                self._add_xid(match, evidence, pattern is _SXID)
         told = [int(match["code"]) for match in _XID_TOLD.finditer(text)] + [79] * bool(_LOST.search(text))
         for code in told:
             if code in self.faults.xids and code not in self._told:
@@ -132,6 +135,8 @@ class Scan:
     def _add_xid(self, match: re.Match[str], evidence: Evidence, switch: bool) -> None:
         code, gpu = int(match["code"]), match["gpu"].lower().removeprefix("pci:")
         old = self._xids.get((code, switch))
+        if old and switch and _SXID_MORE.match(evidence.text, match.start("code") - 2):
+            return
         self._xids[code, switch] = XidSeen(
             code=code,
             count=old.count + 1 if old else 1,
@@ -146,6 +151,11 @@ class Scan:
         self._length += len(chunk)
         self._short = [*self._short, chunk.rstrip("\n")] if self._length <= SHORT else None
 
+    def _finish(self) -> None:
+        if self._short:
+            self._read_folded("\n".join(self._short))
+            self._short = None
+
     def _read_folded(self, text: str) -> None:
         for folded in (_FOLD.sub(" ", text), _FOLD.sub("", text)):
             for last, signs in self.faults.finder.iter(_lower(folded)):
@@ -154,6 +164,8 @@ class Scan:
                 for fault, sign in missing:
                     if not self._seen[fault.id] and self._try(near, 0, [(fault, sign)]):
                         self._folded.add(fault.id)
+            if not self._xids and (match := _XID.search(folded)):
+                self._read_xids(plain(folded[match.start() : match.end() + _AROUND]), 0)
 
 
 def scan(faults: Faults, source: str, chunks: Iterable[str]) -> Scan:

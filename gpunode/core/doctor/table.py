@@ -1,4 +1,4 @@
-"""Faults and Xid codes as values, from knowledge/faults.toml and knowledge/xids.toml."""
+"""Faults and codes of drivers as values, from knowledge/faults.toml, xids.toml and sxids.toml."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 
 LAYERS = ("package", "driver", "cuda", "mig", "container", "kubernetes")  # what is lower brings down what is above
-DRIVER_WORDS = ("xid", "fallen off the bus")  # every line that has, or means, a code of the driver has one
+DRIVER_WORDS = ("xid", "fallen off ")  # every line that has, or means, a code of the driver has one
 Confidence = Literal["high", "medium", "low"]
 
 
@@ -42,10 +42,11 @@ class Fault:
 
 @dataclass(frozen=True, kw_only=True)
 class Xid:
-    """A code of NVIDIA's driver, and what NVIDIA says to do about it."""
+    """A code of the driver of GPUs (Xid) or of NVSwitches (SXid), and what NVIDIA says to do about it."""
 
     code: int
-    mnemonic: str
+    mnemonic: str = ""  # of an Xid
+    severity: str = ""  # of an SXid: corrected, non-fatal, fatal, always fatal
     description: str
     immediate: str = ""
     investigatory: str = ""
@@ -59,11 +60,13 @@ class Faults:
 
     faults: Mapping[str, Fault]
     xids: Mapping[int, Xid]
+    sxids: Mapping[int, Xid]
     xid_source: str
+    sxid_source: str
     finder: Any  # ahocorasick.Automaton; iter(text) → (place of the last letter, [(fault, sign)])
 
 
-def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any]) -> Faults:
+def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any], sxids: Mapping[str, Any]) -> Faults:
     """The parsed files → value.  Raises InputError for a row that cannot be used."""
     rows = {row["id"]: _fault(row) for row in faults["fault"]}
     for fault in rows.values():
@@ -73,8 +76,22 @@ def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any]) -> Faults:
     return Faults(
         faults=rows,
         xids={row["code"]: Xid(**row) for row in xids["xid"]},
+        sxids={row["code"]: _sxid(row, sxids["class"]) for row in sxids["sxid"]},
         xid_source=str(xids["source"]),
+        sxid_source=str(sxids["source"]),
         finder=_finder(rows.values()),
+    )
+
+
+def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> Xid:
+    """What the row does not say, its class does."""
+    known = classes[row["class"]]
+    return Xid(
+        code=row["code"],
+        severity=row["class"],
+        description=row["description"],
+        immediate=row.get("immediate", known.get("immediate", "")),
+        plain=row.get("plain", known["plain"]),
     )
 
 
