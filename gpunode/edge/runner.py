@@ -18,9 +18,10 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
+# PYTHONPATH, because the plugins are to import the gpunode that runs them, not another one that is installed.
 ENVIRONMENT = frozenset(
     "HOME USER LOGNAME PATH LANG LC_ALL TERM TZ TMPDIR SSH_AUTH_SOCK SSH_ASKPASS XDG_STATE_HOME XDG_RUNTIME_DIR "
-    "KRB5CCNAME VIRTUAL_ENV http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CONTAINERS_CONF "
+    "KRB5CCNAME PYTHONPATH VIRTUAL_ENV http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CONTAINERS_CONF "
     "CONTAINER_HOST".split()
 )
 ANSIBLE_PREFIX = "ANSIBLE_"

@@ -58,6 +58,13 @@ def test_a_playbook_that_ansible_cannot_read_is_one_error(tmp_path: Path) -> Non
         run_playbook(tmp_path, "playbook.yml", inventory=["good,"])
 
 
+def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
+    told = {"name": "Tell", "ansible.builtin.fail": {"msg": "{{ lookup('env', 'PYTHONPATH') }}"}}
+    write(tmp_path, {"name": "Say", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": [told]})
+    assert "/of/the/caller" in run_playbook(tmp_path, "playbook.yml", inventory=["good,"])["good"].message
+
+
 @pytest.mark.parametrize(
     ("data", "told"),
     [
