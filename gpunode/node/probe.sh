@@ -665,6 +665,7 @@ CONCERN="$CONCERN\|linux-objects-nvidia\|linux-signatures-nvidia\|linux-kbuild\|
 CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm\|kubectl\|initramfs-tools\|dracut"
 CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia\|epel-release"
 CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
+CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
 
 # package_manager: the distribution's own, for others can be installed beside it (Fedora has a dpkg, Debian an rpm)
 package_manager() {
