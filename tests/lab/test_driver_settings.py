@@ -15,7 +15,10 @@ BOOT_ID = "cat /proc/sys/kernel/random/boot_id"
 FIRMWARE = "sed -n 's/^EnableGpuFirmware: //p' /proc/driver/nvidia/params"
 # a file beside the devices counts as they do; they themselves cannot be opened in a lab node
 TOOLKIT = {"toolkit": {"version": "none"}}  # is not what these tests are about
-HOLD = "systemd-run --unit=busy sh -c 'exec 5>/dev/nvidia-busy; sleep 600'; sleep 1"
+HOLD = """
+systemd-run --unit=busy sh -c 'exec 5>/dev/nvidia-busy; sleep infinity'
+until [ -e /dev/nvidia-busy ]; do sleep 0.1; done
+"""
 
 
 @pytest.fixture(scope="module")
