@@ -111,7 +111,7 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
 @click.option(
     "--supported-gpus",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    help="The supported-gpus.json of a driver package; its GPUs need a chip, so give a pci.ids as well.",
+    help="The supported-gpus.json of a driver; it names no chips: these come from the pci.ids, else from neighbours.",
 )
 @click.option(
     "-o",
@@ -124,33 +124,35 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
 def refresh(pci_ids: Path | None, supported_gpus: Path | None, output: Path, output_format: str) -> int:
     """Write a GPU table that also has the GPUs of a newer list; what is known already stays as it is."""
     from dataclasses import replace
-    from datetime import UTC, datetime
 
-    from gpunode.core.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus
+    from gpunode.core.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
     from gpunode.edge.load import knowledge_text, load_knowledge
 
     if not pci_ids and not supported_gpus:
         raise InputError("nothing to refresh from", expected="--pci-ids FILE, --supported-gpus FILE, or both")
-    found: dict[str, PciGpu] = parse_pci_ids(_text(pci_ids)) if pci_ids else {}
+    listed = _text(pci_ids) if pci_ids else ""
+    day = version_of(listed)
+    found: dict[str, PciGpu] = parse_pci_ids(listed) if pci_ids else {}
     for pci_id, gpu in (parse_supported_gpus(_text(supported_gpus)) if supported_gpus else {}).items():
-        listed = found.get(pci_id)
-        found[pci_id] = replace(listed, name=gpu.name, source=listed.source + "S") if listed else gpu
-    missing = compare(found, load_knowledge()).missing
-    text, unknown = add_gpus(
-        knowledge_text("gpus"), missing, load_knowledge(), checked=datetime.now(UTC).date().isoformat()
-    )
+        other = found.get(pci_id)
+        found[pci_id] = replace(other, name=gpu.name, source=other.source + gpu.source) if other else gpu
+    knowledge = load_knowledge()
+    missing = compare(found, knowledge).missing
+    given = "given to gpunode knowledge refresh"
+    sources = {"p": f"a pci.ids of {day or 'unknown date'}, {given}", "s": f"a supported-gpus.json, {given}"}
+    used = {letter: text for letter, text in sources.items() if any(letter in gpu.source for gpu in missing)}
+    text, added, unknown = add_gpus(knowledge_text("gpus"), missing, knowledge, sources=used, checked=day)
     output.mkdir(parents=True, exist_ok=True)
     (output / "gpus.toml").write_text(text, encoding="utf-8")
-    added = [gpu for gpu in missing if gpu not in unknown]
     if output_format == "json":
         print_json(
             {"file": str(output / "gpus.toml"), "added": [g.id for g in added], "no_chip": [g.id for g in unknown]}
         )
         return Exit.OK
     for gpu in added:
-        click.echo(f"added {gpu.id} {gpu.chip} {gpu.name}")
+        click.echo(f"added {gpu.id} {gpu.chip} {gpu.name}" + ("" if gpu.source != "s" else " (chip: its neighbours')"))
     for gpu in unknown:
-        click.echo(f"left out {gpu.id} {gpu.name}: no list names its chip")
+        click.echo(f"left out {gpu.id} {gpu.name}: no list names its chip, and its neighbours have several")
     click.echo(f"{output}/gpus.toml: {len(added)} GPUs added; use it with GPUNODE_KNOWLEDGE={output}")
     return Exit.OK
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gpunode.core.errors import InputError
-from gpunode.core.knowledge import Knowledge
+from gpunode.core.knowledge import GpuModel, Knowledge
 
+_DATE = re.compile(r"^#\s+Version: (\d{4})\.(\d\d)\.(\d\d)\s*$", re.MULTILINE)
 _DEVICE = re.compile(r"\t([0-9a-f]{4})  (.+)")
 # GH100 [H100 SXM5 80GB], GK107GLM [Quadro K500M]: chip, its letters for the kind of board, product
 _GPU = re.compile(
@@ -39,7 +41,7 @@ class PciGpu:
     id: str  # 10de:2330
     chip: str
     name: str
-    source: str  # letter of gpus.toml's [sources]
+    source: str  # letters of gpus.toml's [sources]
     mobile: bool = False
 
 
@@ -59,22 +61,32 @@ def parse_pci_ids(text: str) -> dict[str, PciGpu]:
         name = gpu["name"] or ""
         mobile = "M" in (gpu["board"] or "") or "Mobile" in name
         pci_id = f"10de:{device[1]}"
-        found[pci_id] = PciGpu(id=pci_id, chip=gpu["chip"], name=name, source="P", mobile=mobile)
+        found[pci_id] = PciGpu(id=pci_id, chip=gpu["chip"], name=name, source="p", mobile=mobile)
     return found
 
 
 def parse_supported_gpus(text: str) -> dict[str, PciGpu]:
     """The GPUs of the supported-gpus.json that NVIDIA's driver packages carry; InputError for any other JSON."""
     try:
-        chips = json.loads(text)["chips"]
-        pairs = [(f"10de:{int(chip['devid'], 16):04x}", str(chip["name"])) for chip in chips]
+        # a board of one maker has a row of its own, with its subdevid: the row without one names the GPU
+        chips = sorted(json.loads(text)["chips"], key=lambda chip: "subdevid" not in chip)
+        names = {f"10de:{int(chip['devid'], 16):04x}": str(chip["name"]) for chip in chips}
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise InputError(
             f"this is no supported-gpus.json: {type(error).__name__} {error}",
             expected='{"chips": [{"devid": "0x2330", "name": …}]}',
-            fix="it lies in /usr/share/doc/nvidia-driver-*/supported-gpus/",
+            fix="a runfile has it (sh FILE -x), and /usr/share/doc/nvidia-driver-*, /usr/share/nvidia-driver-assistant",
         ) from None
-    return {pci_id: PciGpu(id=pci_id, chip="", name=name.removeprefix("NVIDIA "), source="S") for pci_id, name in pairs}
+    return {
+        pci_id: PciGpu(id=pci_id, chip="", name=name.removeprefix("NVIDIA "), source="s")
+        for pci_id, name in names.items()
+    }
+
+
+def version_of(pci_ids: str) -> str:
+    """The day of a pci.ids, YYYY-MM-DD, as its head says it; "" where it says none."""
+    found = _DATE.search(pci_ids)
+    return "-".join(found.groups()) if found else ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,23 +116,43 @@ def _base(chip: str, chips: Collection[str]) -> str:
     return chip[:-1] if chip not in chips and chip[:-1] in chips else chip
 
 
-def add_gpus(table: str, gpus: Iterable[PciGpu], knowledge: Knowledge, *, checked: str) -> tuple[str, list[PciGpu]]:
-    """gpus.toml with a row for each of the GPUs, in the order of ids, and those whose generation cannot be told.
+def add_gpus(
+    table: str, gpus: Iterable[PciGpu], knowledge: Knowledge, *, sources: Mapping[str, str], checked: str = ""
+) -> tuple[str, list[PciGpu], list[PciGpu]]:
+    """gpus.toml with a row for each of the GPUs, in the order of ids; those added, and those whose chip cannot be told.
 
-    Their class is read off the name, so the rows say confidence low.  `checked` is the day, YYYY-MM-DD.
+    Their class is read off the name, and a chip that no list names off the neighbours, so the rows say confidence low.
+    `sources` says what the letters of the lists mean; `checked`, YYYY-MM-DD, counts where it is newer than the table.
     """
     known = {model.chip for model in knowledge.gpus.values()}
-    unknown, rows, chips = [], {}, {}
+    added, unknown, rows, chips = [], [], {}, {}
     for gpu in gpus:
-        if gpu.chip[:2] not in _GENERATION:
+        chip = _base(gpu.chip, known) or between(gpu.id, knowledge.gpus)
+        if chip not in known and chip[:2] not in _GENERATION:
             unknown.append(gpu)
             continue
-        chip = _base(gpu.chip, known)
+        added.append(replace(gpu, chip=chip))
         rows[gpu.id.removeprefix("10de:")] = _row(gpu, chip)
         if chip not in known:
             chips[chip] = f"{chip:<7} | {_GENERATION[chip[:2]]:<12} |"
-    text = re.sub(r'^checked = "[^"]*"', f'checked = "{checked}"', table, count=1, flags=re.MULTILINE)
-    return _merged(_merged(text, "gpus", rows), "chips", chips), unknown
+    text = re.sub(
+        r'^checked = "([^"]*)"', lambda m: f'checked = "{max(m[1], checked)}"', table, count=1, flags=re.MULTILINE
+    )
+    for letter, meaning in sources.items():
+        text = re.sub(rf"^{letter} = .*\n", "", text, flags=re.MULTILINE)
+        text = text.replace("\n[sources]\n", f"\n[sources]\n{letter} = {json.dumps(meaning)}\n", 1)
+    return _merged(_merged(text, "gpus", rows), "chips", chips), added, unknown
+
+
+def between(pci_id: str, known: Mapping[str, GpuModel]) -> str:
+    """The chip of the known GPUs next to this id on both sides, where it is one: chips have ranges of ids; else "".
+
+    Of the 725 GPUs of our own table with two such neighbours 721 have their chip, and all have their generation.
+    """
+    ids = sorted(known)
+    at = bisect(ids, pci_id)
+    near = {known[other].chip for other in ids[max(at - 1, 0) : at + 1]}
+    return near.pop() if len(near) == 1 and 0 < at < len(ids) else ""
 
 
 def kind_of(name: str) -> str:

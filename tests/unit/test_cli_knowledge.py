@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import parse_knowledge
-from gpunode.core.pciids import compare, parse_pci_ids, parse_supported_gpus
+from gpunode.core.pciids import between, compare, parse_pci_ids, parse_supported_gpus
 from gpunode.edge.load import knowledge_tables, load_knowledge
 
 PCI_IDS = """# a list
@@ -109,6 +109,50 @@ def test_refresh_adds_rows_that_the_solver_then_knows(
     assert "RTX 6090" in run("show", "10de:3fff").output
     (out / "gpus.toml").write_text("tables = [")
     assert run("show").return_value == 2
+
+
+def test_a_driver_s_own_list_is_enough_where_the_neighbours_have_one_chip(tmp_path: Path) -> None:
+    chips = [
+        {"devid": "0x2c3c", "name": "NVIDIA RTX PRO 4600 Blackwell Server Edition", "features": ["kernelopen"]},
+        {"devid": "0x2c3c", "subvendorid": "0x10de", "subdevid": "0x21f4", "name": "NVIDIA of one maker"},
+        {"devid": "0x2bb6", "name": "NVIDIA Between"},
+        {"devid": "0xfffe", "name": "NVIDIA Beyond"},
+    ]
+    known = load_knowledge()
+    assert "10de:2c3c" not in known.gpus and "10de:2bb6" not in known.gpus
+    (tmp_path / "gpus.json").write_text(json.dumps({"chips": chips}))
+    done = run("refresh", "--supported-gpus", str(tmp_path / "gpus.json"), "-o", str(tmp_path))
+    assert done.return_value == 0
+    table = tomllib.loads((tmp_path / "gpus.toml").read_text())
+    fresh = parse_knowledge(**knowledge_tables() | {"gpus": table})
+    new = fresh.gpus["10de:2c3c"]
+    assert (new.name, new.chip, new.kind) == ("RTX PRO 4600 Blackwell Server Edition", "GB203", "datacenter")
+    assert set(fresh.gpus) - set(known.gpus) == {"10de:2c3c", "10de:2bb6"}
+    assert "left out 10de:fffe Beyond: no list names its chip" in done.output
+    assert table["sources"]["s"] == "a supported-gpus.json, given to gpunode knowledge refresh"
+    assert "p" not in table["sources"]
+
+
+def test_neighbours_tell_the_chip_of_nearly_every_gpu_that_is_known_and_the_generation_of_all() -> None:
+    gpus = load_knowledge().gpus
+    generations = {model.chip: model.arch for model in gpus.values()}
+    told = {i: between(i, {other: model for other, model in gpus.items() if other != i}) for i in gpus}
+    told = {pci_id: chip for pci_id, chip in told.items() if chip}
+    assert {i: generations[chip] for i, chip in told.items()} == {i: gpus[i].arch for i in told}
+    right = sum(gpus[pci_id].chip == chip for pci_id, chip in told.items())
+    assert (len(told), right) == (725, 721)
+
+
+@pytest.mark.parametrize(
+    ("head", "checked"), [("", ""), ("#\tVersion: 2023.04.10\n", ""), ("#\tVersion: 2031.02.03\n", "2031-02-03")]
+)
+def test_a_list_makes_the_table_no_younger_than_it_is_itself(tmp_path: Path, head: str, checked: str) -> None:
+    (tmp_path / "pci.ids").write_text(head + PCI_IDS)
+    assert run("refresh", "--pci-ids", str(tmp_path / "pci.ids"), "-o", str(tmp_path)).return_value == 0
+    table = tomllib.loads((tmp_path / "gpus.toml").read_text())
+    assert table["checked"] == (checked or knowledge_tables()["gpus"]["checked"])
+    meant = {"": "unknown date", "2023": "2023-04-10", "2031": "2031-02-03"}[head[11:15]]
+    assert meant in table["sources"]["p"]
 
 
 def test_a_pci_ids_of_this_machine_names_no_gpu_with_another_chip() -> None:
