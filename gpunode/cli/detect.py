@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     multiple=True,
     metavar="FILE...",
     type=click.Path(path_type=Path),
-    help="Saved probes (files, or a folder of *.probe): no host is asked.",
+    help="Saved probes (files, or folders of HOST.probe or HOST/probe.txt): no host is asked.",
 )
 @click.option(
     "--save", type=click.Path(path_type=Path, file_okay=False), metavar="DIR", help="Keep the probe texts there."

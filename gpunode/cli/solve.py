@@ -127,25 +127,24 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
 
     from gpunode.core.solve import request_of
     from gpunode.core.spec import parse_spec
-    from gpunode.core.stacks import fleet_stacks, shortened
+    from gpunode.core.stacks import fleet_stacks, stacks_text
+    from gpunode.core.state.image import prepares
     from gpunode.edge.detect import Where, detect
     from gpunode.edge.load import load_knowledge
 
     spec = parse_spec(spec_data, where="gpunode.yml")
     found = detect(Where(probes=probes))
-    requests = {one.host: request_of(one.facts, spec) for one in found if one.facts and one.facts.gpus}
+    facts = {one.host: one.facts for one in found if one.facts}
+    idle = [host for host, its in facts.items() if not (its.has_gpu or prepares(spec))]
+    requests = {host: request_of(its, spec) for host, its in facts.items() if host not in idle}
     answer = fleet_stacks(requests, load_knowledge())
     if output_format == "json":
         problems = {host: [asdict(p) for p in listed] for host, listed in answer.problems.items()}
-        print_json({"stacks": [asdict(stack) for stack in answer.stacks], "problems": problems})
-        return Exit.REFUSED if problems else Exit.OK
-    click.echo(f"{'driver':<17} {'hosts':>5}  distributions and GPUs")
-    for stack in answer.stacks:
-        click.echo(f"{stack.branch} {stack.flavour:<13} {len(stack.hosts):>5}  {shortened(stack.distros)}")
-        click.echo(f"{'':<25}{shortened(stack.gpus)}\n{'':<25}{shortened(stack.hosts)}")
-    for host, listed in answer.problems.items():
-        for problem in listed:
-            click.echo(f"{host}: problem: {problem.what}\n  do next: {problem.fix}")
+        stacks = [asdict(stack) for stack in answer.stacks]
+        print_json({"stacks": stacks, "problems": problems, "without_gpu": idle})
+    else:
+        for line in stacks_text(answer, without_gpu=idle):
+            click.echo(line)
     return Exit.REFUSED if answer.problems else Exit.OK
 
 

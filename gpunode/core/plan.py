@@ -85,7 +85,7 @@ def make_plan(
             f"{r.what.removeprefix(WARNING)}: {r.why}" for r in solution.reasons if r.what.startswith(WARNING)
         ),
     )
-    if not (facts.gpus or facts.tegra or facts.virtualization == "wsl" or prepares(spec)):  # not all are on PCI
+    if not (facts.has_gpu or prepares(spec)):
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
     want = wanted(facts, spec, solution, templates)

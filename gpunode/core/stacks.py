@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.core.knowledge import Knowledge
@@ -19,6 +19,7 @@ class Stack:
     hosts: tuple[str, ...]
     distros: tuple[str, ...]
     gpus: tuple[str, ...]  # product names
+    ended: bool = False  # the branch gets no more updates
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +83,7 @@ def _stack(
         hosts=tuple(hosts),
         distros=tuple(sorted({requests[host].distro for host in hosts})),
         gpus=tuple(dict.fromkeys(_name(pci_id, knowledge) for pci_id in ids)),
+        ended=knowledge.branches[option[0]].ended(knowledge.as_of),
     )
 
 
@@ -90,7 +92,31 @@ def _name(pci_id: str, knowledge: Knowledge) -> str:
     return model.name.removeprefix("NVIDIA ") if model else pci_id
 
 
-def shortened(words: Iterable[str], most: int = 4) -> str:
+def stacks_text(answer: Stacks, *, without_gpu: Iterable[str] = ()) -> Iterator[str]:
+    """The lines that `solve --probe` prints: a row for each stack, then the hosts that have none, and why."""
+    served = sum(len(stack.hosts) for stack in answer.stacks)
+    if answer.stacks:
+        yield f"{'driver':<17} {'hosts':>5}  distributions, GPUs, names"
+    for stack in answer.stacks:
+        ended = ["support of this branch has ended"] if stack.ended else []
+        first, *others = [*(_shortened(w) for w in (stack.distros, stack.gpus, stack.hosts)), *ended]
+        yield f"{f'{stack.branch} {stack.flavour}':<17} {len(stack.hosts):>5}  {first}"
+        yield from (f"{'':<25}{text}" for text in others)
+    alike: dict[tuple[Problem, ...], list[str]] = {}
+    for host, problems in answer.problems.items():
+        alike.setdefault(problems, []).append(host)
+    for listed, hosts in alike.items():
+        yield f"no stack  {'':<7} {len(hosts):>5}  {_shortened(hosts)}"
+        for problem in listed:
+            yield f"{'':<25}problem: {problem.what}"
+            yield f"{'':<27}do next: {problem.fix}"
+    if idle := list(without_gpu):
+        yield f"no GPU    {'':<7} {len(idle):>5}  {_shortened(idle)}"
+    number = f"{len(answer.stacks)} stack{'s' * (len(answer.stacks) != 1)}"
+    yield f"{number} for {served} of {served + len(answer.problems)} hosts with an NVIDIA GPU"
+
+
+def _shortened(words: Iterable[str], most: int = 4) -> str:
     """The first few of many words, and how many more there are."""
     every = list(words)
     more = f" and {len(every) - most} more" if len(every) > most else ""

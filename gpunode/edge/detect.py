@@ -61,8 +61,8 @@ def detect(
     """
     if where.probes:
         files = _probe_files(where)
-        stems = Counter(path.stem for path in files)
-        return [_from_file(path, path.stem if stems[path.stem] == 1 else str(path), on_done) for path in files]
+        names = Counter(_host_of(path) for path in files)
+        return [_from_file(p, _host_of(p) if names[_host_of(p)] == 1 else str(p), on_done) for p in files]
     return probe([host for host in find_hosts(where) if only is None or host.host in only], where, on_done=on_done)
 
 
@@ -188,10 +188,17 @@ def _probe_files(where: Where) -> list[Path]:
         raise InputError("saved probes and hosts given together", fix="leave out the hosts, or --probe")
     files: list[Path] = []
     for path in where.probes:
-        files += sorted(path.glob("*.probe")) if path.is_dir() else [path]
+        files += sorted((*path.rglob("*.probe"), *path.rglob("probe.txt"))) if path.is_dir() else [path]
     if not files:
-        raise InputError(f"no *.probe in {where.probes[0]}", fix="gpunode detect HOST… --save DIR writes them")
+        expected = "files HOST.probe or HOST/probe.txt, at any depth"
+        fix = "gpunode detect HOST… --save DIR writes them"
+        raise InputError(f"no probe in {where.probes[0]}", expected=expected, fix=fix)
     return files
+
+
+def _host_of(path: Path) -> str:
+    """HOST.probe, HOST/probe.txt → HOST."""
+    return path.parent.name if path.name == "probe.txt" else path.stem
 
 
 def _from_file(path: Path, name: str, on_done: Callable[[Detected], None]) -> Detected:

@@ -332,3 +332,8 @@ class NodeFacts:
     def kernel(self) -> str:
         """Release of the running kernel, "" when unknown."""
         return next((k.release for k in self.kernels if k.running), "")
+
+    @property
+    def has_gpu(self) -> bool:
+        """Whether it has an NVIDIA GPU: not all are on PCI."""
+        return bool(self.gpus or self.tegra) or self.virtualization == "wsl"
