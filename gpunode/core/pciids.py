@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from bisect import bisect
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -149,10 +148,10 @@ def between(pci_id: str, known: Mapping[str, GpuModel]) -> str:
 
     Of the 725 GPUs of our own table with two such neighbours 721 have their chip, and all have their generation.
     """
-    ids = sorted(known)
-    at = bisect(ids, pci_id)
-    near = {known[other].chip for other in ids[max(at - 1, 0) : at + 1]}
-    return near.pop() if len(near) == 1 and 0 < at < len(ids) else ""
+    below = max((other for other in known if other < pci_id), default="")
+    above = min((other for other in known if other > pci_id), default="")
+    chips = {known[other].chip if other else "" for other in (below, above)}
+    return chips.pop() if len(chips) == 1 else ""
 
 
 def kind_of(name: str) -> str:
