@@ -23,6 +23,7 @@ _WHAT = (
         type=click.Choice(("iptables", "ipvs", "nftables")),
         help="Mode of kube-proxy: the URL follows from it where none is given.",
     ),
+    click.option("--node-port", type=click.IntRange(1, 65535), help="NodePort of its Service, if not 32766."),
     click.option("--node-address", metavar="IP", default="", help="This node's address, for ipvs and nftables."),
     click.option("--config", metavar="PATH", default="", help="Where a new configuration goes."),
     ROOT,
@@ -91,6 +92,7 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
 
     root: Path = given.pop("root").resolve()
     paths = {name: absolute(given.pop(name)) for name in ("manifest", "unit", "config")}
-    asked = SchedulerRequest(proxy_mode=given.pop("proxy_mode") or "", **paths, **given)
+    port: int | None = given.pop("node_port")
+    asked = SchedulerRequest(proxy_mode=given.pop("proxy_mode") or "", node_port=port or 0, **paths, **given)
     there = read(root, filter(None, (paths["manifest"], paths["unit"], MANIFEST, *UNITS)))
     return Host(component=scheduler_component(completed(there, asked), load_scheduler_rules()), root=root, wait=wait)

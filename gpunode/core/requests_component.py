@@ -15,14 +15,16 @@ from gpunode.core.edits.scheduler import SchedulerRequest
 from gpunode.core.edits.scheduler_component import MANIFEST, UNITS, completed, scheduler_component
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.kube.gpushare import PREFIX
 from gpunode.core.model import ConfigFile, Edit, Undo
 from gpunode.core.requests import runtime_request
 from gpunode.core.scheduler_rules import SchedulerRules
+from gpunode.core.spec import parse_spec
 
 RECORDS = "/var/lib/gpunode/backup/*/undo.json"
 _KEYS = {
-    "scheduler": ("server_version", "manifest", "unit", "extender_url", "proxy_mode", "node_address", "config"),
-    "kubelet": ("server_version", "unit", "cgroup_driver", "node_labels", "system_reserved", "kube_reserved"),
+    "scheduler": "server_version manifest unit extender_url proxy_mode node_port node_address config".split(),
+    "kubelet": "server_version unit cgroup_driver node_labels system_reserved kube_reserved".split(),
 }
 _CHOICES = {"proxy_mode": ("", "iptables", "ipvs", "nftables"), "cgroup_driver": ("", "systemd", "cgroupfs")}
 _PAIRS = ("node_labels", "system_reserved", "kube_reserved")
@@ -48,6 +50,23 @@ def component_of(kind: str, value: Mapping[str, Any], files: Files, rules: Sched
     return kubelet_component(request, rules)
 
 
+def spec_values(data: Mapping[str, Any]) -> dict[str, Any]:
+    """What a spec's kubernetes.gpushare says of where the extender answers, as keys of `scheduler_edit`.
+
+    Only what is written there counts: without it an extender that is there keeps its URL.  Raises InputError.
+    """
+    gpushare = parse_spec(data).kubernetes.gpushare
+    written = (data.get("kubernetes") or {}).get("gpushare") or {}
+    if gpushare.extender_url:
+        return {"extender_url": f"{gpushare.extender_url.rstrip('/').removesuffix(PREFIX)}{PREFIX}"}
+    if gpushare.kube_proxy == "none" and written:
+        raise InputError(
+            "kubernetes.gpushare.kube_proxy is none", expected="kubernetes.gpushare.extender_url with it", fix="set it"
+        )
+    named = {"kube_proxy": "proxy_mode", "node_port": "node_port"}
+    return {named[key]: getattr(gpushare, key) for key in named if key in written}
+
+
 def absent(value: Mapping[str, Any]) -> bool:
     """Whether the edit is to be taken back."""
     if value.get("state", "present") not in ("present", "absent"):
@@ -63,11 +82,17 @@ def _checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
             raise InputError(f"{kind} edit: {key} is {said!r}", expected=f"one of {', '.join(_CHOICES[key][1:])}")
         if key in _PAIRS and not isinstance(said, Mapping):
             raise InputError(f"{kind} edit: {key} is {said!r}", expected="a mapping")
-    return {
-        key: {str(name): _text(one) for name, one in said.items()} if key in _PAIRS else str(said)
-        for key, said in value.items()
-        if key != "state"
-    }
+    return {key: _value(key, said) for key, said in value.items() if key != "state"}
+
+
+def _value(key: str, said: Any) -> Any:
+    if key in _PAIRS:
+        return {str(name): _text(one) for name, one in said.items()}
+    if key != "node_port":
+        return str(said)
+    if not str(said).isdecimal() or not 0 < int(said) < 65536:
+        raise InputError(f"scheduler edit: node_port is {said!r}", expected="a port, 1 to 65535")
+    return int(said)
 
 
 def _text(value: Any) -> str:

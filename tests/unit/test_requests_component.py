@@ -19,6 +19,7 @@ from gpunode.core.requests_component import (
     component_request,
     read_files,
     recorded_edits,
+    spec_values,
 )
 from gpunode.edge.load import load_scheduler_rules
 
@@ -55,6 +56,44 @@ def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
     assert {"unit kubelet.service", "verb await", "process kube-scheduler", "settle 10"} <= set(after)
     assert "https://127.0.0.1:10259/healthz" in request["health"].decode()
     assert json.loads(request["undo"])["label"] == f"kube-scheduler {MANIFEST}"
+
+
+@pytest.mark.parametrize(
+    ("gpushare", "expected"),
+    [
+        ({}, {}),
+        ({"memory_unit": "MiB"}, {}),
+        ({"kube_proxy": "iptables"}, {"proxy_mode": "iptables"}),
+        ({"kube_proxy": "ipvs", "node_port": 31000}, {"proxy_mode": "ipvs", "node_port": 31000}),
+        ({"extender_url": "http://10.0.0.9:80/"}, {"extender_url": "http://10.0.0.9:80/gpushare-scheduler"}),
+        (
+            {"kube_proxy": "none", "extender_url": "http://a:1/gpushare-scheduler"},
+            {"extender_url": "http://a:1/gpushare-scheduler"},
+        ),
+    ],
+)
+def test_a_spec_says_where_the_extender_answers(gpushare: dict[str, Any], expected: dict[str, Any]) -> None:
+    assert spec_values({"kubernetes": {"gpushare": gpushare}}) == expected
+    component_of("scheduler", expected, texts(probed(EDITS / "scheduler/kubeadm-1.34/before")), RULES)
+
+
+def test_without_kube_proxy_a_spec_has_to_give_the_url() -> None:
+    assert spec_values({}) == {}
+    with pytest.raises(InputError, match="kube_proxy is none"):
+        spec_values({"kubernetes": {"gpushare": {"kube_proxy": "none"}}})
+
+
+@pytest.mark.parametrize("port", [0, 70000, "x"])
+def test_a_port_is_a_port(port: Any) -> None:
+    with pytest.raises(InputError, match="node_port"):
+        component_of("scheduler", {"node_port": port}, {}, RULES)
+
+
+def test_another_port_stands_in_the_configuration() -> None:
+    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    component = component_of("scheduler", {"node_port": 31000}, texts(files), RULES)
+    read, _wanted = read_files(component, files)
+    assert b"urlPrefix: http://127.0.0.1:31000/gpushare-scheduler" in component.configure(read).changes[CONFIG]
 
 
 def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:

@@ -42,7 +42,8 @@ class SchedulerRequest:
     """What is asked: which kube-scheduler (a manifest or a unit), of which release, and where the extender answers.
 
     `extender_url` "" keeps that of a gpushare extender which is there, else it follows from `proxy_mode`, the mode of
-    kube-proxy: a NodePort answers on 127.0.0.1 with iptables alone.  `config` is where a new configuration goes.
+    kube-proxy: a NodePort (0: the usual one) answers on 127.0.0.1 with iptables alone.  `config` is where a new
+    configuration goes.
     """
 
     server_version: str = ""
@@ -50,6 +51,7 @@ class SchedulerRequest:
     unit: str = ""
     extender_url: str = ""
     proxy_mode: Literal["", "iptables", "ipvs", "nftables"] = ""
+    node_port: int = 0
     node_address: str = ""
     config: str = ""
 
@@ -249,7 +251,7 @@ def _wish(files: Mapping[str, bytes], request: SchedulerRequest, rules: Schedule
     address = "127.0.0.1" if loopback else request.node_address or _advertised(files, request)
     if ":" in address:
         address = f"[{address}]"
-    default = f"http://{address}:{rules.node_port}{rules.url_path}" if address else ""
+    default = f"http://{address}:{request.node_port or rules.node_port}{rules.url_path}" if address else ""
     return Wish(minor_of(request.server_version), request.extender_url, default, rules, loopback=loopback)
 
 

@@ -14,19 +14,29 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {
         "scheduler": {"type": "dict", "default": {}},
         "kubelet": {"type": "dict", "default": {}},
+        "config": {"type": "path", "default": ""},
     }
 
     def act(self, args):
         from gpunode.core.requests import TRIES
 
-        kind = next((kind for kind in self.ARGUMENTS if args[kind]), "")
+        kind = next((kind for kind in ("scheduler", "kubelet") if args[kind]), "")
         if not kind:
             return {"msg": "nothing is asked for"}
+        value = self._of_spec(args["config"]) | args[kind] if kind == "scheduler" else args[kind]
         for _try in range(TRIES):  # once more when somebody else wrote the same files in between
-            result = self._attempt(kind, args[kind])
+            result = self._attempt(kind, value)
             if not result.get("stale"):
                 break
         return result
+
+    def _of_spec(self, config):
+        """What gpunode.yml and gpunode_spec say of where the extender answers."""
+        from gpunode.core.requests_component import spec_values
+        from gpunode.core.spec import merge_spec
+        from gpunode.edge.load import load_spec_data
+
+        return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
     def _attempt(self, kind, value):
         from gpunode.core.errors import RefusedError

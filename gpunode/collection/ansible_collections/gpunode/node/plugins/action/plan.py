@@ -25,7 +25,7 @@ class ActionModule(NodeAction):
         _text, facts = self.probe()
         base = load_spec_data(args["config"]) if args["config"] else {}
         planner = Planner(base, where=args["config"] or "gpunode_spec")
-        planned = planner.plan(host, facts, merge_spec(self._inventory_spec(host), args["spec"]))
+        planned = planner.plan(host, facts, merge_spec(self.inventory_spec(), args["spec"]))
         plan = planned.plan
         result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
         if plan.problems:
@@ -37,11 +37,3 @@ class ActionModule(NodeAction):
             }
         titles = [step.title for step in plan.steps]
         return result | {"smoke": planner.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
-
-    def _inventory_spec(self, host):
-        """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
-        from gpunode.edge.inventory import merged_spec
-
-        manager = self._task.get_variable_manager()
-        spec = merged_spec(manager, manager._inventory.get_host(host), play=self._task.play, task=self._task)
-        return self._templar.template(spec)

@@ -20,7 +20,7 @@ requirements:
 options:
   scheduler:
     description: What is asked of kube-scheduler - C(state) (present or absent), C(server_version), C(manifest) or
-      C(unit), C(extender_url), C(proxy_mode) (iptables, ipvs, nftables), C(node_address), C(config).
+      C(unit), C(extender_url), C(proxy_mode) (iptables, ipvs, nftables), C(node_port), C(node_address), C(config).
     type: dict
     default: {}
   kubelet:
@@ -28,6 +28,11 @@ options:
       C(cgroup_driver), C(node_labels), C(system_reserved), C(kube_reserved).
     type: dict
     default: {}
+  config:
+    description: A gpunode.yml on the controller. What it and C(gpunode_spec) say under C(kubernetes.gpushare) of where
+      the extender answers holds for C(scheduler), unless C(scheduler) says otherwise.
+    type: path
+    default: ""
 attributes:
   check_mode:
     support: full

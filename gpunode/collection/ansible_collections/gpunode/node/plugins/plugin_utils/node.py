@@ -58,6 +58,14 @@ class NodeAction(ActionBase):
     def check(self):
         return bool(self._task.check_mode)
 
+    def inventory_spec(self):
+        """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
+        from gpunode.edge.inventory import merged_spec
+
+        manager = self._task.get_variable_manager()
+        host = manager._inventory.get_host(self._vars["inventory_hostname"])
+        return self._templar.template(merged_spec(manager, host, play=self._task.play, task=self._task))
+
     def probe(self, *sections, paths=()):
         """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
         request = {"sections": " ".join(sections).encode() + b"\n"} if sections or paths else {}
