@@ -7,7 +7,7 @@ SCENARIOS ?= default docker containerd-v3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint unit test test-all demo picture bench docs clean
+.PHONY: help install check lint unit test test-all demo picture bench docs site clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -16,7 +16,7 @@ install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that 
 
 $(VENV)/.installed: pyproject.toml
 	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
-	$(BIN)/pip install --quiet --editable '.[dev]'
+	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	@touch $@
 
 $(VENV)/.molecule: $(VENV)/.installed
@@ -51,6 +51,9 @@ bench: install  ## measure what docs/performance.md promises
 
 docs: install  ## write the generated pages of docs/ anew
 	$(BIN)/python -m gpunode.cli.docs docs
+
+site: install  ## build the documentation as a site into build/site; a warning fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean:  ## remove lab nodes, .venv and caches
 	@if [ -x $(BIN)/gpunode ]; then $(BIN)/gpunode lab down --all; fi
