@@ -87,6 +87,7 @@ class Recall:
     available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
     driver: str = ""  # version of the nvidia module that is loaded
     stale: bool = False  # and another driver is installed
+    old_initramfs: bool = False  # something that goes into it has changed since
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,6 +166,7 @@ def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
         available=_sets((name, version) for name, version in rows("available")),
         driver=rows("driver")[0][0] if rows("driver") else "",
         stale=bool(rows("stale")),
+        old_initramfs=bool(rows("old_initramfs")),
     )
 
 

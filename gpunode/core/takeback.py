@@ -259,7 +259,8 @@ class _Files:
         self._late = [f for f in plain if not f.held and f.data is None and f.path.startswith(SOURCES)]
         rest = [file for file in plain if file not in self._late]
         self.first = self._together(rest) if rest else None
-        self.at_boot = any(path.startswith(AT_BOOT) for path in back)
+        at_boot = {path for path in first if path.startswith(AT_BOOT)}
+        self.at_boot = bool(at_boot & set(back)) or bool(at_boot and recall.old_initramfs)
 
     def last(self, packages: Packages) -> FilesBack | None:
         """Repositories, and what packages have left behind: it goes after them, where they all go."""

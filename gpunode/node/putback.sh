@@ -123,15 +123,18 @@ load_modules() {
   done
 }
 
+# initramfs: rebuilt first, since some tools make one for each kernel
 initramfs() {
+  [ -z "$(requested rebuild)" ] || rebuild
   requested initramfs >"$GPUNODE_IN/.initramfs"
   while read -r image _; do
     [ -e "$image" ] || continue
     checking || rm -f "$image" 2>>"$log" || { trouble "$image could not be removed" && continue; }
     changed "remove $image"
   done <"$GPUNODE_IN/.initramfs"
-  [ -n "$(requested rebuild)" ] || return 0
-  checking && changed "rebuild the initramfs" && return
+}
+
+rebuild() {
   if have update-initramfs; then
     set -- update-initramfs -u -k all
   elif have dracut; then
@@ -141,6 +144,7 @@ initramfs() {
   else
     return 0
   fi
+  checking && changed "rebuild the initramfs" && return
   (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(tail -n 1 "$log")" "see the log; often /boot is full"
   changed "initramfs rebuilt ($1)"
 }

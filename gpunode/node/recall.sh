@@ -60,6 +60,15 @@ kernel() {
   for initrd in $(states initramfs); do if [ -e "$initrd" ]; then told initramfs "$initrd" present; else told initramfs "$initrd" absent; fi; done
 }
 
+# old_initramfs: whether one is older than a folder whose files go into it: something in there was put back, or went
+old_initramfs() {
+  for image in /boot/initrd.img-* /boot/initramfs-*.img /boot/initrd-*; do
+    [ -e "$image" ] || continue
+    [ -z "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools -type d -newer "$image" 2>/dev/null | head -n 1)" ] || return 0
+  done
+  return 1
+}
+
 # accounts and folders of kernels
 beside() {
   for name in $(states user); do if id "$name" >/dev/null 2>&1; then told user "$name" present; else told user "$name" absent; fi; done
@@ -131,4 +140,5 @@ streams
 packages
 told driver "$(module_version)"
 [ -z "$(module_version)" ] || as_installed "$(userspace_version)" || told stale
+! old_initramfs || told old_initramfs
 finish unchanged "the journal of this node and what it speaks of"

@@ -101,6 +101,14 @@ def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(n
     assert node.run(**request).status == "unchanged"
 
 
+def test_an_image_that_rebuilding_makes_anew_goes_all_the_same(node: Node) -> None:
+    image = node.root / "initrd.img"
+    (node.root / "bin/update-initramfs").write_text(f"#!/bin/sh\necho x >{image}\n")
+    outcome = node.run(initramfs=f"{image} absent\n", rebuild="1\n")
+    assert outcome.changed == ("initramfs rebuilt (update-initramfs)", f"remove {image}")
+    assert not image.exists()
+
+
 def test_a_module_that_does_not_load_is_a_note(node: Node) -> None:
     outcome = node.run(load="no_such_module\n")
     assert outcome.status == "unchanged"

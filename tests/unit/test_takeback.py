@@ -145,6 +145,21 @@ def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package
     assert found.sources.files == (FileBack(path=left, expect=None),)
 
 
+@pytest.mark.parametrize(
+    ("path", "now", "old", "rebuild"),
+    [
+        ("/etc/modprobe.d/x.conf", OURS, False, True),
+        ("/etc/modprobe.d/x.conf", "absent", True, True),
+        ("/etc/modprobe.d/x.conf", "absent", False, False),
+        ("/etc/profile.d/x.sh", "absent", True, False),
+    ],
+    ids=["to be done", "cut off before it", "done", "nothing of gpunode's in it"],
+)
+def test_the_initramfs_is_rebuilt_after_what_goes_into_it(path: str, now: str, old: bool, rebuild: bool) -> None:
+    text = recall_text(wrote("t1", (path, "absent", OURS)), files={path: now}, more=[("old_initramfs",)] if old else [])
+    assert back(text).rebuild == rebuild
+
+
 def test_what_happens_to_files_is_shown_as_diffs_without_secrets() -> None:
     text = recall_text(
         [
