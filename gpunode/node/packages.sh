@@ -172,10 +172,13 @@ differences() {
   sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
 }
 
+# taking_back: whether the request speaks of marks or keys
+taking_back() { [ -n "$(requested automatic)$(requested keys)" ]; }
+
 # marks_now: fills .manual and .keys, where the request speaks of them
 marks_now() {
   : >"$GPUNODE_IN/.now"
-  [ -z "$(requested automatic)$(requested keys)" ] || manager_ marks >"$GPUNODE_IN/.now"
+  ! taking_back || manager_ marks >"$GPUNODE_IN/.now"
   sed -n 's/^manual //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.manual"
   sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
 }
@@ -268,7 +271,8 @@ more_marks() {
 
 # fewer_marks: those of packages that a person asked for before
 fewer_marks() {
-  [ ! -e "$GPUNODE_IN/.marks" ] ||
+  # a list without any is one of a manager that was not asked
+  [ ! -e "$GPUNODE_IN/.marks" ] || ! grep -q '^manual ' "$GPUNODE_IN/.marks.after" ||
     awk 'FILENAME == ARGV[1] { now[$0]; next } $1 == "manual" && !($0 in now)' "$GPUNODE_IN/.marks.after" "$GPUNODE_IN/.marks"
 }
 

@@ -9,6 +9,7 @@ log=$GPUNODE_IN/.log
 : >"$log"
 
 use_proxy() { :; } # nothing is fetched here
+taking_back() { :; }
 
 # told KIND FIELD…: one line
 told() {

@@ -67,8 +67,16 @@ rpm_depends() {
   rpm -qa --qf '[needs %{=NAME} %{REQUIRENAME}\n][gives %{=NAME} %{PROVIDENAME}\n]' 2>/dev/null | grep -v ' rpmlib(\| config('
 }
 
-dnf_marks() { rpm_keys; }
-dnf_automatic() { dnf_ -q mark "$(if is_dnf5; then echo dependency; else echo remove; fi)" "$@" >>"$log" 2>&1; }
+# dnf takes a second or two to say who asked for what, so it is asked only where that is taken back
+dnf_marks() {
+  rpm_keys
+  ! taking_back || dnf_reasons
+}
+dnf_reasons() {
+  dnf_options
+  dnf_unlocked -q -C repoquery --userinstalled --qf '%{name}\n' 2>/dev/null | sed -n 's/^./manual &/p' | sort -u
+}
+dnf_automatic() { dnf_ -q -y mark "$(if is_dnf5; then echo dependency; else echo remove; fi)" "$@" >>"$log" 2>&1; }
 dnf_lift() { printf '%s\n' "$@" | dnf_unlock; }
 dnf_remnants() { :; }
 dnf_purge() { :; }
@@ -76,7 +84,7 @@ dnf_depends() { rpm_depends; }
 dnf_edited() { :; }
 dnf_available() {
   dnf_options
-  dnf_unlocked -q -C repoquery --showduplicates --qf '%{name} %{version}-%{release}' "$@" 2>/dev/null
+  dnf_unlocked -q -C repoquery --showduplicates --qf '%{name} %{version}-%{release}\n' "$@" 2>/dev/null | grep . # dnf 5 adds no line end
 }
 
 zypper_marks() {
