@@ -36,16 +36,6 @@ no_specification() {
   finish failed "nvidia-ctk cdi generate failed: $(last_words)" "nvidia-smi has to work first; then run again"
 }
 
-# put FILE TARGET: as a whole, under a name that engines do not read until it is all there
-put() {
-  remember "$2"
-  new=$(dirname "$2")/.$(basename "$2").gpunode
-  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod 0644 "$new" && { sync "$new" 2>/dev/null || sync; } &&
-    mv -f "$new" "$2"; } 2>>"$log" && return
-  rm -f "$new"
-  finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
-}
-
 # refresh TARGET: the specification there is what nvidia-ctk says today
 refresh() {
   made=$GPUNODE_IN/spec.${1##*.}

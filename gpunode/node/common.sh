@@ -164,6 +164,19 @@ remember() {
   journal_id=$state
 }
 
+# put FILE PATH [MODE]: as a whole, under a name that nobody reads until it is all there; with the label of the policy
+# shellcheck disable=SC2154 # log, of the program behind
+put() {
+  remember "$2"
+  new=$(dirname "$2")/.$(basename "$2").gpunode
+  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
+    mv -f "$new" "$2"; } 2>>"$log" || {
+    rm -f "$new"
+    finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
+  }
+  ! have restorecon || restorecon "$2" 2>>"$log" || true
+}
+
 # alternative NAME: how /usr/local/NAME comes about: auto, manual PATH, link PATH, absent
 alternative() {
   link=/usr/local/$1

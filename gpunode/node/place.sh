@@ -14,12 +14,7 @@ place() {
   cmp -s "$GPUNODE_IN/$1" "$2" && return
   if [ -e "$2" ]; then changed "renews $2"; else changed "writes $2"; fi
   ! checking || return 0
-  remember "$2"
-  new=$(dirname "$2")/.$(basename "$2").gpunode
-  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$GPUNODE_IN/$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
-    mv -f "$new" "$2"; } 2>>"$log" && return
-  rm -f "$new"
-  finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
+  put "$GPUNODE_IN/$1" "$2" "${3:-0644}"
 }
 
 # take_away PATH: one of our files is not there

@@ -376,6 +376,13 @@ def test_the_specification_is_made_once_and_again_when_nvidia_ctk_says_something
     assert "595.58.03" in node.output.read_text()
 
 
+def test_the_specification_has_the_label_of_the_policy_where_there_is_one(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("restorecon", f'echo "$*" >>{node.folder}/labelled; exit 1')  # not even where it fails is that trouble
+    assert node.run().status == "changed"
+    assert (node.folder / "labelled").read_text() == f"{node.output}\n"
+
+
 def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> None:
     node.spec(SPEC)
     outcome = node.run(check=True)

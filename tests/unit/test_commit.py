@@ -34,6 +34,13 @@ def test_a_new_file_gets_its_bytes_its_mode_and_its_folders(node: Node) -> None:
     assert path.parent.stat().st_mode & 0o777 == 0o755
 
 
+def test_a_new_file_gets_the_label_of_the_policy_and_one_that_is_there_keeps_its_own(node: Node) -> None:
+    node.shim("restorecon", '#!/bin/sh\necho "$*" >>"$NODE/labelled"\n')
+    path = node.root / "etc/new.conf"
+    node.run(FileChange(path=str(path), data=b"new\n"), FileChange(path=str(node.config), data=b"new\n"))
+    assert (node.root / "labelled").read_text() == f"{path}\n"
+
+
 def test_a_file_that_is_there_keeps_its_mode_and_a_link_its_target(node: Node) -> None:
     link = node.root / "etc/link"
     link.symlink_to("config")
