@@ -19,7 +19,7 @@ from gpunode.core.plan_values import Case, KeyOf, step_value
 from gpunode.core.plan_words import disruption, reasons, step_diff, words
 from gpunode.core.spec import Spec
 from gpunode.core.state import DAEMONLESS, ENGINES, Key, Want, Wanted, actual, differs, wanted
-from gpunode.core.state.image import image_problems, prepares
+from gpunode.core.state.image import image_problems, image_warnings, prepares
 from gpunode.core.state.smoke import smoke_now
 from gpunode.core.sysctl import boot_warnings
 
@@ -60,6 +60,10 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("runtime", "cdi"): "Make the CDI specification of the GPUs, and keep it fresh",
     ("verify", "smoke"): "Prove it with real use of the GPU",
 }
+PREPARED: Mapping[tuple[str, str], str] = {  # of a machine that waits for its GPU
+    ("driver", "activate"): "Have the first boot with a GPU load the driver, and rebuild the initramfs",
+    ("verify", "smoke"): "Prove what can be proven without the GPU",
+}
 WARNING = "warning: "  # the solver's reasons that begin so are warnings
 
 
@@ -93,6 +97,7 @@ def make_plan(
     problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
         return replace(base, problems=problems)
+    base = replace(base, warnings=(*base.warnings, *image_warnings(spec)))
     if solution.toolkit:
         managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
         base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))
@@ -132,7 +137,7 @@ def _step(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> Step:
     return Step(
         role=role,
         option=option,
-        title=TITLES[role, option],
+        title=_title(case.spec, role, option),
         value=step_value(case, role, option, mine),
         reasons=reasons(case, mine),
         diff=step_diff(case, option, mine),
@@ -186,7 +191,11 @@ def _preflight(facts: NodeFacts, found: Sequence[Step]) -> list[Step]:
 
 def _verify(case: Case) -> Step:
     value = smoke_now(case.facts, case.spec, case.solution)
-    return Step(role="verify", option="smoke", title=TITLES["verify", "smoke"], value=value)
+    return Step(role="verify", option="smoke", title=_title(case.spec, "verify", "smoke"), value=value)
+
+
+def _title(spec: Spec, role: str, option: str) -> str:
+    return TITLES[role, option] if spec.image.load else PREPARED.get((role, option), TITLES[role, option])
 
 
 def _target_problems(facts: NodeFacts) -> list[Problem]:

@@ -61,6 +61,18 @@ def test_the_driver_of_a_gpu_to_come_is_installed_and_nothing_of_it_loaded() -> 
     assert "runtime.cdi" not in found
 
 
+@pytest.mark.parametrize("there", [False, True], ids=["no GPU", "a GPU"])
+def test_gpus_are_cut_when_the_driver_is_loaded_and_not_before_and_that_is_said(there: bool) -> None:
+    node = parse_probe((PROBES / "debian12-h100-fresh/probe.txt").read_text(encoding="utf-8")) if there else bare()
+    sharing = {"strategy": "mig", "mig": {"profiles": {"3g.40gb": 2}}}
+    found = plan(node, {**IMAGE, "sharing": sharing}).plan
+    assert found.steps and "sharing" not in {step.role for step in found.steps}
+    assert [text for text in found.warnings if text.startswith("sharing.strategy mig: ")]
+    assert not [text for text in plan(node, IMAGE).plan.warnings if text.startswith("sharing")]
+    titles = {step.id: step.title for step in found.steps}
+    assert titles["driver.activate"] == "Have the first boot with a GPU load the driver, and rebuild the initramfs"
+
+
 def test_a_machine_with_nvswitches_to_come_gets_the_fabric_manager_enabled_and_not_started() -> None:
     spec = {"image": {**IMAGE["image"], "nvswitches": [NVSWITCH]}}
     found = steps(plan(bare(), spec))

@@ -9,6 +9,7 @@ from gpunode.core.edits.cdi import PATH as CDI_PATH
 from gpunode.core.first_boot import PROGRAM, UNIT, UNIT_PATH, program_hash
 from gpunode.core.gpu_containers import LINKS
 from gpunode.core.model import DriverChoice, NodeFacts, Problem
+from gpunode.core.sharing.rules import mig_profiles
 from gpunode.core.spec import Spec
 from gpunode.core.state.values import Key, Want, file_want
 
@@ -25,7 +26,10 @@ def without_loading(
 
     `smoke` is what the first boot has to prove (it counts the GPUs itself), `texts` are templates and scripts.
     """
-    kept = {key: want for key, want in items.items() if key not in (_CDI, _LINKS) and not _loads(key)}
+    later = (_CDI, _LINKS)
+    kept = {
+        key: want for key, want in items.items() if key not in later and key.role != "sharing" and not _loads(key)
+    }
     apart = [key.name.removeprefix("service ") for key in items if key.role == "fabric" and _loads(key)]
     value: dict[str, Any] = {
         "activate": {
@@ -61,6 +65,13 @@ def image_activation(names: Mapping[Key, Want]) -> dict[str, Any]:
 def prepares(spec: Spec) -> bool:
     """Whether the spec is about GPUs that are still to come."""
     return bool(spec.image.gpus) or not spec.image.load
+
+
+def image_warnings(spec: Spec) -> Iterator[str]:
+    """What is asked for and is not done without the driver."""
+    strategy = spec.sharing.strategy
+    if not spec.image.load and (strategy in ("mig", "mps") or mig_profiles(spec.sharing)):
+        yield f"sharing.strategy {strategy}: GPUs are shared when the driver is loaded; gpunode provision does it then"
 
 
 def image_problems(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:
