@@ -27,9 +27,7 @@ def without_loading(
     `smoke` is what the first boot has to prove (it counts the GPUs itself), `texts` are templates and scripts.
     """
     later = (_CDI, _LINKS)
-    kept = {
-        key: want for key, want in items.items() if key not in later and key.role != "sharing" and not _loads(key)
-    }
+    kept = {key: want for key, want in items.items() if key not in later and key.role != "sharing" and not _loads(key)}
     apart = [key.name.removeprefix("service ") for key in items if key.role == "fabric" and _loads(key)]
     value: dict[str, Any] = {
         "activate": {
