@@ -88,7 +88,8 @@ def plan(
 
 def show_plans(hosts: list[HostPlan], *, output_format: str, diff: bool) -> None:
     """Plans on stdout, in the asked format; hosts in error on stderr (text) or as objects (JSON)."""
-    from gpunode.core.report import plan_data, plan_text
+    from gpunode.core.report import MANY, plan_data, plan_text
+    from gpunode.core.report_fleet import plans_text
 
     if output_format == "json":
         found = [
@@ -96,8 +97,11 @@ def show_plans(hosts: list[HostPlan], *, output_format: str, diff: bool) -> None
         ]
         print_json({"hosts": found})
         return
+    plans = [h.plan for h in hosts if h.plan]
+    if len(plans) > MANY:
+        click.echo(plans_text(plans, diff=diff))
     for host in hosts:
-        if host.plan:
+        if host.plan and len(plans) <= MANY:
             click.echo(plan_text(host.plan, diff=diff))
         elif host.error:
             show_error(host.error, host=host.host)

@@ -58,6 +58,7 @@ def provision(
     lock: Lock | None,
     rollout: dict[str, Any],
     deadline: float,
+    break_lock: bool,
     events: EventLog | None,
     connect: Callable[[], Api],
     use_lab: bool,
@@ -77,7 +78,7 @@ def provision(
     from gpunode.edge.progress import fleet as fleet_progress
     from gpunode.edge.progress import probing
 
-    where, arguments = _split_arguments(where)
+    where, arguments = _split_arguments(replace(where, break_lock=break_lock))
     folder = _plan_folder(where)
     recorded = workflow.load_plan(folder) if folder else None
     if folder and recorded:
@@ -115,22 +116,27 @@ def provision(
 
 
 def show_results(results: list[HostResult], output_format: str) -> None:
-    """What came of each host: a line each, with failed checks below."""
-    from gpunode.core.report import checks_text, fleet_text, results_data
-    from gpunode.edge.progress import MANY
+    """What came of each host: a line each, with failed checks below; of many hosts, numbers and causes.
+
+    Of a run that left hosts behind, also which, and the command to go on.
+    """
+    from gpunode.core.report import MANY, checks_text, results_data
+    from gpunode.core.report_fleet import fleet_text, going_on, stop_text
 
     if output_format == "json":
-        print_json({"hosts": results_data(results)})
+        run, command = going_on(results)
+        print_json({"hosts": results_data(results), **({"run": run, "go_on": command} if run else {})})
         return
-    if len(results) > MANY:
-        click.echo(fleet_text(results))
-        return
-    for result in results:
+    for result in results if len(results) <= MANY else ():
         mark = click.style("ok", fg="green") if not result.exit else click.style(f"exit {int(result.exit)}", fg="red")
         changed = f", {len(result.changed)} changes" if result.changed else ""
         click.echo(f"{result.host}: {mark}{changed}: {result.message}")
         if result.checks:
             click.echo(checks_text(result.checks))
+    if len(results) > MANY:
+        click.echo(fleet_text(results))
+    if text := stop_text(results):
+        click.echo(text)
 
 
 def _split_arguments(where: Where) -> tuple[Where, list[str]]:

@@ -13,7 +13,8 @@ import click
 from gpunode.cli.common import Command
 
 if TYPE_CHECKING:
-    from gpunode.edge.detect import Where
+    from collections.abc import Callable, Iterable
+
     from gpunode.edge.events import EventLog
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -38,6 +39,8 @@ _OPTIONS = (
     click.option("--max-unavailable", metavar="N|N%", help="Hosts of a pool in work or broken at any time."),
     click.option("--max-failures", metavar="N|N%", help="Failed hosts with which it still goes on to further ones."),
     click.option("--soak", type=Duration(), metavar="TIME", help="Wait so long after a wave, then verify it again."),
+)
+_RUN = (
     click.option("--deadline", type=Duration(), metavar="TIME", help="Begin with no further host after this time."),
     click.option("--break-lock", is_flag=True, help="Take nodes from another controller that is at work on them."),
     click.option(
@@ -51,13 +54,10 @@ _OPTIONS = (
 
 
 def rollout_options(command: Command) -> Command:
-    """The command gets `rollout` (what the flags say, as gpunode.yml has it), `deadline` in seconds and `events`."""
+    """The command gets `rollout`: what the flags say, as gpunode.yml has it; and what `run_options` give."""
 
     @functools.wraps(command)
-    def with_rollout(*args: Any, where: Where, **options: Any) -> Any:
-        from dataclasses import replace
-
-        where = replace(where, break_lock=options.pop("break_lock"))
+    def with_rollout(*args: Any, **options: Any) -> Any:
         rollout: dict[str, Any] = {
             name: options.pop(name) for name in ("waves", "max_unavailable", "max_failures", "soak")
         }
@@ -65,18 +65,32 @@ def rollout_options(command: Command) -> Command:
             rollout["waves"] = [wave.strip() for wave in rollout["waves"].split(",")]
         if rollout["soak"] is not None:
             rollout["soak"] = int(rollout["soak"])
-        deadline, path = options.pop("deadline"), options.pop("events_file")
         given = {name: value for name, value in rollout.items() if value is not None}
+        return command(*args, rollout=given, **options)
+
+    return _with(_OPTIONS, run_options(with_rollout))  # type: ignore[return-value]
+
+
+def run_options(command: Command) -> Command:
+    """The command gets `deadline` in seconds, `break_lock` and `events`."""
+
+    @functools.wraps(command)
+    def with_events(*args: Any, **options: Any) -> Any:
+        deadline, path = options.pop("deadline"), options.pop("events_file")
         events = _event_log(path) if path else None
         try:
-            return command(*args, where=where, rollout=given, deadline=deadline or math.inf, events=events, **options)
+            return command(*args, deadline=deadline or math.inf, events=events, **options)
         finally:
             if events:
                 events.close()
 
-    for option in reversed(_OPTIONS):
-        with_rollout = option(with_rollout)
-    return with_rollout  # type: ignore[return-value]
+    return _with(_RUN, with_events)  # type: ignore[return-value]
+
+
+def _with(options: Iterable[Callable[[Command], Command]], command: Command) -> Command:
+    for option in reversed(tuple(options)):
+        command = option(command)
+    return command
 
 
 def _event_log(path: Path) -> EventLog:

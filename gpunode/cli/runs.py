@@ -9,11 +9,14 @@ import click
 
 from gpunode.cli.common import format_option, print_json, worst_exit
 from gpunode.cli.kube_options import cluster_options
+from gpunode.cli.rollout import run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from gpunode.core.model import HostResult
     from gpunode.edge.cluster import Api
+    from gpunode.edge.events import EventLog
     from gpunode.edge.runs import HostRow, RunRow, Runs
 
 
@@ -51,9 +54,13 @@ def list_runs(limit: int, output_format: str) -> int:
 
 @runs.command("show", epilog="Examples:\n\n\b\n  gpunode runs show last\n  gpunode runs show 20261122T081500Z-1f2e3d")
 @click.argument("name", metavar="RUN", default="last")
+@click.option("--hosts", "every", is_flag=True, help="A line for each host, however many they are.")
 @format_option("text", "json")
-def show(name: str, output_format: str) -> int:
-    """One run, host by host."""
+def show(name: str, every: bool, output_format: str) -> int:
+    """One run, host by host; of many hosts, how many ended how, the causes, and the slowest."""
+    from gpunode.core.report import MANY
+    from gpunode.core.report_fleet import run_text
+
     journal = _journal()
     run = journal.get(name)
     hosts = journal.hosts(run.name)
@@ -61,9 +68,13 @@ def show(name: str, output_format: str) -> int:
         print_json(_run_data(run, hosts, full=True))
         return 0
     click.echo(f"{run.name}: {run.verb}, {_status(run)}, {run.started} to {run.ended or '…'}, by {run.controller}")
-    for host in hosts:
+    few = every or len(hosts) <= MANY
+    if not few:
+        click.echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
+    for host in hosts if few else ():
         said = host.message or (f"at: {host.step}" if host.step else "")
-        click.echo(f"  {host.host:<24} {host.pool}/{host.wave + 1:<4} {host.state:<8} {said}")
+        place = f"{host.pool}/{host.wave + 1}" if host.pool else "-"
+        click.echo(f"  {host.host:<24} {place:<8} {host.state:<8} {said}")
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
         click.echo(f"logs: {log}")
@@ -102,9 +113,19 @@ def diff(first: str, second: str, output_format: str) -> int:
 @click.argument("name", metavar="RUN", default="last")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@run_options
 @cluster_options
 @format_option("text", "json")
-def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Api], output_format: str) -> int:
+def resume(
+    name: str,
+    yes: bool,
+    ask_become_pass: bool,
+    deadline: float,
+    break_lock: bool,
+    events: EventLog | None,
+    connect: Callable[[], Api],
+    output_format: str,
+) -> int:
     """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
     from dataclasses import replace
 
@@ -129,7 +150,7 @@ def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Ap
     asked: dict[str, Any] = dict(run.request["where"])
     for key in ("hosts", "inventory", "probes", "vault_password_files"):
         asked[key] = tuple(asked[key])
-    where = Where(**asked, become_password=password)
+    where = Where(**(asked | {"break_lock": break_lock}), become_password=password)
     planner = Planner(run.request["spec"], where=f"the spec of run {run.name}")
     with probing(output_format) as on_done:
         found = probe([host for host in find_hosts(where) if host.host in left], where, on_done=on_done)
@@ -145,11 +166,16 @@ def resume(name: str, yes: bool, ask_become_pass: bool, connect: Callable[[], Ap
             planner,
             arguments=run.request["arguments"],
             rollout=run.request["rollout"],
+            deadline=deadline,
             cluster=connect,
-            ears=ears,
+            ears=ears.with_log(events) if events else ears,
         )
     # a host that needed nothing any more is done with that run, too
-    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if not r.exit])
+    planned = {h.host: h.planned for h in hosts if h.planned}
+    journal.keep({p.plan.facts_hash: p.facts for p in planned.values()})
+    later = journal.hosts(next((r.extra["run"] for r in results if "run" in r.extra), ""))
+    states = {host: p.plan.facts_hash for host, p in planned.items()} | {row.host: row.found for row in later}
+    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if not r.exit], states)
     show_results(results, output_format)
     return worst_exit(result.exit for result in results)
 
@@ -171,6 +197,17 @@ def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[
     data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": _status(run)}
     data["counts"] = dict(Counter(host.state for host in hosts))
     return data | ({"request": dict(run.request), "hosts": [asdict(host) for host in hosts]} if full else {})
+
+
+def _result(host: HostRow) -> HostResult:
+    """A host that ended, with the `seconds` that it took."""
+    from datetime import datetime, timedelta
+
+    from gpunode.core.model import HostResult
+
+    began, ended = host.started or host.ended, host.ended
+    took = datetime.fromisoformat(ended) - datetime.fromisoformat(began) if ended else timedelta()
+    return HostResult(host=host.host, exit=host.exit or 0, message=host.message, extra={"seconds": took.total_seconds()})
 
 
 def _end(host: HostRow | None) -> dict[str, Any] | None:

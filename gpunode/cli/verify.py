@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 @click.command(
     epilog="Examples:\n\n\b\n"
     "  gpunode verify -i inventory/hosts.yml\n"
-    "  gpunode verify gpu1 --no-smoke --format json\n\n"
+    "  gpunode verify gpu1 --no-smoke --format json\n"
+    "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
     "Exit codes: 0 all proven, 1 a check failed, 3 differences from the spec, 4 unreachable, 5 refused."
 )
 @target_options
@@ -29,15 +30,32 @@ if TYPE_CHECKING:
 @click.option(
     "--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads."
 )
+@click.option(
+    "--since",
+    metavar="RUN",
+    help="Say what is other than this run (gpunode runs list; last) left it, and use only the GPUs of such hosts.",
+)
 @format_option("text", "json")
-def verify(where: Where, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, output_format: str) -> int:
+def verify(
+    where: Where, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
+) -> int:
     """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""
     from gpunode.edge import workflow
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import probing
+    from gpunode.edge.runs import Runs
+    from gpunode.edge.since import verify_since
 
     planner = Planner(spec_data, to_run=False, lock=lock)
+    runs = Runs() if since else None
+    run = runs.get(since).name if runs and since else ""
     with probing(output_format) as on_done:
-        results = workflow.verify(where, planner, smoke=smoke, on_done=on_done)
-    show_results(results, output_format)
+        if runs:
+            results = verify_since(where, planner, runs, run, smoke=smoke, on_done=on_done)
+        else:
+            results = workflow.verify(where, planner, smoke=smoke, on_done=on_done)
+    other = [r for r in results if not r.extra.get("same")]
+    show_results(results if output_format == "json" else other, output_format)
+    if runs and output_format == "text":
+        click.echo(f"{len(results) - len(other)} of {len(results)} hosts are as run {run} left them")
     return worst_exit(r.exit for r in results)

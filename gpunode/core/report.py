@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any
@@ -11,8 +10,7 @@ from gpunode.core.errors import Exit
 from gpunode.core.model import Check, HostResult, Plan, Reason, Step
 
 PLAN_FORMAT = 1
-_CAUSES, _NAMED = 10, 8  # of a fleet's failures: causes that are told, and hosts that are named for each
-_ENDS = {0: "done or unchanged", 1: "failed", 3: "pending", 4: "unreachable", 5: "refused", 130: "interrupted"}
+MANY = 40  # hosts, from which on they are counted, not told one by one (report_fleet.py)
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
@@ -53,28 +51,6 @@ def plan_text(plan: Plan, *, diff: bool = False) -> str:
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
     return [asdict(r) | {"exit": int(r.exit)} for r in results]
-
-
-def fleet_text(results: Iterable[HostResult]) -> str:
-    """Many hosts in a few lines: how many ended how, and the causes of what failed, the most frequent first."""
-    found = list(results)
-    by_exit: dict[int, list[HostResult]] = {}
-    for result in found:
-        by_exit.setdefault(int(result.exit), []).append(result)
-    lines = [
-        f"{len(found)} hosts: " + ", ".join(f"{len(r)} {_ENDS.get(e, f'exit {e}')}" for e, r in sorted(by_exit.items()))
-    ]
-    for code, some in sorted(by_exit.items()):
-        causes: dict[str, list[str]] = {}
-        for result in some:
-            causes.setdefault(re.sub(rf"\b{re.escape(result.host)}\b", "HOST", result.message), []).append(result.host)
-        ranked = sorted(causes.items(), key=lambda item: -len(item[1]))[:_CAUSES] if code else []
-        for message, hosts in ranked:
-            lines.append(f"  {len(hosts):>6}  {message}")
-            lines.append(f"          {', '.join(hosts[:_NAMED])}{' …' if len(hosts) > _NAMED else ''}")
-        if code and len(causes) > len(ranked):
-            lines.append(f"          and {len(causes) - len(ranked)} other causes: --format json has them all")
-    return "\n".join(lines)
 
 
 def checks_text(checks: Iterable[Check]) -> str:

@@ -120,11 +120,6 @@ def wait_ready(
     return found
 
 
-def boot_id(api: Api, node: str) -> str:
-    """The id of the node's present boot, for wait_ready."""
-    return str(((_node(api, node).get("status") or {}).get("nodeInfo") or {}).get("bootID", ""))
-
-
 # ---------------------------------------------------------------- helpers
 
 

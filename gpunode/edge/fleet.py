@@ -7,24 +7,24 @@ import os
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser, RefusedError
+from gpunode.core.errors import Exit, InterruptedByUser, RefusedError
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.playbook import HEADER, dump, make_playbook
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec_rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.cluster import Api
-from gpunode.edge.cluster_nodes import ClusterNodes, Taken, concerns
+from gpunode.edge.cluster_nodes import ClusterNodes, give_back_all, open_again, take_all
 from gpunode.edge.detect import Where, probe
 from gpunode.edge.events import EventLog
 from gpunode.edge.kubeconfig import connect
-from gpunode.edge.planner import Planner
+from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.runs import HostRow, Runs
@@ -41,7 +41,6 @@ from gpunode.edge.workflow import (
 )
 
 P = ParamSpec("P")
-_DRAINS = 20  # nodes that are drained at the same time
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
 
@@ -95,8 +94,11 @@ def provision(
     """
     over = parse_rollout(rollout or {}, "the options of provision")
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
+    nodes = ClusterNodes(cluster or connect, _tell)
+    quiet = [h for h in hosts if h.host not in todo]
+    untouched = {h.host: _untouched(h) for h in quiet} | ({} if check else open_again(_planned(quiet), nodes))
     if not todo:
-        return [_untouched(h) for h in hosts]
+        return [untouched[h.host] for h in hosts]
     own = new_run()
     if folder is None:
         folder = own
@@ -106,11 +108,19 @@ def provision(
     run = _Run(
         name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
         arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
-        drains={host: spec.drain for host, spec in asked.items()}, nodes=ClusterNodes(cluster or connect, _tell),
+        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
     )  # fmt: skip
-    progress = run.go(pools, deadline)
-    left = HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}")
-    return [(run.results.get(h.host) or replace(left, host=h.host)) if h.host in todo else _untouched(h) for h in hosts]
+    progress = run.go(pools, deadline, [(h, untouched[h.host]) for h in quiet])
+    left = run.told(HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}"), left=True)
+    return [untouched.get(h.host) or run.results.get(h.host) or replace(left, host=h.host) for h in hosts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """What the probe after a play found: the key of the host's state, and its boot."""
+
+    found: str
+    boot_id: str
 
 
 @dataclass(kw_only=True)
@@ -132,10 +142,12 @@ class _Run:
     nodes: ClusterNodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
+    after: dict[str, After] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
-    def go(self, pools: Sequence[Pool], deadline: float) -> Progress:
+    def go(self, pools: Sequence[Pool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]) -> Progress:
         classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
         hooks = Hooks(
             do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.ears.wave
@@ -146,18 +158,7 @@ class _Run:
         if self.own != self.folder and (self.folder / CONFIG).exists():
             write_private(self.own / CONFIG, (self.folder / CONFIG).read_text(encoding="utf-8"))
         if self.runs:
-            for host, other in self.runs.at_work(self.todo).items():
-                raise RefusedError(
-                    f"{host} is in work by run {other.name} ({other.controller})",
-                    fix=f"wait for it (gpunode runs show {other.name}), or end it",
-                )
-            rows = [
-                HostRow(run=self.name, host=h, pool=p.name, wave=number, plan=classes[h], state="waiting")
-                for p in pools
-                for number in range(len(p.ends))
-                for h in p.wave(number)
-            ]
-            self.runs.begin(self.name, "provision", self._request(), f"{socket.gethostname()}:{os.getpid()}", rows)
+            self._begin(self.runs, pools, classes, untouched)
         try:
             progress = rollout.run()
         except KeyboardInterrupt as error:
@@ -171,6 +172,33 @@ class _Run:
         bad = any(state == "failed" for state in progress.states.values())
         self._finish("stopped" if progress.stopped else "failed" if bad else "done")
         return progress
+
+    def _begin(
+        self,
+        runs: Runs,
+        pools: Sequence[Pool],
+        classes: Mapping[str, str],
+        untouched: Sequence[tuple[HostPlan, HostResult]],
+    ) -> None:
+        """Every host into the journal, also those that nothing is done on: what they were like, or what was wrong."""
+        for host, other in runs.at_work(self.todo).items():
+            raise RefusedError(
+                f"{host} is in work by run {other.name} ({other.controller})",
+                fix=f"wait for it (gpunode runs show {other.name}), or end it",
+            )
+        row = HostRow(run=self.name, host="", pool="", wave=0, plan="", state="waiting")
+        rows = [
+            replace(row, host=h, pool=p.name, wave=number, plan=classes[h], found=_plan(self.todo[h]).facts_hash)
+            for p in pools
+            for number in range(len(p.ends))
+            for h in p.wave(number)
+        ]
+        for quiet, result in untouched:
+            end = replace(row, host=quiet.host, state="failed" if result.exit else "done", found=_found(quiet))
+            rows.append(replace(end, exit=int(result.exit), message=result.message))
+        runs.begin(self.name, "provision", self._request(), f"{socket.gethostname()}:{os.getpid()}", rows)
+        planned = [*self.todo.values(), *(host for host, _ in untouched)]
+        runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
 
     def _finish(self, status: str) -> None:
         if self.runs:
@@ -191,43 +219,12 @@ class _Run:
 
     def _do(self, job: Job) -> Results:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
-        results: dict[str, HostResult] = {}
-        taken = {} if self.check else self._take(job.hosts, results)
-        left = tuple(host for host in job.hosts if host not in results)
-        if left:
-            results |= self._play(replace(job, hosts=left))
-        self._give_back(taken, results)
-        return results
-
-    def _take(self, hosts: Sequence[str], results: dict[str, HostResult]) -> dict[str, Taken]:
-        """Those that were emptied; what could not be gets its result at once, and no play."""
-        taken: dict[str, Taken] = {}
-
-        def one(host: str) -> None:
-            planned = self.todo[host].planned
-            if planned is None or not concerns(self.drains[host], planned.facts, planned.plan):
-                return
-            try:
-                taken[host] = self.nodes.take(host, planned.facts, self.drains[host])
-            except GpunodeError as error:
-                results[host] = HostResult(host=host, exit=error.exit, message=f"not begun with: {error}")
-
-        _side_by_side(one, hosts)
-        return taken
-
-    def _give_back(self, taken: Mapping[str, Taken], results: dict[str, HostResult]) -> None:
-        def one(host: str) -> None:
-            result = results[host]
-            if result.exit:
-                results[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
-                return
-            try:
-                self.nodes.give_back(taken[host], self.drains[host])
-            except GpunodeError as error:
-                text = f"{result.message}, but the node stays cordoned: {error}"
-                results[host] = replace(result, exit=error.exit, message=text)
-
-        _side_by_side(one, list(taken))
+        planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
+        taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
+        left = tuple(host for host in job.hosts if host not in refused)
+        results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
+        boots = {host: after.boot_id for host, after in self.after.items()}
+        return results | give_back_all(self.nodes, taken, results, self.drains, boots)
 
     def _play(self, job: Job) -> Results:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
@@ -250,13 +247,25 @@ class _Run:
         good = {host for host in job.hosts if host in done and not done[host].exit}
         again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
         after = {found.host: plan_one(found, self.planner) for found in again}
-        return {h: _result(self.todo[h], done.get(h), after.get(h), run=self.name, check=self.check) for h in job.hosts}
+        self._seen(list(after.values()))
+        return {h: _result(self.todo[h], done.get(h), after.get(h), check=self.check) for h in job.hosts}
+
+    def _seen(self, hosts: Sequence[HostPlan]) -> None:
+        """Keep what hosts are like after their play."""
+        found = _planned(hosts)
+        states = {p.plan.facts_hash: p.facts for p in found.values()}
+        with self._lock:
+            self.after |= {h: After(found=p.plan.facts_hash, boot_id=p.facts.boot_id) for h, p in found.items()}
+            if self.runs:
+                self.runs.keep(states)
 
     def _verify(self, hosts: Sequence[str]) -> Results:
         found = probe([self.todo[host].detected for host in hosts], self.where)
         return {result.host: result for result in verify_found(found, self.where, self.planner)}
 
     def _started(self, job: Job) -> None:
+        with self._lock:
+            self._began |= dict.fromkeys(job.hosts, time.monotonic())
         if self.runs:
             self.runs.started(self.name, job.hosts, str(self.own / "hosts"))
 
@@ -270,21 +279,32 @@ class _Run:
             self.ears.event(event)
 
     def _ended(self, results: Sequence[HostResult]) -> None:
+        now = time.monotonic()
+        told = [self.told(r, seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
         with self._lock:
-            self.results |= {result.host: result for result in results}
+            self.results |= {result.host: result for result in told}
             if self.runs:
-                self.runs.ended(self.name, results)
-            for result in results:
+                found = {r.host: self.after[r.host].found for r in told if r.host in self.after}
+                self.runs.ended(self.name, told, found)
+            for result in told:
                 self.ears.result(result)
 
+    def told(self, result: HostResult, **extra: Any) -> HostResult:
+        """With the run that it is of, which a rehearsal has not."""
+        return replace(result, extra={**result.extra, **({"run": self.name} if self.runs else {}), **extra})
 
-def _side_by_side(act: Callable[[str], None], hosts: Sequence[str]) -> None:
-    with ThreadPoolExecutor(min(_DRAINS, len(hosts)) or 1) as pool:
-        list(pool.map(act, hosts))
+
+def _found(host: HostPlan) -> str:
+    """The key of a host's state in the journal."""
+    return host.planned.plan.facts_hash if host.planned else ""
 
 
 def _tell(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
+
+
+def _planned(hosts: Sequence[HostPlan]) -> dict[str, Planned]:
+    return {h.host: h.planned for h in hosts if h.planned}
 
 
 def _plan(host: HostPlan) -> Plan:
@@ -303,7 +323,7 @@ def _untouched(host: HostPlan) -> HostResult:
     return HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
 
 
-def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, run: str, check: bool) -> HostResult:
+def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
     if done is None:
         return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
     result = HostResult(
@@ -312,7 +332,7 @@ def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, r
         message=done.message + (f" (fix: {done.fix})" if done.fix else ""),
         changed=tuple(done.changed),
         checks=tuple(Check(**c) for c in done.checks),
-        extra={"diffs": done.diffs, "run": run},
+        extra={"diffs": done.diffs},
     )
     if done.exit:
         return result

@@ -8,6 +8,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.core.report import MANY
+
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
     from gpunode.edge.detect import Detected
@@ -20,15 +22,25 @@ _ARGUMENT_CHECK = "Validating arguments against arg spec"  # ansible-core puts s
 @contextlib.contextmanager
 def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]:
     """While hosts are probed: call the function with each host that is done.  Formats for machines get no lines."""
-    count = 0
+    count = failed = 0
 
     if not sys.stderr.isatty():
+        told = time.monotonic()
 
         def line(found: Detected) -> None:
-            if output_format == "text":
+            nonlocal count, failed, told
+            count, failed = count + 1, failed + bool(found.error)
+            if output_format != "text":
+                return
+            if found.error or count <= MANY:
                 print(f"{found.host}: {'failed' if found.error else 'probed'}", file=sys.stderr, flush=True)
+            elif time.monotonic() - told > _EVERY:
+                told = time.monotonic()
+                print(f"{count} hosts probed", file=sys.stderr, flush=True)
 
         yield line
+        if count > MANY and output_format == "text":
+            print(f"{count} hosts probed, {failed} failed", file=sys.stderr, flush=True)
         return
 
     from rich.console import Console
@@ -84,7 +96,6 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
         yield show
 
 
-MANY = 40  # hosts, from which on they are counted, not told one by one
 _EVERY = 10.0  # seconds between lines of counts
 
 

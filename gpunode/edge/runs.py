@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import HostResult
+from gpunode.core.model import HostResult, NodeFacts
+from gpunode.core.since import state_of
 from gpunode.edge.state import state_dir
 
-VERSION = 1
+VERSION = 2
 _TABLES = """
 create table if not exists runs (
   name text primary key, verb text not null, started text not null, ended text, status text not null,
@@ -32,12 +33,14 @@ create table if not exists runs (
 create table if not exists hosts (
   run text not null references runs (name), host text not null, pool text not null, wave integer not null,
   plan text not null, state text not null, exit integer, step text not null default '',
-  message text not null default '', started text, ended text, log text not null default '', primary key (run, host)
+  message text not null default '', started text, ended text, log text not null default '',
+  found text not null default '', primary key (run, host)
 );
+create table if not exists states (hash text primary key, state text not null);
 """
 _HOSTS = """
-select run, host, pool, wave, plan, state, exit, step, message, started, ended, log from hosts
-where run = ? order by pool, wave, rowid
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found from hosts
+where run = ? order by pool = '', pool, wave, rowid
 """
 _LAG = 1.0  # seconds that `step` may be behind
 
@@ -71,7 +74,10 @@ class RunRow:
 
 @dataclass(frozen=True, kw_only=True)
 class HostRow:
-    """A host in a run; `plan` is the hash of what was to be done (its class), `log` a path."""
+    """A host in a run; `plan` is the hash of what was to be done (its class), `log` a path.
+
+    A host that nothing was to be done on has no pool; `found` is the state that it was last seen in.
+    """
 
     run: str
     host: str
@@ -85,6 +91,7 @@ class HostRow:
     started: str = ""
     ended: str = ""
     log: str = ""
+    found: str = ""  # a key of `Runs.state`
 
 
 class Runs:
@@ -106,7 +113,10 @@ class Runs:
                 fix="use the gpunode that wrote it, or move the file away",
             )
         self._db.executescript(_TABLES)
-        self._db.execute(f"pragma user_version = {VERSION}")
+        if found == 1:
+            self._db.execute("alter table hosts add column found text not null default ''")
+        if found != VERSION:
+            self._db.execute(f"pragma user_version = {VERSION}")
 
     def begin(
         self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
@@ -118,9 +128,22 @@ class Runs:
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
             db.executemany(
-                "insert into hosts (run, host, pool, wave, plan, state) values (?, ?, ?, ?, ?, ?)",
-                [(name, h.host, h.pool, h.wave, h.plan, h.state) for h in hosts],
+                "insert into hosts (run, host, pool, wave, plan, state, exit, message, found) "
+                "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found) for h in hosts],
             )
+
+    def keep(self, found: Mapping[str, NodeFacts]) -> None:
+        """Write down states of hosts, by the hashes of their facts, those that are not known yet."""
+        known = {row[0] for row in self._db.execute("select hash from states")}
+        new = [(key, json.dumps(state_of(facts))) for key, facts in found.items() if key not in known]
+        with self._changes() as db:
+            db.executemany("insert or ignore into states values (?, ?)", new)
+
+    def state(self, key: str) -> dict[str, Any]:
+        """A state that `keep` wrote down; {} for none."""
+        row = self._db.execute("select state from states where hash = ?", (key,)).fetchone()
+        return dict(json.loads(row[0])) if row else {}
 
     def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
         """Those of `hosts` that a run of this controller has in work now, with that run."""
@@ -131,6 +154,12 @@ class Runs:
                 found |= dict.fromkeys(busy & set(hosts), run)
         return found
 
+    def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
+        """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
+        rows = self._db.execute("select host, state, max(run) from hosts where pool != '' group by host")
+        begun = {host: run for host, state, run in rows if state in ("running", "failed")}
+        return {host: begun[host] for host in hosts if host in begun}
+
     def started(self, run: str, hosts: Iterable[str], log: str) -> None:
         with self._changes() as db:
             db.executemany(
@@ -138,15 +167,20 @@ class Runs:
                 [(_now(), log, run, host) for host in hosts],
             )
 
-    def ended(self, run: str, results: Iterable[HostResult]) -> None:
-        """What came of hosts: done, or failed where the result has an exit code."""
-        found = list(results)
+    def ended(self, run: str, results: Iterable[HostResult], found: Mapping[str, str] | None = None) -> None:
+        """What came of hosts: done, or failed where the result has an exit code; `found`: in which state they are."""
+        ends = list(results)
+        states = found or {}
         with self._changes() as db:
-            for result in found:
+            for result in ends:
                 self._steps.pop((run, result.host), None)
             db.executemany(
                 "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
-                [("failed" if r.exit else "done", int(r.exit), r.message, _now(), run, r.host) for r in found],
+                [("failed" if r.exit else "done", int(r.exit), r.message, _now(), run, r.host) for r in ends],
+            )
+            db.executemany(
+                "update hosts set found = ? where run = ? and host = ?",
+                [(states[r.host], run, r.host) for r in ends if r.host in states],
             )
 
     def step(self, run: str, host: str, text: str) -> None:
@@ -225,7 +259,7 @@ def _run(row: tuple[Any, ...]) -> RunRow:
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
-    run, host, pool, wave, plan, state, code, step, message, started, ended, log = row
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found = row
     return HostRow(
         run=run,
         host=host,
@@ -239,6 +273,7 @@ def _host(row: tuple[Any, ...]) -> HostRow:
         started=started or "",
         ended=ended or "",
         log=log,
+        found=found,
     )
 
 

@@ -50,6 +50,14 @@ def test_a_run_whose_process_is_gone_was_killed(journal: Runs) -> None:
     assert "gpu1" in out and "done it is" in out and "gpunode runs resume 20260101" in out
 
 
+def test_a_run_of_very_many_hosts_is_counted(journal: Runs) -> None:
+    begin(journal, "20260101", **{f"gpu{n:04d}": "failed" if n % 100 == 7 else "done" for n in range(500)})
+    out = run("show", "last")[1]
+    assert "500 hosts: 495 done, 5 failed" in out and "5  failed it is" in out
+    assert "gpu0007, gpu0107, gpu0207, gpu0307, gpu0407" in out and len(out.splitlines()) < 10
+    assert len(run("show", "last", "--hosts")[1].splitlines()) > 500
+
+
 def test_data_for_machines(journal: Runs) -> None:
     begin(journal, "20260101", gpu1="failed")
     listed = json.loads(run("list", "--format", "json")[1])["runs"]

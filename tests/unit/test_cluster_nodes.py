@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from gpunode.edge.cluster_nodes import ClusterNodes, concerns
 from gpunode.edge.detect import Detected, Where
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.runner import HostRun
+from gpunode.edge.runs import Runs
 from gpunode.edge.workflow import HostPlan
 
 pytest_plugins = ("kube_fixtures",)
@@ -114,13 +116,84 @@ def test_a_kubelet_of_another_cluster_is_refused(server: ApiServer, nodes: Clust
         nodes.take("gpu1", FACTS, DRAIN)
 
 
+# ---------------------------------------------------------------- reboots
+
+
+def boot(server: ApiServer, boot_id: str) -> None:
+    server.edit("Node", "gpu1", "", lambda live: live["status"].update(nodeInfo={"bootID": boot_id}))
+
+
+def cordoned(server: ApiServer, **annotations: str) -> None:
+    add(server, spec={"unschedulable": True})
+    server.edit("Node", "gpu1", "", lambda live: live["metadata"].update(annotations=annotations))
+
+
+def on_boot(boot_id: str) -> NodeFacts:
+    return replace(FACTS, boot_id=boot_id)
+
+
+# as the cluster had it when the node was taken, as the host said before and says now → is it waited for another one?
+BOOTS = [
+    ("one", "one", "two", True),
+    ("one", "one", "one", False),
+    ("one", "one", "", False),  # nobody knows
+    ("two", "one", "two", False),  # booted between the probe and the drain
+    ("machine", "one", "one", False),  # a kubelet that does not have the host's own id, and no reboot
+    ("machine", "one", "two", True),
+    ("one", "", "two", False),
+]
+
+
+@pytest.mark.parametrize(("cluster", "before", "now", "waits"), BOOTS)
+def test_what_a_node_says_from_before_its_reboot_counts_for_nothing(
+    cluster: str, before: str, now: str, waits: bool, server: ApiServer, nodes: ClusterNodes
+) -> None:
+    add(server)
+    boot(server, cluster)
+    taken = nodes.take("gpu1", on_boot(before), DRAIN)
+    soon = replace(DRAIN, ready_timeout=1)
+    if waits:  # Ready, with all its GPUs: as it was before it went down
+        with pytest.raises(GpunodeError, match="has not booted yet"):
+            nodes.give_back(taken, soon, boot_id=now)
+        assert unschedulable(server)
+        server.later(0.3, lambda: boot(server, "its new one"))
+    nodes.give_back(taken, DRAIN, boot_id=now)
+    assert not unschedulable(server)
+
+
+def test_what_a_node_was_like_outlives_the_controller(server: ApiServer, api: Api, nodes: ClusterNodes) -> None:
+    add(server)
+    boot(server, "one")
+    first = nodes.take("gpu1", on_boot("one"), DRAIN)
+    found = server.get("Node", "gpu1")
+    assert found
+    server.put(found | {"status": found["status"] | {"allocatable": {}}})
+    again = ClusterNodes(lambda: api, silent)
+    assert again.take("gpu1", on_boot("two"), DRAIN) == first == again.left("gpu1", on_boot("two"))
+
+
+@pytest.mark.parametrize("annotation", ["", "gpunode", "gpus=x boot", "gpunode gpus=8 boot= host="])
+def test_a_mark_that_says_little_is_no_obstacle(annotation: str, server: ApiServer, nodes: ClusterNodes) -> None:
+    cordoned(server, **{CORDONED: annotation})
+    taken = nodes.take("gpu1", on_boot("one"), DRAIN)
+    assert taken.gpus == 8 and taken.ours
+
+
+@pytest.mark.parametrize("mark", [{}, {CORDONED: ""}, {CORDONED: "gpunode gpus=8 boot=one host=one"}])
+def test_only_what_we_left_cordoned_is_found_again(
+    mark: dict[str, str], server: ApiServer, nodes: ClusterNodes
+) -> None:
+    cordoned(server, **mark)
+    assert bool(nodes.left("gpu1", FACTS)) is bool(mark)
+
+
 # ---------------------------------------------------------------- in provision
 
 SPEC = {"rollout": {"drain": {"when": "disruptive", "timeout": 3, "ready_timeout": 2}}}
 
 
 def provision(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exit: Exit = Exit.OK
+    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exit: Exit = Exit.OK, now: NodeFacts = FACTS
 ) -> tuple[HostResult, list[str]]:
     """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -132,9 +205,10 @@ def provision(
         return {host: HostRun(exit=exit, message="played") for host in hosts}
 
     planner = Planner(SPEC)
-    planned = Planned(plan=PLAN, facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
-    host = HostPlan(detected=Detected(host="gpu1", facts=FACTS), planned=planned)
-    empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    before = replace(FACTS, boot_id="one")
+    planned = Planned(plan=PLAN, facts=before, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    host = HostPlan(detected=Detected(host="gpu1", facts=before), planned=planned)
+    empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=now, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
     again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
     monkeypatch.setattr(fleet, "run_playbook", run_playbook)
     monkeypatch.setattr(fleet, "probe", again)
@@ -152,6 +226,18 @@ def test_provision_empties_a_node_and_gives_it_back(
     assert (result.exit, played, server.names("Pod")) == (Exit.OK, ["gpu1"], []) and not unschedulable(server)
 
 
+def test_a_node_that_was_rebooted_is_not_given_back_by_what_it_said_before(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    boot(server, "one")
+    result, _ = provision(api, tmp_path, monkeypatch, now=on_boot("two"))
+    assert result.exit == Exit.FAILED and "has not booted yet" in result.message and unschedulable(server)
+    boot(server, "two")
+    result, _ = provision(api, tmp_path, monkeypatch, now=on_boot("two"))
+    assert result.exit == Exit.OK and not unschedulable(server)
+
+
 def test_a_node_that_failed_stays_cordoned_and_that_is_said(
     server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -167,3 +253,25 @@ def test_a_node_that_cannot_be_emptied_is_in_no_play(
     pod(server, "data", volumes=[{"name": "scratch", "emptyDir": {}}])
     result, played = provision(api, tmp_path, monkeypatch)
     assert result.exit == Exit.REFUSED and "not begun with" in result.message and played == []
+
+
+def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
+    assert unschedulable(server)
+    planner = Planner(SPEC)
+    plan = replace(PLAN, steps=())
+    planned = Planned(plan=plan, facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    host = HostPlan(detected=Detected(host="gpu1", facts=FACTS), planned=planned)
+    asked: list[int] = []
+
+    def cluster() -> Api:
+        asked.append(1)
+        return api
+
+    results = [fleet.provision([host], Where(hosts=("gpu1",)), planner, cluster=cluster)[0] for _ in range(2)]
+    assert [r.message for r in results] == ["nothing to do; node gpu1 is given back", "nothing to do"]
+    assert not unschedulable(server) and len(asked) == 2, "the second time the cluster is not asked"
+    assert [row.state for row in Runs().hosts(Runs().get("last").name)] == ["done"]

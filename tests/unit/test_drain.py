@@ -11,7 +11,7 @@ from kube_cluster import node, silent
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.draining import CORDONED, DrainOptions, drain_plan, pod_name
 from gpunode.edge.cluster import Api, ApiError
-from gpunode.edge.drain import boot_id, cordon, drain, uncordon, wait_ready
+from gpunode.edge.drain import cordon, drain, uncordon, wait_ready
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -181,7 +181,7 @@ def test_a_node_that_is_not_there_is_an_input_error(server: ApiServer, api: Api)
 def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={"nvidia.com/gpu": "8"}))
     server.edit("Node", "gpu1", "", lambda o: o["status"].update(nodeInfo={"bootID": "one"}))
-    old = boot_id(api, "gpu1")
+    old = "one"
     down = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting node status."}]
     up = [{"type": "Ready", "status": "True"}]
     two = {"bootID": "two"}

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.errors import Exit, InputError, UnreachableError
-from gpunode.core.model import HostResult
+from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.rollout import make_pools
 from gpunode.core.spec_rollout import RolloutSpec
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
@@ -193,3 +193,37 @@ def test_a_journal_of_a_newer_gpunode_is_left_alone(tmp_path: Path) -> None:
         db.execute("pragma user_version = 99")
     with pytest.raises(InputError, match="format 99"):
         Runs(path)
+
+
+def test_a_journal_of_an_older_gpunode_is_read_on(tmp_path: Path) -> None:
+    path = tmp_path / "runs.sqlite"
+    Runs(path).begin("r1", "provision", {}, "ctl:1", rows("waiting"))
+    with sqlite3.connect(path) as db:  # as format 1 was
+        db.execute("alter table hosts drop column found")
+        db.execute("drop table states")
+        db.execute("pragma user_version = 1")
+    runs = Runs(path)
+    runs.keep({"key": NodeFacts(toolkit="1.18.1")})
+    runs.ended("r1", [HostResult(host="h0")], {"h0": "key"})
+    (row,) = Runs(path).hosts("r1")
+    assert (row.state, row.found, runs.state(row.found)["toolkit"]) == ("done", "key", "1.18.1")
+
+
+def test_equal_hosts_have_one_state_in_the_journal(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs.sqlite")
+    for version in ("1.18.1", "1.19.0"):  # what is there already stays
+        runs.keep({"key": NodeFacts(toolkit=version)})
+    assert runs.state("key")["toolkit"] == "1.18.1" and runs.state("") == runs.state("other") == {}
+
+
+def test_hosts_that_were_begun_with_and_not_brought_to_an_end_are_known(tmp_path: Path) -> None:
+    runs = Runs(tmp_path / "runs.sqlite")
+    quiet = HostRow(run="r1", host="quiet", pool="", wave=0, plan="", state="failed", exit=4, message="away")
+    runs.begin("20260101", "provision", {}, "ctl:1", [*rows("waiting", "waiting", "waiting", "waiting"), quiet])
+    runs.started("20260101", ["h0", "h1", "h2"], "")
+    runs.ended("20260101", [HostResult(host="h0"), HostResult(host="h1", exit=1)])
+    hosts = ["h0", "h1", "h2", "h3", "quiet", "never seen"]
+    assert runs.unfinished(hosts) == {"h1": "20260101", "h2": "20260101"}
+    runs.begin("20260102", "provision", {}, "ctl:1", rows("waiting", "waiting"))
+    runs.ended("20260102", [HostResult(host="h0", exit=1), HostResult(host="h1")])
+    assert runs.unfinished(hosts) == {"h0": "20260102", "h2": "20260101"}

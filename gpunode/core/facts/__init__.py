@@ -8,6 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from gpunode.core.facts.cdi import read_cdi
 from gpunode.core.facts.containers import read_containers
@@ -34,7 +35,7 @@ from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.kubelet import kubelets_first
 from gpunode.core.model import ConfigFile, NodeFacts
 
-__all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "parse_probe", "redact"]
+__all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "lasting", "parse_probe", "redact"]
 
 # what changes by itself, or by which no decision of a plan is taken
 VOLATILE = frozenset(
@@ -186,8 +187,8 @@ def _toolkit(probe: Probe) -> str:
     return match[1] if match else ""
 
 
-def facts_hash(facts: NodeFacts) -> str:
-    """sha256 (hex) over what a plan rests on: all facts but VOLATILE ones, files by their hashes.
+def lasting(facts: NodeFacts) -> dict[str, Any]:
+    """What a plan rests on, as data: all facts but VOLATILE ones, files by their hashes.
 
     Equal for two probes of one node between which nothing of consequence changed, also across a reboot.
     """
@@ -203,4 +204,9 @@ def facts_hash(facts: NodeFacts) -> str:
         path: {key: value for key, value in file.items() if key != "data"}
         for path, file in data.get("files", {}).items()
     }
-    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()
+    return kept
+
+
+def facts_hash(facts: NodeFacts) -> str:
+    """sha256 (hex) over what a plan rests on."""
+    return hashlib.sha256(json.dumps(lasting(facts), sort_keys=True).encode()).hexdigest()

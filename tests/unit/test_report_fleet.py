@@ -1,0 +1,82 @@
+"""Many hosts in a few lines."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpunode.core.model import HostResult, Plan, Problem, Step
+from gpunode.core.report_fleet import fleet_text, going_on, plans_text, run_text, stop_text
+
+
+def result(number: int, exit: int = 0, message: str = "done", **extra: object) -> HostResult:
+    return HostResult(host=f"gpu{number:04d}", exit=exit, message=message, extra=extra)
+
+
+def plan(number: int, *steps: str, problem: str = "") -> Plan:
+    made = tuple(Step(role="driver", option=step, title=f"Do {step}", value={}) for step in steps)
+    problems = (Problem(what=problem, fix="mend it"),) if problem else ()
+    return Plan(
+        host=f"gpu{number:04d}", steps=made, problems=problems, reasons=(), warnings=(), facts_hash="", files={}
+    )
+
+
+def test_two_thousand_results_are_a_few_lines() -> None:
+    results = [result(n, seconds=n / 10) for n in range(1900)]
+    results += [result(n, 1, f"gpu{n:04d}: dpkg is broken") for n in range(1900, 1960)]
+    results += [result(n, 4, "no route to host") for n in range(1960, 2000)]
+    text = fleet_text(results)
+    first, *lines = text.splitlines()
+    assert first == "2000 hosts: 1900 done or unchanged, 60 failed, 40 unreachable"
+    assert "      60  HOST: dpkg is broken" in lines and "      40  no route to host" in lines
+    assert "gpu1900, gpu1901, gpu1902, gpu1903, gpu1904, gpu1905, gpu1906, gpu1907 … (60 in all)" in text
+    assert lines[-1].startswith("slowest: gpu1899 3 min, gpu1898 3 min") and len(lines) < 10
+
+
+@pytest.mark.parametrize(
+    ("host", "message", "cause"),
+    [
+        ("gpu1", "gpu1 fails", "HOST fails"),
+        ("gpu1", "gpu1: gpu10 fails", "HOST: gpu10 fails"),
+        ("a", "a place of data", "HOST place of data"),
+        ("10.0.0.1", "10.0.0.1:22 and 10.0.0.10", "HOST:22 and 10.0.0.10"),
+    ],
+)
+def test_the_same_cause_of_two_hosts_is_one(host: str, message: str, cause: str) -> None:
+    assert cause in fleet_text([HostResult(host=host, exit=1, message=message)])
+
+
+def test_very_many_causes_are_counted() -> None:
+    text = fleet_text([result(n, 1, f"reason {n}") for n in range(50)])
+    assert "and 40 other causes" in text and len(text.splitlines()) == 22
+
+
+def test_plans_are_told_once_for_each_kind() -> None:
+    plans = [plan(n) for n in range(1000)] + [plan(n, "files", "activate") for n in range(1000, 1900)]
+    plans += [plan(n, "files") for n in range(1900, 1990)] + [plan(n, problem="no driver") for n in range(1990, 2000)]
+    text = plans_text(plans)
+    assert text.startswith("2000 hosts: 1000 need nothing, 990 have steps to do, 10 refused\n")
+    assert "10  no driver (fix: mend it)" in text
+    at = [text.index("900 hosts like this one: gpu1000,"), text.index("90 hosts like this one: gpu1900,")]
+    assert at == sorted(at) and text.count("Do activate") == 1 and text.count("Do files") == 2
+    assert len(text.splitlines()) < 20
+
+
+def test_a_run_by_its_journal() -> None:
+    states = {f"gpu{n}": "done" if n < 90 else "waiting" for n in range(100)} | {"gpu0": "failed"}
+    text = run_text(states, [HostResult(host="gpu0", exit=1, message="no space", extra={"seconds": 61.0})])
+    assert text.splitlines()[0] == "100 hosts: 89 done, 1 failed, 10 waiting"
+    assert "no space" in text and "slowest: gpu0 61 s" in text
+
+
+def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:
+    results = [result(0, run="r1"), result(1, 1, "broken", run="r1"), result(2, 3, "not begun", run="r1", left=True)]
+    assert stop_text(results) == (
+        "run r1: 1 done, 1 not done, 1 not begun with\n"
+        "  not done: gpu0001\n  not begun with: gpu0002\ngo on: gpunode runs resume r1"
+    )
+    assert going_on(results) == ("r1", "gpunode runs resume r1")
+
+
+@pytest.mark.parametrize("results", [[result(0, run="r1")], [result(0, 3)], [result(0, 4), result(1)]])
+def test_where_there_is_nothing_to_go_on_with_nothing_is_said(results: list[HostResult]) -> None:
+    assert stop_text(results) == "" and going_on(results) == ("", "")

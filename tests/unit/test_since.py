@@ -1,0 +1,113 @@
+"""What is other on a node than a run left it: two probes, and verify --since by the journal."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.errors import GpunodeError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
+from gpunode.core.since import differences, since_checks, state_of
+from gpunode.edge import since
+from gpunode.edge.detect import Detected, Where
+from gpunode.edge.planner import Planner
+from gpunode.edge.runs import HostRow, Runs
+
+PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
+FACTS = parse_probe(PROBE.read_text())
+
+
+def package(version: str) -> dict[str, Package]:
+    return {"nvidia-open": Package(name="nvidia-open", version=version)}
+
+
+def file(text: str, mode: int = 0o644) -> dict[str, ConfigFile]:
+    data = text.encode()
+    return {"/etc/x": ConfigFile(path="/etc/x", data=data, sha256=text, mode=mode)}
+
+
+DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
+    ({}, {}, []),
+    ({"hostname": "a", "boot_id": "1"}, {"hostname": "b", "boot_id": "2"}, []),
+    ({"toolkit": "1.17.0"}, {"toolkit": "1.18.1"}, ["toolkit: 1.17.0 → 1.18.1"]),
+    ({"packages": package("1")}, {"packages": package("2")}, ["packages nvidia-open version: 1 → 2"]),
+    ({}, {"packages": package("2")}, ["packages nvidia-open: none → 2"]),
+    ({"packages": package("1")}, {}, ["packages nvidia-open: 1 → none"]),
+    ({"files": file("one")}, {"files": file("two")}, ["files /etc/x: other content"]),
+    ({"files": file("one")}, {"files": file("one", 0o600)}, ["files /etc/x mode: 0644 → 0600"]),
+    (
+        {"kernels": (Kernel(release="6.1", running=True),)},
+        {"kernels": (Kernel(release="6.1"), Kernel(release="6.2", running=True))},
+        ["kernels 6.1 running: True → none", "kernels 6.2: none → there"],
+    ),
+    (
+        {"services": {"docker": Service(name="docker", active="active")}},
+        {"services": {"docker": Service(name="docker", active="failed")}},
+        ["services docker active: active → failed"],
+    ),
+    ({"cuda": ("12.8",)}, {"cuda": ("12.8", "13.0")}, ["cuda: 12.8 → 12.8, 13.0"]),
+]
+
+
+@pytest.mark.parametrize(("before", "after", "told"), DIFFERENCES)
+def test_what_changed_is_told_in_words(before: dict[str, Any], after: dict[str, Any], told: list[str]) -> None:
+    states = [json.loads(json.dumps(state_of(NodeFacts(**facts)))) for facts in (before, after)]
+    assert list(differences(*states)) == told
+
+
+def test_a_state_holds_no_file_and_no_long_text() -> None:
+    text = json.dumps(state_of(FACTS))
+    assert not any(len(word) > 120 for word in text.split('"'))
+    assert '"data"' not in text and len(text) < len(PROBE.read_text())
+
+
+def test_very_many_differences_are_counted() -> None:
+    many = {f"p{n}": Package(name=f"p{n}", version="1") for n in range(50)}
+    checks = since_checks(state_of(NodeFacts()), state_of(NodeFacts(packages=many)), "r1")
+    assert len(checks) == 21 and checks[-1].message.endswith("and 30 more")
+
+
+# ---------------------------------------------------------------- verify --since
+
+
+@pytest.fixture
+def journal(tmp_path: Path) -> Runs:
+    """A run that left gpu1 as it is, gpu2 with another toolkit, gpu3 half done, gpu4 with nothing written down."""
+    runs = Runs(tmp_path / "runs.sqlite")
+    older = replace(FACTS, toolkit="1.0.0")
+    runs.keep({"now": FACTS, "old": older})
+    row = HostRow(run="r1", host="", pool="all", wave=0, plan="p", state="waiting")
+    runs.begin("r1", "provision", {}, "ctl:1", [replace(row, host=f"gpu{n}") for n in (1, 2, 3, 4)])
+    done = [HostResult(host=f"gpu{n}") for n in (1, 2, 4)]
+    runs.ended("r1", [*done, HostResult(host="gpu3", exit=1, message="no space")], {"gpu1": "now", "gpu2": "old"})
+    return runs
+
+
+def test_only_hosts_that_are_other_than_then_use_their_gpus(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = [Detected(host=f"gpu{n}", facts=replace(FACTS, boot_id=f"of {n}")) for n in range(1, 6)]
+    found.append(Detected(host="gpu6", error=GpunodeError("away")))
+    smoked: list[str] = []
+
+    def verified(hosts: list[Detected], where: Where, planner: Planner, *, smoke: bool) -> list[HostResult]:
+        smoked.extend(one.host for one in hosts if smoke)
+        return [HostResult(host=one.host, exit=int(bool(one.error)), message="verified") for one in hosts]
+
+    monkeypatch.setattr(since, "detect", lambda where, on_done: found)
+    monkeypatch.setattr(since, "verify_found", verified)
+    results = since.verify_since(Where(), Planner(), journal, "r1")
+    told = {r.host: (r.extra["same"], [check.message for check in r.checks]) for r in results}
+    assert told == {
+        "gpu1": (True, []),
+        "gpu2": (False, [f"since r1: toolkit: 1.0.0 → {FACTS.toolkit}"]),
+        "gpu3": (False, ["run r1 did not bring it to an end: no space"]),
+        "gpu4": (False, ["run r1 did not write down what it was like"]),
+        "gpu5": (False, ["this host was not in run r1"]),
+        "gpu6": (False, ["this host was not in run r1"]),
+    }
+    assert smoked == ["gpu2", "gpu3", "gpu4", "gpu5", "gpu6"]
+    assert results[0].message == "as run r1 left it" and results[1].message == "verified"
