@@ -207,7 +207,8 @@ def _result(host: HostRow) -> HostResult:
 
     began, ended = host.started or host.ended, host.ended
     took = datetime.fromisoformat(ended) - datetime.fromisoformat(began) if ended else timedelta()
-    return HostResult(host=host.host, exit=host.exit or 0, message=host.message, extra={"seconds": took.total_seconds()})
+    seconds = {"seconds": took.total_seconds()}
+    return HostResult(host=host.host, exit=host.exit or 0, message=host.message, extra=seconds)
 
 
 def _end(host: HostRow | None) -> dict[str, Any] | None:

@@ -13,6 +13,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "plan.problem": "the spec cannot be met on this node; the fix stands beside it (exit code 5)",
         "plan.ROLE.OPTION": "that option of that role has something to do (exit code 3 when only these fail)",
         "plan.empty": "passes when the node is what the spec asks for",
+        "since.drift": "(warning, with --since) what is other than the run left it",
+        "since.run": "(warning, with --since) the run did not bring this host to an end, or did not have it",
     },
     "Health, from the probe alone (`gpunode verify`)": {
         "gpu.present": "(warning) no NVIDIA GPU is on PCI",

@@ -33,7 +33,8 @@ internal_poll_interval = 0.01
 [connection]
 pipelining = True
 [ssh_connection]
-ssh_args = -o ControlMaster=auto -o ControlPersist=10m
+# without the last two a node behind a network that drops packets is waited for without end
+ssh_args = -o ControlMaster=auto -o ControlPersist=10m -o ServerAliveInterval=20 -o ServerAliveCountMax=6
 """
 
 
