@@ -13,6 +13,7 @@ from gpunode.core.requests_runfile import runfile_value
 from gpunode.core.solve_fabric import IMEX_NODES
 from gpunode.core.sources import SourceFile, sources_path
 from gpunode.core.spec import Spec
+from gpunode.core.spec_source import DISTRIBUTION
 from gpunode.core.state import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.state.image import image_activation
 from gpunode.core.state.toolkit import TAKEN_ALONG
@@ -63,7 +64,9 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     all_of_role = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "packages")}
     solution = case.solution
     part = getattr(solution, role, None)
-    sources = sources_path(part.repository, case.facts) if part else ""  # the role that stands first has written it
+    alone = any(r.name == DISTRIBUTION for r in solution.repositories)
+    names = [part.repository if part else "", *([DISTRIBUTION] if alone else [])]
+    sources = [sources_path(name, case.facts) for name in names if name]  # the role that stands first has written it
     gone = [k.name for k, w in mine.items() if w.value == ABSENT]
     keep = [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)]
     return {
@@ -74,7 +77,8 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         ],
         "remove": gone,
         **({"keep": keep} if keep else {}),
-        "refresh": [key.name for key in case.want.items if key.name == sources],
+        "refresh": [key.name for key in case.want.items if key.name in sources],
+        **({"alone": True} if alone else {}),
         **(
             {"streams": [solution.driver.stream]}
             if role == "driver" and solution.driver and solution.driver.stream

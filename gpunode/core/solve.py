@@ -21,7 +21,8 @@ from gpunode.core.solve_fabric import solve_fabric
 from gpunode.core.solve_gpus import known_gpus
 from gpunode.core.solve_notes import Notes
 from gpunode.core.solve_software import solve_repositories, solve_toolkit
-from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec
+from gpunode.core.spec import CudaSpec, DriverSpec, Spec
+from gpunode.core.spec_source import SourceSpec
 from gpunode.core.spec_toolkit import FabricSpec, ToolkitSpec
 
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from gpunode.core.knowledge import DistroRow, Knowledge, RepositoryKey, version_tuple
 from gpunode.core.model import PackageWant, Repository, ToolkitChoice
 from gpunode.core.solve_notes import Notes
+from gpunode.core.spec_source import DISTRIBUTION, filled_in
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
@@ -70,13 +71,36 @@ def solve_repositories(
 ) -> tuple[Repository, ...]:
     """The repositories named in `used`, at the vendor or at the mirror that the spec's `sources` names."""
     for name in request.sources:
-        if name not in knowledge.repositories:
+        if name not in knowledge.repositories and name != DISTRIBUTION:
             near = difflib.get_close_matches(name, knowledge.repositories, n=1)
             notes.refuse(
                 f"sources.{name}: there is no such repository",
-                f"did you mean {near[0]}?" if near else f"known: {', '.join(knowledge.repositories)}",
+                f"did you mean {near[0]}?" if near else f"known: {', '.join((*knowledge.repositories, DISTRIBUTION))}",
             )
-    return tuple(_repository(name, request, row, knowledge, notes) for name in used)
+    own = (_distribution(request, row, notes),) if DISTRIBUTION in request.sources else ()
+    return (*own, *(_repository(name, request, row, knowledge, notes) for name in used))
+
+
+def _distribution(request: SolveRequest, row: DistroRow, notes: Notes) -> Repository:
+    """The repository that stands for all of the distribution's own."""
+    source = request.sources[DISTRIBUTION]
+    url = filled_in(source.url, _words(request, row, request.arch))
+    if row.family == "arch":
+        notes.refuse(f"sources.{DISTRIBUTION}: gpunode sets up no repositories of pacman", "see docs/air-gap.md")
+    notes.because("repository", f"{DISTRIBUTION} is {url}: the node's own repositories are not asked", "sources")
+    return Repository(
+        name=DISTRIBUTION,
+        url=url,
+        fingerprint=source.fingerprint.replace(" ", "").upper(),
+        source=f"sources.{DISTRIBUTION}",
+        signs="packages" if source.signs == "packages" else "metadata",
+    )
+
+
+def _words(request: SolveRequest, row: DistroRow, arch: str) -> dict[str, str]:
+    """What stands for the placeholders of a URL."""
+    distro = request.distro.replace(":", "-")
+    return {"dir": row.dir, "arch": arch, "distro": distro, "machine": request.arch}
 
 
 def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> Repository:
@@ -86,7 +110,7 @@ def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Kno
     vendor = url.format(dir=row.dir, arch=archs[request.arch])
     key: RepositoryKey = knowledge.keys[table.get("key") or row.signed_by]
     mirror = request.sources.get(name)
-    url = mirror.url if mirror and mirror.url else vendor
+    url = filled_in(mirror.url, _words(request, row, archs[request.arch])) if mirror and mirror.url else vendor
     own_key = bool(mirror and (mirror.key or mirror.fingerprint))
     fingerprint = (mirror.fingerprint.replace(" ", "").upper() if mirror else "") or key.fingerprint
     if url != vendor:
@@ -105,5 +129,5 @@ def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Kno
         key_url=key.url.format(repository=vendor),
         fingerprint=fingerprint,
         source=table["source"],
-        signs=table.get("rpm_signs", "packages"),
+        signs=mirror.signs if mirror and mirror.signs != "auto" else table.get("rpm_signs", "packages"),
     )

@@ -18,6 +18,7 @@ from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
 from gpunode.core.spec_rollout import RolloutSpec, check_rollout
 from gpunode.core.spec_runfile import RunfileSpec, check_runfiles
+from gpunode.core.spec_source import SourceSpec, check_sources
 from gpunode.core.spec_toolkit import FabricSpec, ToolkitSpec, check_toolkit
 
 
@@ -80,15 +81,6 @@ class RuntimesSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class SourceSpec:
-    """Another place for a package repository: a mirror, or a local copy."""
-
-    url: str = option("", "URL of the repository, in place of the vendor's")
-    key: str = option("", "signing key: URL, path on this machine, or the armored text itself")
-    fingerprint: str = option("", "40 hex digits the key must have; needed when the key is not the vendor's")
-
-
-@dataclass(frozen=True, kw_only=True)
 class VerifySpec:
     image: str = option("", "image for the container checks; empty makes a tiny local one from the node's own busybox")
 
@@ -103,7 +95,7 @@ class Spec:
     fabric: FabricSpec = option(FabricSpec(), "NVLink domains and DCGM")
     runtimes: RuntimesSpec = option(RuntimesSpec(), "container engines")
     sources: Mapping[str, SourceSpec] = option(
-        {}, "mirrors, by repository name (nvidia-cuda, nvidia-container-toolkit)"
+        {}, "mirrors, by repository name: nvidia-cuda, nvidia-container-toolkit, or distribution for all the rest"
     )
     proxy: str = option("", "HTTP proxy for the package manager on the nodes; empty means none")
     reboot: Literal["never", "if-needed", "always"] = option(
@@ -223,6 +215,4 @@ def _check(spec: Spec, where: str) -> None:
         )
     check_toolkit(spec.toolkit, spec.fabric, where)
     check_runfiles(spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
-    for name, source in spec.sources.items():
-        if source.fingerprint and not re.fullmatch(r"[0-9A-Fa-f]{40}", source.fingerprint.replace(" ", "")):
-            raise InputError(f"{where}: sources.{name}.fingerprint is {source.fingerprint!r}", expected="40 hex digits")
+    check_sources(spec.sources, where)

@@ -21,7 +21,8 @@ from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.scheduler_rules import SchedulerRules, parse_rules
 from gpunode.core.sharing.mig import Product, parse_mig
-from gpunode.core.spec import SourceSpec, Spec, parse_spec
+from gpunode.core.spec import Spec, parse_spec
+from gpunode.core.spec_source import SourceSpec
 
 if TYPE_CHECKING:
     import yaml

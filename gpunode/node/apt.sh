@@ -19,6 +19,7 @@ Dpkg::Options:: "--force-confdef";
 DPkg::Lock::Timeout "60";
 Dir::Etc::preferences "$GPUNODE_IN/.preferences";
 CONF
+  ! alone || printf 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "%s";\n' "$GPUNODE_IN/.sources" >>"$GPUNODE_IN/.apt.conf"
   apt_preferences
   [ -z "$proxy" ] || printf 'Acquire::http::Proxy "%s";\nAcquire::https::Proxy "%s";\n' "$proxy" "$proxy" >>"$GPUNODE_IN/.apt.conf"
   export DEBIAN_FRONTEND=noninteractive DEBIAN_PRIORITY=critical UCF_FORCE_CONFFOLD=1 APT_LISTCHANGES_FRONTEND=none
@@ -60,20 +61,12 @@ apt_recover() {
     fail "dpkg was interrupted and cannot be finished" "run dpkg --configure -a on the node and mend what it names"
 }
 
-# the source files of this request, as a folder that apt reads in place of sources.list.d
-apt_named_sources() {
-  mkdir -p "$GPUNODE_IN/.sources"
-  requested refresh | while read -r path; do
-    [ ! -e "$path" ] || cp "$path" "$GPUNODE_IN/.sources/"
-  done
-}
-
 # whether apt can be asked: every named source stands there and its lists have been fetched
 apt_configured() {
   requested refresh | while read -r path; do
     [ -e "$path" ] || exit 1
   done || return 1
-  apt_named_sources
+  named_sources
   if [ -n "$(requested refresh)" ]; then
     # shellcheck disable=SC2016  # $(FILENAME) is apt's
     lists=$(apt-get indextargets -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
@@ -91,7 +84,7 @@ apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
 apt_refresh() {
   if [ -n "$(requested refresh)" ]; then
     sources_there
-    apt_named_sources
+    named_sources
     apt_ update -o Dir::Etc::sourcelist=/dev/null -o Dir::Etc::sourceparts="$GPUNODE_IN/.sources" \
       -o APT::Get::List-Cleanup=0 >"$GPUNODE_IN/.update" 2>&1 || apt_update_failed
     # apt before 2.1.13 has no Error-Mode and exits 0

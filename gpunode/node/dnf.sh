@@ -14,6 +14,7 @@ dnf_options() {
     !done && /^\[main\]/ { print "install_weak_deps=False\nbest=True\nobsoletes=True\ncolor=never\nclean_requirements_on_remove=False"; done = 1 }' \
     "$conf" >"$GPUNODE_IN/.dnf.conf" 2>/dev/null
   [ -s "$GPUNODE_IN/.dnf.conf" ] || printf '[main]\ninstall_weak_deps=False\nbest=True\ngpgcheck=1\n' >"$GPUNODE_IN/.dnf.conf"
+  ! alone || sed -i "s|^\[main\]|&\nreposdir=$GPUNODE_IN/.sources|" "$GPUNODE_IN/.dnf.conf"
   use_proxy
 }
 

@@ -114,6 +114,17 @@ use_proxy() {
   [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
 }
 
+# alone: whether the sources of this request are the only ones that may be asked; then they are a folder of their own
+alone() { [ "$(word alone)" = 1 ] && named_sources; }
+
+# the source files of this request, as a folder that stands in place of the node's own
+named_sources() {
+  mkdir -p "$GPUNODE_IN/.sources"
+  requested refresh | while read -r path; do
+    [ ! -e "$path" ] || cp "$path" "$GPUNODE_IN/.sources/"
+  done
+}
+
 # the first source file of the request that does not exist
 missing_source() {
   requested refresh | while read -r path; do

@@ -15,10 +15,11 @@ zypper_options() {
     END { show() }
     function show() { if (!(name in ours)) printf "%s", block; block = ""; name = "" }' - /etc/zypp/locks >"$GPUNODE_IN/.locks" 2>/dev/null
   export ZYPP_CONF="$GPUNODE_IN/.zypp.conf"
+  ! alone || repos=--reposd-dir=$GPUNODE_IN/.sources
 }
 
 # what it writes is for every user of the node to read
-zypper_() { (umask 022 && exec zypper --non-interactive "$@" </dev/null 9>&-); }
+zypper_() { (umask 022 && exec zypper ${repos:+"$repos"} --non-interactive "$@" </dev/null 9>&-); }
 
 # kernel packages, of which several versions are there at a time, also stand as NAME-VERSION, the version as uname -r has
 # it: without the number of the last rebuild

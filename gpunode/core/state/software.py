@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import CudaChoice, FabricChoice, NodeFacts, Reason, Solution
 from gpunode.core.solve_fabric import IMEX_NODES, METRICS, METRICS_TIMER
-from gpunode.core.sources import keyrings_rid_of, render, revoked_files, rival_files, source_files
+from gpunode.core.sources import (
+    keyrings_rid_of,
+    render,
+    revoked_files,
+    rival_files,
+    source_files,
+    sources_path,
+)
+from gpunode.core.spec_source import DISTRIBUTION
 from gpunode.core.state.values import ABSENT, Key, Want, file_value, file_want, no_file, package_want
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
@@ -18,14 +26,16 @@ def wanted_sources(facts: NodeFacts, solution: Solution, templates: Mapping[str,
     seen: set[str] = set()
     for role in ("driver", "fabric", "cuda", "toolkit"):
         part = getattr(solution, role)
-        repository = next((r for r in solution.repositories if part and r.name == part.repository), None)
-        if repository is None or repository.name in seen:
-            continue
-        seen.add(repository.name)
-        for file in source_files(repository, facts, templates):
-            yield Key(role, "sources", file.path), Want(value=file_value(file), data=file)
-        for path in rival_files(repository, facts):
-            yield Key(role, "sources", path), no_file(path)
+        for repository in solution.repositories:
+            if part is None or repository.name not in (part.repository, DISTRIBUTION) or repository.name in seen:
+                continue
+            seen.add(repository.name)
+            for file in source_files(repository, facts, templates):
+                yield Key(role, "sources", file.path), Want(value=file_value(file), data=file)
+            for path in rival_files(repository, facts):
+                yield Key(role, "sources", path), no_file(path)
+    if DISTRIBUTION not in seen and sources_path(DISTRIBUTION, facts) in facts.files:  # the spec names it no longer
+        yield Key("driver", "sources", sources_path(DISTRIBUTION, facts)), no_file(sources_path(DISTRIBUTION, facts))
     yield from _revoked(facts, solution.revoked_keys if seen else ())
 
 
