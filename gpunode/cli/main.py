@@ -29,6 +29,7 @@ COMMANDS = {
     ),
     "sharing": ("gpunode.cli.sharing:sharing", "Share GPUs: MIG profiles, and demands packed onto the fewest GPUs."),
     "kube": ("gpunode.cli.kube:kube", "Kubernetes: objects that make a cluster use its GPUs."),
+    "bundle": ("gpunode.cli.bundle:bundle", "Air gap: all that nodes without a network need, made, checked, served."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "What gpunode knows of the world: where from, how old."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),

@@ -44,6 +44,11 @@ def without(key: bytes, gone: Sequence[str]) -> str:
     return _armored(kept) if kept else ""
 
 
+def binary(key: bytes) -> bytes:
+    """The key or keyring without armor.  Raises InputError."""
+    return b"".join(_blocks(key))
+
+
 def _armored(data: bytes) -> str:
     text = base64.b64encode(data).decode()
     lines = "\n".join(text[at : at + 64] for at in range(0, len(text), 64))

@@ -249,6 +249,11 @@ def _deb_headers(request: SolveRequest, family: Table, kernel: Kernel) -> list[P
     return [PackageWant(name=n) for n in names]
 
 
+def headers_fit(row: DistroRow, family: Table, release: str) -> bool:
+    """Whether a kernel is one of that distribution's, by its release."""
+    return bool(header_packages(row, Kernel(release=release)) if row.kernels else re.match(family["kernel"], release))
+
+
 def _conflicts(
     request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
 ) -> tuple[str, ...]:

@@ -99,8 +99,7 @@ def _distribution(request: SolveRequest, row: DistroRow, notes: Notes) -> Reposi
 
 def _words(request: SolveRequest, row: DistroRow, arch: str) -> dict[str, str]:
     """What stands for the placeholders of a URL."""
-    distro = request.distro.replace(":", "-")
-    return {"dir": row.dir, "arch": arch, "distro": distro, "machine": request.arch}
+    return {"dir": row.dir, "arch": arch, "distro": row.key.replace(":", "-"), "machine": request.arch}
 
 
 def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> Repository:

@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.module_parameters import check_parameters
+from gpunode.core.spec_bundle import BundleSpec, check_bundle
 from gpunode.core.spec_image import ImageSpec, check_image
 from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
 from gpunode.core.spec_option import option
@@ -97,6 +98,7 @@ class Spec:
     sources: Mapping[str, SourceSpec] = option(
         {}, "mirrors, by repository name: nvidia-cuda, nvidia-container-toolkit, or distribution for all the rest"
     )
+    bundle: BundleSpec = option(BundleSpec(), "the bundle that nodes without a network use")
     proxy: str = option("", "HTTP proxy for the package manager on the nodes; empty means none")
     reboot: Literal["never", "if-needed", "always"] = option(
         "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
@@ -197,6 +199,7 @@ def _check(spec: Spec, where: str) -> None:
             expected="auto, distro, none, or three digits such as 580",
             fix="gpunode solve --gpu … shows what fits",
         )
+    check_bundle(spec.bundle, where)
     check_image(spec.image, where)
     check_parameters(spec.driver.module_parameters, where)
     check_rollout(spec.rollout, where)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import os
 import tomllib
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.bundle.upstream import Upstream, parse_archives
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
@@ -29,6 +31,7 @@ if TYPE_CHECKING:
 
 MAX_KEY = MAX_SPEC = 1 << 20  # bytes
 KEY_TIMEOUT = 20  # seconds
+KEYRINGS = ("/usr/share/keyrings", "/etc/pki/rpm-gpg")
 _ARMOR = "-----BEGIN PGP"
 
 
@@ -190,6 +193,20 @@ def resolve_key(repository: Repository, spec: Spec) -> bytes:
             fix="export that one key: gpg --armor --export FINGERPRINT",
         )
     return key
+
+
+def read_key(key: str, proxy: str, wanted: Sequence[str] = ()) -> bytes:
+    """A key by URL, path or text; `wanted` fingerprints are first looked for among the keyrings of this machine."""
+    for path in sorted(p for folder in KEYRINGS for p in Path(folder).glob("*")) if wanted else ():
+        with contextlib.suppress(InputError, OSError):
+            if set(wanted) <= set(fingerprints(path.read_bytes())):
+                return path.read_bytes()
+    return _given_key(key, proxy)
+
+
+def load_archives(distro: str, arch: str) -> tuple[Upstream, ...]:
+    """The public repositories of a distribution (knowledge/archives.toml), () where none is known."""
+    return parse_archives(_table("archives"), distro, arch)
 
 
 def _kept_key(fingerprint: str) -> bytes | None:

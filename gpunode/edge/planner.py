@@ -22,6 +22,7 @@ from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec_kube import SharingSpec
 from gpunode.core.state import Key
 from gpunode.core.state.smoke import smoke_now
+from gpunode.edge.bundle.check import Bundles
 from gpunode.edge.runfile import check_given
 from gpunode.node import script
 
@@ -68,6 +69,7 @@ class Planner:
         self._planned: dict[tuple[object, ...], Planned] = {}
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
+        self._bundles = Bundles()
         parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
 
     @cached_property
@@ -136,6 +138,8 @@ class Planner:
         solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
+        if found := self._bundles.problems(facts, spec, plan):
+            plan = replace(plan, steps=(), problems=found)
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:

@@ -1,0 +1,1 @@
+"""Bundles: all that nodes without a network need, as repositories of their own.  What is pure of it."""

@@ -1,0 +1,176 @@
+"""manifest.json of a bundle: files with checksums, packages with where they are from; and what derives from it."""
+
+from __future__ import annotations
+
+import fnmatch
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import cattrs
+import yaml
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import PackageWant, Problem
+
+FORMAT = "gpunode-bundle 1"
+MANIFEST, SIGNATURE, SUMS, KEY, SBOM = (
+    "manifest.json",
+    "manifest.json.asc",
+    "SHA256SUMS",
+    "keys/bundle.asc",
+    "bundle.spdx.json",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packaged:
+    """One package: `file` is below the bundle, `url` where it was fetched, `checked` what proves whose it is."""
+
+    name: str
+    version: str
+    arch: str
+    file: str
+    sha256: str
+    size: int
+    url: str
+    checked: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stored:
+    """Checksum and size of a file."""
+
+    sha256: str
+    size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetPart:
+    """What the bundle has for one target: what was asked for, and by repository's name its packages."""
+
+    family: str
+    gpus: tuple[str, ...]
+    asked: tuple[str, ...]
+    base: str  # what every node has already: "nothing", or the name of the list that was given
+    repositories: Mapping[str, tuple[Packaged, ...]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """All of a bundle, but for this file and its signature."""
+
+    format: str = FORMAT
+    gpunode: str
+    created: str  # RFC 3339, UTC
+    fingerprint: str  # of the key that was made for this bundle
+    targets: Mapping[str, TargetPart]
+    files: Mapping[str, Stored]
+    images: tuple[str, ...] = ()
+    charts: tuple[str, ...] = ()
+    wheels: tuple[str, ...] = ()
+    notes: tuple[str, ...] = field(default=())
+
+
+def manifest_bytes(manifest: Manifest) -> bytes:
+    return (json.dumps(asdict(manifest), indent=1, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def parse_manifest(data: bytes, where: str) -> Manifest:
+    """Raises InputError for what is no manifest, or one of a later format."""
+    try:
+        plain = json.loads(data)
+        if not isinstance(plain, dict) or plain.get("format") != FORMAT:
+            raise ValueError(f"its format is {plain.get('format') if isinstance(plain, dict) else 'not known'}")
+        return cattrs.structure(plain, Manifest)
+    except (ValueError, KeyError, TypeError, cattrs.BaseValidationError) as error:
+        raise InputError(
+            f"{where} is no manifest of a bundle: {str(error).splitlines()[0]}",
+            expected=FORMAT,
+            fix="make the bundle again: gpunode bundle create",
+        ) from error
+
+
+def sums_text(files: Mapping[str, Stored]) -> str:
+    """What `sha256sum --check` reads."""
+    return "".join(f"{stored.sha256}  {path}\n" for path, stored in sorted(files.items()) if path != SUMS)
+
+
+def repository_folder(target_folder: str, name: str) -> str:
+    """Where a target's repository lies in the bundle."""
+    return f"repos/{target_folder}/{name}"
+
+
+def fragment(manifest: Manifest, url: str, key: str, sha256: str) -> dict[str, Any]:
+    """The part of gpunode.yml that has nodes use this bundle at `url`; `key` is its armored public key.
+
+    `sha256` is that of manifest.json: plan and provision take no other.
+    """
+    names = dict.fromkeys(name for part in manifest.targets.values() for name in part.repositories)
+    base = url.rstrip("/")
+    return {
+        "bundle": {"url": base, "sha256": sha256},
+        "sources": {
+            name: {
+                "url": f"{base}/{repository_folder('{distro}/{machine}', name)}",
+                "key": key,
+                "fingerprint": manifest.fingerprint,
+                "signs": "metadata",
+            }
+            for name in names
+        },
+    }
+
+
+def fragment_text(data: Mapping[str, Any]) -> str:
+    """As YAML, keys as blocks."""
+
+    class Dumper(yaml.SafeDumper):
+        pass
+
+    def text(dumper: yaml.SafeDumper, value: str) -> yaml.ScalarNode:
+        return dumper.represent_scalar("tag:yaml.org,2002:str", value, style="|" if "\n" in value else None)
+
+    Dumper.add_representer(str, text)
+    return yaml.dump(dict(data), Dumper=Dumper, sort_keys=False, width=120)
+
+
+def lacking(manifest: Manifest, target: str, wants: Sequence[PackageWant]) -> tuple[Problem, ...]:
+    """What a plan for that target asks for and the bundle has not."""
+    part = manifest.targets.get(target)
+    if part is None:
+        return (
+            Problem(
+                what=f"the bundle has nothing for {target}",
+                fix=f"make it again with --for {target}; it has {', '.join(sorted(manifest.targets))}",
+            ),
+        )
+    have: dict[str, list[str]] = {}
+    for packages in part.repositories.values():
+        for package in packages:
+            have.setdefault(package.name, []).append(package.version)
+    gone = [
+        f"{want.name} {want.version}".strip()
+        for want in wants
+        if not any(_is(version, want.version or "*") for version in have.get(want.name, ()))
+    ]
+    if not gone:
+        return ()
+    return (
+        Problem(
+            what=f"the bundle lacks {', '.join(gone)} for {target}",
+            fix="make it again from this gpunode.yml: gpunode bundle create",
+        ),
+    )
+
+
+def _is(version: str, pattern: str) -> bool:
+    """Of an rpm neither epoch nor, where the pattern has none, release counts."""
+    plain = version.partition(":")[2] or version
+    return any(fnmatch.fnmatchcase(v, p) for v in (version, plain) for p in (pattern, f"{pattern}-*"))
+
+
+def digest(data: bytes) -> Stored:
+    return Stored(sha256=hashlib.sha256(data).hexdigest(), size=len(data))

@@ -1,0 +1,1 @@
+"""Bundles: made, checked, served, brought to where they are needed."""

@@ -1,0 +1,99 @@
+"""Repositories of apt: the lists of an upstream, their signature checked, and a signed repository of some packages."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import hashlib
+import lzma
+import re
+from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime
+from email.utils import format_datetime, parsedate_to_datetime
+
+from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes, release_text
+from gpunode.core.bundle.upstream import Upstream
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.edge.bundle.store import Web
+from gpunode.edge.openpgp import Signer, check_signature, signed_text
+
+ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
+_UNPACK: dict[str, Callable[[bytes], bytes]] = {
+    ".xz": lzma.decompress,
+    ".gz": gzip.decompress,
+    ".bz2": bz2.decompress,
+    "": bytes,
+}
+
+
+def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, expired: bool = False) -> Iterator[Deb]:
+    """The packages of an upstream.  `expired`: one whose lists are out of date is taken too.
+
+    Raises RefusedError where its signature is not by one of the upstream's fingerprints.
+    """
+    release = _release(upstream, keys, web)
+    if not expired:
+        _in_time(release, upstream)
+    hashes = release_hashes(release)
+    folder = upstream.release_folder
+    names = [""] if upstream.flat else [f"{c}/binary-{ARCHS[arch]}/" for c in upstream.components]
+    for place in names:
+        yield from parse_packages(
+            _index(folder, place, hashes, web).decode("utf-8", "replace"),
+            repository=upstream.name,
+            base=folder if upstream.flat else upstream.url,
+        )
+
+
+def _release(upstream: Upstream, keys: Sequence[bytes], web: Web) -> str:
+    where = f"{upstream.release_folder}/InRelease"
+    if (data := web.read(where)) is not None:
+        return signed_text(data, keys, upstream.fingerprints, where).decode("utf-8", "replace")
+    where = f"{upstream.release_folder}/Release"
+    data, signature = web.read(where), web.read(f"{where}.gpg")
+    if data is None or signature is None:
+        raise GpunodeError(
+            f"{upstream.release_folder} has neither InRelease nor a signed Release",
+            fix="is it a repository of apt? see sources in gpunode.yml and --repositories",
+        )
+    check_signature(data, signature, keys, upstream.fingerprints, where)
+    return data.decode("utf-8", "replace")
+
+
+def _in_time(release: str, upstream: Upstream) -> None:
+    found = re.search(r"^Valid-Until:\s*(.+)$", release, re.M)
+    if found and parsedate_to_datetime(found[1].replace("UTC", "+0000")) < datetime.now(UTC):
+        raise RefusedError(
+            f"{upstream.release_folder}: its lists were valid until {found[1]}",
+            expected="lists that are in time: old ones lack the corrections since",
+            fix="use a mirror that is in step, or take them as they are with --allow-expired (a snapshot, say)",
+        )
+
+
+def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web) -> bytes:
+    """The list of packages in the best form that there is, as Release has it."""
+    for ending, unpack in _UNPACK.items():
+        known = hashes.get(f"{place}Packages{ending}")
+        if known is None or (data := web.read(f"{folder}/{place}Packages{ending}")) is None:
+            continue
+        if hashlib.sha256(data).hexdigest() != known[0]:
+            raise GpunodeError(
+                f"{folder}/{place}Packages{ending} is not the one that the signed Release names",
+                fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
+            )
+        return unpack(data)
+    raise GpunodeError(f"{folder}/{place} has no list of packages that can be read", fix="use another mirror")
+
+
+def apt_repository(debs: Sequence[Deb], *, arch: str, label: str, signer: Signer) -> dict[str, bytes]:
+    """The index files of a flat repository of these packages, signed; its packages lie beside them."""
+    packages = packages_text(debs).encode()
+    indexes = {"Packages": packages, "Packages.gz": gzip.compress(packages, mtime=0)}
+    date = format_datetime(datetime.now(UTC), usegmt=True).replace("GMT", "UTC")
+    release = release_text(indexes, date=date, arch=ARCHS[arch], label=label).encode()
+    return {
+        **indexes,
+        "Release": release,
+        "Release.gpg": signer.signature(release),
+        "InRelease": signer.clearsigned(release),
+    }

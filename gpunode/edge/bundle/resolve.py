@@ -1,0 +1,71 @@
+"""The exact closure of a puzzle, by libsolv, the solver of zypper and dnf."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from gpunode.core.bundle.closure import Puzzle
+from gpunode.core.bundle.deb import Deb
+from gpunode.core.errors import GpunodeError, RefusedError
+
+
+def libsolv() -> Any:
+    """The module solv; raises GpunodeError that says how to get it."""
+    try:
+        import solv
+    except ImportError as error:
+        raise GpunodeError(
+            "making a bundle needs libsolv, which is not there", fix="pip install 'gpunode[bundle]'"
+        ) from error
+    return solv
+
+
+def chosen(puzzle: Puzzle) -> tuple[Deb, ...]:
+    """The packages that together are what was asked.  Raises RefusedError that says what stands against it."""
+    solv = libsolv()
+    pool = solv.Pool()
+    pool.setarch("noarch")
+    repository = pool.add_repo("all")
+    solvables = []
+    for deb, rank in zip(puzzle.debs, puzzle.ranks, strict=True):
+        one = repository.add_solvable()
+        one.name, one.evr, one.arch = deb.name, str(rank), "noarch"
+        solvables.append(one)
+    tokens: dict[tuple[int, ...], Any] = {}
+
+    def token(group: tuple[int, ...]) -> Any:
+        """A name that exactly the packages of the group provide."""
+        if group not in tokens:
+            tokens[group] = pool.Dep(f"any of {len(tokens)}")
+            for number in group:
+                if number < len(solvables):
+                    solvables[number].add_provides(tokens[group])
+        return tokens[group]
+
+    for one, needs, excludes in zip(solvables, puzzle.needs, puzzle.excludes, strict=True):
+        for group in needs:
+            one.add_requires(token(group))
+        if excludes:
+            one.add_conflicts(token(excludes))
+    jobs = [
+        pool.Job(solv.Job.SOLVER_INSTALL | solv.Job.SOLVER_SOLVABLE_PROVIDES, token(group).id) for group in puzzle.asked
+    ]
+    pool.createwhatprovides()
+    solver = pool.Solver()
+    problems = solver.solve(jobs)
+    if problems:
+        raise RefusedError(_words(problems, puzzle, {dep.id: group for group, dep in tokens.items()}))
+    by_id = {one.id: deb for one, deb in zip(solvables, puzzle.debs, strict=True)}
+    return tuple(by_id[one.id] for one in solver.transaction().newsolvables())
+
+
+def _words(problems: Any, puzzle: Puzzle, groups: dict[int, tuple[int, ...]]) -> str:
+    """The first rules that contradict each other, with the names of packages in place of tokens."""
+    said = "; ".join(str(problem) for problem in problems[:3])
+    for token_id, group in groups.items():
+        names = sorted({puzzle.debs[n].name for n in group if n < len(puzzle.debs)}) or ["something no repository has"]
+        place = list(groups).index(token_id)
+        said = said.replace(f"any of {place} ", f"{' or '.join(names[:4])} ").replace(
+            f"any of {place},", f"{' or '.join(names[:4])},"
+        )
+    return f"the packages cannot be had together: {said}"
