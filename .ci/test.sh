@@ -29,7 +29,8 @@ fi
 
 # what some unit tests use, and pass over without
 missing=''
-for tool in strace:strace busybox:busybox setfattr:attr setfacl:acl; do
+for tool in strace:strace busybox:busybox setfattr:attr setfacl:acl chromium:chromium \
+    chromedriver:chromium-driver; do
     command -v "${tool%:*}" >/dev/null || missing="$missing ${tool#*:}"
 done
 [ -e /usr/share/misc/pci.ids ] || missing="$missing pci.ids"

@@ -10,6 +10,7 @@ ALL = (
     "edits",
     "doctor",
     "plan_fleet",
+    "report",
     "fleet_waves",
     "first_provision",
     "converged_ssh_commands",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import Exit, GpunodeError, error_data
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -181,11 +181,6 @@ def print_yaml(data: Any) -> None:
 
 
 # ---------------------------------------------------------------- errors
-
-
-def error_data(error: GpunodeError) -> dict[str, Any]:
-    """The error as plain data, as `--format json` shows it."""
-    return {"what": error.what, "expected": error.expected, "fix": error.fix, "exit": int(error.exit)}
 
 
 def show_error(error: GpunodeError, *, host: str = "") -> None:

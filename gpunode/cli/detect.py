@@ -11,7 +11,6 @@ import click
 
 from gpunode.cli.common import (
     console,
-    error_data,
     format_option,
     print_json,
     print_yaml,
@@ -20,6 +19,7 @@ from gpunode.cli.common import (
     with_probes,
     worst_exit,
 )
+from gpunode.core.errors import error_data
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -36,7 +36,7 @@ MEANING = {
 
 
 def pages() -> dict[str, str]:
-    """File name → Markdown."""
+    """File name → its text."""
     from gpunode.edge.load import load_knowledge
 
     return {
@@ -50,6 +50,7 @@ def pages() -> dict[str, str]:
         "checks.md": docs_tables.checks_page(),
         "knowledge-tables.md": docs_tables.tables_page(load_knowledge()),
         "gpus.md": docs_tables.gpus_page(load_knowledge()),
+        "report.schema.json": report_schema_text(),
     }
 
 
@@ -148,6 +149,16 @@ def faults_page() -> str:
         f"# SXid codes\n\nOf NVSwitches ({known.sxid_source}).\n\n"
         f"| code | what | class | meaning | what to do |\n|---|---|---|---|---|\n{switch}\n"
     )
+
+
+# ---------------------------------------------------------------- what a report holds
+
+
+def report_schema_text() -> str:
+    """The JSON Schema of `gpunode report --format json`, as `--schema` prints it."""
+    from gpunode.core.reports.schema import report_schema
+
+    return json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
 # ---------------------------------------------------------------- what the solver chooses

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import (
-    error_data,
     format_option,
     print_json,
     show_error,
@@ -16,7 +15,7 @@ from gpunode.cli.common import (
     with_probes,
     worst_exit,
 )
-from gpunode.core.errors import Exit
+from gpunode.core.errors import Exit, error_data
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Where

@@ -10,7 +10,6 @@ import click
 
 from gpunode.cli.common import (
     Command,
-    error_data,
     format_option,
     print_json,
     show_error,
@@ -18,7 +17,7 @@ from gpunode.cli.common import (
     with_probes,
     worst_exit,
 )
-from gpunode.core.errors import Exit
+from gpunode.core.errors import Exit, error_data
 
 if TYPE_CHECKING:
     from gpunode.core.lockfile import Lock

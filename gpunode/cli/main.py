@@ -20,6 +20,7 @@ COMMANDS = {
     "uninstall": ("gpunode.cli.undo:uninstall", "Take all of it back: nodes as they were before gpunode."),
     "rollback": ("gpunode.cli.undo:rollback", "Take the last run back: nodes as an earlier run left them."),
     "runs": ("gpunode.cli.runs:runs", "What was run when, and what came of it: list, show, resume, diff."),
+    "report": ("gpunode.cli.report:report", "The state of a fleet on one page: HTML, JSON, JUnit or Markdown."),
     "lock": ("gpunode.cli.lock:lock", "Record exact versions for each class of hosts, for --locked."),
     "check-boot": ("gpunode.cli.check_boot:check_boot", "Say whether the GPU will work after the next boot."),
     "doctor": ("gpunode.cli.doctor:doctor", "Find what is wrong with a node, or in logs: cause, evidence, fix."),

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import (
-    error_data,
     format_option,
     print_json,
     show_error,
@@ -78,7 +77,12 @@ def plan(
     if output:
         workflow.write_plan(output, hosts, where, planner)
         written = write_shards(output, hosts, where, shards) if shards else []
-    show_plans(hosts, output_format=output_format, diff=diff)
+    if output_format == "json":
+        from gpunode.edge.report_data import plans_data
+
+        print_json({"hosts": plans_data(hosts, planner)})
+    else:
+        show_plans(hosts, diff=diff)
     if output and output_format == "text":
         click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
         for shard in written:
@@ -86,17 +90,11 @@ def plan(
     return worst_exit(h.exit for h in hosts)
 
 
-def show_plans(hosts: list[HostPlan], *, output_format: str, diff: bool) -> None:
-    """Plans on stdout, in the asked format; hosts in error on stderr (text) or as objects (JSON)."""
-    from gpunode.core.report import MANY, plan_data, plan_text
+def show_plans(hosts: list[HostPlan], *, diff: bool) -> None:
+    """Plans on stdout; hosts in error on stderr."""
+    from gpunode.core.report import MANY, plan_text
     from gpunode.core.report_fleet import plans_text
 
-    if output_format == "json":
-        found = [
-            plan_data(h.plan) if h.plan else {"host": h.host, "error": h.error and error_data(h.error)} for h in hosts
-        ]
-        print_json({"hosts": found})
-        return
     plans = [h.plan for h in hosts if h.plan]
     if len(plans) > MANY:
         click.echo(plans_text(plans, diff=diff))

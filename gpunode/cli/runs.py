@@ -156,7 +156,7 @@ def resume(
         found = probe([host for host in find_hosts(where) if host.host in left], where, on_done=on_done)
     hosts = [workflow.plan_one(one, planner) for one in found]
     if output_format == "text":
-        show_plans(hosts, output_format=output_format, diff=False)
+        show_plans(hosts, diff=False)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
     with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:

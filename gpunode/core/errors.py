@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from typing import Any
 
 
 class Exit(IntEnum):
@@ -69,3 +70,8 @@ class InterruptedByUser(GpunodeError):
     """Ctrl-C, or the question was answered with no."""
 
     exit = Exit.INTERRUPTED
+
+
+def error_data(error: GpunodeError) -> dict[str, Any]:
+    """The error as plain data, as `--format json` shows it."""
+    return {"what": error.what, "expected": error.expected, "fix": error.fix, "exit": int(error.exit)}

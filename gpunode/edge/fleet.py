@@ -25,6 +25,7 @@ from gpunode.edge.detect import Where, probe
 from gpunode.edge.events import EventLog
 from gpunode.edge.kubeconfig import connect
 from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.report_data import keep_results
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.runs import HostRow, Runs
@@ -32,6 +33,7 @@ from gpunode.edge.state import new_run, write_private
 from gpunode.edge.workflow import (
     CONFIG,
     INVENTORY,
+    PLAN,
     HostPlan,
     ansible_arguments,
     inventory_sources,
@@ -155,8 +157,9 @@ class _Run:
         rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
-        if self.own != self.folder and (self.folder / CONFIG).exists():
-            write_private(self.own / CONFIG, (self.folder / CONFIG).read_text(encoding="utf-8"))
+        for name in (CONFIG, PLAN) if self.own != self.folder else ():
+            if (self.folder / name).exists():
+                write_private(self.own / name, (self.folder / name).read_text(encoding="utf-8"))
         if self.runs:
             self._begin(self.runs, pools, classes, untouched)
         try:
@@ -248,7 +251,10 @@ class _Run:
         again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
         after = {found.host: plan_one(found, self.planner) for found in again}
         self._seen(list(after.values()))
-        return {h: _result(self.todo[h], done.get(h), after.get(h), check=self.check) for h in job.hosts}
+        results = {h: _result(self.todo[h], done.get(h), after.get(h), check=self.check) for h in job.hosts}
+        if self.runs:
+            self._keep(results, after)
+        return results
 
     def _seen(self, hosts: Sequence[HostPlan]) -> None:
         """Keep what hosts are like after their play."""
@@ -261,7 +267,14 @@ class _Run:
 
     def _verify(self, hosts: Sequence[str]) -> Results:
         found = probe([self.todo[host].detected for host in hosts], self.where)
-        return {result.host: result for result in verify_found(found, self.where, self.planner)}
+        results = {result.host: result for result in verify_found(found, self.where, self.planner)}
+        self._keep(results, {one.host: plan_one(one, self.planner) for one in found})
+        return results
+
+    def _keep(self, results: Results, after: Mapping[str, HostPlan]) -> None:
+        """What came of hosts, and what was found on them then, for `gpunode report`."""
+        with self._lock:
+            keep_results(self.own, results.values(), after, self.planner)
 
     def _started(self, job: Job) -> None:
         with self._lock:

@@ -21,6 +21,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import HostResult, NodeFacts
+from gpunode.core.reports.model import RunState
 from gpunode.core.since import state_of
 from gpunode.edge.state import state_dir
 
@@ -84,7 +85,7 @@ class HostRow:
     pool: str
     wave: int
     plan: str
-    state: str  # waiting, running, done, failed
+    state: RunState
     exit: int | None = None
     step: str = ""
     message: str = ""

@@ -11,7 +11,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.health import health_checks
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.playbook import HEADER, dump, make_inventory, make_playbook
-from gpunode.core.report import PLAN_FORMAT, plan_data, plan_exit
+from gpunode.core.report import PLAN_FORMAT, plan_exit
 from gpunode.core.requests_smoke import parse_checks, smoke_files
 from gpunode.core.state.image import prepares
 from gpunode.edge.detect import Detected, Where, detect
@@ -73,6 +73,8 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     """
     import json
 
+    from gpunode.edge.report_data import plans_data
+
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
     sources = inventory_sources(where)
@@ -80,7 +82,8 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     data = {
         "format": PLAN_FORMAT,
         "inventory": sources,
-        "hosts": [plan_data(p) for p in plans],
+        "hosts": plans_data([h for h in hosts if h.planned], planner),
+        "errors": plans_data([h for h in hosts if not h.planned], planner),
         "spec": planner.spec_data,
     }
     write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")

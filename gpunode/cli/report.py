@@ -1,0 +1,97 @@
+"""gpunode report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, spec_option
+
+if TYPE_CHECKING:
+    from gpunode.core.reports.model import Report
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode report -o report.html                     (of the last run)\n"
+    "  gpunode report 20261121 --format markdown\n"
+    "  gpunode report review/ -o review.html             (of a plan: gpunode plan -o review/)\n"
+    "  gpunode report --from probes/ --format junit -o junit.xml\n"
+    "  gpunode report --schema\n\n"
+    "Exit codes: 0 the report was made, whatever it says; 2 there is nothing to make it from."
+)
+@click.argument("source", default="last", metavar="[RUN|PLAN]")
+@click.option(
+    "--from",
+    "folder",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Saved probes (HOST.probe) and results (*.json of verify, plan, detect); a folder in it is a pool.",
+)
+@spec_option
+@click.option("--title", default="", help="The headline, in place of the name of what it is about.")
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there.")
+@click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
+@format_option("html", "json", "junit", "markdown")
+def report(
+    source: str,
+    folder: Path | None,
+    spec_data: dict[str, Any],
+    title: str,
+    output: Path | None,
+    schema: bool,
+    output_format: str,
+) -> int:
+    """The state of a fleet on one page: problems first, pools, versions, GPUs, drift, the timeline of a run.
+
+    RUN is a run's name, the beginning of one, or `last`; PLAN a file or folder that `gpunode plan` wrote. With --from,
+    a gpunode.yml (-c, or that of the current folder) says what the probes are compared with.
+    """
+    from dataclasses import replace
+
+    from gpunode.core.errors import InputError
+    from gpunode.edge import report as sources
+
+    if schema:
+        from gpunode.core.reports.schema import report_schema
+
+        print_json(report_schema())
+        return 0
+    if folder and source != "last":
+        raise InputError(f"{source} and --from given together", fix="name one of them")
+    if output_format == "html" and not output and sys.stdout.isatty():
+        raise InputError("a page of HTML is not for a terminal", fix="-o report.html, or --format markdown")
+    made = sources.of_folder(folder, spec_data) if folder else sources.report_of(source)
+    text = _text(replace(made, title=title or made.title), output_format)
+    if output is None:
+        click.echo(text, nl=False)
+        return 0
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
+    click.echo(f"written: {output}, {len(made.hosts)} hosts", err=True)
+    return 0
+
+
+def _text(made: Report, output_format: str) -> str:
+    if output_format == "json":
+        from gpunode.core.reports.schema import report_data
+
+        return json.dumps(report_data(made), indent=2, ensure_ascii=False) + "\n"
+    if output_format == "junit":
+        from gpunode.core.reports.junit import junit_text
+
+        return junit_text(made)
+    if output_format == "markdown":
+        from gpunode.core.reports.markdown import markdown_text
+
+        return markdown_text(made)
+    from gpunode.core.reports.html import html_text
+    from gpunode.edge.report import load_page
+
+    return html_text(made, load_page())

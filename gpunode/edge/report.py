@@ -1,0 +1,211 @@
+"""Reads what a report is made from: a run of this controller, a plan, or a folder of probes and results."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from gpunode import __version__
+from gpunode.core.errors import GpunodeError, InputError, error_data
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.report import plan_data
+from gpunode.core.reports import make_host, make_report
+from gpunode.core.reports.model import Host, HostRun, Report, Run, Seen
+from gpunode.core.reports.schema import seen_from
+from gpunode.core.reports.seen import see
+from gpunode.edge.detect import Where, detect
+from gpunode.edge.planner import Planner
+from gpunode.edge.report_data import RESULTS
+from gpunode.edge.runs import HostRow, Runs
+from gpunode.edge.state import state_dir
+
+_KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "error"}  # of a host's JSON → what it is
+_EXPECTED = "JSON of gpunode plan, verify, provision or detect (--format json)"
+
+
+def load_page() -> dict[str, str]:
+    """What html_text makes the page of."""
+    folder = files("gpunode") / "templates"
+    return {name: (folder / name).read_text(encoding="utf-8") for name in ("report.html.j2", "report.css", "report.js")}
+
+
+def report_of(source: str) -> Report:
+    """The report of a run (its name, the beginning of one, or last), or of a plan's file or folder.
+
+    Raises InputError when there is none.
+    """
+    path = Path(source)
+    if path.is_dir():
+        path = path / "plan.json"
+    if path.is_file():
+        return of_plan(path)
+    if path.suffix or len(path.parts) > 1:
+        raise InputError(f"{source}: no such plan", expected="a file or folder that gpunode plan wrote, or a run")
+    return of_run(source)
+
+
+def of_run(name: str) -> Report:
+    """A run of this controller: all hosts that it was asked for, also those that it had nothing to do on."""
+    journal = Runs()
+    run = journal.get(name)
+    folder = state_dir() / "runs" / run.name
+    plans = {host["host"]: host for host in _recorded(folder / "plan.json")}
+    results = _results(folder / RESULTS)
+    rows = {row.host: row for row in journal.hosts(run.name)}
+    hosts = [_of_row(row, plans.get(row.host), results.get(row.host)) for row in rows.values()]
+    hosts += [_of_data(plan) for host, plan in plans.items() if host not in rows]
+    status = run.status if run.status != "running" or run.alive else "killed"
+    told = Run(
+        name=run.name,
+        verb=run.verb,
+        status=status,
+        started=run.started,
+        ended=run.ended,
+        controller=run.controller.rpartition(":")[0],
+    )
+    return _report(hosts, title=f"{run.verb} {run.name}", source=f"run {run.name}", run=told)
+
+
+def of_plan(path: Path) -> Report:
+    """A plan as `gpunode plan -o DIR` or `gpunode plan --format json` wrote it."""
+    data = _json(path)
+    hosts = [_of_data(host) for host in [*_hosts(data, path), *data.get("errors", ())]]
+    return _report(hosts, title=f"Plan {path.parent.name if path.name == 'plan.json' else path.stem}", source=str(path))
+
+
+def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
+    """HOST.probe, HOST/probe.txt and *.json (results of verify, plans, facts) of a folder; folders in it are pools.
+
+    With `spec_data` the probes are also compared with that gpunode.yml.
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder}: no such folder", fix="gpunode detect HOST… --save DIR makes one")
+    found: dict[str, dict[str, Any]] = {}
+    planner = Planner(spec_data, to_run=False)
+    for path in sorted([*folder.rglob("*.probe"), *folder.rglob("probe.txt")]):
+        own = path.parent if path.name == "probe.txt" else path.with_suffix("")
+        pool = _pool(own, folder)
+        name = own.name if own.name not in found else f"{pool}/{own.name}"
+        found[name] = {"pool": pool, **_of_probe(path, own.name, planner, compare=bool(spec_data))}
+    for path in sorted(folder.rglob("*.json")):
+        for host in _hosts(_json(path), path):
+            told = _told(host, planner.knowledge, path)
+            known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
+            known |= {key: value for key, value in told.items() if value or key not in known}
+    if not found:
+        raise InputError(f"{folder}: neither a probe nor *.json in it", fix="gpunode detect HOST… --save DIR")
+    hosts = [make_host(name, **told) for name, told in found.items()]
+    return _report(hosts, title=folder.resolve().name, source=f"folder {folder}")
+
+
+def _report(hosts: list[Host], *, title: str, source: str, run: Run | None = None) -> Report:
+    made = f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    return make_report(hosts, title=title, made=made, version=__version__, source=source, run=run)
+
+
+# ---------------------------------------------------------------- one host
+
+
+def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Host:
+    """A host of a run; one without a pool had nothing to be done on it, or nothing could be."""
+    if not row.pool:
+        return _of_data(plan) if plan else make_host(row.host, result={"exit": row.exit}, said=row.message)
+    run = HostRun(
+        wave=row.wave,
+        state=row.state,
+        exit=row.exit,
+        step=row.step,
+        started=row.started,
+        ended=row.ended,
+        changed=tuple((result or {}).get("changed", ())),
+    )
+    seen = _seen(result) or _seen(plan)
+    return make_host(row.host, pool=row.pool, seen=seen, plan=plan, result=result, run=run, said=row.message)
+
+
+def _of_data(host: Mapping[str, Any]) -> Host:
+    """A host of a plan's JSON."""
+    error = host.get("error")
+    return make_host(
+        host["host"], pool=host.get("pool", ""), seen=_seen(host), plan=None if error else host, error=error
+    )
+
+
+def _pool(path: Path, folder: Path) -> str:
+    """train of DIR/train/gpu1, "" of DIR/gpu1."""
+    return "" if folder in (path, path.parent) else str(path.parent.relative_to(folder))
+
+
+def _of_probe(path: Path, name: str, planner: Planner, *, compare: bool) -> dict[str, Any]:
+    """What a saved probe says, for make_host; of one that cannot be read the error."""
+    try:
+        [found] = detect(Where(probes=(path,)))
+        assert found.facts
+        seen = see(found.facts, planner.knowledge)
+    except InputError as error:
+        return {"error": error_data(error) | {"exit": 1}}
+    if not compare:
+        return {"seen": seen}
+    try:
+        return {"seen": seen, "plan": plan_data(planner.plan(name, found.facts).plan)}
+    except GpunodeError as error:
+        return {"seen": seen, "error": error_data(error)}
+
+
+def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
+    """What a host's JSON says, for make_host."""
+    from gpunode.core.facts import facts_from_data
+
+    kind = next((kind for key, kind in _KEYS.items() if host.get(key) is not None), "")
+    if not kind:
+        raise InputError(f"{path}: nothing is known of {host['host']}", expected=_EXPECTED)
+    if kind == "facts":
+        return {"seen": see(facts_from_data(host["facts"]), knowledge)}
+    told = {kind: host["error"] if kind == "error" else host, "seen": _seen(host)}
+    return told | ({"pool": host["pool"]} if host.get("pool") else {})
+
+
+def _seen(data: Mapping[str, Any] | None) -> Seen | None:
+    return seen_from(data["found"]) if data and data.get("found") else None
+
+
+# ---------------------------------------------------------------- files
+
+
+def _recorded(path: Path) -> Iterator[dict[str, Any]]:
+    """The hosts of a run's plan; a run of an earlier gpunode may have none."""
+    if path.is_file():
+        data = _json(path)
+        yield from [*_hosts(data, path), *data.get("errors", ())]
+
+
+def _results(path: Path) -> dict[str, dict[str, Any]]:
+    """The last line of each host.  A line that was cut off when the controller died is passed over."""
+    found: dict[str, dict[str, Any]] = {}
+    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        found[row["host"]] = row
+    return found
+
+
+def _json(path: Path) -> dict[str, Any]:
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: {said}", expected=_EXPECTED) from error
+    return data if isinstance(data, dict) else {}
+
+
+def _hosts(data: Mapping[str, Any], path: Path) -> list[dict[str, Any]]:
+    hosts = data.get("hosts")
+    if not isinstance(hosts, list) or not all(isinstance(h, dict) and "host" in h for h in hosts):
+        raise InputError(f"{path}: names no hosts", expected=_EXPECTED)
+    return hosts
