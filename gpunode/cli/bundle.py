@@ -34,8 +34,8 @@ def bundle() -> None:
     epilog="Examples:\n\n\b\n"
     "  gpunode bundle create --for ubuntu:24.04/x86_64,debian:12/x86_64 --gpu 10de:2330 -o bundle\n"
     "  gpunode bundle create -c gpunode.yml --probe saved/ -o bundle.tar\n"
-    "  gpunode bundle create --for debian:12/x86_64 --gpu H100 --package nvtop --base base.txt \\\n"
-    "      --repositories debian:12/x86_64=/etc/apt/sources.list.d --url http://depot/gpu -o bundle\n\n"
+    "  gpunode bundle create --for debian:12/x86_64 --gpu H100 --package nvtop --base base.txt -o bundle\n"
+    "  gpunode bundle create --for rocky:9/x86_64 --gpu H100 --repositories rocky:9/x86_64=yum.repos.d -o bundle\n\n"
     "Exit codes: 0 made, 1 something cannot be fetched, 2 usage, 5 a signature, or packages that do not go together."
 )
 @click.option("--for", "targets", multiple=True, metavar="DISTRO/ARCH,…", help="Targets, such as ubuntu:24.04/x86_64.")
