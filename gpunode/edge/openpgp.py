@@ -13,6 +13,7 @@ from pathlib import Path
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.openpgp import binary
 
+KEY_KIND = "rsa3072"  # every apt, rpm and zypper that is still served takes it
 _FIX = "apt-get install gnupg gpgv, or dnf install gnupg2"
 
 
@@ -91,7 +92,7 @@ def signer(owner: str) -> Iterator[Signer]:
     with tempfile.TemporaryDirectory(prefix="gpg-", dir="/tmp") as folder:
         home = Path(folder)
         try:
-            _gpg(home, "--passphrase", "", "--quick-generate-key", owner, "rsa3072", "sign", "never")
+            _gpg(home, "--passphrase", "", "--quick-generate-key", owner, KEY_KIND, "sign", "never")
             listed = _gpg(home, "--with-colons", "--list-keys").decode()
             fingerprint = next(line.split(":")[9] for line in listed.splitlines() if line.startswith("fpr:"))
             yield Signer(home=home, fingerprint=fingerprint, public=_gpg(home, "--armor", "--export", fingerprint))
