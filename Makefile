@@ -7,16 +7,25 @@ SCENARIOS ?= default docker containerd-v3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint unit test test-all demo picture bench docs site clean
+.PHONY: help install check lint unit test test-all demo picture bench docs site release audit clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
 install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that its checks need
 
-$(VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml | $(COLLECTION)/roles $(COLLECTION)/playbooks
 	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+	@touch $@
+
+# An sdist has the collection's folders once; an editable install finds them by links, as a clone has them.
+COLLECTION := gpunode/collection/ansible_collections/gpunode/node
+$(COLLECTION)/roles $(COLLECTION)/playbooks:
+	ln -s ../../../../../$(@F) $@
+
+$(VENV)/.release: $(VENV)/.installed
+	$(BIN)/pip install --quiet --editable '.[release]'
 	@touch $@
 
 $(VENV)/.molecule: $(VENV)/.installed
@@ -54,6 +63,17 @@ docs: install  ## write the generated pages of docs/ anew
 
 site: install  ## build the documentation as a site into build/site; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+release: $(VENV)/.release  ## everything of a release into dist/: wheel, sdist, collection, bill of materials, licences, audit, sums
+	rm -rf dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py build dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py bill dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py sums dist
+
+audit: $(VENV)/.release  ## which known holes what a release brings with it has (asks PyPI)
+	@mkdir -p .cache/audit
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py build .cache/audit
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py audit .cache/audit
 
 clean:  ## remove lab nodes, .venv and caches
 	@if [ -x $(BIN)/gpunode ]; then $(BIN)/gpunode lab down --all; fi

@@ -10,9 +10,16 @@ check() {
     "$@" || failed="$failed $name"
 }
 
-# Scripts without .sh (stand-ins, .ci/run) are known by their first line.
+# Scripts without .sh (stand-ins, .ci/run) are known by their first line.  An unpacked sdist has no git to ask.
 shell_files() {
-    { git ls-files '*.sh'; git grep -lIE '^#! ?/bin/sh' -- ':!*.md' ':!*.py'; } | sort -u
+    if git ls-files --error-unmatch .ci/lint.sh >/dev/null 2>&1; then
+        { git ls-files '*.sh'; git grep -lIE '^#! ?/bin/sh' -- ':!*.md' ':!*.py'; } | sort -u
+    else
+        set -- -path './.venv' -prune -o -path './.*_cache' -prune -o -type f
+        { find . "$@" -name '*.sh' -print
+          find . "$@" ! -name '*.md' ! -name '*.py' -exec grep -lIE '^#! ?/bin/sh' {} +
+        } | sort -u
+    fi
 }
 
 check ruff-format ruff format --check --quiet .
