@@ -28,6 +28,6 @@ check mypy mypy
 # shellcheck disable=SC2046 # the list is meant to be split; no tracked name has a space
 check shellcheck shellcheck --external-sources $(shell_files)
 check ansible-lint ansible-lint --offline --profile production roles playbooks
-check site env NO_MKDOCS_2_WARNING=1 mkdocs build --strict --quiet
+check site env NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 [ -z "$failed" ] || echo "failed:$failed" >&2
 [ -z "$failed" ]

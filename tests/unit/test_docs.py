@@ -97,14 +97,15 @@ def test_every_page_is_in_the_index() -> None:
     assert {p.name for p in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
 
 
-# A shown command is a line "gpunode …" or "$ gpunode …" of a ```console block; other blocks hold files and output.
+# A shown command is a line "$ gpunode …" of a ```console block, or "gpunode …" where none has a $; the rest is output.
 BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def shown_commands(text: str) -> Iterator[str]:
     for block in BLOCK.findall(text):
         joined = block.replace("\\\n", " ")
-        lines = (line.removeprefix("$ ") for line in joined.splitlines())
+        told = [line for line in joined.splitlines() if line.startswith("$ ")] or joined.splitlines()
+        lines = (line.removeprefix("$ ") for line in told)
         yield from (line for line in lines if re.match(r"(?:gpunode|python -m gpunode|make) ", line))
 
 
@@ -117,7 +118,7 @@ def complaint(words: list[str]) -> str:
     """What is wrong with `gpunode WORDS`: an unknown command or option; "" when nothing is.  Runs nothing."""
     command: click.Command = cli
     ctx = click.Context(cli, info_name="gpunode")
-    while isinstance(command, click.Group) and words:
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         found = command.get_command(ctx, words[0])
         if found is None:
             return f"no command {words[0]!r}"

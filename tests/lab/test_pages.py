@@ -1,0 +1,155 @@
+"""The tutorial and the how-tos, followed word for word on lab nodes.
+
+A how-to calls its nodes gpu1, ws1 or k1; files of variables beside its inventory lead these to lab nodes and their
+package repositories.  Where a page means the reader's own machine, or a program of it, a lab node stands for it.
+The cluster is the API of tests/unit/api_server.py.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from page import Reader
+
+from gpunode import lab as labs
+from gpunode.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT / "tests/unit"))
+
+from api_nodes import Nodes  # noqa: E402
+from api_server import ApiServer, workloads_become_ready  # noqa: E402
+from kube_cluster import node as cluster_node  # noqa: E402
+from test_kube_nodes import K3S, KUBELET  # noqa: E402
+
+pytestmark = pytest.mark.lab
+LabUp = Callable[..., Lab]
+
+
+def test_the_tutorial(lab_up: LabUp, tmp_path: Path) -> None:
+    """In a copy of the tracked files, with a virtual environment of its own, as a newcomer has it."""
+    clone = tmp_path / "gpunode"
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, listed.split("\0")):
+        (clone / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy2(ROOT / name, clone / name, follow_symlinks=False)
+    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "XDG_STATE_HOME")}
+    python = Path(os.path.realpath(sys.executable)).parent
+    reader = Reader(clone, kept | {"PATH": f"{python}:/usr/sbin:/usr/bin:/sbin:/bin"})
+    try:
+        assert reader.follow((ROOT / "docs/tutorial.md").read_text()) > 20
+    finally:
+        reader.close()
+        labs.down(["tutorial"])
+
+
+class Site:
+    """A folder in which a how-to is followed, and lab nodes for the hosts that it names."""
+
+    def __init__(self, folder: Path, state: Path, lab_up: LabUp) -> None:
+        self.folder, self._up = folder, lab_up
+        self.environment = {
+            **os.environ,
+            "PATH": f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "XDG_STATE_HOME": str(state),
+        }
+        program = folder / "bin/gpunode"
+        program.parent.mkdir(parents=True)
+        program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpunode "$@"\n')
+        program.chmod(0o755)
+
+    def host(self, name: str, **shape: Any) -> Lab:
+        """A node that the page calls `name`."""
+        lab = self._up(1, name=f"t-page-{name}", **shape)
+        found = yaml.safe_load(lab.inventory.read_text())["all"]
+        variables = found["vars"] | {"ansible_host": lab.nodes[0].address}
+        variables["gpunode_spec"] = yaml.safe_load(lab.spec.read_text())
+        (self.folder / "host_vars").mkdir(exist_ok=True)
+        (self.folder / f"host_vars/{name}.yml").write_text(yaml.safe_dump(variables))
+        return lab
+
+    def follow(self, page: str, instead: dict[str, str] | None = None) -> None:
+        reader = Reader(self.folder, self.environment, instead=instead or {})
+        try:
+            assert reader.follow((ROOT / "docs/how-to" / page).read_text()) > 0
+        finally:
+            reader.close()
+
+
+@pytest.fixture
+def site(tmp_path: Path, lab_up: LabUp) -> Site:
+    return Site(tmp_path / "site", tmp_path / "state", lab_up)
+
+
+@pytest.fixture
+def cluster(site: Site) -> Iterator[ApiServer]:
+    """A cluster that the page's kubeconfig leads to."""
+    server = ApiServer()
+    server.controllers.append(workloads_become_ready)
+    Nodes(server)
+    site.environment["KUBECONFIG"] = str(server.kubeconfig(site.folder / "kubeconfig"))
+    yield server
+    server.close()
+    assert server.unexpected == []
+
+
+def at(lab: Lab, command: str) -> str:
+    done = lab.run(lab.nodes[0], command)
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return str(done.stdout)
+
+
+def on(lab: Lab, program: str) -> str:
+    """A program of the node's, as a command of this machine."""
+    return f"ssh -F {lab.ssh_config} {lab.nodes[0].name} {program}"
+
+
+def test_docker_workstation(site: Site) -> None:
+    lab = site.host("localhost", distro="debian:12", gpus=("h100",), nouveau=True)
+    site.follow(
+        "docker-workstation.md",
+        {"plan --local": "plan -i hosts.yml", "provision --local": "provision -i hosts.yml",
+         "verify --local": "verify -i hosts.yml", "docker info --format": on(lab, "docker info --format"),
+         "'{{.": "\"'{{.", "}}'": "}}'\""},
+    )  # fmt: skip
+    assert "nvidia-container-runtime" in at(lab, "cat /etc/docker/daemon.json")
+
+
+def test_kubeadm_and_then_awx(site: Site, cluster: ApiServer) -> None:
+    lab = site.host("gpu1", distro="debian:12", gpus=("h100",), nouveau=True)
+    at(lab, re.sub(r"v1\.30\.14", "v1.34.2", KUBELET))
+    cluster.put(cluster_node("gpu1", address=lab.nodes[0].address, allocatable={"nvidia.com/gpu": "1"}))
+    site.follow("kubeadm.md")
+    site.follow("awx.md")
+    assert "cuda-12.8" in at(lab, "ls /usr/local")
+
+
+def test_k3s(site: Site, cluster: ApiServer) -> None:
+    lab = site.host("k1", distro="debian:12", gpus=("h100",), engines=("containerd",))
+    at(lab, K3S.replace("v1.28.9", "v1.34.2"))
+    cluster.put(cluster_node("k1", address=lab.nodes[0].address, allocatable={"nvidia.com/gpu": "1"}))
+    site.follow("k3s.md")
+    assert "default-runtime: nvidia" in at(lab, "cat /etc/rancher/k3s/config.yaml")
+
+
+def test_mixed_fleet(site: Site) -> None:
+    training = site.host("gpu1", distro="debian:12", gpus=("h100", "h100"), engines=("containerd",))
+    workstation = site.host("ws1", distro="debian:13", gpus=("10de:2204",))
+    site.follow("mixed-fleet.md")
+    assert "cuda-12.8" in at(workstation, "ls /usr/local")
+    assert "cuda" not in at(training, "ls /usr/local")
+
+
+def test_mig(site: Site) -> None:
+    lab = site.host("gpu1", distro="debian:12", gpus=("h100",), engines=("containerd",))
+    site.follow("mig.md", {"ssh root@gpu1": on(lab, "")})
+    assert at(lab, "systemctl is-enabled gpunode-mig.service").strip() == "enabled"

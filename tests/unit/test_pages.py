@@ -1,0 +1,129 @@
+"""How tutorial and how-tos are followed (tests/page.py), and the page that needs no node, followed."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from api_nodes import COUNT, MEMORY, Nodes
+from api_server import ApiServer
+from kube_cluster import node
+from page import Command, File, Reader, missing, steps
+
+pytest_plugins = ("kube_fixtures",)
+
+ROOT = Path(__file__).parents[2]
+PAGE = """
+```console
+$ one  # a comment
+shown
+… more
+$ two | three \\
+    --four   # exit code 3
+```
+
+```yaml title="a/b.yml"
+key: value
+```
+
+```yaml
+not: followed
+```
+"""
+
+
+def test_a_page_is_files_and_commands_in_their_order() -> None:
+    assert steps(PAGE) == [
+        Command("one  # a comment", ("shown", "… more")),
+        Command("two | three     --four", (), 3),
+        File("a/b.yml", "key: value\n"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("shown", "lost"),
+    [
+        ((), None),
+        (("one two", "three"), None),
+        (("three", "one"), "one"),
+        (("one … two",), None),
+        (("two … one",), "two … one"),
+        (("four",), "four"),
+    ],
+)
+def test_what_is_shown_has_to_be_printed_in_this_order(shown: tuple[str, ...], lost: str | None) -> None:
+    assert missing(shown, "one   two\nthree\n") == lost
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> Reader:
+    return Reader(tmp_path, os.environ, instead={"mine": "echo yours"}, timeout=60)
+
+
+def test_a_reader_writes_types_answers_and_reads(reader: Reader) -> None:
+    page = """
+```yaml title="x.yml"
+x: 1
+```
+```console
+$ cat x.yml
+x: 1
+$ cd /; mine
+yours
+$ pwd; false   # exit code 1
+/
+```
+"""
+    assert reader.follow(page) == 3
+    said = reader.do(Command('read -p "Go on? [y/N]: " x; echo "got $x"', ("Go on? [y/N]: y", "got y")))
+    assert said.endswith("got y\n")
+
+
+@pytest.mark.parametrize("command", [Command("false"), Command("echo a", ("b",)), Command('read -p "? [y/N]: "')])
+def test_a_reader_fails_where_the_page_is_wrong(reader: Reader, command: Command) -> None:
+    with pytest.raises(AssertionError, match=re.escape(command.line)):
+        reader.do(command)
+
+
+def test_every_command_of_the_chinese_tutorial_is_that_of_the_english_one() -> None:
+    ours, theirs = (
+        re.findall(r"^```.*?^```$", (ROOT / f"docs/{name}").read_text(), re.MULTILINE | re.DOTALL)
+        for name in ("tutorial.md", "tutorial.zh-CN.md")
+    )
+    assert theirs == ours
+
+
+def test_every_command_of_the_chinese_readme_is_that_of_the_english_one() -> None:
+    command = re.compile(r"^\$ .*?(?=\s+#|$)", re.MULTILINE)
+    assert command.findall((ROOT / "README.zh-CN.md").read_text()) == command.findall((ROOT / "README.md").read_text())
+
+
+def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
+    server.put(node("gpu1", allocatable={MEMORY: "32", COUNT: "2", "nvidia.com/gpu": "0"}))
+    Nodes(server)
+    host = tmp_path / "control-plane"
+    shutil.copytree(ROOT / "tests/edits/scheduler/kubeadm-1.34/before", host)
+    program = tmp_path / "bin/gpunode"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpunode "$@"\n')
+    program.chmod(0o755)
+    environment = {
+        **os.environ,
+        "PATH": f"{program.parent}:{os.environ['PATH']}",
+        "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
+        "XDG_STATE_HOME": str(tmp_path / "state"),
+    }
+    reader = Reader(tmp_path, environment, instead={"--kube-proxy": f"--root {host} --kube-proxy"}, timeout=120)
+    assert reader.follow((ROOT / "docs/how-to/gpushare.md").read_text()) == 8
+    assert (host / "etc/kubernetes/scheduler-policy-config.yaml").read_text().count("urlPrefix:") == 1
+    assert "apiVersion: apps/v1\n" in (tmp_path / "today.yaml").read_text()
+    reader.close()
+
+
+def test_every_how_to_is_followed_by_a_test() -> None:
+    tests = (ROOT / "tests/lab/test_pages.py").read_text() + Path(__file__).read_text()
+    assert [page.name for page in (ROOT / "docs/how-to").glob("*.md") if page.name not in tests] == []
