@@ -13,7 +13,7 @@ from gpunode.lab import Lab
 EXTENDED = {
     f"test_{name}"
     for name in "driver_settings fabric_node families fleet_faults fleet_kill golden_image metrics migration "
-    "package_faults runfile sharing unattended_upgrades uninstall".split()
+    "package_faults runfile sharing shards unattended_upgrades uninstall".split()
 }
 
 
