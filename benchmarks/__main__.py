@@ -16,6 +16,7 @@ ALL = (
     "converged_ssh_commands",
     "noop_fleet",
     "check_mode",
+    "conventional",
 )
 
 
