@@ -198,7 +198,7 @@
     if (state.value) goToHosts();
   }));
   document.getElementById("unpick").addEventListener("click", () => choose(null, ""));
-  form.addEventListener("input", filter);
+  ["input", "change"].forEach((kind) => form.addEventListener(kind, filter));
   form.addEventListener("submit", (event) => event.preventDefault());
   form.addEventListener("reset", () => setTimeout(() => choose(null, "")));
   document.addEventListener("keydown", (event) => {
