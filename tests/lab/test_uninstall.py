@@ -194,7 +194,7 @@ def test_a_node_that_a_person_set_up_is_adopted_and_given_back(
     sources = yaml.safe_load(lab.spec.read_text())["sources"]
     node.sh(HAND.format(cuda=sources["nvidia-cuda"], toolkit=sources["nvidia-container-toolkit"]))
     before = node.photo()
-    node.provision(driver=NEW)
+    node.provision(driver=NEW, cuda=CUDA)
     baseline = json.loads(node.sh("head -n 1 /var/lib/gpunode/journal.jsonl"))
     assert (baseline["op"], baseline["driver"]) == ("baseline", "580.95.05")
     assert "nvidia-open-580 580.95.05-1 ii " in baseline["packages"]
