@@ -84,7 +84,8 @@ dnf_depends() { rpm_depends; }
 dnf_edited() { :; }
 dnf_available() {
   dnf_options
-  dnf_unlocked -q -C repoquery --showduplicates --qf '%{name} %{version}-%{release}\n' "$@" 2>/dev/null | grep . # dnf 5 adds no line end
+  # shellcheck disable=SC2046  # an option or none: dnf 5 shows all versions, and does not know it
+  dnf_unlocked -q -C repoquery $(is_dnf5 || echo --showduplicates) --qf '%{name} %{version}-%{release}\n' "$@" 2>/dev/null | grep . # dnf 5 adds no line end
 }
 
 zypper_marks() {
