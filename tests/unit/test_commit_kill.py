@@ -102,6 +102,7 @@ def test_kill_at_some_commands_loses_nothing(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize(("shell", "step"), [("dash", 1), ("bash", 4), ("busybox", 4)])
 @pytest.mark.parametrize("text", ["new\n", "broken\n"])
 def test_kill_at_any_command_loses_nothing(tmp_path: Path, text: str, shell: str, step: int) -> None:
@@ -184,6 +185,7 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.extended
 @pytest.mark.parametrize("shell", SHELLS)
 def test_two_writers_lose_nothing_in_sixty_rounds(tmp_path: Path, shell: str) -> None:
     two_writers(Node(tmp_path / "node", shell), 60)
