@@ -68,6 +68,7 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     names = [part.repository if part else "", *([DISTRIBUTION] if alone else [])]
     sources = [sources_path(name, case.facts) for name in names if name]  # the role that stands first has written it
     gone = [k.name for k, w in mine.items() if w.value == ABSENT]
+    may_go = solution.driver.may_go if role == "driver" and solution.driver else ()
     keep = [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)]
     return {
         "install": [
@@ -76,6 +77,7 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
             if isinstance(w.data, PackageWant)
         ],
         "remove": gone,
+        **({"may_go": list(may_go)} if may_go else {}),
         **({"keep": keep} if keep else {}),
         "refresh": [key.name for key in case.want.items if key.name in sources],
         **({"alone": True} if alone else {}),

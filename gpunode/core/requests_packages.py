@@ -1,6 +1,7 @@
 """The request of node/packages.sh, from the value of a role's `_packages` option.
 
 Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
+`may_go` names that the package manager may remove along with them, one a line,
 `alone` (1) when no other repositories than those of `refresh` are to be asked,
 `keep` files that stay where a removed package would take them along, one a line,
 `streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
@@ -19,7 +20,7 @@ from typing import Any
 from gpunode.core.errors import InputError
 
 _BACK = ("unhold", "purge", "automatic", "keys")
-_KEYS = ("install", "remove", "keep", "refresh", "alone", "streams", "proxy", *_BACK)
+_KEYS = ("install", "remove", "may_go", "keep", "refresh", "alone", "streams", "proxy", *_BACK)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
 _VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
@@ -44,7 +45,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     named = [_checked(_STREAM, name, "module stream") for name in value.get("streams") or ()]
     streams = [name.replace(":", " ") for name in named]
     files = {"install": install, "remove": remove, "keep": keep, "refresh": refresh, "streams": streams, "proxy": proxy}
-    files |= {key: [_checked(_NAME, name, "package name") for name in value.get(key) or ()] for key in _BACK}
+    files |= {key: [_checked(_NAME, n, "package name") for n in value.get(key) or ()] for key in ("may_go", *_BACK)}
     request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
     flags = {"alone": bool(value.get("alone")), "check": check}
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}

@@ -31,6 +31,13 @@ _OF_BRANCH = re.compile(
     r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|nscq)|linux-modules-nvidia)"
     r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
 )
+# Packages that hold a part of a driver, whoever made them.
+DRIVER_PACKAGE = re.compile(
+    r"nvidia-(?!container|docker|cuda-|nsight|visual|fs|gds|mig-|vaapi|driver-assistant|texture)|"
+    r"nvidia$|lib(32-)?nvidia-(?!container|egl)|lib(cuda1|cudadebugger1|nvcuvid1|nvoptix1)\b|cuda-drivers|"
+    r"(dkms|kmod|lib32|opencl|xserver-xorg-video|xorg-x11-drv|firmware|glx-alternative)-nvidia|"
+    r"linux-(modules|objects|signatures)-nvidia"
+)
 _LEGACY = re.compile(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
 _RIVALS: dict[Flavour, tuple[str, ...]] = {
     "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
@@ -69,6 +76,7 @@ def driver_choice(
     headers = headers_of(request, row, knowledge, notes) if dkms else ()
     if headers is None:
         return None
+    replaced = () if own else _replaced(request, row, branch, knowledge, notes)
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
@@ -79,7 +87,8 @@ def driver_choice(
         repository="" if own and row.family != "suse" else "nvidia-cuda",
         kernel_packages=headers,
         services=("nvidia-persistenced.service", *services),
-        remove=_conflicts(request, branch, flavour, packages, source),
+        remove=tuple(dict.fromkeys([*_conflicts(request, branch, flavour, packages, source), *replaced])),
+        may_go=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)) if replaced else (),
         pin="" if own or row.modular else version_wish(request, branch),
         stream="" if own else stream(row, branch, flavour, knowledge),
     )
@@ -273,3 +282,17 @@ def _conflicts(
             found.append(name)
     more = suse_leftovers(request.installed, branch, flavour, names) if "generations" in names else []
     return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
+
+
+def _replaced(
+    request: SolveRequest, row: DistroRow, branch: Branch, knowledge: Knowledge, notes: Notes
+) -> tuple[str, ...]:
+    """What is installed of the distribution's own driver and has to go before NVIDIA's packages; nothing on others."""
+    names = knowledge.packages.get(f"{row.family}-own", {})
+    if branch.branch < names.get("only_own_from", 0):
+        return ()
+    found = tuple(name for name in names.get("only_own", ()) if name in request.installed)
+    if found:
+        why = f"{row.key}'s own driver gives way to NVIDIA's packages: {', '.join(found)}, and what depends on them"
+        notes.because("packages", why, names["source"])
+    return found

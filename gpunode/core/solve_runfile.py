@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table, version_tuple
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.solve_notes import Notes
-from gpunode.core.solve_packages import headers_of
+from gpunode.core.solve_packages import DRIVER_PACKAGE, headers_of
 from gpunode.core.spec_runfile import RunfileSpec
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
-
-# Packages that hold a part of a driver, whoever made them: the installer refuses to work beside them, or breaks them.
-_DRIVER = re.compile(
-    r"nvidia-(?!container|docker|cuda-|nsight|visual|fs|gds|mig-|vaapi|driver-assistant|texture)|"
-    r"nvidia$|lib(32-)?nvidia-(?!container|egl)|lib(cuda1|cudadebugger1|nvcuvid1|nvoptix1)\b|cuda-drivers|"
-    r"(dkms|kmod|lib32|opencl|xserver-xorg-video|xorg-x11-drv|firmware|glx-alternative)-nvidia|"
-    r"linux-(modules|objects|signatures)-nvidia"
-)
 
 
 def runfile_driver(
@@ -64,7 +55,8 @@ def runfile_driver(
         packages=tuple(PackageWant(name=name) for name in (*needs, "dkms")),  # which needs the compiler and make
         repository="",
         kernel_packages=headers,
-        remove=tuple(name for name in request.installed if _DRIVER.match(name)),
+        # the installer refuses to work beside them, or breaks them
+        remove=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)),
         runfile=runfile,
     )
 

@@ -12,6 +12,8 @@ Acquire::https::Timeout "30";
 // the list of packages is the plan's: a server gets no X server because a driver package recommends one
 APT::Install-Recommends "false";
 APT::Get::allow-downgrades "true";
+// a held package changes when another one needs it; who holds it is judged before anything is done
+APT::Ignore-Hold "true";
 APT::Update::Error-Mode "any";
 Dpkg::Use-Pty "0";
 Dpkg::Options:: "--force-confold";

@@ -220,7 +220,7 @@ refuse() {
 # What the package manager would do beyond the plan: removals nobody asked for, and packages somebody else holds.
 refuse_surprises() {
   # of kernel packages one of several versions may be named, as NAME-VERSION
-  { cat "$GPUNODE_IN/.to_remove" && sed -n 's/^\(kernel.*\)-[0-9][^-]*-[^-]*$/\1/p; s/^\(kernel.*\)-[0-9][^-]*$/\1/p' "$GPUNODE_IN/.to_remove"; } >"$GPUNODE_IN/.may_go"
+  { cat "$GPUNODE_IN/.to_remove" && requested may_go && sed -n 's/^\(kernel.*\)-[0-9][^-]*-[^-]*$/\1/p; s/^\(kernel.*\)-[0-9][^-]*$/\1/p' "$GPUNODE_IN/.to_remove"; } >"$GPUNODE_IN/.may_go"
   extra=$(sed -n 's/^remove //p' "$GPUNODE_IN/.would" | grep -Fxv -f "$GPUNODE_IN/.may_go" | tr '\n' ' ')
   [ -z "$extra" ] || refuse "the package manager would also remove ${extra% }" \
     "remove it yourself if it may go, or choose other versions; gpunode removes only what its plan shows"

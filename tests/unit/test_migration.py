@@ -174,3 +174,32 @@ def test_packages_that_rival_those_of_nvidia_go_in_the_drivers_transaction(
     node: str, packages: dict[str, str], spec: dict[str, Any], gone: list[str]
 ) -> None:
     assert steps(old(node, **packages), spec)["driver.packages"].value["remove"] == gone
+
+
+OWN = "535.309.01-0+deb12u1"
+DEBIANS_OWN = (
+    "firmware-nvidia-gsp libcuda1 libnvidia-ml1 nvidia-alternative nvidia-driver nvidia-driver-bin nvidia-kernel-dkms "
+    "nvidia-kernel-support nvidia-smi nvidia-support"
+).split()
+
+
+def with_own() -> NodeFacts:
+    facts = old("debian12-h100-fresh", **{name.replace("-", "_"): OWN for name in DEBIANS_OWN})
+    return replace(facts, driver=replace(facts.driver, loaded="535.309.01", userspace="535.309.01"))
+
+
+def test_debians_own_driver_goes_in_the_transaction_that_brings_nvidias() -> None:
+    value = steps(with_own())["driver.packages"].value
+    assert value["remove"] == ["nvidia-kernel-dkms", "nvidia-smi", "nvidia-alternative", "nvidia-driver-bin"]
+    assert set(value["may_go"]) == set(DEBIANS_OWN), "what depends on these may go too, or comes in another version"
+    assert packages_request(value)["may_go"].decode().split() == value["may_go"]
+    assert "may_go" not in steps(probe("debian12-h100-fresh"))["driver.packages"].value
+
+
+def test_debians_own_driver_is_no_stranger_to_itself() -> None:
+    text = b"deb http://deb.debian.org/debian bookworm main contrib non-free non-free-firmware\n"
+    lists = {"/etc/apt/sources.list": ConfigFile(path="/etc/apt/sources.list", data=text)}
+    facts = replace(with_own(), files={**with_own().files, **lists})
+    found = steps(facts, {"driver": {"branch": "distro"}})
+    assert "nvidia-smi" in [p["name"] for p in found["driver.packages"].value["install"]]
+    assert found["driver.packages"].value["remove"] == [] and "may_go" not in found["driver.packages"].value

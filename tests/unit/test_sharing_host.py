@@ -56,6 +56,7 @@ def layouts(choice: SharingChoice) -> list[str]:
         ((H100, A100), {"profiles": {"3g.40gb": 2}}, ["3g.40gb@0 3g.40gb@4"] * 2),
         ((H100, H100), {"profiles": {"3g.40gb": 2}, "gpus": {"1": {}}}, ["3g.40gb@0 3g.40gb@4", ""]),
         ((T4, H100), {"gpus": {"1": {"7g.80gb": 1}}}, ["", "7g.80gb@0"]),
+        ((H100,), {"profiles": {"3g.40gb": 0, "1g.10gb": 1}}, ["1g.10gb@0"]),  # a group takes back what all have
         ((H100,), {"strategy": "mixed", "profiles": {"MIG 1G.10GB": 1}}, "named as 1g.10gb"),
         ((H100,), {"strategy": "mixed", "profiles": {"2g.20gb": 1, "4g.40gb": 1}}, ["4g.40gb@0 2g.20gb@4"]),
     ],
@@ -79,7 +80,8 @@ REFUSALS = [
     ((H100,), {"strategy": "mig", "mig": {"profiles": {"1g.5gb": 1}}}, "has no MIG profile '1g.5gb'", "'1g.10gb'"),
     ((T4,), {"strategy": "mig", "mig": {"profiles": {"1g.5gb": 1}}}, "has no MIG", "time-slicing or mps"),
     ((H100, T4), {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 1}}}, "GPU 1 (0000:18:00.0)", "time-slicing"),
-    ((H100,), {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 0}}}, "0 × 1g.10gb", "from 1"),
+    ((H100,), {"strategy": "mig", "mig": {"profiles": {"1g.10gb": -1}}}, "-1 × 1g.10gb", "from 0"),
+    ((H100,), {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 0}}}, "names no profile", "sharing.mig.profiles"),
     ((H100,), {"strategy": "mig", "mig": {"gpus": {"1": {"1g.10gb": 1}}}}, "the node has 1", "from 0 to 0"),
     ((H100,), {"strategy": "mig", "mig": {"gpus": {"one": {"1g.10gb": 1}}}}, "the GPU 'one'", "'0', '1'"),
     ((H100,), {"strategy": "mig"}, "names no profile", "sharing.mig.profiles"),

@@ -85,6 +85,7 @@ class DriverChoice:
     kernel_packages: tuple[PackageWant, ...] = ()  # headers for every kernel that can boot next
     services: tuple[str, ...] = ()  # units to enable: nvidia-persistenced, nvidia-fabricmanager …
     remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
+    may_go: tuple[str, ...] = ()  # those that the package manager may remove with them, or change
     newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
     pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
     stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch

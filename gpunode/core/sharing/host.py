@@ -110,7 +110,8 @@ def _layouts(
             what = f"sharing.mig.gpus names GPU {number}, and the node has {len(gpus)}"
             yield Problem(what=what, fix=f"number them from 0 to {len(gpus) - 1}" if gpus else "take it out")
     for index, gpu in enumerate(gpus):
-        wish = sharing.mig.gpus.get(str(index), sharing.mig.profiles)
+        counts = sharing.mig.gpus.get(str(index), sharing.mig.profiles)
+        wish = {profile: count for profile, count in counts.items() if count}  # 0 takes back what a parent group says
         if not wish:
             yield MigLayout(slot=gpu.slot)
             continue
@@ -127,7 +128,7 @@ def _layout(gpu: PciDevice, index: int, product: Product, wish: Mapping[str, int
     profiles = {find_profile(name, product): count for name, count in wish.items()}
     for profile, count in profiles.items():
         if count < 1:
-            return Problem(what=f"{where}: {count} × {profile.name}", fix="write a number from 1, or leave it out")
+            return Problem(what=f"{where}: {count} × {profile.name}", fix="write a number from 0")
         if driver and profile.since and version_tuple(driver)[0] < profile.since:
             what = f"{where}: {profile.name} came with driver branch {profile.since}, and {driver} is wanted"
             return Problem(what=what, fix=f"take a branch from {profile.since} on, or another profile")

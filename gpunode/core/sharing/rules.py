@@ -13,9 +13,9 @@ MAX_REPLICAS = 1000  # time-slices of one GPU: above it a number is a slip
 
 
 def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
-    """All profiles that the spec names, each once."""
+    """All profiles that the spec wants instances of, each once."""
     layouts = (sharing.mig.profiles, *sharing.mig.gpus.values())
-    return tuple(dict.fromkeys(profile for layout in layouts for profile in layout))
+    return tuple(dict.fromkeys(profile for layout in layouts for profile, count in layout.items() if count))
 
 
 def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:

@@ -17,8 +17,8 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   packages:
-    description: C(install) (a list of C(name), C(version), C(hold)), C(remove), C(refresh) (sources files to fetch)
-      and C(proxy).
+    description: C(install) (a list of C(name), C(version), C(hold)), C(remove), C(may_go) (what may be
+      removed along with these), C(refresh) (sources files to fetch) and C(proxy).
     type: dict
     default: {}
   wait:
