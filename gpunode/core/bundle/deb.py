@@ -49,6 +49,10 @@ class Deb:
         return self.fields["Filename"].rpartition("/")[2]
 
     @property
+    def arch(self) -> str:
+        return self.fields.get("Architecture", "")
+
+    @property
     def size(self) -> int:
         return int(self.fields["Size"])
 

@@ -11,8 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
-from gpunode.core.bundle.closure import puzzle
-from gpunode.core.bundle.deb import Deb, Universe
+from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import (
     KEY,
     MANIFEST,
@@ -30,15 +29,17 @@ from gpunode.core.bundle.manifest import (
     repository_folder,
     sums_text,
 )
+from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.spdx import sbom
-from gpunode.core.bundle.target import Target, Wants, bare_node, together, wants_of
+from gpunode.core.bundle.target import MANAGERS, Target, Wants, bare_node, together, wants_of
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec_source import DISTRIBUTION
-from gpunode.edge.bundle.apt import ARCHS, apt_repository, read_apt
-from gpunode.edge.bundle.resolve import chosen
+from gpunode.edge.bundle.apt import apt_repository
+from gpunode.edge.bundle.choose import Source, choose
+from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place
 from gpunode.edge.load import read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
@@ -64,13 +65,23 @@ class Order:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """One target, worked out."""
+    """One target, worked out: its packages, whose signature vouches for each repository, and dnf's modules."""
 
     target: Target
     family: str
     wants: tuple[Wants, ...]
-    debs: tuple[Deb, ...]
-    checked: Mapping[str, str]  # repository → whose signature its lists had
+    sources: tuple[Source, ...]
+    packages: tuple[Deb | Rpm, ...]
+    modules: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The repositories of the bundle."""
+        return tuple(dict.fromkeys(source.upstream.name for source in self.sources))
+
+    def source(self, package: Deb | Rpm) -> Source:
+        """The one that the package is from."""
+        return next(s for s in self.sources if package.base.startswith(s.upstream.url.rstrip("/")))
 
 
 def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str, tell: Tell) -> Manifest:
@@ -80,8 +91,13 @@ def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str,
     """
     _may_write(out)
     parts = [_work_out(order, target, planner, store.web, tell) for target in order.targets]
-    wanted = [Wanted(url=d.url, sha256=d.sha256, size=d.size) for part in parts for d in part.debs]
+    wanted = [Wanted(url=p.url, sha256=p.sha256, size=p.size) for part in parts for p in part.packages]
     store.fetch_all(wanted, lambda files, of, done, total: tell(_progress(files, of, done, total)))
+    for part in parts:
+        for package in part.packages:
+            source = part.source(package)
+            if isinstance(package, Rpm) and source.upstream.signs == "packages":
+                check_rpm(store.path(package.sha256), source.keys, source.upstream.fingerprints, package.url)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -114,23 +130,18 @@ def _work_out(order: Order, target: Target, planner: Planner, web: Web, tell: Te
     row = planner.knowledge.distro(target.distro)
     assert row is not None  # parse_target has seen to it
     wants = tuple(together([*_wants(order, target, planner)], order.packages))
-    upstreams = [*_vendors(wants, planner), *_distribution(order, target, planner)]
+    upstreams = [*_vendors(wants, planner, MANAGERS[row.family]), *_distribution(order, target, planner)]
     tell(f"{target}: reading {len(upstreams)} repositories")
-    lists: list[Deb] = []
-    checked: dict[str, str] = {}
-    for upstream in upstreams:
-        keys = _keys(upstream, planner)
-        trusted = replace(
-            upstream, fingerprints=upstream.fingerprints or tuple(f for k in keys for f in fingerprints(k))
-        )
-        lists += read_apt(trusted, target.arch, keys, web, expired=order.expired)
-        checked[upstream.name] = f"SHA-256 in lists signed by {' or '.join(trusted.fingerprints)}"
-    debs: dict[str, Deb] = {}
-    for want in wants:
-        for deb in _closure(order, target, want, lists):
-            debs.setdefault(deb.sha256, deb)
-    tell(f"{target}: {len(debs)} packages")
-    return Part(target=target, family=row.family, wants=wants, debs=tuple(debs.values()), checked=checked)
+    sources = tuple(_source(upstream, planner) for upstream in upstreams)
+    packages, modules = choose(target, row.family, wants, sources, web, base=order.base, expired=order.expired)
+    tell(f"{target}: {len(packages)} packages")
+    return Part(target=target, family=row.family, wants=wants, sources=sources, packages=packages, modules=modules)
+
+
+def _source(upstream: Upstream, planner: Planner) -> Source:
+    keys = _keys(upstream, planner)
+    trusted = upstream.fingerprints or tuple(f for key in keys for f in fingerprints(key))
+    return Source(upstream=replace(upstream, fingerprints=trusted), keys=tuple(keys))
 
 
 def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
@@ -154,7 +165,7 @@ def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
         yield wants_of(facts, spec, solution, planner.templates)
 
 
-def _vendors(wants: Sequence[Wants], planner: Planner) -> Iterator[Upstream]:
+def _vendors(wants: Sequence[Wants], planner: Planner, manager: str) -> Iterator[Upstream]:
     """NVIDIA's repositories, at the places that the spec's `sources` name."""
     once = {r.name: r for want in wants for r in want.repositories}
     for repository in once.values():
@@ -163,7 +174,7 @@ def _vendors(wants: Sequence[Wants], planner: Planner) -> Iterator[Upstream]:
             url=repository.url,
             key=resolve_key(repository, planner.spec()).decode("latin-1"),
             fingerprints=(repository.fingerprint,),
-            signs=repository.signs,
+            signs="metadata" if manager == "apt" else repository.signs,
         )
 
 
@@ -194,25 +205,6 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
     return [read_key(upstream.key, planner.spec().proxy, upstream.fingerprints)]
 
 
-def _closure(order: Order, target: Target, want: Wants, lists: Sequence[Deb]) -> tuple[Deb, ...]:
-    """The packages for one kind of machine; where the first alternatives exclude each other, by the others."""
-    universe = Universe(lists, arch=ARCHS[target.arch], patterns=want.patterns)
-    last: RefusedError | None = None
-    for first in (True, False):
-        found = puzzle(universe, want.packages, base=order.base, first=first)
-        if found.missing:
-            raise RefusedError(
-                f"{target}: no repository has {', '.join(found.missing)}",
-                fix="compare names and versions in gpunode.yml with the repositories (gpunode solve tells them)",
-            )
-        try:
-            return chosen(found)
-        except RefusedError as error:
-            last = error
-    assert last is not None
-    raise RefusedError(f"{target}: {last.what}", fix="choose other versions in gpunode.yml, or see --repositories")
-
-
 # ---------------------------------------------------------------- the folder
 
 
@@ -227,15 +219,15 @@ def _lay_out(order: Order, parts: Sequence[Part], store: Store, folder: Path, ke
     targets = {}
     for part in parts:
         repositories: dict[str, tuple[Packaged, ...]] = {}
-        for name in dict.fromkeys(part.checked):
-            debs = [deb for deb in part.debs if deb.repository == name]
+        for name in part.names:
+            packages = [package for package in part.packages if package.repository == name]
             where = repository_folder(part.target.folder, name)
-            for deb in debs:
-                place(store.path(deb.sha256), folder / where / deb.file_name)
-                files[f"{where}/{deb.file_name}"] = Stored(sha256=deb.sha256, size=deb.size)
-            for file, data in apt_repository(debs, arch=part.target.arch, label=f"gpunode {name}", signer=key).items():
+            for package in packages:
+                place(store.path(package.sha256), folder / where / package.file_name)
+                files[f"{where}/{package.file_name}"] = Stored(sha256=package.sha256, size=package.size)
+            for file, data in _metadata(part, name, packages, key).items():
                 write(f"{where}/{file}", data)
-            repositories[name] = tuple(_packaged(deb, where, part.checked[name]) for deb in debs)
+            repositories[name] = tuple(_packaged(package, where, part.source(package)) for package in packages)
         targets[str(part.target)] = TargetPart(
             family=part.family,
             gpus=order.gpus,
@@ -262,16 +254,26 @@ def _lay_out(order: Order, parts: Sequence[Part], store: Store, folder: Path, ke
     return manifest
 
 
-def _packaged(deb: Deb, where: str, checked: str) -> Packaged:
+def _metadata(part: Part, name: str, packages: Sequence[Deb | Rpm], key: Signer) -> dict[str, bytes]:
+    """The signed index files of one repository."""
+    debs = [package for package in packages if isinstance(package, Deb)]
+    if MANAGERS[part.family] == "apt":
+        return apt_repository(debs, arch=part.target.arch, label=f"gpunode {name}", signer=key)
+    rpms = [package for package in packages if isinstance(package, Rpm)]
+    return rpm_repository(rpms, part.modules.get(name, ""), key)
+
+
+def _packaged(package: Deb | Rpm, where: str, source: Source) -> Packaged:
+    signed = "its own signature" if source.upstream.signs == "packages" else "SHA-256 in lists signed"
     return Packaged(
-        name=deb.name,
-        version=deb.version,
-        arch=deb.fields.get("Architecture", ""),
-        file=f"{where}/{deb.file_name}",
-        sha256=deb.sha256,
-        size=deb.size,
-        url=deb.url,
-        checked=checked,
+        name=package.name,
+        version=package.version,
+        arch=package.arch,
+        file=f"{where}/{package.file_name}",
+        sha256=package.sha256,
+        size=package.size,
+        url=package.url,
+        checked=f"{signed} by {' or '.join(source.upstream.fingerprints)}",
     )
 
 

@@ -1,0 +1,199 @@
+"""Repositories of rpm: the lists of an upstream, what its key signs compared, the closure, and a signed repository."""
+
+from __future__ import annotations
+
+import fnmatch
+import gzip
+import hashlib
+import lzma
+import re
+import subprocess
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.bundle.rpm import Rpm, left_out, parse_primary, parse_repomd, rpm_metadata, signed_header
+from gpunode.core.bundle.target import Wants
+from gpunode.core.bundle.upstream import Upstream
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.model import PackageWant
+from gpunode.edge.bundle.resolve import libsolv
+from gpunode.edge.bundle.store import PIECE, Web
+from gpunode.edge.openpgp import Signer, check_signature
+
+HEADERS = 16 << 20  # bytes at the beginning of an rpm file that hold its headers
+
+
+@dataclass(frozen=True, kw_only=True)
+class RpmLists:
+    """An upstream's packages, and the texts of its lists."""
+
+    upstream: Upstream
+    packages: tuple[Rpm, ...]
+    primary: str
+    filelists: str
+    modules: str
+
+
+def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
+    """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
+    base = upstream.url.rstrip("/")
+    where = f"{base}/repodata/repomd.xml"
+    data = web.read(where)
+    if data is None:
+        raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see --repositories")
+    if upstream.signs == "metadata":
+        signature = web.read(f"{where}.asc")
+        if signature is None:
+            raise RefusedError(
+                f"{where}.asc is not there, and its packages are not said to be signed",
+                fix="set sources.NAME.signs: packages (or gpgcheck=1 and repo_gpgcheck=0) where they are",
+            )
+        check_signature(data, signature, keys, upstream.fingerprints, where)
+    lists = parse_repomd(data.decode("utf-8", "replace"), where)
+    texts = {}
+    for kind in ("primary", "filelists", "modules"):
+        texts[kind] = ""
+        if kind in lists:
+            packed = web.read(f"{base}/{lists[kind].href}")
+            if packed is None or hashlib.sha256(packed).hexdigest() != lists[kind].sha256:
+                raise GpunodeError(
+                    f"{base}/{lists[kind].href} is not the list that repomd.xml names",
+                    fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
+                )
+            texts[kind] = _unpacked(packed, lists[kind].href).decode("utf-8", "replace")
+    packages = parse_primary(texts["primary"], texts["filelists"], repository=upstream.name, base=base)
+    return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
+
+
+def _unpacked(data: bytes, name: str) -> bytes:
+    if name.endswith(".gz"):
+        return gzip.decompress(data)
+    if name.endswith(".xz"):
+        return lzma.decompress(data)
+    if name.endswith(".zst"):
+        done = subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=False)
+        if done.returncode:
+            raise GpunodeError(f"{name} cannot be unpacked", fix="install zstd on this machine")
+        return done.stdout
+    return data
+
+
+# ---------------------------------------------------------------- the closure
+
+
+def rpm_closure(lists: Sequence[RpmLists], wants: Wants, arch: str, base: frozenset[str]) -> tuple[Rpm, ...]:
+    """The packages that are asked for with all they need.  Raises RefusedError that says what stands against it."""
+    solv = libsolv()
+    pool = solv.Pool()
+    pool.setdisttype(solv.Pool.DISTTYPE_RPM)
+    pool.setarch(arch)
+    hidden: set[str] = set()
+    by_key: dict[tuple[str, str, str, str], Rpm] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for number, one in enumerate(lists):
+            repository = pool.add_repo(str(number))
+            _load(solv, repository, one, Path(folder))
+            hidden |= left_out(one.modules, wants.streams, one.packages) if one.modules else set()
+            by_key |= {(str(number), p.name, p.version, p.arch): p for p in one.packages}
+    found = {s.id: by_key.get((s.repo.name, s.name, s.evr, s.arch)) for s in pool.solvables}
+    pool.set_disabled_list([*_hidden(found, hidden), *_other_versions(pool, found, wants.patterns)])
+    pool.addfileprovides()
+    pool.createwhatprovides()
+    jobs, missing = [], []
+    for want in wants.packages:
+        groups = _matching(solv, pool, found, want)
+        if groups:
+            jobs.append(
+                pool.Job(solv.Job.SOLVER_INSTALL | solv.Job.SOLVER_SOLVABLE_ONE_OF, pool.towhatprovides(groups))
+            )
+        elif want.name not in base:
+            missing.append(f"{want.name} {want.version}".strip())
+    if missing:
+        raise RefusedError(
+            f"no repository has {', '.join(missing)}",
+            fix="compare names and versions in gpunode.yml with the repositories",
+        )
+    solver = pool.Solver()
+    solver.set_flag(solv.Solver.SOLVER_FLAG_IGNORE_RECOMMENDED, 1)
+    if problems := solver.solve(jobs):
+        raise RefusedError(f"the packages cannot be had together: {'; '.join(str(p) for p in problems[:3])}")
+    chosen = (found[s.id] for s in solver.transaction().newsolvables())
+    return tuple(p for p in chosen if p is not None and p.name not in base)
+
+
+def _load(solv: Any, repository: Any, lists: RpmLists, folder: Path) -> None:
+    for kind, flags in (("primary", 0), ("filelists", solv.Repo.REPO_EXTEND_SOLVABLES)):
+        text = getattr(lists, kind)
+        if not text:
+            continue
+        file = folder / kind
+        file.write_text(text, encoding="utf-8")
+        repository.add_rpmmd(solv.xfopen(str(file)), "FL" if flags else None, flags)
+
+
+def _hidden(found: dict[int, Rpm | None], names: set[str]) -> list[int]:
+    return [number for number, rpm in found.items() if rpm is None or rpm.full_name in names]
+
+
+def _other_versions(pool: Any, found: dict[int, Rpm | None], patterns: Sequence[str]) -> list[int]:
+    """Of names that exist in a version asked for, the packages in other ones."""
+    fitting = {rpm.name for rpm in found.values() if rpm and any(_is(rpm, pattern) for pattern in patterns)}
+    return [
+        number
+        for number, rpm in found.items()
+        if rpm and rpm.name in fitting and not any(_is(rpm, pattern) for pattern in patterns)
+    ]
+
+
+def _is(rpm: Rpm, pattern: str) -> bool:
+    plain = rpm.version.rpartition(":")[2]
+    return any(fnmatch.fnmatchcase(v, p) for v in (rpm.version, plain) for p in (pattern, f"{pattern}-*"))
+
+
+def _matching(solv: Any, pool: Any, found: dict[int, Rpm | None], want: PackageWant) -> list[int]:
+    """The packages that the words mean: a name, NAME-VERSION-RELEASE.ARCH, or a capability."""
+    disabled = set(pool.get_disabled_list())
+    kinds = solv.Selection
+    for name, version in _readings(want):
+        for flags in (kinds.SELECTION_NAME | kinds.SELECTION_CANON | kinds.SELECTION_DOTARCH, kinds.SELECTION_PROVIDES):
+            numbers = [s.id for s in pool.select(name, flags).solvables() if s.id not in disabled]
+            numbers = [n for n in numbers if (rpm := found[n]) and (not version or _is(rpm, version))]
+            if numbers:
+                return numbers
+    return []
+
+
+def _readings(want: PackageWant) -> list[tuple[str, str]]:
+    """SUSE's kernel-default-devel-6.4.0-150600.21 is a name and the beginning of a version."""
+    match = re.fullmatch(r"(kernel-.*devel)-(\d.*)", want.name)
+    return [(want.name, want.version), *([(match[1], f"{match[2]}*")] if match else [])]
+
+
+# ---------------------------------------------------------------- files
+
+
+def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str) -> None:
+    """The signature that the file itself carries: of its header, which holds the digest of all else.
+
+    Raises RefusedError.
+    """
+    with file.open("rb") as data:
+        head = signed_header(data.read(HEADERS), where)
+        check_signature(head.header, head.signature, keys, fingerprints, where)
+        data.seek(head.payload_at)
+        digest = hashlib.sha256()
+        while piece := data.read(PIECE):
+            digest.update(piece)
+    if digest.hexdigest() != head.payload_sha256:
+        raise RefusedError(f"{where}: its content is not what its signed header says", fix="use another mirror")
+
+
+def rpm_repository(packages: Sequence[Rpm], modules: str, signer: Signer) -> dict[str, bytes]:
+    """The metadata of these packages, which lie in the repository's folder, signed."""
+    files = rpm_metadata(packages, modules, revision=int(time.time()))
+    repomd = files["repodata/repomd.xml"]
+    return {**files, "repodata/repomd.xml.asc": signer.signature(repomd), "repodata/repomd.xml.key": signer.public}
