@@ -35,6 +35,7 @@ class Deb:
     stanza: str
     repository: str
     base: str  # the URL that Filename is relative to
+    origin: str = ""  # the address of the repository
 
     @cached_property
     def fields(self) -> Mapping[str, str]:
@@ -76,7 +77,7 @@ class Deb:
         return tuple(one for group in parse_relations(self.fields.get("Provides", "")) for one in group)
 
 
-def parse_packages(text: str, *, repository: str, base: str) -> Iterator[Deb]:
+def parse_packages(text: str, *, repository: str, base: str, origin: str = "") -> Iterator[Deb]:
     """The stanzas of a Packages file; raises GpunodeError on one without its name, version, file, size or SHA256."""
     for stanza in re.split(r"\n\s*\n", text.strip("\n")):
         if not stanza.strip():
@@ -91,7 +92,7 @@ def parse_packages(text: str, *, repository: str, base: str) -> Iterator[Deb]:
                 expected="Package, Version, Filename, Size and SHA256",
                 fix="look whether the repository is one of apt's",
             )
-        yield Deb(name[1], version[1], stanza, repository, base)
+        yield Deb(name[1], version[1], stanza, repository, base, origin)
 
 
 def parse_relations(text: str) -> Iterator[tuple[Relation, ...]]:

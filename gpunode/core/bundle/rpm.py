@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import re
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import unescape
@@ -36,6 +36,7 @@ class Rpm:
     size: int
     repository: str
     base: str  # the URL that href is relative to
+    origin: str  # the address of the repository
     primary: str
     files: str = ""
 
@@ -77,7 +78,7 @@ def parse_repomd(text: str, where: str) -> dict[str, Listed]:
     return found
 
 
-def parse_primary(primary: str, filelists: str, *, repository: str, base: str) -> Iterator[Rpm]:
+def parse_primary(primary: str, filelists: str, *, repository: str, base: str, origin: str) -> Iterator[Rpm]:
     """The packages; raises GpunodeError for one whose checksum is no SHA-256."""
     files = {m[1]: m[0] for m in re.finditer(r'<package pkgid="([0-9a-f]+)".*?</package>', filelists, re.S)}
     for match in re.finditer(r'<package type="rpm">.*?</package>', primary, re.S):
@@ -99,6 +100,7 @@ def parse_primary(primary: str, filelists: str, *, repository: str, base: str) -
             size=int(_one(r'<size [^>]*package="(\d+)"', text)),
             repository=repository,
             base=_one(r'<location [^>]*xml:base="([^"]+)"', text) or base,
+            origin=origin,
             primary=text,
             files=files.get(checksum[1], ""),
         )
@@ -152,7 +154,7 @@ def rpm_metadata(packages: Sequence[Rpm], modules: str = "", *, revision: int) -
     entries = []
     for kind, text in texts.items():
         plain = text.encode()
-        packed = gzip.compress(plain, mtime=0)
+        packed = zlib.compress(plain, wbits=31)  # gzip's form, without a time
         digest = hashlib.sha256(packed).hexdigest()
         path = f"repodata/{digest}-{kind}.{'yaml' if kind == 'modules' else 'xml'}.gz"
         files[path] = packed

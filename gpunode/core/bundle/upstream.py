@@ -30,6 +30,11 @@ class Upstream:
         return self.suite.endswith("/")
 
     @property
+    def address(self) -> str:
+        """What tells it from others."""
+        return f"{self.url} {self.suite}"
+
+    @property
     def release_folder(self) -> str:
         """Where its Release file lies, without a slash at the end."""
         base = self.url.rstrip("/")

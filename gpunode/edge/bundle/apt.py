@@ -42,6 +42,7 @@ def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, 
             _index(folder, place, hashes, web).decode("utf-8", "replace"),
             repository=upstream.name,
             base=folder if upstream.flat else upstream.url,
+            origin=upstream.address,
         )
 
 

@@ -81,7 +81,7 @@ class Part:
 
     def source(self, package: Deb | Rpm) -> Source:
         """The one that the package is from."""
-        return next(s for s in self.sources if package.base.startswith(s.upstream.url.rstrip("/")))
+        return next(source for source in self.sources if source.upstream.address == package.origin)
 
 
 def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str, tell: Tell) -> Manifest:

@@ -65,7 +65,9 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
                     fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
                 )
             texts[kind] = _unpacked(packed, lists[kind].href).decode("utf-8", "replace")
-    packages = parse_primary(texts["primary"], texts["filelists"], repository=upstream.name, base=base)
+    packages = parse_primary(
+        texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
+    )
     return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
 
 
