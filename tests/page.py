@@ -71,8 +71,8 @@ class Reader:
         self, folder: Path, environment: Mapping[str, str], *, instead: Mapping[str, str] = {}, timeout: float = 400
     ) -> None:
         self.folder, self.instead = folder, instead
-        quiet = {"TERM": "dumb", "NO_COLOR": "1", "VIRTUAL_ENV_DISABLE_PROMPT": "1", "PS2": "", "LC_ALL": "C.UTF-8"}
-        quiet["PS1"] = "@@$?@@ "
+        quiet = {"TERM": "dumb", "NO_COLOR": "1", "COLUMNS": "250", "LINES": "50", "LC_ALL": "C.UTF-8"}
+        quiet |= {"PS1": "@@$?@@ ", "PS2": "", "VIRTUAL_ENV_DISABLE_PROMPT": "1"}
         self.shell = pexpect.spawn(
             "bash",
             ["--norc", "--noprofile"],

@@ -104,8 +104,10 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         init_plugin_loader()
     loader = DataLoader()
     _open_vaults(loader, vault_password_files)
+    # a bare `hosts.yml` would lose the group_vars and host_vars beside it: Ansible looks for them in its folder, ""
+    paths = [source if "," in source else str(Path(source).absolute()) for source in sources]
     with _constant("INVENTORY_ANY_UNPARSED_IS_FAILED", True):  # a broken file is an error, not a warning
-        inventory = InventoryManager(loader=loader, sources=list(sources))
+        inventory = InventoryManager(loader=loader, sources=paths)
     variable_manager = VariableManager(loader=loader, inventory=inventory)
     variable_manager.safe_basedir = False  # group_vars in the current folder are not the inventory's
     HostVars(inventory=inventory, variable_manager=variable_manager, loader=loader)  # makes `hostvars` known

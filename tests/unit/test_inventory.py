@@ -341,3 +341,19 @@ def test_the_variables_of_a_target_lead_back_to_the_same_target(tmp_path: Path) 
     (tmp_path / "hosts.json").write_text(json.dumps({"all": {"hosts": {"gpu1": inventory_vars(target)}}}))
     [host] = load_inventory([str(tmp_path / "hosts.json")])
     assert host.target == Target(**{**vars(target), "ssh_args": (*DEFAULT_SSH_ARGS, *target.ssh_args)})
+
+
+def test_an_inventory_of_the_current_folder_has_the_variables_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree(
+        tmp_path,
+        {
+            "hosts.yml": "all: {hosts: {gpu1: {}}}\n",
+            "host_vars/gpu1.yml": "ansible_host: 10.0.0.1\n",
+            "group_vars/all.yml": "gpunode_spec: {reboot: never}\n",
+        },
+    )
+    monkeypatch.chdir(tmp_path)
+    (host,) = load_inventory(["hosts.yml"])
+    assert (host.target.address, host.spec) == ("10.0.0.1", {"reboot": "never"})

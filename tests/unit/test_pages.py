@@ -125,5 +125,5 @@ def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
 
 
 def test_every_how_to_is_followed_by_a_test() -> None:
-    tests = (ROOT / "tests/lab/test_pages.py").read_text() + Path(__file__).read_text()
+    tests = (ROOT / "tests/lab/test_how_to.py").read_text() + Path(__file__).read_text()
     assert [page.name for page in (ROOT / "docs/how-to").glob("*.md") if page.name not in tests] == []

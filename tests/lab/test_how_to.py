@@ -1,4 +1,4 @@
-"""The tutorial and the how-tos, followed word for word on lab nodes.
+"""The how-tos, followed word for word on lab nodes.
 
 A how-to calls its nodes gpu1, ws1 or k1; files of variables beside its inventory lead these to lab nodes and their
 package repositories.  Where a page means the reader's own machine, or a program of it, a lab node stands for it.
@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -20,7 +18,6 @@ import pytest
 import yaml
 from page import Reader
 
-from gpunode import lab as labs
 from gpunode.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -35,28 +32,12 @@ pytestmark = pytest.mark.lab
 LabUp = Callable[..., Lab]
 
 
-def test_the_tutorial(lab_up: LabUp, tmp_path: Path) -> None:
-    """In a copy of the tracked files, with a virtual environment of its own, as a newcomer has it."""
-    clone = tmp_path / "gpunode"
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True, check=True).stdout
-    for name in filter(None, listed.split("\0")):
-        (clone / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy2(ROOT / name, clone / name, follow_symlinks=False)
-    kept = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV", "XDG_STATE_HOME")}
-    python = Path(os.path.realpath(sys.executable)).parent
-    reader = Reader(clone, kept | {"PATH": f"{python}:/usr/sbin:/usr/bin:/sbin:/bin"})
-    try:
-        assert reader.follow((ROOT / "docs/tutorial.md").read_text()) > 20
-    finally:
-        reader.close()
-        labs.down(["tutorial"])
-
-
 class Site:
     """A folder in which a how-to is followed, and lab nodes for the hosts that it names."""
 
     def __init__(self, folder: Path, state: Path, lab_up: LabUp) -> None:
         self.folder, self._up = folder, lab_up
+        self.labs: list[Lab] = []
         self.environment = {
             **os.environ,
             "PATH": f"{folder}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
@@ -69,9 +50,10 @@ class Site:
 
     def host(self, name: str, **shape: Any) -> Lab:
         """A node that the page calls `name`."""
-        lab = self._up(1, name=f"t-page-{name}", **shape)
+        lab = self._up(1, name=f"t-{self.folder.parent.name[:12].replace('_', '-')}-{name}", **shape)
+        self.labs.append(lab)
         found = yaml.safe_load(lab.inventory.read_text())["all"]
-        variables = found["vars"] | {"ansible_host": lab.nodes[0].address}
+        variables = found["vars"] | {"ansible_host": lab.nodes[0].address, "ansible_connection": "ssh"}
         variables["gpunode_spec"] = yaml.safe_load(lab.spec.read_text())
         (self.folder / "host_vars").mkdir(exist_ok=True)
         (self.folder / f"host_vars/{name}.yml").write_text(yaml.safe_dump(variables))
@@ -86,8 +68,11 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, lab_up: LabUp) -> Site:
-    return Site(tmp_path / "site", tmp_path / "state", lab_up)
+def site(tmp_path: Path, lab_up: LabUp) -> Iterator[Site]:
+    found = Site(tmp_path / "site", tmp_path / "state", lab_up)
+    yield found
+    for lab in found.labs:
+        lab.down()
 
 
 @pytest.fixture
