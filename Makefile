@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
+COLLECTION := gpunode/collection/ansible_collections/gpunode/node
 # Molecule scenarios that `make test` runs; `make test-all` runs every one.
 SCENARIOS ?= default docker containerd-v3
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
@@ -20,7 +21,6 @@ $(VENV)/.installed: pyproject.toml | $(COLLECTION)/roles $(COLLECTION)/playbooks
 	@touch $@
 
 # An sdist has the collection's folders once; an editable install finds them by links, as a clone has them.
-COLLECTION := gpunode/collection/ansible_collections/gpunode/node
 $(COLLECTION)/roles $(COLLECTION)/playbooks:
 	ln -s ../../../../../$(@F) $@
 
