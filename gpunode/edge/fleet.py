@@ -226,7 +226,7 @@ class _Run:
         taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
         results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
-        boots = {host: after.boot_id for host, after in self.after.items()}
+        boots = {host: self.after[host].boot_id for host in left if host in self.after}
         return results | give_back_all(self.nodes, taken, results, self.drains, boots)
 
     def _play(self, job: Job) -> Results:

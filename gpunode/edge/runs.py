@@ -157,8 +157,8 @@ class Runs:
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
         """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
-        rows = self._db.execute("select host, state, max(run) from hosts where pool != '' group by host")
-        begun = {host: run for host, state, run in rows if state in ("running", "failed")}
+        rows = self._db.execute("select host, state, run, max(rowid) from hosts where pool != '' group by host")
+        begun = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
         return {host: begun[host] for host in hosts if host in begun}
 
     def started(self, run: str, hosts: Iterable[str], log: str) -> None:
@@ -199,7 +199,7 @@ class Runs:
 
     def latest(self, limit: int = 50) -> list[RunRow]:
         """The newest runs first."""
-        rows = self._db.execute("select * from runs order by started desc, name desc limit ?", (limit,))
+        rows = self._db.execute("select * from runs order by rowid desc limit ?", (limit,))
         return [_run(row) for row in rows]
 
     def get(self, name: str) -> RunRow:

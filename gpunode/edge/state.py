@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -31,17 +32,24 @@ def new_run() -> Path:
 
 
 def controller_name() -> str:
-    """This controller's name in the leases of nodes: HOST-RANDOM, the same as long as the state directory lives."""
+    """This controller's name in the leases of nodes: HOST-RANDOM, the same as long as the state directory lives.
+
+    Two that ask for the first time at once get the same name: else they would keep each other off the nodes.
+    """
     path = state_dir() / "controller"
     if not path.exists():
         name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60] or "controller"
-        write_private(path, f"{name}-{secrets.token_hex(3)}\n")
+        own = path.with_name(f".controller.{secrets.token_hex(8)}")
+        write_private(own, f"{name}-{secrets.token_hex(3)}\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)
+        own.unlink()
     return path.read_text(encoding="utf-8").strip()
 
 
 def write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read, whole or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
         os.fchmod(descriptor, 0o600)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import subprocess
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import resources
 from pathlib import Path
 
@@ -92,3 +94,17 @@ def test_a_controllers_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     name = controller_name()
     assert name == controller_name() and signature(controller=name)
+
+
+def test_threads_that_ask_for_the_first_time_get_one_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for attempt in range(20):
+        monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / str(attempt)))
+        together = threading.Barrier(8)
+
+        def ask(_: int, together: threading.Barrier = together) -> str:
+            together.wait()
+            return controller_name()
+
+        with ThreadPoolExecutor(8) as pool:
+            assert len(set(pool.map(ask, range(8)))) == 1
+        assert [p.name for p in (tmp_path / str(attempt) / "gpunode").iterdir()] == ["controller"]
