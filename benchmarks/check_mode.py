@@ -47,6 +47,7 @@ CASES: dict[str, tuple[dict[str, Any], ...]] = {
 # kinds of things by the words they are told in, before («would») and after
 KINDS = (
     ("hold", r"(?:hold|held) (\S+)"),
+    ("stream", r"enabled? stream (\S+ of module \S+)"),
     ("package", r"(?:installed|install|changed|change|removed|remove|finish installing) (\S+).*"),
     ("file", r"(?:creates|rewrites|removes|writes|renews) (/\S+)"),
     ("module", r"(?:unloaded|unload|loaded|load|exchange) (\S+).*"),

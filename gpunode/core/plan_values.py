@@ -19,6 +19,7 @@ from gpunode.core.state.image import image_activation
 from gpunode.core.state.toolkit import TAKEN_ALONG
 from gpunode.core.state.values import reboots
 
+_FLAVOUR = Key("driver", "activate", "module flavour")
 KeyOf = Callable[[Repository], bytes]
 
 
@@ -113,6 +114,7 @@ def _activate_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])] if driver else [],
         "initramfs": driver,
         "version": _exact_version(case) if driver else "",
+        **({"flavour": mine[_FLAVOUR].value} if _FLAVOUR in mine else {}),
         **(reboots(case.spec) if driver else {"reboot": "never"}),
         "services": [k.name.removeprefix("service ") for k in mine if k.name.startswith("service ")],
         **({"parameters": parameters} if driver and parameters else {}),

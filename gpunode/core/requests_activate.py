@@ -3,7 +3,8 @@
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
 lines `NAME PATH` (the link /usr/local/NAME), `sysctl` lines `KEY VALUE` (in force now), `parameters` lines `NAME
-VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `check` (1) in check mode.
+VALUE` (of the loaded nvidia module, as /proc/driver/nvidia/params shows them), `flavour` the one to be installed where
+another one is loaded, `check` (1) in check mode, and there `foretold`: what steps before would have done.
 Besides the usual lines the script prints
 `gpunode<TAB>boot_id<TAB>ID` and, where nothing else helps, `gpunode<TAB>reboot<TAB>REASON`.
 """
@@ -11,7 +12,7 @@ Besides the usual lines the script prints
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,10 +22,12 @@ REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl", "parameters")
-_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "reboot", "reboot_controller")
+_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "flavour", "reboot", "reboot_controller")
 _WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
 _SETTING = re.compile(r"[^\s'\"$`\\]+\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
+_FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
+_PACKAGE = re.compile(r"change \S+ from (\S+) to ")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,10 +38,10 @@ class Activation:
     boot_id: str = ""
 
 
-def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
-    """{load, unload, version, parameters, initramfs, links, services, enable, restart, alternatives, sysctl, reboot}.
+def activate_request(value: Mapping[str, Any], *, check: bool = False, after: Iterable[str] = ()) -> dict[str, bytes]:
+    """{load, unload, version, flavour, parameters, initramfs, links, services, enable, restart, alternatives, sysctl}.
 
-    Raises InputError.
+    `after`: what the steps before say that they would change, in check mode.  Raises InputError.
     """
     for key in value:
         if key not in _KEYS:
@@ -46,7 +49,7 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
     if value.get("reboot", "never") not in REBOOT:
         raise InputError(f"activate: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
     lines = {key: [_checked(_WORD, name, key) for name in value.get(key) or ()] for key in _LISTS}
-    lines["version"] = [_checked(_WORD, value["version"], "version")] if value.get("version") else []
+    lines |= {key: [_checked(_WORD, value[key], key)] if value.get(key) else [] for key in ("version", "flavour")}
     lines |= {key: ["1"] if value.get(key) else [] for key in _FLAGS}
     lines["alternatives"] = [
         f"{_checked(_WORD, name, 'alternative')} {_checked(_PATH, path, 'path')}"
@@ -61,7 +64,21 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False) -> dict[s
         for name, setting in (value.get("parameters") or {}).items()
     ]
     request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
-    return request | ({"check": b"1\n"} if check else {})
+    if not check:
+        return request
+    told = foretold(after)
+    return request | {"check": b"1\n"} | ({"foretold": told} if told else {})
+
+
+def foretold(changes: Iterable[str]) -> bytes:
+    """Sentences of check mode → lines `file PATH` of files that would change, `version OLD` of packages that would."""
+    found = []
+    for line in changes:
+        if match := _FILE.match(line):
+            found.append(f"file {match[1]}\n")
+        elif match := _PACKAGE.match(line):
+            found.append(f"version {match[1]}\n")
+    return "".join(found).encode()
 
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:

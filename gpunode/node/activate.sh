@@ -17,6 +17,9 @@ changed() {
   say changed "$1"
 }
 
+# foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/requests_activate.py)
+foretold() { requested foretold | grep -q "^$1"; }
+
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
@@ -25,13 +28,22 @@ fail() {
   finish failed "$1" "${2:-}"
 }
 
+# loaded MODULE: in check mode, whether it would be by now
 loaded() {
+  case " ${would_load:-} " in *" $1 "*) return ;; esac
+  case " ${would_unload:-} " in *" $1 "*) return 1 ;; esac
   [ -d "/sys/module/$1" ] && return
   case $1 in # may be built into the kernel, and then has no folder
     overlay) grep -qw overlay /proc/filesystems ;;
     br_netfilter) [ -d /proc/sys/net/bridge ] ;;
     *) return 1 ;;
   esac
+}
+
+# to_be_exchanged: in check mode, whether packages of the loaded driver, or its flavour, would be other ones by now
+to_be_exchanged() {
+  checking || return 1
+  foretold "version \([0-9]*:\)\{0,1\}$(module_version)\([^0-9.]\|$\)" || [ -n "$(word flavour)" ]
 }
 
 # other_parameters: the first parameter that the loaded driver has otherwise, as «NAME is NOW, WANTED is wanted»
@@ -56,13 +68,14 @@ as_shown() {
 
 # kernels whose initramfs is missing or older than the files that go into it; only kernels that have an image
 stale_initramfs() {
+  if foretold 'file /etc/\(modprobe.d\|modules-load.d\|dracut.conf.d\|initramfs-tools\|mkinitcpio.conf\)'; then coming=1; else coming=; fi
   for image in /boot/vmlinuz-* /boot/vmlinuz; do
     [ -e "$image" ] || continue
     release=${image#/boot/vmlinuz-}
     for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release"; do
       [ -e "$initrd" ] && break
     done
-    if [ ! -e "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
+    if [ -n "$coming" ] || [ ! -e "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
       -type f -newer "$initrd" 2>/dev/null | head -n 1)" ]; then
       echo "$release"
     fi
@@ -109,18 +122,25 @@ initramfs() {
 clients() {
   for fd in /proc/[0-9]*/fd/*; do
     case $(readlink "$fd" 2>/dev/null) in
-      /dev/nvidia*) pid=${fd#/proc/} && pid=${pid%%/*} && printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid" ;;
+      /dev/nvidia*) pid=${fd#/proc/} && pid=${pid%%/*} && ! to_be_stopped "$pid" && printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid" ;;
     esac
   done | sort -u
+}
+
+# to_be_stopped PID: whether it is of a unit that check mode lets run and a real run stops
+to_be_stopped() {
+  checking || return 1
+  for unit in $GPU_UNITS; do ! grep -q "/$unit\.service" "/proc/$1/cgroup" 2>/dev/null || return 0; done
+  return 1
 }
 
 # unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
 unload() {
   loaded "$1" || return 0
-  checking && changed "unload $1" && return
   for holder in "/sys/module/$1/holders/"*; do
     [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
   done
+  checking && changed "unload $1" && would_unload="${would_unload:-} $1" && return
   case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
   if loaded "$1"; then
@@ -133,8 +153,8 @@ unload() {
 # The nvidia modules of another version, if nothing but our own services uses them.
 unload_old_driver() {
   was=$(module_version)
-  checking && changed "exchange nvidia $was for ${version:-another}${parameter:+: $parameter}" && return
   for unit in $GPU_UNITS; do
+    ! checking || break
     systemctl is-active -q "$unit" 2>/dev/null || continue
     systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
     echo "$unit" >>"$GPUNODE_IN/.stopped"
@@ -145,7 +165,7 @@ unload_old_driver() {
     return 1
   fi
   carried=$(upon nvidia | awk '!seen[$0]++')
-  for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
+  checking || for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
   unload nvidia
 }
 
@@ -175,7 +195,7 @@ held_by() { for other in nouveau nova_core; do loaded "$other" && return; done; 
 
 load() {
   loaded "$1" && return
-  checking && changed "load $1" && return
+  checking && changed "load $1" && would_load="${would_load:-} $1" && return
   have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
   : >"$GPUNODE_IN/.modprobe"
   prior module "$1" absent loaded
@@ -208,7 +228,7 @@ modules() {
   for module in $(requested unload); do unload "$module" || blocked=1; done
   if wants nvidia && loaded nvidia; then
     parameter=$(other_parameters)
-    as_installed "$version" && [ -z "$parameter" ] || unload_old_driver || blocked=1
+    as_installed "$version" && [ -z "$parameter" ] && ! to_be_exchanged || unload_old_driver || blocked=1
   fi
   [ -z "$blocked" ] || return 0
   for module in $(requested load); do

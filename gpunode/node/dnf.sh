@@ -131,7 +131,6 @@ dnf_streams() {
       fail "the repository has no stream $module:$stream: $(grep -Ei 'error|missing|unable' "$log" | tail -n 1)" \
         "dnf module list $module on the node shows those there are"
     }
-    say note "module $module: stream $stream${now:+ in place of $now}"
   done || exit 1
 }
 

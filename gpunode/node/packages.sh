@@ -334,20 +334,40 @@ say_changes() {
     $3 != "hold" && hold[$1] == "hold" { print "no longer held: " $1 }
     END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
     "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
+  requested streams | while read -r module stream; do
+    [ ! -e "$GPUNODE_IN/.was.$module" ] ||
+      if [ "$stream" = - ]; then say changed "reset module $module"; else say changed "enabled stream $stream of module $module"; fi
+  done
 }
 
 # ---------------------------------------------------------------- the transaction
 
 in_check_mode() {
-  while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.differences"
+  cp "$GPUNODE_IN/.differences" "$GPUNODE_IN/.foretold"
   if ! manager_ configured; then
     say note "the repository is not configured yet: the package manager was not asked"
   elif manager_ simulate >"$GPUNODE_IN/.would"; then
     refuse_surprises
+    foretell >"$GPUNODE_IN/.foretold"
   else
     finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"
   fi
-  finish changed "$(wc -l <"$GPUNODE_IN/.differences") change(s) to packages would be made"
+  sed 's/^\([^ ]*\) \([^ ]*\) /build \1 \2 for kernel /' "$GPUNODE_IN/.undone" >>"$GPUNODE_IN/.foretold"
+  while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.foretold"
+  finish changed "$(wc -l <"$GPUNODE_IN/.foretold") change(s) to packages would be made"
+}
+
+# foretell: the differences, and in place of their packages all that the package manager would change, in the same words;
+# a kernel package comes beside the one that is there, under a name of its own (NAME-VERSION)
+foretell() {
+  awk '
+    FILENAME == ARGV[1] { now[$1] = $2; broken[$1] = $3 == "broken"; next }
+    FILENAME == ARGV[2] && told[$2]++ { next }
+    FILENAME == ARGV[2] && $2 ~ /^kernel/ && $2 in now { next }
+    FILENAME == ARGV[2] && $1 == "remove" { print; next }
+    FILENAME == ARGV[2] && !($2 in now) { print; next }
+    FILENAME == ARGV[2] { if (now[$2] != $3 && !broken[$2]) print "change", $2, "from", now[$2], "to", $3; else told[$2] = 0; next }
+    !(/^(install|change|remove) / && told[$2])' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would" "$GPUNODE_IN/.differences"
 }
 
 transaction() {
@@ -415,7 +435,8 @@ main() {
   [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use one of docs/solve.md's distributions"
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
-  if [ ! -s "$GPUNODE_IN/.differences" ] && [ -z "$(dkms_missing)" ] && [ -z "$(unfinished packages)" ]; then
+  dkms_missing >"$GPUNODE_IN/.undone"
+  if [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] && [ -z "$(unfinished packages)" ]; then
     finish unchanged "all packages are as wanted"
   fi
   manager_ options
@@ -444,7 +465,10 @@ main() {
   manager_ installed >"$GPUNODE_IN/.after"
   [ -z "${begun:-}" ] || { came_along && journal packages 'done' "$(changes_json)" && forget; }
   say_changes
-  [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
+  # what was not built before; modules of packages that came now belong to them, whether their scripts built them or we
+  [ -z "${built:-}" ] || grep -Fx -f "$GPUNODE_IN/.undone" "$GPUNODE_IN/.unbuilt" | while read -r module version kernel; do
+    say changed "built $module $version for kernel $kernel"
+  done
   cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are as wanted"
   finish changed "packages are as wanted"
 }

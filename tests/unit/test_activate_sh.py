@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -57,10 +58,25 @@ def node(tmp_path: Path) -> Path:
 
 def activate(node: Path, loaded: str) -> tuple[Outcome, str]:
     """What the script said, and the modules and version that it left; `loaded` were there in version 580.95.05."""
-    request = activate_request({"load": ["nvidia"], "version": "580.178.04"}) | {"state": f"{node}/state\n".encode()}
+    return run(node, loaded, activate_request({"load": ["nvidia"], "version": "580.178.04"}))
+
+
+def foretell(node: Path, value: dict[str, Any], before: list[str]) -> Outcome:
+    """What check mode says, after steps that would have changed what `before` says; it changes nothing itself."""
+    loaded = "nvidia_uvm nvidia_drm"
+    outcome, left = run(node, loaded, activate_request({"load": ["nvidia"], **value}, check=True, after=before))
+    assert left == "nvidia nvidia_drm nvidia_modeset nvidia_uvm 580.95.05"
+    assert not (node / "state/journal.jsonl").exists()
+    return outcome
+
+
+def run(node: Path, loaded: str, request: dict[str, bytes]) -> tuple[Outcome, str]:
+    (node / "boot").mkdir(exist_ok=True)
     done = subprocess.run(
         ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", INSIDE],
-        input=program(script("activate.sh"), request),
+        input=program(
+            script("activate.sh").replace("/boot/", f"{node}/boot/"), request | {"state": f"{node}/state\n".encode()}
+        ),
         capture_output=True,
         text=True,
         check=False,
@@ -95,3 +111,42 @@ def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
     outcome, left = activate(node, "nvidia_uvm")
     assert (outcome.status, left) == ("changed", "nvidia nvidia_uvm 580.178.04"), outcome
     assert outcome.notes == ("nvidia_fs was loaded, and the driver that is installed now has none",)
+
+
+@pytest.mark.parametrize(
+    ("value", "before", "exchanged"),
+    [
+        ({}, [], False),
+        ({}, ["install nvtop 1", "change dkms from 2.8-1 to 3.0-1", "hold nvidia-open"], False),
+        ({}, ["change nvidia-open from 3:580.95.05-1.el9 to 3:595.91.07-1.el9"], True),
+        ({}, ["change nvidia-open from 580.95.05 to 595.91.07"], True),
+        ({}, ["change nvidia-open from 580.95.051-1 to 595.91.07"], False),
+        ({"flavour": "proprietary"}, ["install kmod-nvidia"], True),
+        ({"version": "580.178.04"}, [], True),
+    ],
+)
+def test_check_mode_names_the_modules_that_packages_still_to_come_exchange(
+    value: dict[str, Any], before: list[str], exchanged: bool, node: Path
+) -> None:
+    outcome = foretell(node, value, before)
+    modules = ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia"]
+    said = sorted(f"{verb} {module}" for module in modules for verb in ("unload", "load")) if exchanged else []
+    assert sorted(outcome.changed) == said
+
+
+@pytest.mark.parametrize(
+    ("before", "stale"),
+    [
+        (["creates /etc/modprobe.d/gpunode-nouveau.conf"], ("initramfs of 6.1.0-1 6.1.0-2",)),
+        (["rewrites /etc/modprobe.d/gpunode-nvidia.conf"], ("initramfs of 6.1.0-1 6.1.0-2",)),
+        (["creates /etc/apt/preferences.d/gpunode-nvidia-driver"], ("initramfs of 6.1.0-2",)),
+    ],
+)
+def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
+    before: list[str], stale: tuple[str, ...], node: Path
+) -> None:
+    (node / "boot").mkdir()
+    for release in ("6.1.0-1", "6.1.0-2"):
+        (node / f"boot/vmlinuz-{release}").touch()
+    (node / "boot/initrd.img-6.1.0-1").touch()
+    assert foretell(node, {"initramfs": True}, before).changed == stale

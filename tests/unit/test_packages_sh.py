@@ -112,3 +112,45 @@ def test_the_package_manager_of_another_distribution_is_not_used(tmp_path: Path,
     outcome = parse_outcome(done.stdout, done.returncode)
     assert (outcome.status, done.returncode) == ("refused", 5)
     assert "no package manager was found" in outcome.message
+
+
+NOW = """nvidia-open 580.95.05-1 hold
+libcuda1 580.95.05-1 -
+make 4.3-1 -
+kernel-devel 5.14-1 -
+half 1-1 broken
+old 1-1 -
+"""
+
+
+@pytest.mark.parametrize(
+    ("would", "differences", "foretold"),
+    [
+        ("", "hold make\n", "hold make\n"),
+        (
+            "install nvidia-open 595.91.07-1\ninstall libcuda1 595.91.07-1\ninstall libnew 1-1\ninstall make 4.3-1\n"
+            "remove old\n",
+            "change nvidia-open from 580.95.05-1 to 595.*\nhold make\nremove old\n",
+            "change nvidia-open from 580.95.05-1 to 595.91.07-1\nchange libcuda1 from 580.95.05-1 to 595.91.07-1\n"
+            "install libnew 1-1\nremove old\nhold make\n",
+        ),
+        ("install half 1-1\n", "finish installing half\n", "finish installing half\n"),
+        ("install kernel-devel 5.14-2\n", "install kernel-devel-5.14-2\n", "install kernel-devel-5.14-2\n"),
+    ],
+)
+def test_check_mode_names_all_that_the_package_manager_would_change(
+    would: str, differences: str, foretold: str, tmp_path: Path
+) -> None:
+    for name, text in ((".before", NOW), (".would", would), (".differences", differences)):
+        (tmp_path / name).write_text(text)
+    head = script("packages.sh").rpartition("\nmain\n")[0]
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=f"{head}\nforetell\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
+        check=False,
+    )
+    assert done.stderr == ""
+    assert done.stdout == foretold

@@ -29,6 +29,19 @@ def test_every_key_becomes_one_file_of_lines() -> None:
     }
 
 
+def test_in_check_mode_it_is_told_what_the_steps_before_would_have_changed() -> None:
+    before = [
+        "creates /etc/modprobe.d/gpunode-nouveau.conf",
+        "change nvidia-open from 3:580.95.05-1.el9 to 595.*",
+        "install dkms",
+        "hold nvidia-open",
+    ]
+    assert activate_request({"load": ["nvidia"]}, check=True, after=before)["foretold"] == (
+        b"file /etc/modprobe.d/gpunode-nouveau.conf\nversion 3:580.95.05-1.el9\n"
+    )
+    assert set(activate_request({"load": ["nvidia"]}, after=before)) == {"load"}
+
+
 @pytest.mark.parametrize(
     "value", [{"load": ["a b"]}, {"services": ["-x"]}, {"reboot": "now"}, {"lod": []}, {"alternatives": {"cuda": "x"}}]
 )

@@ -23,6 +23,7 @@ class ActionModule(NodeAction):
 
     ARGUMENTS: ClassVar[dict] = {
         "activate": {"type": "dict", "default": {}},
+        "after": {"type": "list", "elements": "dict", "default": []},
         "reboot_timeout": {"type": "int", "default": 900},
     }
 
@@ -30,6 +31,7 @@ class ActionModule(NodeAction):
         from gpunode.core.requests_activate import activate_nothing
 
         value = args["activate"]
+        self._before = [line for result in args["after"] for line in result.get("changes", ())] if self.check else []
         return {} if activate_nothing(value) else self.rebooting(self._activate, value, args["reboot_timeout"])
 
     def rebooting(self, run, value, timeout):
@@ -56,7 +58,7 @@ class ActionModule(NodeAction):
     def _activate(self, value):
         from gpunode.core.requests_activate import activate_request, parse_activation
 
-        outcome, text = self.node("activate.sh", activate_request(value, check=self.check))
+        outcome, text = self.node("activate.sh", activate_request(value, check=self.check, after=self._before))
         return result_of(outcome), parse_activation(text)
 
     def _reboot(self, before, timeout):

@@ -18,11 +18,16 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   activate:
-    description: C(load), C(unload), C(initramfs), C(links), C(version), C(services), C(enable) (at boot),
+    description: C(load), C(unload), C(initramfs), C(links), C(version), C(flavour), C(services), C(enable) (at boot),
       C(alternatives), C(reboot) (never, if-needed, always), and C(reboot_controller) (true lets it reboot the machine
       Ansible runs on, known by its boot id).
     type: dict
     default: {}
+  after:
+    description: Results of the tasks before, as registered. In check mode, what these would change counts as changed.
+    type: list
+    elements: dict
+    default: []
   reboot_timeout:
     description: Seconds that the node has to come back.
     type: int
