@@ -72,8 +72,8 @@ dnf_repositories() { requested refresh | while read -r path; do sed -n 's/^\[\(.
 
 dnf_configured() {
   [ -z "$(missing_source)" ] || return 1
-  # of a stream that is not enabled, dnf says nothing
-  requested streams | while read -r module stream; do [ "$(dnf_stream "$module")" = "$stream" ] || exit 1; done || return 1
+  # of a stream that is not enabled, dnf 5 says nothing
+  ! is_dnf5 || [ -z "$(dnf_stream_words)" ] || return 1
   for repository in $(dnf_repositories); do
     dnf_ -q -C --disablerepo='*' --enablerepo="$repository" repoquery --qf '%{name}' >"$GPUNODE_IN/.known" 2>/dev/null && [ -s "$GPUNODE_IN/.known" ] || return 1
   done
@@ -134,6 +134,15 @@ dnf_streams() {
   done || exit 1
 }
 
+# what a shell of dnf 4 is told of streams: in check mode, which enables none, those that would be
+dnf_stream_words() {
+  checking || return 0
+  requested streams | while read -r module stream; do
+    [ "$(dnf_stream "$module")" != "${stream#-}" ] || continue
+    if [ "$stream" = - ]; then echo "module reset $module"; else echo "module enable $module:$stream"; fi
+  done
+}
+
 dnf_words() {
   requested install | while read -r name version _; do
     if [ "$version" = - ]; then echo "install $name"; else echo "install $name-$version"; fi
@@ -147,8 +156,9 @@ dnf_transact() {
     # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
     dnf_unlocked "$@" 'do' $(dnf_words | sed 's/^/--action=/')
   else
-    { dnf_words; echo run; } >"$GPUNODE_IN/.shell"
-    dnf_unlocked "$@" shell "$GPUNODE_IN/.shell"
+    { dnf_stream_words; dnf_words; echo run; } >"$GPUNODE_IN/.shell"
+    # shellcheck disable=SC2046  # an option or none
+    dnf_unlocked $([ -z "$(dnf_stream_words)" ] || echo --setopt=module_stream_switch=1) "$@" shell "$GPUNODE_IN/.shell"
   fi
 }
 
@@ -160,7 +170,7 @@ dnf_simulate() {
   awk '
     /^(Installing|Upgrading|Downgrading|Reinstalling)/ { op = "install"; next }
     /^Removing/ { op = "remove"; next }
-    /^(Transaction Summary|Skipping)/ { op = "" }
+    /^(Transaction Summary|Skipping|(Enabling|Switching|Resetting) module)/ { op = "" }
     op != "" && $1 == "replacing" { print "remove", $2; next }
     op != "" && /^ / {
       if (NF == 1) { kept = $1; next }

@@ -160,6 +160,25 @@ def test_dnf_says_what_a_transaction_would_do_without_epochs_and_with_folded_row
     assert (manager.folder / "in/.shell").read_text() == "install nvidia-open-580.95*\nremove cuda-drivers\nrun\n"
 
 
+SWITCHED = DNF.replace(
+    "\nTransaction Summary",
+    "Switching module streams:\n nvidia-driver                          580-open -> 595-open\n\nTransaction Summary",
+)
+
+
+def test_check_mode_asks_dnf_for_a_stream_that_is_not_enabled_and_enables_none(manager: Manager) -> None:
+    manager.ask("check", "1\n")
+    manager.ask("streams", "nvidia-driver 595-open\n")
+    manager.ask("install", "nvidia-open - -\n")
+    manager.prints("dnf", SWITCHED)
+    assert "install nvidia-driver ->" not in manager.run("dnf", "dnf_simulate")
+    asked = "module enable nvidia-driver:595-open\ninstall nvidia-open\nrun\n"
+    assert (manager.folder / "in/.shell").read_text() == asked
+    (manager.folder / "in/check").unlink()
+    manager.run("dnf", "dnf_simulate")
+    assert "module" not in (manager.folder / "in/.shell").read_text(), "a run enables it before"
+
+
 DPKG = """\
 Preparing to unpack .../10-nvidia-kernel-dkms_580.95.05-1_amd64.deb ...
 dpkg: error processing archive /tmp/10-nvidia-kernel-dkms_580.95.05-1_amd64.deb (--unpack):
