@@ -28,10 +28,10 @@ OLD, NEW = "580.95.05", "580.178.04"
 # the driver alone, then the toolkit as well
 DRIVER = {"driver": {"version": OLD}, "toolkit": {"version": "none"}, "runtimes": {"containerd": {"manage": "ignore"}}}
 TOOLKIT = DRIVER | {"toolkit": {}}
-# every process that a node script started, and the shells that read the scripts
+# the shells that read the scripts, before they can say that a command failed, and every process that they started
 KILL = (
-    "for p in /proc/[0-9]*; do tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -9 ${p#/proc/}; "
-    "done; pkill -KILL -x -f 'sh -s'; true"
+    "pkill -KILL -f '^(/bin/)?sh -s$'; for p in /proc/[0-9]*; do "
+    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -9 ${p#/proc/}; done; true"
 )
 INTENTS = """grep -c '"op":"packages","phase":"intent"' /var/lib/gpunode/journal.jsonl"""
 
