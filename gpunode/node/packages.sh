@@ -390,7 +390,8 @@ transaction() {
   } || {
     half=1
     dkms_build
-    fail "the package manager failed: $(manager_ said)" "see the log, then run again"
+    why=$(manager_ said)
+    fail "the package manager failed: ${why:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
 }
