@@ -1,0 +1,31 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # $manager is packages.sh's
+# What packages.sh says in check mode.
+
+in_check_mode() {
+  cp "$GPUNODE_IN/.differences" "$GPUNODE_IN/.foretold"
+  if ! manager_ configured; then
+    say note "the repository is not configured yet: the package manager was not asked"
+  elif manager_ simulate >"$GPUNODE_IN/.would"; then
+    refuse_surprises
+    foretell >"$GPUNODE_IN/.foretold"
+  else
+    finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"
+  fi
+  sed 's/^\([^ ]*\) \([^ ]*\) /build \1 \2 for kernel /' "$GPUNODE_IN/.undone" >>"$GPUNODE_IN/.foretold"
+  while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.foretold"
+  finish changed "$(wc -l <"$GPUNODE_IN/.foretold") change(s) to packages would be made"
+}
+
+# foretell: the differences, and in place of their packages all that the package manager would change, in the same words;
+# a kernel package comes beside the one that is there, under a name of its own (NAME-VERSION)
+foretell() {
+  awk '
+    FILENAME == ARGV[1] { now[$1] = $2; broken[$1] = $3 == "broken"; next }
+    FILENAME == ARGV[2] && told[$2]++ { next }
+    FILENAME == ARGV[2] && $2 ~ /^kernel/ && $2 in now { next }
+    FILENAME == ARGV[2] && $1 == "remove" { print; next }
+    FILENAME == ARGV[2] && !($2 in now) { print; next }
+    FILENAME == ARGV[2] { if (now[$2] != $3 && !broken[$2]) print "change", $2, "from", now[$2], "to", $3; else told[$2] = 0; next }
+    !(/^(install|change|remove) / && told[$2])' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would" "$GPUNODE_IN/.differences"
+}
