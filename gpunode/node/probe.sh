@@ -5,7 +5,7 @@
 # begin with "| ", its remarks (no such tool, no permission, no answer, cut off) with "! ".  docs/probe.md describes
 # every section.  $GPUNODE_IN/sections, where it exists, names the sections to print, $GPUNODE_IN/paths further files.
 
-SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink clients xids
+SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology clients xids
 gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot sharing files"
 UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
@@ -323,6 +323,10 @@ probe_nvidia_smi() {
 probe_nvlink() {
 	# a hung driver has cost its time above; links join at least two GPUs
 	case $answer in *"$newline| 1, "*) ask 5 nvidia-smi nvlink --status ;; esac
+}
+
+probe_topology() {
+	case $answer in *"$newline| 1, "*) ask 5 nvidia-smi topo -m ;; esac
 }
 
 probe_clients() {

@@ -59,9 +59,10 @@
   const headed = (title, ...inside) => [make("h3", "", title), ...inside];
   const table = (name, head, rows, label) => {
     const cell = (tag, text) => make(tag, "", text === null || text === "" ? "–" : String(text));
-    const top = make("tr", "", ...head.map((text) => cell("th", text)));
-    all("th", top).forEach((th) => { th.scope = "col"; });
-    const made = make("table", name, make("thead", "", top), make("tbody", "", ...rows.map((row) => make("tr", "", ...row.map((text) => cell("td", text))))));
+    const scoped = (text, scope) => Object.assign(cell("th", text), { scope });
+    const top = make("tr", "", ...head.map((text) => (text ? scoped(text, "col") : make("td", ""))));
+    const line = ([first, ...rest]) => make("tr", "", scoped(first, "row"), ...rest.map((text) => cell("td", text)));
+    const made = make("table", name, make("thead", "", top), make("tbody", "", ...rows.map(line)));
     made.setAttribute("aria-label", label);
     return made;
   };

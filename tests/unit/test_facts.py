@@ -141,6 +141,33 @@ def test_health_is_read_from_the_hgx_probe() -> None:
     assert facts.runtimes[0].files == ("/etc/containerd/config.toml", "/etc/containerd/conf.d/99-nvidia.toml")
 
 
+def test_how_gpus_are_joined_is_read_from_the_hgx_probe() -> None:
+    topology = facts_of("ubuntu2204-hgx-h100-kubelet").topology
+    assert topology.names == (*(f"GPU{n}" for n in range(8)), "NIC0", "NIC1")
+    assert topology.links[4] == (*["NV18"] * 4, "X", *["NV18"] * 3, "SYS", "PXB")
+    assert topology.cpus == (*["0-47,96-143"] * 4, *["48-95,144-191"] * 4, "", "")
+    assert topology.numa == (*"00001111", "", "")
+
+
+JOINED = "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tPIX\t0-7\nGPU1\tPIX\t X \t0-7\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "links", "cpus", "numa"),
+    [
+        (JOINED, (("X", "PIX"), ("PIX", "X")), ("0-7", "0-7"), ("", "")),  # drivers before 450: no NUMA node
+        (JOINED.replace("0-7", "N/A"), (("X", "PIX"), ("PIX", "X")), ("", ""), ("", "")),
+        (JOINED.partition("GPU1\tPIX")[0], (), (), ()),  # cut off
+        (JOINED.replace("\tPIX\t X ", ""), (), (), ()),  # a row that is too short
+        ("Failed to initialize NVML: Unknown Error\nexit: 9", (), (), ()),
+        ("", (), (), ()),
+    ],
+)
+def test_a_matrix_is_read_whole_or_not_at_all(text: str, links: object, cpus: object, numa: object) -> None:
+    found = parse_probe(sections(topology=text)).topology
+    assert (found.links, found.cpus, found.numa) == (links, cpus, numa)
+
+
 def test_a_card_without_bridge_has_no_nvlink_down_and_broken_packages_and_locks_are_named() -> None:
     facts = facts_of("ubuntu2404-two-models")
     assert facts.nvlink_inactive == ()
@@ -271,7 +298,8 @@ def test_no_mutation_of_a_probe_makes_the_parser_fail_in_another_way(name: str, 
 
 
 WORDS = st.sampled_from(
-    "system kernels pci driver nvidia_smi units runtimes packages holds locks disk files cuda nvlink journal".split()
+    "system kernels pci driver nvidia_smi nvlink topology units runtimes packages holds locks disk files cuda "
+    "journal".split()
 )
 CONTENT = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\r"), max_size=60), max_size=6)
 

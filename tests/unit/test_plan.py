@@ -19,7 +19,7 @@ import yaml
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
-from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Xid
+from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topology, Xid
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
 from gpunode.core.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.report import plan_data, plan_text
@@ -176,6 +176,7 @@ OTHER: dict[str, Any] = {
     "containers": {"crio": Running(count=3, names=("default/web",))},  # its restart stops none: no word
     "xids": (Xid(code=79, slot="0000:17:00.0", line="NVRM: Xid 79"),),
     "nvlink_inactive": ("GPU 0 link 3",),
+    "topology": Topology(names=("GPU0",), links=(("X",),), cpus=("0-7",), numa=("1",)),
     "gpu_containers": (GpuContainer(name="web", id="0" * 64, devices=("/dev/nvidia0",)),),  # keeps its GPU: no word
     "tools": {"python3": "/opt/python3"},
     "notes": ("files: not permitted",),

@@ -143,14 +143,14 @@ def test_without_javascript_it_is_plain_tables(page: Browser) -> None:
 
 
 def test_a_click_on_a_header_sorts_up_another_one_down(page: Browser) -> None:
-    head = page.find_element(By.CSS_SELECTOR, "#table th:nth-child(1)")
+    head = page.find_element(By.CSS_SELECTOR, "#table > thead th:nth-child(1)")
     head.find_element(By.TAG_NAME, "button").click()
     assert head.get_attribute("aria-sort") == "ascending"
     assert shown(page) == [f"gpu{n:04}" for n in range(FEW)]
     head.find_element(By.TAG_NAME, "button").click()
     assert head.get_attribute("aria-sort") == "descending"
     assert shown(page) == [f"gpu{n:04}" for n in range(HOSTS - 1, HOSTS - FEW - 1, -1)]
-    other = page.find_element(By.CSS_SELECTOR, "#table th:nth-child(2)")
+    other = page.find_element(By.CSS_SELECTOR, "#table > thead th:nth-child(2)")
     other.find_element(By.TAG_NAME, "button").send_keys(Keys.ENTER)  # by the keyboard alone
     assert (head.get_attribute("aria-sort"), other.get_attribute("aria-sort")) == ("none", "ascending")
     assert column(page, "state", 1)[0] == "failed"
@@ -224,7 +224,8 @@ def test_a_name_opens_its_host_and_sorting_keeps_it_below(page: Browser) -> None
     assert (
         "Findings" in detail and "GPUs and topology" in detail and "0000:19:00.0" in detail and "In the run" in detail
     )
-    page.find_element(By.CSS_SELECTOR, "#table th:nth-child(6) button").click()
+    assert "NUMA 0" in detail and "NV18" in detail
+    page.find_element(By.CSS_SELECTOR, "#table > thead th:nth-child(6) button").click()
     above = page.execute_script("return document.querySelector('.detail').previousElementSibling.cells[0].textContent")
     assert above == host
     page.find_element(By.ID, "find").send_keys("no host has this")
@@ -265,7 +266,7 @@ def test_axe_finds_nothing_that_keeps_people_out(page: Browser, colours: str) ->
     """
     laid_open = """
       .scroll, .hosts { overflow: visible !important; max-height: none !important }
-      .hosts thead th { position: static !important }
+      #table thead th { position: static !important }
       .meter { background: color-mix(in srgb, var(--running) 16%, var(--card)) !important }
     """
     media = {"features": [{"name": "prefers-color-scheme", "value": colours}]}

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.core.facts.cdi import read_cdi
 from gpunode.core.facts.containers import read_containers
 from gpunode.core.facts.data import facts_from_data, facts_to_data
-from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_xids
+from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_topology, read_xids
 from gpunode.core.facts.engines import read_runtimes, read_units
 from gpunode.core.facts.first_boot import read_first_boot
 from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
@@ -48,6 +48,7 @@ VOLATILE = frozenset(
         "disk_free_mib",
         "xids",
         "nvlink_inactive",
+        "topology",
         "gpu_containers",
         "tools",
         "notes",
@@ -117,6 +118,7 @@ def parse_probe(text: str) -> NodeFacts:
         "disk_free_mib": read_disk(probe),
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
+        "topology": read_topology(probe),
         "first_boot": read_first_boot(probe),
         "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),

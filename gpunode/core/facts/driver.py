@@ -6,11 +6,13 @@ import re
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import DriverState, NvmlGpu, Xid
+from gpunode.core.model import DriverState, NvmlGpu, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,5})\b")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
+_COLOUR = re.compile("\x1b\\[[0-9;]*m")  # newer releases underline the head
+_JOINED = re.compile(r"GPU\d{1,3}|NIC\d{1,3}|mlx5_\w{1,20}")
 _GPU = re.compile(r"GPU (\d{1,3}): ")
 # nvidia-smi's words for «the driver does not say»
 _NOTHING = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Not Found|Insufficient Permissions)\]?\Z", re.IGNORECASE)
@@ -125,3 +127,23 @@ def read_nvlink(probe: Probe) -> tuple[str, ...]:
             else:
                 up.add(gpu)
     return tuple(f"GPU {gpu} link {link}" for gpu, links in down.items() if gpu in up for link in links)
+
+
+def read_topology(probe: Probe) -> Topology:
+    """The matrix of `nvidia-smi topo -m`; its cells are parted by tabs, behind the links stand CPUs and NUMA node."""
+    lines, failed = probe.answer("topology")
+    if failed:
+        probe.notes.append(f"topology: nvidia-smi topo: {failed}")
+    rows = [[cell.strip() for cell in _COLOUR.sub("", line).split("\t")] for line in lines]
+    head = next((row for row in rows if "GPU0" in row[1:]), [])
+    names = [name for name in head if _JOINED.fullmatch(name)]
+    found = {row[0]: row[1:] for row in rows if row[0] in names and len(row) > len(names)}
+    if not names or [*found] != names:
+        return Topology()
+    more = [[*found[name][len(names) :], "", ""] for name in names]
+    return Topology(
+        names=tuple(names),
+        links=tuple(tuple(found[name][: len(names)]) for name in names),
+        cpus=tuple(_NOTHING.sub("", cells[0]) for cells in more),
+        numa=tuple(_NOTHING.sub("", cells[1]) for cells in more),
+    )

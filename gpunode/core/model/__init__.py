@@ -46,6 +46,7 @@ from gpunode.core.model.node import (
     RuntimeName,
     Service,
     Sharing,
+    Topology,
     Xid,
 )
 from gpunode.core.model.outcome import Check, HostResult, Outcome, Status
@@ -97,6 +98,7 @@ __all__ = [
     "Status",
     "Step",
     "ToolkitChoice",
+    "Topology",
     "Undo",
     "Xid",
 ]

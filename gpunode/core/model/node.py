@@ -74,6 +74,16 @@ class NvmlGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Topology:
+    """How GPUs (and network cards) are joined: `nvidia-smi topo -m`.  `links[i][j]` joins names[i] with names[j]."""
+
+    names: tuple[str, ...] = ()  # GPU0, GPU1, NIC0 …
+    links: tuple[tuple[str, ...], ...] = ()  # X itself, NV18 NVLinks, PIX PXB PHB NODE SYS ever farther over PCIe
+    cpus: tuple[str, ...] = ()  # CPU affinity of each row, "" unknown
+    numa: tuple[str, ...] = ()  # NUMA node of each row, "" unknown
+
+
+@dataclass(frozen=True, kw_only=True)
 class DriverState:
     """The NVIDIA driver as it is now."""
 
@@ -316,6 +326,7 @@ class NodeFacts:
     disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
+    topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
     unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gpunode.core.model import Topology
+
 State = Literal["failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "ok"]
 STATES: tuple[State, ...] = ("failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "ok")
 Status = Literal["failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"]
@@ -31,16 +33,6 @@ class Gpu:
     mig_devices: int = 0
     ecc_errors: int | None = None  # uncorrected ones since boot
     xids: tuple[int, ...] = ()  # codes since boot
-
-
-@dataclass(frozen=True, kw_only=True)
-class Topology:
-    """How GPUs (and network cards) are joined: `nvidia-smi topo -m`.  `links[i][j]` joins names[i] with names[j]."""
-
-    names: tuple[str, ...] = ()  # GPU0, GPU1, NIC0 …
-    links: tuple[tuple[str, ...], ...] = ()  # X itself, NV18 NVLinks, PIX PXB PHB NODE SYS ever farther over PCIe
-    cpus: tuple[str, ...] = ()  # CPU affinity of each row, "" unknown
-    numa: tuple[str, ...] = ()  # NUMA node of each row, "" unknown
 
 
 @dataclass(frozen=True, kw_only=True)

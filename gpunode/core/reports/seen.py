@@ -19,6 +19,7 @@ def see(facts: NodeFacts, knowledge: Knowledge) -> Seen:
         versions=_versions(facts),
         gpus=tuple(_gpus(facts, knowledge)),
         nvswitches=len(facts.nvswitches),
+        topology=facts.topology,
         links_down=facts.nvlink_inactive,
         checks=tuple(map(finding, health_checks(facts, knowledge.revoked_keys()))),
     )
