@@ -23,33 +23,9 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
+from api_objects import RESOURCES, Object, applicable, bare, chosen, drop_at, leaves, merged, put_at
 
-Object = dict[str, Any]
 Controller = Callable[["ApiServer", str, Object], None]
-
-# apiVersion → (kind, plural, namespaced)
-RESOURCES: dict[str, list[tuple[str, str, bool]]] = {
-    "v1": [
-        ("Namespace", "namespaces", False), ("Node", "nodes", False), ("Pod", "pods", True),
-        ("ConfigMap", "configmaps", True), ("Secret", "secrets", True), ("Service", "services", True),
-        ("ServiceAccount", "serviceaccounts", True), ("PersistentVolumeClaim", "persistentvolumeclaims", True),
-    ],
-    "apps/v1": [("Deployment", "deployments", True), ("DaemonSet", "daemonsets", True),
-                ("StatefulSet", "statefulsets", True)],
-    "batch/v1": [("Job", "jobs", True), ("CronJob", "cronjobs", True)],
-    "node.k8s.io/v1": [("RuntimeClass", "runtimeclasses", False)],
-    "rbac.authorization.k8s.io/v1": [
-        ("ClusterRole", "clusterroles", False), ("ClusterRoleBinding", "clusterrolebindings", False),
-        ("Role", "roles", True), ("RoleBinding", "rolebindings", True),
-    ],
-}  # fmt: skip
-DRA = {
-    "resource.k8s.io/v1": [
-        ("ResourceSlice", "resourceslices", False), ("ResourceClaim", "resourceclaims", True),
-        ("ResourceClaimTemplate", "resourceclaimtemplates", True), ("DeviceClass", "deviceclasses", False),
-    ]
-}  # fmt: skip
-OPERATOR = {"nvidia.com/v1": [("ClusterPolicy", "clusterpolicies", False)]}
 
 
 @dataclass
@@ -311,7 +287,7 @@ class ApiServer:
         found = [
             item
             for k, item in self.objects.items()
-            if k[:2] == key[:2] and key[2] in ("", k[2]) and _chosen(item, query)
+            if k[:2] == key[:2] and key[2] in ("", k[2]) and chosen(item, query)
         ]
         start = int(query.get("continue") or 0)
         limit = int(query.get("limit") or 0) or len(found)
@@ -342,7 +318,7 @@ class ApiServer:
                     fresh = [e for e in self.events if e[0] > seen]
                     seen = self.revision
                 for _, kind, at, item in fresh:
-                    if at[:2] == key[:2] and key[2] in ("", at[2]) and _chosen(item, query):
+                    if at[:2] == key[:2] and key[2] in ("", at[2]) and chosen(item, query):
                         if self.watch_breaks:
                             self.watch_breaks -= 1
                             http.connection.shutdown(2)
@@ -362,7 +338,7 @@ class ApiServer:
     def _store(self, key: tuple[str, str, str, str], item: Object, manager: str, event: str) -> Object:
         before = self.objects.get(key)
         metadata = item["metadata"]
-        if before is not None and _bare(before) == _bare(item):
+        if before is not None and bare(before) == bare(item):
             return before
         self.revision += 1
         metadata["resourceVersion"] = str(self.revision)
@@ -372,7 +348,7 @@ class ApiServer:
         owned = self.managers.setdefault(key, {})
         if manager not in owned:  # somebody who does not apply owns what is there
             mine = set().union(*owned.values()) if owned else set()
-            owned[manager] = set(_leaves(_applied(item))) - mine
+            owned[manager] = set(leaves(applicable(item))) - mine
         metadata["managedFields"] = [{"manager": m, "operation": "Apply"} for m in owned]
         self.objects[key] = item
         self._event(event, key, item)
@@ -410,7 +386,7 @@ class ApiServer:
                 raise Refusal(
                     409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified'
                 )
-            item, owned = _merged(copy.deepcopy(self._existing(key)), body), None
+            item, owned = merged(copy.deepcopy(self._existing(key)), body), None
         if query.get("dryRun") == "All":
             return item
         if owned is not None:
@@ -428,8 +404,8 @@ class ApiServer:
         uid = body["metadata"].get("uid")
         if uid and uid != live["metadata"].get("uid"):
             raise Refusal(409, "Conflict", "uid mismatch")
-        wanted = _leaves(_applied(body))
-        present = _leaves(_applied(live))
+        wanted = leaves(applicable(body))
+        present = leaves(applicable(live))
         others = {m: paths for m, paths in self.managers.get(key, {}).items() if m != manager}
         conflicts = [
             {"reason": "FieldManagerConflict", "message": f'conflict with "{m}"', "field": "." + ".".join(path)}
@@ -442,9 +418,9 @@ class ApiServer:
             raise Refusal(409, "Conflict", f"Apply failed with {len(conflicts)} conflict: {words}", conflicts)
         kept = set().union(*others.values()) if others else set()
         for path in self.managers.get(key, {}).get(manager, set()) - set(wanted) - kept:
-            _drop(live, path)
+            drop_at(live, path)
         for path, value in wanted.items():
-            _set(live, path, copy.deepcopy(value))
+            put_at(live, path, copy.deepcopy(value))
         if force:
             for c in conflicts:
                 for paths in others.values():
@@ -504,64 +480,6 @@ def _status(refusal: Refusal) -> Object:
         "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": refusal.status, "reason": refusal.reason,
         "message": str(refusal), "details": details,
     }  # fmt: skip
-
-
-def _chosen(item: Object, query: dict[str, str]) -> bool:
-    labels = item["metadata"].get("labels") or {}
-    for pair in filter(None, query.get("labelSelector", "").split(",")):
-        name, _, value = pair.partition("=")
-        if labels.get(name) != value:
-            return False
-    for pair in filter(None, query.get("fieldSelector", "").split(",")):
-        path, _, value = pair.partition("=")
-        at: Any = item
-        for part in path.split("."):
-            at = (at or {}).get(part)
-        if (at or "") != value:
-            return False
-    return True
-
-
-def _bare(item: Object) -> Object:
-    hidden = ("resourceVersion", "generation", "managedFields", "uid")
-    return {**item, "metadata": {k: v for k, v in item["metadata"].items() if k not in hidden}}
-
-
-def _applied(item: Object) -> Object:
-    """What of an object can be applied: no identity, no status."""
-    metadata = {k: v for k, v in item["metadata"].items() if k in ("labels", "annotations")}
-    return {k: v for k, v in item.items() if k not in ("apiVersion", "kind", "status", "metadata")} | {
-        "metadata": metadata
-    }
-
-
-def _leaves(data: Any, at: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    if isinstance(data, dict) and data:
-        return {path: value for key, inner in data.items() for path, value in _leaves(inner, (*at, key)).items()}
-    return {at: data} if at and data != {} else {}
-
-
-def _set(item: Object, path: tuple[str, ...], value: Any) -> None:
-    for part in path[:-1]:
-        item = item.setdefault(part, {})
-    item[path[-1]] = value
-
-
-def _drop(item: Object, path: tuple[str, ...]) -> None:
-    for part in path[:-1]:
-        item = item.get(part, {})
-    item.pop(path[-1], None)
-
-
-def _merged(item: Object, patch: Object) -> Object:
-    for key, value in patch.items():
-        if value is None:
-            item.pop(key, None)
-        elif isinstance(value, dict):
-            item[key] = _merged(item.get(key) or {}, value)
-        else:
-            item[key] = value
-    return item
 
 
 # ---------------------------------------------------------------- controllers

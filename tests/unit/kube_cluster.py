@@ -5,10 +5,15 @@ from __future__ import annotations
 import time
 from typing import Any
 
+from api_server import ApiServer
+
 from gpunode.core.kube import cluster_of, render
+from gpunode.core.kube.applied import Applied
+from gpunode.core.kube.owned import INVENTORY, parse_inventory
 from gpunode.core.kube.render import Rendered
 from gpunode.core.spec import parse_spec
 from gpunode.edge.cluster import Api
+from gpunode.edge.kube_apply import apply
 from gpunode.edge.load import load_kube_knowledge
 
 
@@ -54,3 +59,28 @@ def node(name: str, *, labels: dict[str, str] | None = None, address: str = "10.
 
 def silent(_: str) -> None:
     """Progress that nobody reads."""
+
+
+def hows(applied: Applied) -> dict[str, str]:
+    return {str(change.key): change.how for change in applied.changes}
+
+
+def put(api: Api, what: Rendered, **options: Any) -> Applied:
+    return apply(api, what, tell=silent, timeout=5, **options)
+
+
+def inventory(server: ApiServer, namespace: str = "gpunode") -> list[str]:
+    live = server.get("ConfigMap", INVENTORY, namespace)
+    assert live is not None
+    return [str(key) for key in parse_inventory(live).objects]
+
+
+def mutating(server: ApiServer) -> list[str]:
+    """Requests that changed something: no dry run, no access review."""
+    changes = [r for r in server.requests if not r.startswith("GET") and "accessreviews" not in r]
+    return [r for r in changes if "dryRun" not in r]
+
+
+def foreign(kind: str, api_version: str, name: str, namespace: str = "", **body: Any) -> dict[str, Any]:
+    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
+    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}

@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import DRA, OPERATOR, ApiServer, Fault
-from kube_cluster import node, quick, rendered, silent
+from api_server import ApiServer, Fault
+from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered, silent
 
 from gpunode.core.errors import Exit, InterruptedByUser
-from gpunode.core.kube.applied import Applied
-from gpunode.core.kube.owned import INVENTORY, Key, parse_inventory
-from gpunode.core.kube.render import Rendered
+from gpunode.core.kube.owned import INVENTORY, Key
 from gpunode.edge.cluster import Api
 from gpunode.edge.kube_apply import apply, remove
-from gpunode.edge.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -26,26 +22,6 @@ ALL = [
     "Namespace gpunode", "RuntimeClass nvidia", "ConfigMap gpunode/device-plugin-config",
     PLUGIN, "DaemonSet gpunode/gpu-feature-discovery",
 ]  # fmt: skip
-
-
-def hows(applied: Applied) -> dict[str, str]:
-    return {str(change.key): change.how for change in applied.changes}
-
-
-def put(api: Api, what: Rendered, **options: Any) -> Applied:
-    return apply(api, what, tell=silent, timeout=5, **options)
-
-
-def inventory(server: ApiServer, namespace: str = "gpunode") -> list[str]:
-    live = server.get("ConfigMap", INVENTORY, namespace)
-    assert live is not None
-    return [str(key) for key in parse_inventory(live).objects]
-
-
-def mutating(server: ApiServer) -> list[str]:
-    """Requests that changed something: no dry run, no access review."""
-    changes = [r for r in server.requests if not r.startswith("GET") and "accessreviews" not in r]
-    return [r for r in changes if "dryRun" not in r]
 
 
 # ---------------------------------------------------------------- the good way
@@ -185,141 +161,6 @@ def test_a_taint_set_at_the_same_time_is_not_lost(server: ApiServer, api: Api) -
     put(api, rendered({"kubernetes": {"taint": True, "node_selector": {"gpu": "yes"}}}, gpu1={}))
     live = server.get("Node", "gpu1")
     assert live and [t["key"] for t in live["spec"]["taints"]] == ["maintenance", "nvidia.com/gpu"]
-
-
-# ---------------------------------------------------------------- refusals: nothing is changed
-
-
-def foreign(kind: str, api_version: str, name: str, namespace: str = "", **body: Any) -> dict[str, Any]:
-    metadata = {"name": name, **({"namespace": namespace} if namespace else {})}
-    return {"apiVersion": api_version, "kind": kind, "metadata": metadata, **body}
-
-
-REFUSED = {
-    "a foreign RuntimeClass of the same name": (
-        [foreign("RuntimeClass", "node.k8s.io/v1", "nvidia", handler="nvidia-legacy")], {},
-        "RuntimeClass nvidia is there already, and is not gpunode's but somebody's",
-    ),
-    "another device plugin": (
-        [foreign("DaemonSet", "apps/v1", "nvidia-device-plugin-daemonset", "kube-system", spec={"template": {"spec": {
-            "containers": [{"name": "ctr", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.14.0"}]}}})], {},
-        "DaemonSet kube-system/nvidia-device-plugin-daemonset hands out GPUs already",
-    ),
-    "the GPU Operator": (
-        [foreign("ClusterPolicy", "nvidia.com/v1", "cluster-policy", spec={})], {},
-        "NVIDIA's GPU Operator runs here (ClusterPolicy cluster-policy)",
-    ),
-    "a spec for another version": (
-        [], {"kubernetes": {"server_version": "1.31"}}, "kubernetes.server_version is 1.31, and http",
-    ),
-    "a label that no node carries, and one nearly does": (
-        [node("gpu1", labels={"accelerator": "nvidia-gpu"})],
-        {"kubernetes": {"node_selector": {"acelerator": "nvidia-gpu"}}},
-        "no node carries acelerator=nvidia-gpu (kubernetes.node_selector); gpu1 carries accelerator=nvidia-gpu",
-    ),
-    "a kind that the server does not serve": (
-        [], {"kubernetes": {"monitoring": {"enabled": True, "prometheus_operator": True}}},
-        "the server does not serve ServiceMonitor, PrometheusRule of monitoring.coreos.com/v1",
-    ),
-    "an object that is still being deleted": (
-        [{"apiVersion": "v1", "kind": "Namespace", "metadata": {
-            "name": "gpunode", "deletionTimestamp": "2026-11-22T00:00:00Z"}}], {},
-        "Namespace gpunode is being deleted",
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
-    objects, spec, what = REFUSED[case]
-    server = ApiServer(resources=OPERATOR)
-    try:
-        for item in objects:
-            server.put(item)
-        api = quick(connect(str(server.kubeconfig(tmp_path / "kubeconfig"))))
-        applied = put(api, rendered(spec, version="1.34"))
-        assert applied.exit == Exit.REFUSED
-        assert [p.what for p in applied.problems if what in p.what] == [p.what for p in applied.problems]
-        assert applied.problems and all(p.fix for p in applied.problems)
-        assert mutating(server) == []
-        assert server.unexpected == []
-    finally:
-        server.close()
-
-
-def test_hosts_that_are_no_nodes_tell_of_the_wrong_context(server: ApiServer, api: Api) -> None:
-    server.put(node("web1"))
-    applied = put(api, rendered({"kubernetes": {"node_selector": {"gpu": "true"}}}, gpu1={}, gpu2={}))
-    (problem,) = applied.problems
-    assert problem.what == "gpu1, gpu2 of the inventory: no node of this cluster has that name or address"
-    assert "--context" in problem.fix and "web1" in problem.fix
-
-
-def test_all_missing_rights_are_told_at_once(server: ApiServer, api: Api) -> None:
-    server.denied += [r"^(create|patch) runtimeclasses", r"^patch daemonsets gpunode"]
-    applied = put(api, rendered())
-    (problem,) = applied.problems
-    assert problem.what == (
-        "here may not create runtimeclasses.node.k8s.io; patch runtimeclasses.node.k8s.io; "
-        "patch daemonsets.apps in gpunode"
-    )
-    assert mutating(server) == []
-
-
-def test_what_the_server_finds_invalid_stops_the_rest(server: ApiServer, api: Api) -> None:
-    server.reject["RuntimeClass nvidia"] = "handler: Invalid value: field is immutable"
-    applied = put(api, rendered())
-    (problem,) = applied.problems
-    assert "RuntimeClass nvidia: the API server refuses" in problem.what
-    assert problem.fix == "it cannot be changed in place: delete RuntimeClass nvidia, and apply again"
-    assert mutating(server) == []
-
-
-def test_a_foreign_object_that_is_as_needed_is_used_and_left_alone(server: ApiServer, api: Api) -> None:
-    k3s = foreign("RuntimeClass", "node.k8s.io/v1", "nvidia", handler="nvidia")
-    server.put(k3s, "deploy@k3s")
-    applied = put(api, rendered())
-    assert hows(applied)["RuntimeClass nvidia"] == "kept"
-    live = server.get("RuntimeClass", "nvidia")
-    assert live and "labels" not in live["metadata"]
-    assert "RuntimeClass nvidia" not in inventory(server)
-    remove(api, "gpunode", tell=silent)
-    assert server.names("RuntimeClass") == ["nvidia"]
-
-
-def other_plugin(name: str, **more: Any) -> dict[str, Any]:
-    pod = {"containers": [{"name": "x", "image": "nvcr.io/nvidia/k8s-device-plugin:v0.17.0"}], **more.pop("pod", {})}
-    item = foreign("DaemonSet", "apps/v1", name, "kube-system", spec={"template": {"spec": pod}}, **more)
-    return item | {"metadata": item["metadata"] | {"annotations": more.get("annotations", {})}}
-
-
-# Another device plugin that does not meet ours: it, and the spec
-APART = {
-    "on other nodes": (other_plugin("p", pod={"nodeSelector": {"gpu": "a100"}}), {}),
-    "of a chart that the spec asks for": (
-        other_plugin("dra-driver-nvidia-gpu-kubelet-plugin",
-                     annotations={"meta.helm.sh/release-name": "dra-driver-nvidia-gpu"}),
-        {"sharing": {"strategy": "dra"}}),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", APART)
-def test_a_device_plugin_on_other_nodes_is_no_obstacle(case: str, server: ApiServer, api: Api) -> None:
-    plugin, second = APART[case]
-    server.resources["resource.k8s.io/v1"] = DRA["resource.k8s.io/v1"]
-    server.put(node("gpu1"))
-    server.put(node("gpu2", address="10.0.0.2", labels={"gpu": "a100"}))
-    server.put(plugin)
-    pools = {"gpu1": {"kubernetes": {"pool": "one"}}, "gpu2": {"kubernetes": {"pool": "two"}, **second}}
-    chosen = pools if second else {"gpu1": pools["gpu1"]}
-    assert put(api, rendered({}, **chosen)).problems == ()
-
-
-def test_a_device_plugin_that_runs_nowhere_is_no_obstacle(server: ApiServer, api: Api) -> None:
-    plugin = other_plugin("p")
-    server.controllers.clear()
-    server.put({**plugin, "status": {"desiredNumberScheduled": 0}})
-    assert put(api, rendered(), wait=False).problems == ()
 
 
 # ---------------------------------------------------------------- faults

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_server import DRA, ApiServer
+from api_objects import DRA
+from api_server import ApiServer
 from kube_cluster import node
 
 from gpunode.core.kube.quantity import quantity

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 from api_nodes import COUNT, MEMORY, Nodes
-from api_server import DRA, ApiServer, Fault, workloads_become_ready
+from api_objects import DRA
+from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
 from gpunode.core.errors import Exit, RefusedError

@@ -1,6 +1,4 @@
-"""The kubelet's files.  A case is a folder: tests/edits/kubelet/CASE/{wanted.json, before/PATH, and one of after/PATH,
-problem.txt, error.txt}; a new case needs no code.
-`python tests/unit/test_kubelet_edits.py` writes what comes out of cases that do not say it yet."""
+"""The files of the kubelet: what is in force in every case of tests/edits/kubelet, bad input, any input."""
 
 from __future__ import annotations
 
@@ -8,11 +6,11 @@ import json
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from edit_cases import files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -32,48 +30,8 @@ CASES = sorted((Path(__file__).parents[1] / "edits" / "kubelet").iterdir())
 AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def asked(case: Path) -> KubeletRequest:
     return KubeletRequest(**json.loads((case / "wanted.json").read_text()))
-
-
-def changed(before: dict[str, bytes], changes: Any) -> dict[str, bytes]:
-    return {path: data for path, data in {**before, **changes}.items() if data is not None}
-
-
-def write(case: Path) -> None:
-    before = files(case / "before")
-    try:
-        edit = configure_kubelet(before, asked(case), RULES)
-    except GpunodeError as error:
-        (case / "error.txt").write_text(f"{error}\n")
-        return
-    if edit.problems:
-        (case / "problem.txt").write_text("".join(f"{p.what}\n{p.fix}\n" for p in edit.problems))
-        return
-    for path, data in changed(before, edit.changes).items():
-        place = case / "after" / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-
-
-def test_every_case_says_what_comes_of_it() -> None:
-    outcomes = {"after", "problem.txt", "error.txt"}
-    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
-
-
-@pytest.mark.parametrize("case", AFTER)
-def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(case: Path) -> None:
-    before, request = files(case / "before"), asked(case)
-    edit = configure_kubelet(before, request, RULES)
-    after = changed(before, edit.changes)
-    assert after == files(case / "after")
-    assert configure_kubelet(after, request, RULES).changes == {}
-    back = unconfigure_kubelet(after, request, [edit.undo])
-    assert changed(after, back.changes) == before
 
 
 @pytest.mark.parametrize("case", AFTER)
@@ -103,20 +61,6 @@ def test_comments_stay(case: Path) -> None:
     before, after = files(case / "before"), files(case / "after")
     for path, data in before.items():
         assert set(re.findall(rb"#.*", data)) - {b"# for the GPUs"} <= set(re.findall(rb"#.*", after[path])), path
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
-def test_what_would_not_work_is_a_problem_and_changes_nothing(case: Path) -> None:
-    edit = configure_kubelet(files(case / "before"), asked(case), RULES)
-    assert edit.changes == {}
-    assert "".join(f"{p.what}\n{p.fix}\n" for p in edit.problems) == (case / "problem.txt").read_text()
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
-def test_what_cannot_be_read_is_named(case: Path) -> None:
-    with pytest.raises(GpunodeError) as caught:
-        configure_kubelet(files(case / "before"), asked(case), RULES)
-    assert f"{caught.value}\n" == (case / "error.txt").read_text()
 
 
 LABELS = [
@@ -235,9 +179,3 @@ def test_bad_input_is_one_clear_message(tmp_path: Path, args: tuple[str, ...], c
     done = run("diff", tmp_path, *args)
     assert getattr(done.exception, "exit", done.return_value) == code
     assert words in f"{done.output}{done.exception}"
-
-
-if __name__ == "__main__":
-    for one in CASES:
-        if not {"after", "problem.txt", "error.txt"} & {path.name for path in one.iterdir()}:
-            write(one)

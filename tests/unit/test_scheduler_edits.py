@@ -1,6 +1,4 @@
-"""kube-scheduler's files.  A case is a folder: tests/edits/scheduler/CASE/{wanted.json, before/PATH, and one of
-after/PATH, problem.txt, error.txt}; a new case needs no code.
-`python tests/unit/test_scheduler_edits.py` writes what comes out of cases that do not say it yet."""
+"""The files of kube-scheduler: what is in force in every case of tests/edits/scheduler, bad input, any input."""
 
 from __future__ import annotations
 
@@ -12,6 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edit_cases import changed, files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -25,7 +24,7 @@ from gpunode.core.edits.scheduler import (
 )
 from gpunode.core.edits.scheduler_pod import host_path, pod_of
 from gpunode.core.edits.unitfile import program_of
-from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.errors import InputError
 from gpunode.core.kube_schemas import scheduler_faults
 from gpunode.core.scheduler_rules import minor_of
 from gpunode.edge.load import load_scheduler_rules
@@ -36,49 +35,8 @@ AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
-
-
 def asked(case: Path) -> SchedulerRequest:
     return SchedulerRequest(**json.loads((case / "wanted.json").read_text()))
-
-
-def changed(before: dict[str, bytes], changes: Any) -> dict[str, bytes]:
-    return {path: data for path, data in {**before, **changes}.items() if data is not None}
-
-
-def write(case: Path) -> None:
-    """Record what comes of a case; to be read before it is committed."""
-    before = files(case / "before")
-    try:
-        edit = configure_scheduler(before, asked(case), RULES)
-    except GpunodeError as error:
-        (case / "error.txt").write_text(f"{error}\n")
-        return
-    if edit.problems:
-        (case / "problem.txt").write_text("".join(f"{p.what}\n{p.fix}\n" for p in edit.problems))
-        return
-    for path, data in changed(before, edit.changes).items():
-        place = case / "after" / path.lstrip("/")
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(data)
-
-
-def test_every_case_says_what_comes_of_it() -> None:
-    outcomes = {"after", "problem.txt", "error.txt"}
-    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
-
-
-@pytest.mark.parametrize("case", AFTER)
-def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(case: Path) -> None:
-    before, request = files(case / "before"), asked(case)
-    edit = configure_scheduler(before, request, RULES)
-    after = changed(before, edit.changes)
-    assert after == files(case / "after")
-    assert configure_scheduler(after, request, RULES).changes == {}
-    back = unconfigure_scheduler(after, request, RULES, [edit.undo])
-    assert changed(after, back.changes) == before
 
 
 @pytest.mark.parametrize("case", AFTER)
@@ -136,20 +94,6 @@ def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case:
             place = host_path(pod_of(MANIFEST, left[MANIFEST]), path) if request.manifest else path
             assert RULES.resource.encode() not in left[place or ""]
     assert unconfigure_scheduler(left, request, RULES).changes == {}
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
-def test_what_would_not_work_is_a_problem_and_changes_nothing(case: Path) -> None:
-    edit = configure_scheduler(files(case / "before"), asked(case), RULES)
-    assert edit.changes == {}
-    assert "".join(f"{p.what}\n{p.fix}\n" for p in edit.problems) == (case / "problem.txt").read_text()
-
-
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
-def test_what_cannot_be_read_is_named(case: Path) -> None:
-    with pytest.raises(GpunodeError) as caught:
-        configure_scheduler(files(case / "before"), asked(case), RULES)
-    assert f"{caught.value}\n" == (case / "error.txt").read_text()
 
 
 BAD = [
@@ -244,9 +188,3 @@ def test_words_of_any_text_stand_where_they_are_said_to(parts: list[str]) -> Non
     change = change_flags([word.text for word in words], drop=("a", "b"))
     kept = [word.text for at, word in enumerate(words) if at not in change.gone]
     assert not {"a", "b"} & {flag.name for flag in flags_in(kept)} or "--" in kept or len(change.gone) > 0
-
-
-if __name__ == "__main__":
-    for one in CASES:
-        if not {"after", "problem.txt", "error.txt"} & {path.name for path in one.iterdir()}:
-            write(one)
