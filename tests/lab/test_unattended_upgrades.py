@@ -9,18 +9,22 @@ from test_provision import Node
 
 pytestmark = pytest.mark.lab
 
-ANYTHING = 'Unattended-Upgrade::Origins-Pattern { "origin=*"; };\n'
+# whatever NVIDIA's repository has, in one step; of Debian's own updates a dry run would fetch hundreds of MB
+THEIRS = """#clear Unattended-Upgrade::Origins-Pattern;
+Unattended-Upgrade::Origins-Pattern { "origin=NVIDIA"; };
+Unattended-Upgrade::MinimalSteps "false";
+"""
 # a version of long ago, and nobody who asks for another one
 OLDER = r"-e '/^Package: libnvidia-ml1$/,/^$/s/^Version: .*/Version: 1.0/' -e 's/libnvidia-ml1 ([^)]*)/libnvidia-ml1/g'"
 
 
 @pytest.fixture(scope="module")
 def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    """Debian 12 with Python, no engine, and unattended-upgrades that may take packages from anywhere."""
+    """Debian 12 with Python, no engine, and unattended-upgrades that may take what NVIDIA's repository has."""
     lab = lab_up(distro="debian:12", engines=())
     made = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"toolkit": {"version": "none"}})
     made.sh("apt-get -qq update && DEBIAN_FRONTEND=noninteractive apt-get -qq install unattended-upgrades </dev/null")
-    made.sh(f"printf '%s' '{ANYTHING}' >/etc/apt/apt.conf.d/60anything")
+    made.sh(f"printf '%s' '{THEIRS}' >/etc/apt/apt.conf.d/60theirs")
     made.json("provision", "--yes")
     return made
 
