@@ -129,10 +129,7 @@ apt_simulate() {
 }
 
 apt_why_not() {
-  grep -E '^E: |^ [^ ]+ : |is held|Depends|Conflicts|no installation candidate' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
-  awk '$3 == "hold" { print $1 }' "$GPUNODE_IN/.before" | while read -r name; do
-    ! grep -qwF -e "$name" "$GPUNODE_IN/.simulated" || printf '(%s is held: apt-mark unhold %s, if it may change) ' "$name" "$name"
-  done
+  grep -E '^E: |^ [^ ]+ : |Depends|Conflicts|no installation candidate' "$GPUNODE_IN/.simulated" | head -n 4 | tr -s ' \n' ' '
 }
 
 # KiB to fetch and KiB to unpack of what would be installed.  (Not from apt-get install --assume-no: where apt has
