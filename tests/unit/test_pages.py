@@ -102,22 +102,43 @@ def test_every_command_of_the_chinese_readme_is_that_of_the_english_one() -> Non
     assert command.findall((ROOT / "README.zh-CN.md").read_text()) == command.findall((ROOT / "README.md").read_text())
 
 
-def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
-    server.put(node("gpu1", allocatable={MEMORY: "32", COUNT: "2", "nvidia.com/gpu": "0"}))
-    Nodes(server)
-    host = tmp_path / "control-plane"
-    shutil.copytree(ROOT / "tests/edits/scheduler/kubeadm-1.34/before", host)
-    program = tmp_path / "bin/gpunode"
+def at_cluster(folder: Path, server: ApiServer, instead: dict[str, str] | None = None) -> Reader:
+    """Somebody with gpunode on the PATH and a kubeconfig of the cluster."""
+    program = folder / "bin/gpunode"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpunode "$@"\n')
     program.chmod(0o755)
     environment = {
         **os.environ,
         "PATH": f"{program.parent}:{os.environ['PATH']}",
-        "KUBECONFIG": str(server.kubeconfig(tmp_path / "kubeconfig")),
-        "XDG_STATE_HOME": str(tmp_path / "state"),
+        "KUBECONFIG": str(server.kubeconfig(folder / "kubeconfig")),
+        "XDG_STATE_HOME": str(folder / "state"),
     }
-    reader = Reader(tmp_path, environment, instead={"--kube-proxy": f"--root {host} --kube-proxy"}, timeout=120)
+    return Reader(folder, environment, instead=instead or {}, timeout=120)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("page", "host"), [("kubeadm.md", "gpu1"), ("k3s.md", "k1")])
+def test_the_clusters_half_of_a_page(page: str, host: str, server: ApiServer, tmp_path: Path) -> None:
+    """The nodes' half is followed in tests/lab/test_how_to.py."""
+    server.put(node(host, allocatable={"nvidia.com/gpu": "1"}))
+    Nodes(server)
+    reader = at_cluster(tmp_path, server)
+    told = steps((ROOT / "docs/how-to" / page).read_text())
+    here = [step for step in told if isinstance(step, Command) and re.match(r"gpunode (init|kube) ", step.line)]
+    assert len(here) >= 4
+    for command in here:
+        reader.do(command)
+    reader.close()
+
+
+@pytest.mark.slow
+def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
+    server.put(node("gpu1", allocatable={MEMORY: "32", COUNT: "2", "nvidia.com/gpu": "0"}))
+    Nodes(server)
+    host = tmp_path / "control-plane"
+    shutil.copytree(ROOT / "tests/edits/scheduler/kubeadm-1.34/before", host)
+    reader = at_cluster(tmp_path, server, {"--kube-proxy": f"--root {host} --kube-proxy"})
     assert reader.follow((ROOT / "docs/how-to/gpushare.md").read_text()) == 8
     assert (host / "etc/kubernetes/scheduler-policy-config.yaml").read_text().count("urlPrefix:") == 1
     assert "apiVersion: apps/v1\n" in (tmp_path / "today.yaml").read_text()
