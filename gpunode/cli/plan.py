@@ -91,15 +91,17 @@ def plan(
 
 
 def show_plans(hosts: list[HostPlan], *, diff: bool) -> None:
-    """Plans on stdout; hosts in error on stderr."""
+    """Plans on stdout, of many hosts by kind; hosts in error on stderr, of many among the plans, by cause."""
+    from gpunode.core.model import HostResult
     from gpunode.core.report import MANY, plan_text
     from gpunode.core.report_fleet import plans_text
 
-    plans = [h.plan for h in hosts if h.plan]
-    if len(plans) > MANY:
-        click.echo(plans_text(plans, diff=diff))
+    if len(hosts) > MANY:
+        errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
+        click.echo(plans_text([h.plan for h in hosts if h.plan], errors, diff=diff))
+        return
     for host in hosts:
-        if host.plan and len(plans) <= MANY:
+        if host.plan:
             click.echo(plan_text(host.plan, diff=diff))
         elif host.error:
             show_error(host.error, host=host.host)

@@ -27,17 +27,21 @@ def fleet_text(results: Iterable[HostResult]) -> str:
     return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in found})])
 
 
-def plans_text(plans: Sequence[Plan], *, diff: bool = False) -> str:
-    """How many hosts have what to do: one plan of each kind in full, for the most hosts first; problems by cause."""
+def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff: bool = False) -> str:
+    """How many hosts have what to do: one plan of each kind in full, for the most hosts first; problems by cause.
+
+    `errors` are of hosts that have no plan.
+    """
     kinds: dict[str, list[Plan]] = {}
     for plan in plans:
         if plan.steps and not plan.problems:
             kinds.setdefault(class_key(plan), []).append(plan)
     refused = [HostResult(host=p.host, message=_problems(p)) for p in plans if p.problems]
     todo = sum(map(len, kinds.values()))
-    lines = [f"{len(plans)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps to do"]
+    lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
     lines[0] += f", {len(refused)} refused" if refused else ""
-    lines += _causes(refused)
+    lines[0] += f", {len(errors)} without a plan" if errors else ""
+    lines += _causes([*refused, *errors])
     ranked = sorted(kinds.values(), key=len, reverse=True)
     for same in ranked[:_CAUSES]:
         lines.append(f"{len(same)} hosts like this one: {_names([p.host for p in same])}")

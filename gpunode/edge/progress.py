@@ -96,6 +96,7 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
         yield show
 
 
+_FAILURES = 20  # that are told while it runs
 _EVERY = 10.0  # seconds between lines of counts
 
 
@@ -113,7 +114,7 @@ def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ea
         def event(seen: Event) -> None:
             count.work(seen)
             if seen.kind in ("failed", "unreachable"):
-                count.say(_line(seen))
+                count.fail(seen)
 
         def wave(pool: str, number: int, what: str) -> None:
             count.say(f"pool {pool}, wave {number + 1}: {what}")
@@ -150,10 +151,19 @@ class _Count:
         self._total, self._done, self._failed = total, 0, 0
         self._working: set[str] = set()
         self._told = 0.0
+        self._told_failures = 0
 
     def work(self, event: Event) -> None:
         self._working.add(event.host)
         self._update()
+
+    def fail(self, event: Event) -> None:
+        """The first failures in their own words, the others as numbers: the results have their causes."""
+        self._told_failures += 1
+        if self._told_failures <= _FAILURES:
+            self.say(_line(event))
+        elif self._told_failures == _FAILURES + 1:
+            self.say("more fail; their causes follow at the end")
 
     def result(self, result: HostResult) -> None:
         self._working.discard(result.host)

@@ -125,10 +125,10 @@ class World:
         self.todo = [h.host for h in hosts if h.plan and h.plan.steps and not h.plan.problems]
         with self._patched(state):
             try:
-                results = fleet.provision(hosts, Where(inventory=("x,",), forks=1000), planner, **options)
+                self.results = fleet.provision(hosts, Where(inventory=("x,",), forks=1000), planner, **options)
             except Killed:
                 return None
-        return {result.host: int(result.exit) for result in results}
+        return {result.host: int(result.exit) for result in self.results}
 
     @contextmanager
     def _patched(self, state: Path) -> Iterator[None]:

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
+from gpunode.core.report_fleet import stop_text
 from gpunode.core.rollout import make_pools
 from gpunode.core.spec_rollout import RolloutSpec, parse_rollout
 
@@ -110,6 +111,21 @@ class Fleet(RuleBasedStateMachine):
 
 TestFleet = Fleet.TestCase
 TestFleet.settings = settings(max_examples=30, stateful_step_count=6, deadline=None)
+
+
+def test_a_breach_says_what_is_done_what_is_not_and_how_to_go_on(tmp_path: Path) -> None:
+    world = World(["fresh"] * 4 + ["converged", "away"])
+    world.failing = 1.0
+    world.provision({}, tmp_path, rollout={"waves": ["1", "100%"]})
+    run = world.journal(tmp_path).latest(1)[0]
+    assert run.status == "stopped"
+    assert stop_text(world.results).splitlines() == [
+        f"run {run.name}: 1 done, 2 not done, 3 not begun with",
+        "  not done: gpu0000, gpu0005",
+        "  not begun with: gpu0001, gpu0002, gpu0003",
+        f"go on: gpunode runs resume {run.name}",
+    ]
+    assert "max_failures" in world.results[1].message
 
 
 def test_two_thousand_nodes_through_waves_and_budgets(tmp_path: Path) -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from gpunode.edge.progress import running
+from gpunode.edge.detect import Detected
+from gpunode.edge.progress import fleet, probing, running
 from gpunode.edge.runner import Event
 
 
@@ -37,3 +38,23 @@ def test_only_changes_failures_and_proofs_get_a_line(
     with running(output_format) as on_event:
         on_event(seen)
     assert capsys.readouterr().err == line
+
+
+def test_of_many_hosts_the_first_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with fleet("text", [f"gpu{n}" for n in range(100)]) as ears:
+        for number in range(60):
+            ears.event(Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module"))
+            ears.event(Event(host=f"gpu{number}", kind="changed", role="driver", task="Load it"))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "in work" not in line]
+    assert len(lines) == 21 and lines[0].startswith("gpu0: Load it: failed") and "more fail" in lines[-1]
+
+
+@pytest.mark.parametrize(("count", "lines"), [(3, 3), (40, 40), (2000, 41)])
+def test_of_many_hosts_probes_are_counted(count: int, lines: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with probing("text") as on_done:
+        for number in range(count):
+            on_done(Detected(host=f"gpu{number}"))
+    told = capsys.readouterr().err.splitlines()
+    assert len(told) == lines and told[-1] == (
+        "2000 hosts probed, 0 failed" if count > 40 else f"gpu{count - 1}: probed"
+    )

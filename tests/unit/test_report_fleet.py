@@ -53,12 +53,14 @@ def test_very_many_causes_are_counted() -> None:
 def test_plans_are_told_once_for_each_kind() -> None:
     plans = [plan(n) for n in range(1000)] + [plan(n, "files", "activate") for n in range(1000, 1900)]
     plans += [plan(n, "files") for n in range(1900, 1990)] + [plan(n, problem="no driver") for n in range(1990, 2000)]
-    text = plans_text(plans)
-    assert text.startswith("2000 hosts: 1000 need nothing, 990 have steps to do, 10 refused\n")
+    away = [result(n, 4, f"gpu{n:04d}: no route") for n in range(2000, 2100)]
+    text = plans_text(plans, away)
+    assert text.startswith("2100 hosts: 1000 need nothing, 990 have steps, 10 refused, 100 without a plan\n")
+    assert "100  HOST: no route" in text
     assert "10  no driver (fix: mend it)" in text
     at = [text.index("900 hosts like this one: gpu1000,"), text.index("90 hosts like this one: gpu1900,")]
     assert at == sorted(at) and text.count("Do activate") == 1 and text.count("Do files") == 2
-    assert len(text.splitlines()) < 20
+    assert len(text.splitlines()) < 25
 
 
 def test_a_run_by_its_journal() -> None:
