@@ -58,6 +58,8 @@ def bundle() -> None:
     metavar="TARGET=PATH",
     help="The distribution's repositories, as files of /etc/apt/sources.list.d, yum.repos.d or zypp/repos.d name them.",
 )
+@click.option("--wheels", multiple=True, metavar="REQUIREMENT", help="Wheels, such as gpunode[bundle]; repeatable.")
+@click.option("--cluster", is_flag=True, help="Charts, and a list of images, of what gpunode kube render makes.")
 @click.option("--allow-expired", is_flag=True, help="Take lists of packages whose time is over (of a snapshot, say).")
 @click.option("--url", default="", help="Where the nodes will find it: writes sources.yml for it.")
 @click.option("-o", "--output", type=click.Path(path_type=Path), required=True, help="A folder, or a file NAME.tar.")
@@ -71,6 +73,8 @@ def create(
     packages: tuple[str, ...],
     base: Path | None,
     repositories: tuple[str, ...],
+    wheels: tuple[str, ...],
+    cluster: bool,
     allow_expired: bool,
     url: str,
     output: Path,
@@ -81,6 +85,7 @@ def create(
 
     What was fetched is kept below ~/.cache/gpunode/bundle: run it again, and it goes on where it broke off.
     """
+    from gpunode.core.bundle.manifest import NOTHING
     from gpunode.core.solve import find_gpu
     from gpunode.edge.bundle.create import Order
     from gpunode.edge.bundle.create import create as make
@@ -97,9 +102,11 @@ def create(
         facts=facts,
         repositories=dict(_given(row, planner) for row in repositories),
         base=_base(base),
-        base_name=base.name if base else "nothing",
+        base_name=base.name if base else NOTHING,
         packages=packages,
         expired=allow_expired,
+        wheels=wheels,
+        cluster=cluster,
     )
     if not order.targets:
         raise click.UsageError("name the targets (--for), or saved probes (--probe)")
@@ -110,6 +117,8 @@ def create(
         print_json(_summary(manifest, str(output)))
         return Exit.OK
     click.echo(f"{output}: {_words(manifest)}; its key is {manifest.fingerprint}")
+    for note in manifest.notes:
+        click.echo(note)
     if not url:
         click.echo(f"next: gpunode bundle sources {output} --url URL, the part of gpunode.yml that has nodes use it")
     return Exit.OK

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
+import os
 import shutil
 import subprocess
 import tarfile
+import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +21,9 @@ from apt_server import Server, deb, repository
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
+from gpunode.core.bundle.manifest import Manifest, Packaged, TargetPart, lacking
 from gpunode.core.errors import GpunodeError
+from gpunode.core.model import PackageWant
 from gpunode.core.spec import parse_spec
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import SigningKey
@@ -309,7 +314,7 @@ def test_verify_reads_a_bundle_that_is_served_and_one_in_a_file(site: Site) -> N
     file = site.folder / "bundle.tar"
     file.write_bytes(file.read_bytes()[:-30000])
     done = CliRunner().invoke(cli, ["bundle", "verify", str(file)], standalone_mode=False)
-    assert done.return_value == 1 or isinstance(done.exception, GpunodeError)
+    assert done.return_value in (1, 5)  # by where it was cut off: files that are missing, or no archive
 
 
 def test_a_tar_is_the_folder(site: Site) -> None:
@@ -418,3 +423,170 @@ def test_a_file_that_was_whole_is_not_read_again(site: Site, monkeypatch: pytest
     monkeypatch.setattr(Folder, "open", lambda self, path: (read.append(path), real(self, path))[1])
     planned(site, spec)
     assert read == ["manifest.json"]
+
+
+# ---------------------------------------------------------------- what goes along
+
+
+def test_charts_of_the_cluster_go_along(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from gpunode.edge import load
+
+    known = load.load_kube_knowledge()
+    chart = known.charts["nvidia-device-plugin"]
+    data = b"a chart"
+    (site.folder / "www/charts").mkdir()
+    (site.folder / "www/charts/p.tgz").write_bytes(data)
+    digest = hashlib.sha256(data).hexdigest()
+    entry = {"version": chart.version, "urls": ["p.tgz"], "digest": digest}
+    (site.folder / "www/charts/index.yaml").write_text(yaml.safe_dump({"entries": {chart.name: [entry]}}))
+    here = {**known.charts, chart.name: replace(chart, repository=f"{site.server.url}/charts")}
+    monkeypatch.setattr(load, "load_kube_knowledge", lambda: replace(known, charts=here))
+    more = {"kubernetes": {"install": "helm", "server_version": "1.34", "node_feature_discovery": True}}
+    more |= {"sharing": {"strategy": "time-slicing", "replicas": 2}}
+    site.spec.write_text(yaml.safe_dump(yaml.safe_load(site.spec.read_text()) | more))
+    site.create("--cluster")
+    manifest = site.manifest()
+    assert manifest["charts"] == [f"charts/{chart.name}-{chart.version}.tgz"]
+    assert (site.bundle / manifest["charts"][0]).read_bytes() == data
+    (site.folder / "www/charts/p.tgz").write_bytes(b"another chart")
+    assert "not what the index" in site.create("--cluster", exit=1)
+
+
+def test_a_chart_of_a_registry_is_named_and_left_to_helm(site: Site) -> None:
+    more = {"kubernetes": {"install": "helm", "server_version": "1.34"}, "sharing": {"strategy": "dra"}}
+    site.spec.write_text(yaml.safe_dump(yaml.safe_load(site.spec.read_text()) | more))
+    assert "helm pull oci://registry.k8s.io/dra-driver-nvidia/charts/" in site.create("--cluster")
+    assert site.manifest()["charts"] == []
+
+
+def test_the_images_of_the_cluster_are_listed(site: Site) -> None:
+    more = {"kubernetes": {"server_version": "1.34"}, "sharing": {"strategy": "gpushare"}}
+    site.spec.write_text(yaml.safe_dump(yaml.safe_load(site.spec.read_text()) | more))
+    site.create("--cluster")
+    images = site.manifest()["images"]
+    assert (site.bundle / "images.txt").read_text().split() == images
+    assert any("gpushare" in image for image in images)
+
+
+def test_wheels_go_along_with_what_they_need(site: Site) -> None:
+    info = "demo-1.0.dist-info"
+    files = {
+        "demo.py": "",
+        f"{info}/METADATA": "Metadata-Version: 2.1\nName: demo\nVersion: 1.0\n",
+        f"{info}/WHEEL": "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        f"{info}/RECORD": "",
+    }
+    wheel = site.folder / "demo-1.0-py3-none-any.whl"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        for name, text in files.items():
+            archive.writestr(name, text)
+    site.create("--wheels", wheel)
+    assert site.manifest()["wheels"] == ["wheels/demo-1.0-py3-none-any.whl"]
+    document = json.loads((site.bundle / "bundle.spdx.json").read_text())
+    purls = [p["externalRefs"][0]["referenceLocator"] for p in document["packages"]]
+    assert "pkg:pypi/demo@1.0" in purls
+    assert "cannot be had" in site.create("--wheels", site.folder / "no-such.whl", exit=1)
+
+
+# ---------------------------------------------------------------- brought to where it is needed
+
+
+def test_serve_gives_files_and_nothing_else(site: Site) -> None:
+    import threading
+    import urllib.error
+    import urllib.request
+
+    from gpunode.edge.bundle.serve import server
+
+    site.create()
+    (site.bundle / "out").symlink_to(site.spec)
+    with server(site.bundle, "127.0.0.1", 0) as serving:
+        threading.Thread(target=serving.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{serving.server_port}"
+        assert "whole" in gpunode("bundle", "verify", url)
+        for path, code in {"/": 403, "/repos/": 403, "/out": 404, "/../spec.yml": 404, "/%2e%2e/spec.yml": 404}.items():
+            with pytest.raises(urllib.error.HTTPError) as refused:
+                urllib.request.urlopen(url + path)
+            assert (path, refused.value.code) == (path, code)
+        serving.shutdown()
+
+
+@pytest.mark.parametrize("text", ["host", "host:folder", ":/folder", "/folder"])
+def test_a_destination_needs_a_host_and_a_folder(site: Site, text: str) -> None:
+    site.create()
+    assert "expected" in gpunode("bundle", "push", site.bundle, text, exit=2)
+
+
+class Remote:
+    """SFTP on a folder of this machine, as paramiko offers it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.put_paths = root, []  # type: ignore[var-annotated]
+
+    def stat(self, path: str) -> os.stat_result:
+        return (self.root / path.lstrip("/")).stat()
+
+    def mkdir(self, path: str, mode: int) -> None:
+        (self.root / path.lstrip("/")).mkdir(mode)
+
+    def put(self, source: str, path: str) -> None:
+        self.put_paths.append(path)
+        shutil.copyfile(source, self.root / path.lstrip("/"))
+
+    def chmod(self, path: str, mode: int) -> None:
+        (self.root / path.lstrip("/")).chmod(mode)
+
+    def posix_rename(self, old: str, new: str) -> None:
+        (self.root / old.lstrip("/")).rename(self.root / new.lstrip("/"))
+
+
+def test_what_is_there_already_is_not_copied_again(site: Site) -> None:
+    from gpunode.edge.bundle.push import _copy
+
+    site.create()
+    (site.folder / "there").mkdir()
+    remote = Remote(site.folder / "there")
+    made: set[str] = set()
+    names = [*site.manifest()["files"], "manifest.json"]
+    assert sum(_copy(remote, site.bundle / name, f"/srv/b/{name}", made) for name in names) == len(names)
+    victim = names[0]
+    (site.folder / "there/srv/b" / victim).unlink()
+    assert sum(_copy(remote, site.bundle / name, f"/srv/b/{name}", made) for name in names) == 1
+    assert remote.put_paths[-1] == f"/srv/b/{victim}.part"
+    assert gpunode("bundle", "verify", site.bundle)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "version", "there"),
+    [
+        ("kernel-devel-5.14.0-427.el9.x86_64", "", True),
+        ("kernel-devel-5.14.0-427.el9", "", True),
+        ("kernel-devel", "", True),
+        ("kernel-devel-5.14.0-503.el9.x86_64", "", False),
+        ("kernel-default-devel-6.4.0-150600.21", "", True),
+        ("kernel-default-devel-6.4.0-150600.2", "", False),
+        ("nvidia-open", "580.*", True),
+        ("nvidia-open", "580.95.05", True),
+        ("nvidia-open", "595.*", False),
+        ("bash", "", True),  # of the base
+        ("zsh", "", False),
+    ],
+)
+def test_the_bundle_is_asked_in_the_words_of_a_plan(wanted: str, version: str, there: bool) -> None:
+    def package(name: str, version: str) -> Packaged:
+        return Packaged(name=name, version=version, arch="x86_64", file="f", sha256="0", size=1, url="", checked="")
+
+    some = (
+        package("kernel-devel", "5.14.0-427.el9"),
+        package("kernel-default-devel", "6.4.0-150600.21.2"),
+        package("nvidia-open", "3:580.95.05-1.el9"),
+    )
+    part = TargetPart(
+        family="rhel", gpus=(), asked=(), base="b", base_names=("bash",), repositories={"nvidia-cuda": some}
+    )
+    manifest = Manifest(gpunode="0", created="", fingerprint="", targets={"rocky:9/x86_64": part}, files={})
+    problems = lacking(manifest, "rocky:9/x86_64", [PackageWant(name=wanted, version=version)])
+    assert (problems == ()) is there
+    assert "rocky:8/x86_64" in lacking(manifest, "rocky:8/x86_64", [])[0].what

@@ -16,6 +16,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import PackageWant, Problem
 
 FORMAT = "gpunode-bundle 1"
+NOTHING = "nothing"
 MANIFEST, SIGNATURE, SUMS, KEY, SBOM = (
     "manifest.json",
     "manifest.json.asc",
@@ -55,6 +56,7 @@ class TargetPart:
     gpus: tuple[str, ...]
     asked: tuple[str, ...]
     base: str  # what every node has already: "nothing", or the name of the list that was given
+    base_names: tuple[str, ...]  # the packages of that list
     repositories: Mapping[str, tuple[Packaged, ...]]
 
 
@@ -147,14 +149,12 @@ def lacking(manifest: Manifest, target: str, wants: Sequence[PackageWant]) -> tu
                 fix=f"make it again with --for {target}; it has {', '.join(sorted(manifest.targets))}",
             ),
         )
-    have: dict[str, list[str]] = {}
-    for packages in part.repositories.values():
-        for package in packages:
-            have.setdefault(package.name, []).append(package.version)
+    have = [package for packages in part.repositories.values() for package in packages]
+    base = set(part.base_names)
     gone = [
         f"{want.name} {want.version}".strip()
         for want in wants
-        if not any(_is(version, want.version or "*") for version in have.get(want.name, ()))
+        if want.name not in base and not any(_named(want.name, p) and _is(p.version, want.version or "*") for p in have)
     ]
     if not gone:
         return ()
@@ -164,6 +164,14 @@ def lacking(manifest: Manifest, target: str, wants: Sequence[PackageWant]) -> tu
             fix="make it again from this gpunode.yml: gpunode bundle create",
         ),
     )
+
+
+def _named(name: str, package: Packaged) -> bool:
+    """Whether that is its name; kernels' packages are also asked for as NAME-VERSION, with or without what follows."""
+    if name == package.name:
+        return True
+    full = f"{package.name}-{package.version.partition(':')[2] or package.version}"
+    return name in (full, f"{full}.{package.arch}") or full.startswith(f"{name}.")
 
 
 def _is(version: str, pattern: str) -> bool:

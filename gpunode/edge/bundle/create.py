@@ -15,6 +15,7 @@ from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import (
     KEY,
     MANIFEST,
+    NOTHING,
     SBOM,
     SIGNATURE,
     SUMS,
@@ -39,6 +40,7 @@ from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec_source import DISTRIBUTION
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Source, choose
+from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place
 from gpunode.edge.load import read_key, resolve_key
@@ -58,9 +60,11 @@ class Order:
     facts: Mapping[Target, tuple[NodeFacts, ...]] = field(default_factory=dict)  # of saved probes
     repositories: Mapping[Target, tuple[Upstream, ...]] = field(default_factory=dict)  # the distribution's own
     base: frozenset[str] = frozenset()
-    base_name: str = "nothing"
+    base_name: str = NOTHING
     packages: tuple[str, ...] = ()  # more packages: NAME or NAME=VERSION
     expired: bool = False
+    wheels: tuple[str, ...] = ()  # requirements of pip
+    cluster: bool = False  # charts and images of what `gpunode kube render` makes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,11 +102,12 @@ def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str,
             source = part.source(package)
             if isinstance(package, Rpm) and source.upstream.signs == "packages":
                 check_rpm(store.path(package.sha256), source.keys, source.upstream.fingerprints, package.url)
+    extras = _extras(order, planner, store.web, tell)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     try:
         with signer(f"gpunode bundle {datetime.now(UTC):%Y-%m-%d}") as key:
-            manifest = _lay_out(order, parts, store, folder, key, url)
+            manifest = _lay_out(order, parts, extras, store, folder, key, url)
         _into_place(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -121,6 +126,23 @@ def _may_write(out: Path) -> None:
     raise InputError(
         f"{out} is there, and no bundle", expected="a new name, or a bundle to replace", fix="choose another -o"
     )
+
+
+def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
+    found = Extras()
+    if order.cluster:
+        from gpunode.core.kube import cluster_of, render
+        from gpunode.edge.load import load_kube_knowledge
+
+        rendered = render(cluster_of({"": planner.spec()}, "", load_kube_knowledge()))
+        if rendered.problems:
+            raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
+        found = cluster_extras(rendered, web)
+        tell(f"the cluster: {len(found.images)} images are listed")
+    if order.wheels:
+        tell(f"wheels of {' '.join(order.wheels)}")
+        found = replace(found, files={**found.files, **wheels(order.wheels, planner.spec().proxy)})
+    return found
 
 
 # ---------------------------------------------------------------- what is wanted
@@ -208,7 +230,9 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
 # ---------------------------------------------------------------- the folder
 
 
-def _lay_out(order: Order, parts: Sequence[Part], store: Store, folder: Path, key: Signer, url: str) -> Manifest:
+def _lay_out(
+    order: Order, parts: Sequence[Part], extras: Extras, store: Store, folder: Path, key: Signer, url: str
+) -> Manifest:
     files: dict[str, Stored] = {}
 
     def write(path: str, data: bytes) -> None:
@@ -233,8 +257,11 @@ def _lay_out(order: Order, parts: Sequence[Part], store: Store, folder: Path, ke
             gpus=order.gpus,
             asked=tuple(dict.fromkeys(p.name for wants in part.wants for p in wants.packages)),
             base=order.base_name,
+            base_names=tuple(sorted(order.base)),
             repositories=repositories,
         )
+    for path, data in extras.files.items():
+        write(path, data)
     write(KEY, key.public)
     manifest = Manifest(
         gpunode=__version__,
@@ -242,6 +269,10 @@ def _lay_out(order: Order, parts: Sequence[Part], store: Store, folder: Path, ke
         fingerprint=key.fingerprint,
         targets=targets,
         files=files,
+        images=extras.images,
+        charts=tuple(path for path in extras.files if path.startswith("charts/")),
+        wheels=tuple(path for path in extras.files if path.startswith("wheels/")),
+        notes=extras.notes,
     )
     write(SBOM, sbom(manifest))
     write(SUMS, sums_text(files).encode())
