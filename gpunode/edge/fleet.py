@@ -25,7 +25,7 @@ from gpunode.edge.detect import Where, probe
 from gpunode.edge.events import EventLog
 from gpunode.edge.kubeconfig import connect
 from gpunode.edge.planner import Planned, Planner
-from gpunode.edge.report_data import keep_results
+from gpunode.edge.report_data import FOUND, keep_results
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.runs import HostRow, Runs
@@ -157,7 +157,7 @@ class _Run:
         rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
-        for name in (CONFIG, PLAN) if self.own != self.folder else ():
+        for name in (CONFIG, PLAN, FOUND) if self.own != self.folder else ():
             if (self.folder / name).exists():
                 write_private(self.own / name, (self.folder / name).read_text(encoding="utf-8"))
         if self.runs:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib.resources import files
 from pathlib import Path
@@ -19,7 +19,7 @@ from gpunode.core.reports.schema import seen_from
 from gpunode.core.reports.seen import see
 from gpunode.edge.detect import Where, detect
 from gpunode.edge.planner import Planner
-from gpunode.edge.report_data import RESULTS
+from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.runs import HostRow, Runs
 from gpunode.edge.state import state_dir
 
@@ -54,7 +54,7 @@ def of_run(name: str) -> Report:
     run = journal.get(name)
     folder = state_dir() / "runs" / run.name
     plans = {host["host"]: host for host in _recorded(folder / "plan.json")}
-    results = _results(folder / RESULTS)
+    results = _lines(folder / RESULTS)
     rows = {row.host: row for row in journal.hosts(run.name)}
     hosts = [_of_row(row, plans.get(row.host), results.get(row.host)) for row in rows.values()]
     hosts += [_of_data(plan) for host, plan in plans.items() if host not in rows]
@@ -72,8 +72,7 @@ def of_run(name: str) -> Report:
 
 def of_plan(path: Path) -> Report:
     """A plan as `gpunode plan -o DIR` or `gpunode plan --format json` wrote it."""
-    data = _json(path)
-    hosts = [_of_data(host) for host in [*_hosts(data, path), *data.get("errors", ())]]
+    hosts = [_of_data(host) for host in _recorded(path)]
     return _report(hosts, title=f"Plan {path.parent.name if path.name == 'plan.json' else path.stem}", source=str(path))
 
 
@@ -92,7 +91,7 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         name = own.name if own.name not in found else f"{pool}/{own.name}"
         found[name] = {"pool": pool, **_of_probe(path, own.name, planner, compare=bool(spec_data))}
     for path in sorted(folder.rglob("*.json")):
-        for host in _hosts(_json(path), path):
+        for host in _recorded(path):
             told = _told(host, planner.knowledge, path)
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
             known |= {key: value for key, value in told.items() if value or key not in known}
@@ -176,14 +175,15 @@ def _seen(data: Mapping[str, Any] | None) -> Seen | None:
 # ---------------------------------------------------------------- files
 
 
-def _recorded(path: Path) -> Iterator[dict[str, Any]]:
-    """The hosts of a run's plan; a run of an earlier gpunode may have none."""
-    if path.is_file():
-        data = _json(path)
-        yield from [*_hosts(data, path), *data.get("errors", ())]
+def _recorded(path: Path) -> list[dict[str, Any]]:
+    """The hosts of a plan, with what was found on them; a run of an earlier gpunode has left none."""
+    if not path.is_file():
+        return []
+    data, found = _json(path), _lines(path.with_name(FOUND)) if path.name == "plan.json" else {}
+    return [found.get(host["host"], {}) | host for host in (*_hosts(data, path), *data.get("errors", ()))]
 
 
-def _results(path: Path) -> dict[str, dict[str, Any]]:
+def _lines(path: Path) -> dict[str, dict[str, Any]]:
     """The last line of each host.  A line that was cut off when the controller died is passed over."""
     found: dict[str, dict[str, Any]] = {}
     for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():

@@ -19,29 +19,39 @@ if TYPE_CHECKING:
     from gpunode.edge.planner import Planner
     from gpunode.edge.workflow import HostPlan
 
+FOUND = "found.jsonl"  # beside a plan: a line for each host
 RESULTS = "results.jsonl"  # in a run's folder: a line for each time that a host was ended with; the last one holds
 
 
-def plans_data(hosts: Sequence[HostPlan], planner: Planner) -> list[dict[str, Any]]:
-    """The hosts of a plan as JSON data: plan, pool and what was found; of those in error the error."""
+def plans_data(hosts: Sequence[HostPlan], planner: Planner, *, found: bool = True) -> list[dict[str, Any]]:
+    """The hosts of a plan as JSON data: plan, pool and, with `found`, what was found; of those in error the error."""
     asked = [(h.host, h.planned.spec.rollout) for h in hosts if h.planned]
     pools = {host: pool.name for pool in make_pools(asked) for host in pool.hosts}
     rows = []
     for host in hosts:
         if host.planned:
-            found = asdict(see(host.planned.facts, planner.knowledge))
-            rows.append(plan_data(host.planned.plan) | {"pool": pools[host.host], "found": found})
+            row = plan_data(host.planned.plan) | {"pool": pools[host.host]}
+            rows.append(row | ({"found": _found(host, planner)} if found else {}))
         else:
             rows.append({"host": host.host, "error": host.error and error_data(host.error)})
     return rows
+
+
+def found_text(hosts: Sequence[HostPlan], planner: Planner) -> str:
+    """FOUND of a plan's folder: a file of its own, so that plan.json stays one to read."""
+    rows = [{"host": host.host, "found": _found(host, planner)} for host in hosts if host.planned]
+    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+
+
+def _found(host: HostPlan | None, planner: Planner) -> dict[str, Any] | None:
+    return asdict(see(host.planned.facts, planner.knowledge)) if host and host.planned else None
 
 
 def keep_results(folder: Path, results: Iterable[HostResult], after: Mapping[str, HostPlan], planner: Planner) -> None:
     """Add to RESULTS of a run's folder; `after` are the hosts as they were probed afterwards."""
     lines = []
     for row in results_data(results):
-        now = after.get(row["host"])
-        found = asdict(see(now.planned.facts, planner.knowledge)) if now and now.planned else None
+        found = _found(after.get(row["host"]), planner)
         lines.append(json.dumps({**row, "extra": {}, "found": found}, ensure_ascii=False, default=str))
     descriptor = os.open(folder / RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:

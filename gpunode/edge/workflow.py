@@ -73,7 +73,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     """
     import json
 
-    from gpunode.edge.report_data import plans_data
+    from gpunode.edge.report_data import FOUND, found_text, plans_data
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
@@ -82,11 +82,12 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     data = {
         "format": PLAN_FORMAT,
         "inventory": sources,
-        "hosts": plans_data([h for h in hosts if h.planned], planner),
+        "hosts": plans_data([h for h in hosts if h.planned], planner, found=False),
         "errors": plans_data([h for h in hosts if not h.planned], planner),
         "spec": planner.spec_data,
     }
     write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+    write_private(folder / FOUND, found_text(hosts, planner))
     write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
     write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
     write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))

@@ -128,7 +128,9 @@ def test_a_plan(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> N
     (tmp_path / "plan.out").write_text(text)
     data = made({"folder": "review", "file": "review/plan.json", "json": "plan.out"}[form])
     assert states(data)["gpu1"] == "pending"
-    assert data["gpus"][0]["gpus"] == 2 and {p["name"] for p in data["pools"]} == {"all"}
+    assert data["gpus"][0]["gpus"] == 2
+    assert {p["name"] for p in data["pools"]} == {"all"}
+    assert {h["name"]: h["seen"] for h in data["hosts"]} == {h["name"]: h["seen"] for h in made("--from", ".")["hosts"]}
     assert data["title"] == ("Plan plan" if form == "json" else "Plan review")
 
 
