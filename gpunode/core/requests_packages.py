@@ -6,8 +6,8 @@ Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` o
 `keep` files that stay where a removed package would take them along, one a line,
 `streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
 `check` (1) in check mode.  Files without content are left out.
-For taking packages back: `unhold` and `purge` (of removed packages, the configuration they left) one name a line,
-`automatic` names that nobody asked for any more, `keys` of rpm's keyring that go.
+For taking packages back: `unhold` and `purge` (of removed packages, what they left: configuration, folders) one name a
+line, `automatic` names that nobody asked for any more, `keys` of rpm's keyring that go.
 Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it gave up waiting.
 """
 

@@ -165,9 +165,9 @@ def _install(
 
 
 def _purge(recall: Recall, remove: Sequence[str], ours: set[str], files: set[str]) -> tuple[list[str], list[str]]:
-    """Packages whose configuration goes with them, now or after an interrupted run; what somebody wrote there stays."""
+    """Packages of which nothing is to be left, now or after an interrupted run; what somebody wrote there stays."""
     if recall.manager != "apt":
-        return [], []
+        return list(remove), []
     purge, notes = [], []
     for name in (*remove, *sorted(ours & recall.remnants)):
         edited = sorted(recall.edited.get(name, frozenset()) - files)

@@ -309,6 +309,7 @@ close_packages() {
         if [ "$list" = after ]; then manager_ installed; else cat "$kept/before"; fi |
           awk 'FILENAME == ARGV[1] { meant[$2]; next } { plain = $1; sub(/-[0-9].*/, "", plain) } $1 in meant || plain in meant' "$kept/would" - >"$GPUNODE_IN/.$list"
       done
+      remove_folders "$kept/folders"
       cp "$kept/marks" "$GPUNODE_IN/.marks"
       cp "$kept/beside" "$GPUNODE_IN/.beside" 2>>"$log"
       came_along
@@ -355,6 +356,7 @@ transaction() {
   refuse_full_disk
   remember_packages
   keep_files
+  folders_of_removed >"$kept/folders"
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {
@@ -366,6 +368,24 @@ transaction() {
     fail "the package manager failed: ${why:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
+}
+
+# folders_of_removed: of packages that go for good, the folders of their files, the deepest first.  rpm leaves those behind
+# that no package has as its own; dpkg and pacman take them away.
+folders_of_removed() {
+  case $manager in dnf | zypper) ;; *) return 0 ;; esac
+  [ -n "$(requested purge)" ] && [ -s "$GPUNODE_IN/.to_remove" ] || return 0
+  # shellcheck disable=SC2046 # names
+  rpm -ql $(cat "$GPUNODE_IN/.to_remove") 2>/dev/null | awk '
+    { while (sub(/\/[^\/]*$/, "") && $0 != "") if (!seen[$0]++) print }' | sort -r
+}
+
+# remove_folders FILE: those of the list that are empty by now, and nobody's
+remove_folders() {
+  [ ! -e "$1" ] || while IFS= read -r folder; do
+    [ -d "$folder" ] && [ -z "$(find "$folder" -mindepth 1 -print 2>/dev/null | head -n 1)" ] || continue
+    rpm -qf "$folder" >/dev/null 2>&1 || rmdir "$folder" 2>>"$log"
+  done <"$1"
 }
 
 # keep_files, give_files_back: configuration that is a person's by now, and that its package would take along
@@ -393,6 +413,7 @@ taken_back() {
   left=$([ -z "$(requested purge)" ] || manager_ remnants $(requested purge))
   # shellcheck disable=SC2086
   [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $(tail -n 1 "$log")"
+  [ -z "${kept:-}" ] || remove_folders "$kept/folders"
   marks_now # a package that a transaction named counts as asked for
   marked=$(requested automatic | grep -Fx -f "$GPUNODE_IN/.manual")
   # shellcheck disable=SC2086
