@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
+from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
@@ -111,3 +113,30 @@ def test_only_hosts_that_are_other_than_then_use_their_gpus(journal: Runs, monke
     }
     assert smoked == ["gpu2", "gpu3", "gpu4", "gpu5", "gpu6"]
     assert results[0].message == "as run r1 left it" and results[1].message == "verified"
+
+
+def test_the_command_tells_the_hosts_that_changed_and_counts_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    runs = Runs()
+    runs.keep({"now": FACTS})
+    row = HostRow(run="r1", host="", pool="", wave=0, plan="", state="done", exit=0, found="now")
+    runs.begin("r1", "provision", {}, "ctl:1", [replace(row, host=f"gpu{n}") for n in (1, 2)])
+    found = [Detected(host="gpu1", facts=FACTS), Detected(host="gpu2", facts=replace(FACTS, toolkit="1.0.0"))]
+    monkeypatch.setattr(since, "detect", lambda where, on_done: found)
+    monkeypatch.setattr(
+        since, "verify_found", lambda hosts, *_, smoke: [HostResult(host=h.host, message="proven") for h in hosts]
+    )
+
+    def verify(*words: str) -> tuple[Any, str]:
+        done = CliRunner().invoke(cli, ["verify", "gpu1", "gpu2", *words], standalone_mode=False)
+        return done.exception or done.return_value, done.output
+
+    code, text = verify("--since", "last")
+    assert code == 0 and "gpu2: ok: proven" in text and "gpu1: " not in text
+    assert f"toolkit: {FACTS.toolkit} → 1.0.0" in text and "1 of 2 hosts are as run r1 left them" in text
+    data = json.loads(verify("--since", "r1", "--format", "json")[1])["hosts"]
+    assert [(h["host"], h["extra"]["same"]) for h in data] == [("gpu1", True), ("gpu2", False)]
+    code, text = verify("--since", "r9")
+    assert code == 2 and "not known" in text
