@@ -127,11 +127,13 @@ def resume(
     output_format: str,
 ) -> int:
     """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
+    import tomllib
     from dataclasses import replace
 
     from gpunode.cli.plan import show_plans
     from gpunode.cli.provision import ask, show_results
     from gpunode.core.errors import RefusedError
+    from gpunode.core.lockfile import parse_lock
     from gpunode.edge import fleet, workflow
     from gpunode.edge.detect import Where, find_hosts, probe
     from gpunode.edge.planner import Planner
@@ -144,16 +146,27 @@ def resume(
         raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}
     if not left:
-        click.echo(f"{run.name}: every host is done")
+        if output_format == "json":
+            print_json({"hosts": []})
+        else:
+            click.echo(f"{run.name}: every host is done")
         return 0
     password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
     asked: dict[str, Any] = dict(run.request["where"])
     for key in ("hosts", "inventory", "probes", "vault_password_files"):
         asked[key] = tuple(asked[key])
     where = Where(**(asked | {"break_lock": break_lock}), become_password=password)
-    planner = Planner(run.request["spec"], where=f"the spec of run {run.name}")
+    said = f"of run {run.name}"
+    text = run.request.get("lock")
+    lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")
+    planner = Planner(run.request["spec"], where=f"the spec {said}", lock=lock)
+    known = [host for host in find_hosts(where) if host.host in left]
+    if gone := sorted(left - {host.host for host in known}):
+        click.echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
+    if not known:
+        raise RefusedError(f"no host that run {run.name} left is in its inventory any more", fix="gpunode provision")
     with probing(output_format) as on_done:
-        found = probe([host for host in find_hosts(where) if host.host in left], where, on_done=on_done)
+        found = probe(known, where, on_done=on_done)
     hosts = [workflow.plan_one(one, planner) for one in found]
     if output_format == "text":
         show_plans(hosts, diff=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, ParamSpec
 
 from gpunode.core.errors import Exit, InterruptedByUser, RefusedError
+from gpunode.core.lockfile import lock_text
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.playbook import HEADER, dump, make_playbook
@@ -218,6 +219,7 @@ class _Run:
             "spec": self.planner.spec_data,
             "arguments": list(self.arguments),
             "rollout": self.rollout,
+            "lock": None if self.planner.lock is None else lock_text(self.planner.lock),
         }
 
     def _do(self, job: Job) -> Results:

@@ -60,7 +60,7 @@ class Planner:
         `lock`: exactly its versions, and no plan for what they cannot be had on.
         """
         self._to_run = to_run
-        self._lock = lock
+        self.lock = lock
         self._locked: dict[tuple[int, str], tuple[Spec, tuple[Problem, ...]]] = {}
         self.spec_data = spec_data or {}
         self._where = where
@@ -115,11 +115,11 @@ class Planner:
         return replace(known, plan=say_gpu_containers(plan, facts), facts=facts)
 
     def _with_lock(self, spec: Spec, facts: NodeFacts) -> tuple[Spec, tuple[Problem, ...]]:
-        if self._lock is None:
+        if self.lock is None:
             return spec, ()
         key = (id(spec), f"{class_of(facts)} {facts.kernel}")
         if key not in self._locked:
-            self._locked[key] = with_lock(spec, self._lock, facts)
+            self._locked[key] = with_lock(spec, self.lock, facts)
         return self._locked[key]
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:

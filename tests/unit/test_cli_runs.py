@@ -11,9 +11,12 @@ import pytest
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
+from gpunode.edge import detect
 from gpunode.edge.runs import HostRow, Runs
 
+PROBES = Path(__file__).parents[1] / "cases/probes"
 DEAD = f"{socket.gethostname()}:999999999"
 ALIVE = f"{socket.gethostname()}:{os.getpid()}"
 
@@ -90,3 +93,37 @@ def test_hosts_in_work_are_known(journal: Runs) -> None:
     begin(journal, "20260101", ALIVE, gpu1="running", gpu2="done")
     begin(journal, "20260102", DEAD, gpu3="running")
     assert {h: r.name for h, r in journal.at_work(["gpu1", "gpu2", "gpu3"]).items()} == {"gpu1": "20260101"}
+
+
+LOCK = (
+    'format = 1\n[class."debian:12/x86_64/1x10de:2330"]\ndriver = "580.95.05"\nkernel = ""\ncuda = []\ntoolkit = ""\n'
+)
+
+
+@pytest.mark.parametrize(
+    ("lock", "there", "code", "says"),
+    [
+        (None, ["gpu1", "gpu2"], 0, "gpu2: ok: nothing to do"),
+        (None, ["gpu2", "gpu9"], 0, "left as they are: gpu1"),
+        (None, ["gpu9"], 5, "in its inventory any more"),
+        (LOCK, ["gpu1", "gpu2"], 5, "has no class arch"),
+    ],
+)
+def test_what_is_left_of_a_run_is_asked_for_as_the_run_did(
+    lock: str | None, there: list[str], code: int, says: str, journal: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = parse_probe((PROBES / "arch-h100-provisioned/probe.txt").read_text())
+    rows = [HostRow(run="20260101", host=h, pool="all", wave=0, plan="a", state="waiting") for h in ("gpu1", "gpu2")]
+    where = {"hosts": [], "inventory": ["hosts.yml"], "probes": [], "vault_password_files": []}
+    request = {"where": where, "spec": {}, "arguments": [], "rollout": {}, "lock": lock}
+    journal.begin("20260101", "provision", request, DEAD, rows)
+    monkeypatch.setattr(detect, "find_hosts", lambda where: [detect.Detected(host=host) for host in there])
+    monkeypatch.setattr(
+        detect, "probe", lambda hosts, where, on_done: [detect.Detected(host=h.host, facts=facts) for h in hosts]
+    )
+    found, out = run("resume", "last", "--yes")
+    assert found == code and says in out
+    done = {row.host for row in journal.hosts("20260101") if row.state == "done"}
+    assert done == ({"gpu1", "gpu2"} & set(there) if not code else set())
+    if not code:
+        assert journal.state(next(r.found for r in journal.hosts("20260101") if r.host == "gpu2"))["arch"] == "x86_64"
