@@ -316,3 +316,31 @@ def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
         "install nvidia-open-dkms 595.91.07-1",
         "remove nvidia-open",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "told"),
+    [
+        ("apt", "apt_update", 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "{sources}";'),
+        ("dnf", "dnf_ makecache", "reposdir={sources}"),
+        ("zypper", "zypper_ refresh", "--reposd-dir={sources} --non-interactive refresh"),
+    ],
+)
+@pytest.mark.parametrize("alone", [True, False])
+def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
+    manager: Manager, name: str, command: str, told: str, alone: bool
+) -> None:
+    """The configuration that the package manager gets, with a folder of these sources and of no others."""
+    source = manager.folder / "gpunode-distribution.repo"
+    source.write_text("[gpunode-distribution]\n")
+    manager.ask("refresh", f"{source}\n")
+    if alone:
+        manager.ask("alone", "1\n")
+    for program in ("apt-get", "dnf", "zypper"):
+        manager.fake(program, 'echo "$@"; [ "$1" != -c ] || cat "$2"')
+    functions, _, main = files("gpunode.node").joinpath("packages.sh").read_text().rstrip().rpartition("\n")
+    assert main == "main"
+    said = "\n".join(manager.run(name, f"{functions}\n{name}_options\n{command.replace('apt_update', 'apt_ update')}"))
+    folder = manager.folder / "in/.sources"
+    assert (told.format(sources=folder) in said) is alone
+    assert [path.name for path in folder.glob("*")] == ([source.name] if alone else [])
