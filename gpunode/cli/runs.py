@@ -48,7 +48,7 @@ def list_runs(limit: int, output_format: str) -> int:
         click.echo("no run yet: gpunode provision makes one")
     for run, hosts in rows:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(h.state for h in hosts).items()))
-        click.echo(f"{run.name}  {run.verb:<10} {_status(run):<12} {counts}")
+        click.echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}")
     return 0
 
 
@@ -67,7 +67,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     if output_format == "json":
         print_json(_run_data(run, hosts, full=True))
         return 0
-    click.echo(f"{run.name}: {run.verb}, {_status(run)}, {run.started} to {run.ended or '…'}, by {run.controller}")
+    click.echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.controller}")
     few = every or len(hosts) <= MANY
     if not few:
         click.echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
@@ -78,7 +78,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
         click.echo(f"logs: {log}")
-    if _status(run) != "done":
+    if run.outcome != "done":
         click.echo(f"go on: gpunode runs resume {run.name}")
     return 0
 
@@ -142,7 +142,7 @@ def resume(
 
     journal = _journal()
     run = journal.get(name)
-    if _status(run) == "running":
+    if run.outcome == "running":
         raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}
     if not left:
@@ -199,15 +199,10 @@ def _journal() -> Runs:
     return Runs()
 
 
-def _status(run: RunRow) -> str:
-    """What became of a run; one whose process is gone without a last word was killed."""
-    return run.status if run.status != "running" or run.alive else "killed"
-
-
 def _run_data(run: RunRow, hosts: list[HostRow], *, full: bool = False) -> dict[str, Any]:
     from dataclasses import asdict
 
-    data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": _status(run)}
+    data = {k: v for k, v in asdict(run).items() if k != "request"} | {"status": run.outcome}
     data["counts"] = dict(Counter(host.state for host in hosts))
     return data | ({"request": dict(run.request), "hosts": [asdict(host) for host in hosts]} if full else {})
 

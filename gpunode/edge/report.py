@@ -58,11 +58,10 @@ def of_run(name: str) -> Report:
     rows = {row.host: row for row in journal.hosts(run.name)}
     hosts = [_of_row(row, plans.get(row.host), results.get(row.host)) for row in rows.values()]
     hosts += [_of_data(plan) for host, plan in plans.items() if host not in rows]
-    status = run.status if run.status != "running" or run.alive else "killed"
     told = Run(
         name=run.name,
         verb=run.verb,
-        status=status,
+        status=run.outcome,
         started=run.started,
         ended=run.ended,
         controller=run.controller.rpartition(":")[0],

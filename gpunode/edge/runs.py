@@ -72,6 +72,11 @@ class RunRow:
             return True
         return True
 
+    @property
+    def outcome(self) -> str:
+        """What became of it; one whose process is gone without a last word was killed."""
+        return self.status if self.status != "running" or self.alive else "killed"
+
 
 @dataclass(frozen=True, kw_only=True)
 class HostRow:

@@ -43,7 +43,8 @@ def make_host(
     """
     checks = list(_checked(result or {}))
     told = {finding.id for finding in checks}
-    left = [] if run and run.state == "done" else list(_planned(plan or {}))
+    newer = (run and run.state == "done") or any(name.startswith("plan.") for name in told)
+    left = [] if newer else list(_planned(plan or {}))
     if any(finding.id.startswith("plan.driver.") for finding in left):
         told.add("driver.loaded")  # that it is not, the plan says already
     checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in told]
