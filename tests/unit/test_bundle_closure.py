@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import re
 import shutil
 import subprocess
+import tomllib
 
 import pytest
 from hypothesis import given
@@ -210,3 +212,25 @@ def test_files_that_name_no_repository_are_refused(text: str) -> None:
 )
 def test_a_flat_repository_has_its_release_file_beside_its_packages(suite: str, folder: str) -> None:
     assert Upstream(name="n", url="http://a/x/", suite=suite).release_folder == folder
+
+
+def test_the_public_archives_are_known_with_their_keys_for_releases_that_gpunode_solves() -> None:
+    from gpunode.edge.load import knowledge_text, load_archives, load_knowledge
+
+    rows = tomllib.loads(knowledge_text("archives"))["archives"]
+    known = load_knowledge()
+    for row in rows:
+        assert (
+            row["source"]
+            and row["checked"]
+            and row["url"].endswith(("debian", "debian-security", "ubuntu", "ubuntu-ports"))
+        )
+        assert all(re.fullmatch(r"[0-9A-F]{40}", one) for one in row["fingerprints"])
+        assert all(
+            known.distro(key) and arch in known.distros[key].archs for key in row["distros"] for arch in row["archs"]
+        )
+    suites = {one.suite for one in load_archives("debian:12", "x86_64")}
+    assert suites == {"bookworm", "bookworm-updates", "bookworm-security"}
+    assert load_archives("rocky:9", "x86_64") == ()
+    [ports] = {one.url for one in load_archives("ubuntu:24.04", "aarch64")}
+    assert ports == "http://ports.ubuntu.com/ubuntu-ports"
