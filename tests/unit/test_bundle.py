@@ -225,6 +225,20 @@ def test_a_file_of_several_targets_is_there_once(site: Site) -> None:
     assert files[0].samefile(files[1])
 
 
+def test_a_bundle_is_made_from_another_bundle(site: Site) -> None:
+    """Behind the gap a bundle is a repository like any other: a smaller one can be made of it."""
+    site.create("--package", "nvtop")
+    server = Server(site.bundle)
+    text = gpunode("bundle", "sources", site.bundle, "--url", server.url, "--format", "json")
+    site.spec.write_text(yaml.safe_dump(json.loads(text) | {"driver": {"branch": "none"}}))
+    words = ["bundle", "create", "-c", site.spec, "--for", TARGET, "--gpu", "10de:2330", "-o", site.folder / "second"]
+    gpunode(*words)
+    server.close()
+    second = json.loads((site.folder / "second/manifest.json").read_text())["targets"][TARGET]["repositories"]
+    found = {name: {p["name"] for p in packages} for name, packages in second.items()}
+    assert found == {"nvidia-container-toolkit": {"nvidia-container-toolkit", *PARTS}, "distribution": {"libc6"}}
+
+
 def test_a_file_that_is_not_the_one_of_the_lists_is_refused(site: Site) -> None:
     file = next((site.folder / "www/toolkit").glob("libnvidia-container1_*.deb"))
     data = file.read_bytes()
