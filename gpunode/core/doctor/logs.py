@@ -32,7 +32,7 @@ _XID_TOLD = re.compile(r"\bXids?(?: errors?)?(?: codes?)?(?:[ =:#]{1,2}| is )(?P
 _LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
 _SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
-_CATALOGUE = 4  # codes that are only spoken of, from which on a text explains codes and reports none
+_CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
 _FOLD = re.compile(r"\s*\n[\s>|]*")
 
 
