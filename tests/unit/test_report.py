@@ -322,6 +322,16 @@ def test_every_column_has_a_header_and_every_row_as_many_cells(fleet_of_200: Rep
         assert table.count('scope="col"') == rows[0]
 
 
+def test_the_timeline_has_a_bar_for_each_host_and_those_that_failed_on_top(fleet_of_200: Report) -> None:
+    text = html_text(fleet_of_200, load_page())
+    lanes = [re.findall(r'<path class="(\w+)" style="stroke-width:([\d.]+)" d="([^"]+)"', lane)
+             for lane in re.findall(r"<svg.*?</svg>", text)]  # fmt: skip
+    begun = [host.run for host in fleet_of_200.hosts if host.run and host.run.started]
+    assert sum(path.count("M") for lane in lanes for _, _, path in lane) == len(begun)
+    failed = [lane for lane in lanes if "failed" in dict.fromkeys(state for state, _, _ in lane)]
+    assert failed and all(lane[-1][0] == "failed" and float(lane[-1][1]) >= 2.5 for lane in failed)
+
+
 def test_a_report_of_no_host_is_a_page_all_the_same() -> None:
     assert "Nothing is known to be wrong" in html_text(report(), load_page())
 

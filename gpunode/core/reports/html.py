@@ -15,6 +15,8 @@ from gpunode.core.reports.times import between, duration
 
 WIDTH = 1000  # of a timeline, in its own units
 _TICKS = 5
+_LANE = 64  # pixels that a wave is high at most
+_BARS = {"ok": 0.6, "running": 0.6, "failed": 2.5}  # least pixels of a bar: one that failed is seen among thousands
 SHOWN = (
     "driver",
     "kernel",
@@ -188,7 +190,10 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
             end = between(start, host.run.ended or report.made) or 0
             x = round(WIDTH * begin / whole)
             paths.setdefault(_bar(host), []).append(f"M{x} {number}.5h{max(2, round(WIDTH * (end - begin) / whole))}")
-        lanes.append({"wave": wave, "height": len(hosts), "paths": {s: "".join(p) for s, p in paths.items()}})
+        height = min(max(7 * len(hosts), 9), _LANE)
+        stroke = {state: max(0.8 * height / len(hosts), least) for state, least in _BARS.items() if state in paths}
+        drawn = [(state, "".join(paths[state]), round(stroke[state], 1)) for state in stroke]
+        lanes.append({"wave": wave, "hosts": len(hosts), "height": height, "paths": drawn})
     return lanes
 
 
