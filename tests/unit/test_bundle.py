@@ -349,6 +349,15 @@ def test_a_manifest_that_was_changed_is_refused(site: Site) -> None:
     assert "its bytes were changed" in gpunode("bundle", "verify", site.bundle, exit=5)
 
 
+@pytest.mark.parametrize("path", ["../outside", "/etc/passwd", "repos/../../outside", "repos//x", ".ssh/id", "a\nb"])
+def test_a_manifest_with_files_elsewhere_is_refused(site: Site, path: str) -> None:
+    site.create()
+    manifest = site.manifest()
+    manifest["files"][path] = {"sha256": "0" * 64, "size": 1}
+    (site.bundle / "manifest.json").write_text(json.dumps(manifest))
+    assert "would lie at" in gpunode("bundle", "verify", site.bundle, exit=2)
+
+
 def test_a_bundle_that_is_not_the_one_meant_is_refused(site: Site) -> None:
     site.create()
     assert "bundle.sha256" in gpunode("bundle", "verify", site.bundle, "--sha256", "0" * 64, exit=5)

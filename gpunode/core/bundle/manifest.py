@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -17,6 +18,9 @@ from gpunode.core.model import PackageWant, Problem
 
 FORMAT = "gpunode-bundle 1"
 NOTHING = "nothing"
+PLAIN_PATH = re.compile(
+    r"(?:[A-Za-z0-9][\w.+~:^%=@ -]*/)*[A-Za-z0-9_][\w.+~:^%=@ -]*"
+)  # below the bundle, wherever that is
 MANIFEST, SIGNATURE, SUMS, KEY, SBOM = (
     "manifest.json",
     "manifest.json.asc",
@@ -86,7 +90,10 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         plain = json.loads(data)
         if not isinstance(plain, dict) or plain.get("format") != FORMAT:
             raise ValueError(f"its format is {plain.get('format') if isinstance(plain, dict) else 'not known'}")
-        return cattrs.structure(plain, Manifest)
+        manifest = cattrs.structure(plain, Manifest)
+        if strange := [path for path in manifest.files if not PLAIN_PATH.fullmatch(path)]:
+            raise ValueError(f"a file of it would lie at {strange[0]!r}")
+        return manifest
     except (ValueError, KeyError, TypeError, cattrs.BaseValidationError) as error:
         raise InputError(
             f"{where} is no manifest of a bundle: {str(error).splitlines()[0]}",

@@ -16,6 +16,7 @@ from gpunode.core.bundle.manifest import (
     KEY,
     MANIFEST,
     NOTHING,
+    PLAIN_PATH,
     SBOM,
     SIGNATURE,
     SUMS,
@@ -263,6 +264,8 @@ def _lay_out(
     for path, data in extras.files.items():
         write(path, data)
     write(KEY, key.public)
+    if strange := [path for path in files if not PLAIN_PATH.fullmatch(path)]:
+        raise RefusedError(f"a repository has a file that would lie at {strange[0]!r}", fix="use another mirror")
     manifest = Manifest(
         gpunode=__version__,
         created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",
