@@ -164,7 +164,7 @@ def test_a_damaged_bundle_is_found_before_anything_is_touched(gap: Gap, kind: st
         victim.write_bytes(data[:-1] + bytes([data[-1] ^ 1]) if kind == "changed" else data[:1000])
     try:
         host = gap.json("provision", "--yes", exit=5)
-        assert victim.name in host["problems"][0]["what"]
+        assert victim.name in json.dumps(host)
         assert gap.sh(TREE) == before
         said = gap.gpunode("bundle", "verify", gap.bundle, exit=1).stdout
         assert f"{victim.name}: " in said and "NOT whole" in said
@@ -178,7 +178,7 @@ def test_what_the_bundle_lacks_is_found_before_anything_is_touched(gap: Gap, tmp
     more = tmp_path / "more.yml"
     more.write_text(yaml.safe_dump(yaml.safe_load(gap.spec.read_text()) | {"cuda": {"versions": ["12.8", "13.0"]}}))
     host = gap.json("provision", "--yes", exit=5, spec=more)
-    assert "cuda-toolkit-13-0" in host["problems"][0]["what"]
+    assert "cuda-toolkit-13-0" in json.dumps(host)
     assert gap.sh(TREE) == before
 
 
