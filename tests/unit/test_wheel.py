@@ -75,7 +75,14 @@ def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, unpacked_sdist: P
     assert [n for n in first.namelist() if first.read(n) != again.read(n)] == []
 
 
-@pytest.mark.slow
+def test_an_editable_install_is_links_alone_so_that_nothing_hides_the_collections_plugins(tmp_path: Path) -> None:
+    make = "import sys; from hatchling.builders.wheel import WheelBuilder as W; "
+    make += "[*W('.').build(directory=sys.argv[1], versions=['editable'])]"
+    run(sys.executable, "-c", make, str(tmp_path), cwd=ROOT)
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    assert [name for name in names if ".dist-info/" not in name] == ["_gpunode.pth"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_wheel_runs_the_playbook_by_name(wheel: Path, tmp_path: Path) -> None:
