@@ -118,7 +118,9 @@ def counted(distro: str, specs: Iterable[dict[str, Any]]) -> Count:
         path = Path(tmp, "gpunode.yml")
         for spec in specs:
             path.write_text(yaml.safe_dump(sources | spec))
-            total += compare(made, path)
+            count = compare(made, path)
+            log(f"{name}: {count}")
+            total += count
     return total
 
 
