@@ -12,6 +12,10 @@ in_check_mode() {
   else
     finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"
   fi
+  # shellcheck disable=SC2046  # names
+  [ "$manager" != pacman ] || pacman_kept $(cat "$GPUNODE_IN/.to_hold") | grep -Fxv -f "$GPUNODE_IN/.to_hold" | while read -r name; do
+    ! grep -qFx "$name -" "$GPUNODE_IN/.holds" || echo "hold $name"
+  done >>"$GPUNODE_IN/.foretold"
   sed 's/^\([^ ]*\) \([^ ]*\) /build \1 \2 for kernel /' "$GPUNODE_IN/.undone" >>"$GPUNODE_IN/.foretold"
   while read -r line; do say changed "$line"; done <"$GPUNODE_IN/.foretold"
   finish changed "$(wc -l <"$GPUNODE_IN/.foretold") change(s) to packages would be made"

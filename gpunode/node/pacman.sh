@@ -110,11 +110,15 @@ pacman_said() {
 }
 
 # Modules that are built for one kernel keep that kernel: without it, the next upgrade would leave the GPU behind.
-pacman_hold() {
+pacman_kept() {
   for name in "$@"; do
-    case $name in nvidia-open | nvidia) set -- "$@" linux ;; nvidia-open-lts | nvidia-lts) set -- "$@" linux-lts ;; esac
+    echo "$name"
+    case $name in nvidia-open | nvidia) echo linux ;; nvidia-open-lts | nvidia-lts) echo linux-lts ;; esac
   done
-  { sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n'; printf '%s\n' "$@"; } | sort -u | tr '\n' ' ' |
+}
+
+pacman_hold() {
+  { sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n'; pacman_kept "$@"; } | sort -u | tr '\n' ' ' |
     sed 's/^/IgnorePkg = /; s/ $//' >"$GPUNODE_IN/.hold" && echo >>"$GPUNODE_IN/.hold"
   mkdir -p "${PACMAN_HOLD%/*}" && cp "$GPUNODE_IN/.hold" "$PACMAN_HOLD" && chmod 644 "$PACMAN_HOLD" || return 1
   grep -q "^Include *= *$PACMAN_HOLD" /etc/pacman.conf ||

@@ -344,3 +344,7 @@ def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
     folder = manager.folder / "in/.sources"
     assert (told.format(sources=folder) in said) is alone
     assert [path.name for path in folder.glob("*")] == ([source.name] if alone else [])
+
+
+def test_pacman_keeps_the_kernel_along_with_modules_that_are_built_for_it(manager: Manager) -> None:
+    assert manager.run("pacman", "pacman_kept nvidia-utils nvidia-open") == ["nvidia-utils", "nvidia-open", "linux"]
