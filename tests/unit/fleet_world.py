@@ -22,10 +22,12 @@ import pytest
 from gpunode.core.errors import Exit, UnreachableError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Repository
+from gpunode.core.rollout import Start
 from gpunode.core.spec import Spec
 from gpunode.edge import fleet, runs
 from gpunode.edge.detect import Detected, Where
 from gpunode.edge.planner import Planner
+from gpunode.edge.rollout import Rollout
 from gpunode.edge.runner import Event, HostRun
 from gpunode.edge.runs import Runs
 from gpunode.edge.workflow import HostPlan, plan_one
@@ -79,6 +81,7 @@ class World:
         self.played: Counter[str] = Counter()
         self.ended: dict[str, bool] = {}  # in the order in which they ended: well?
         self.now: set[str] = set()
+        self.failures: list[int] = []
         self.moments: list[tuple[frozenset[str], dict[str, bool]]] = []  # in work, ended: whenever a play began
 
     # ------------------------------------------------------------ what gpunode asks
@@ -141,8 +144,16 @@ class World:
             with changes(journal) as db:
                 yield db
 
+        class Watched(Rollout):
+            """How many have failed, to its knowledge, whenever it begins with further hosts."""
+
+            def _start(inner, start: Start, *more: Any) -> None:
+                self.failures.append(list(inner.progress.states.values()).count("failed"))
+                super()._start(start, *more)
+
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("XDG_STATE_HOME", str(state))
+            patch.setattr(fleet, "Rollout", Watched)
             patch.setattr(fleet, "run_playbook", self.run_playbook)
             patch.setattr(fleet, "probe", lambda hosts, where: [self.probe(one.host) for one in hosts])
             patch.setattr(runs.Runs, "_changes", mortal)

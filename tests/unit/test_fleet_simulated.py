@@ -17,8 +17,8 @@ from gpunode.core.rollout import make_pools
 from gpunode.core.spec_rollout import RolloutSpec, parse_rollout
 
 WAVES = st.sampled_from([["100%"], ["1", "100%"], ["1", "10%", "100%"], ["2", "50%", "100%"]])
-BUDGETS = st.sampled_from(["1", "3", "10%", "50%", "100%"])
-ALLOWED = st.sampled_from(["0", "1", "20%", "100%"])
+BUDGETS = st.sampled_from(["1", "3", "50%", "100%"])
+ALLOWED = st.sampled_from(["0", "0", "1", "20%", "100%"])
 KINDS = st.sampled_from(["fresh", "fresh", "fresh", "drifted", "converged", "refused", "away"])
 
 
@@ -31,20 +31,20 @@ def watch(world: World, rollout: dict[str, Any]) -> None:
     assert set(world.played) <= set(world.todo), "a host was played that nothing was to be done on"
     [pool, *others] = make_pools([(host, RolloutSpec(**parse_rollout(rollout, "test"))) for host in world.todo])
     assert not others
+    assert all(count <= pool.max_failures for count in world.failures), "it went on with more failures than may be"
     numbers = {host: n for n in range(len(pool.ends)) for host in pool.wave(n)}
     for now, ended in world.moments:
         failed = [host for host, well in ended.items() if not well]
         assert len(now) + len(failed) <= pool.max_unavailable, "the budget was exceeded"
         begun = max(numbers[host] for host in now)
         earlier = {host for host, n in numbers.items() if n < begun}
-        assert len(failed) <= pool.max_failures, "it went on with more failures than may be"
         assert earlier <= set(ended), "a wave began before the one in front of it was done and verified"
 
 
 class Fleet(RuleBasedStateMachine):
     """Runs with any options, of nodes that fail, drift, go away and come back, by a controller that dies at times."""
 
-    @initialize(kinds=st.lists(KINDS, min_size=1, max_size=30), seed=st.integers(0, 1000))
+    @initialize(kinds=st.lists(KINDS, min_size=5, max_size=30), seed=st.integers(0, 1000))
     def begin(self, kinds: list[str], seed: int) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.state = Path(self.folder.name)
@@ -52,8 +52,8 @@ class Fleet(RuleBasedStateMachine):
         self.died = False
 
     @rule(
-        waves=WAVES, budget=BUDGETS, allowed=ALLOWED, failing=st.sampled_from([0.0, 0.3, 0.7]),
-        dies=st.sampled_from([None, 0, 1, 2, 5, 9]),
+        waves=WAVES, budget=BUDGETS, allowed=ALLOWED, failing=st.sampled_from([0.0, 0.3, 0.7, 1.0]),
+        dies=st.sampled_from([None, None, 0, 1, 2, 5, 9]),
     )  # fmt: skip
     def provision(self, waves: list[str], budget: str, allowed: str, failing: float, dies: int | None) -> None:
         world = self.world
