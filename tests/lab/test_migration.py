@@ -25,14 +25,16 @@ deb() {
 }
 """
 OLD = f"""{BUILD}
+set -e
 first='5:18.09.2~3-0~debian-buster' own=2.0.3+docker18.09.2-1 file=/etc/docker/daemon.json
-echo | deb docker-ce "$first" 'Priority: optional' /usr/share/docker-ce/old
-echo | deb docker-ce '5:20.10.24~3-0~debian-buster' 'Priority: optional' /usr/share/docker-ce/new
+# the node's Docker under the name of Docker's own package, in the version that came after
+sed -i -e '/^Package: docker.io$/,/^$/{{s/^Package: .*/Package: docker-ce/' \
+  -e 's/^Version: .*/Version: 5:20.10.24~3-0~debian-buster/; /^Conflicts:/d; /^Breaks:/d; /^Replaces:/d; /^Source:/d; }}' /var/lib/dpkg/status
+for part in /var/lib/dpkg/info/docker.io.*; do mv "$part" "/var/lib/dpkg/info/docker-ce.${{part##*docker.io.}}"; done
 echo '#!/bin/sh' | deb nvidia-container-runtime 2.0.0-1 'Priority: optional' /usr/bin/nvidia-container-runtime
 echo '{DAEMON}' | deb nvidia-docker2 $own "Depends: docker-ce (= $first), nvidia-container-runtime" $file
 rm -f $file
-dpkg -i /tmp/docker-ce-5_18*.deb /tmp/nvidia-container-runtime-*.deb /tmp/nvidia-docker2-*.deb
-dpkg --force-depends -i /tmp/docker-ce-5_20*.deb
+dpkg --force-depends -i /tmp/nvidia-container-runtime-*.deb /tmp/nvidia-docker2-*.deb
 printf '%s\\n' '{LIST.format("libnvidia-container")}' '{LIST.format("nvidia-container-runtime")}' \
   '{LIST.format("nvidia-docker")}' >{FOLDER}/nvidia-docker.list
 systemctl restart docker
@@ -57,7 +59,7 @@ def test_nvidia_docker2_that_blocks_apt_gives_way_to_the_toolkit(old: Node) -> N
     assert any("asks for docker-ce 18.09.2 and no other" in why for why in reasons)
     done = old.json("provision", "--yes")
     assert not failed(done)
-    gone = [line for line in done["changed"] if line.startswith("removed ")]
+    gone = sorted(line for line in done["changed"] if line.startswith("removed "))
     assert gone == ["removed nvidia-container-runtime 2.0.0-1", "removed nvidia-docker2 2.0.3+docker18.09.2-1"]
     installed = old.sh("dpkg-query -W -f '${Package} ${db:Status-Abbrev}\\n' | grep ' ii'")
     assert "nvidia-container-toolkit " in installed and "nvidia-docker" not in installed
