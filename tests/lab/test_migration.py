@@ -29,7 +29,8 @@ set -e
 first='5:18.09.2~3-0~debian-buster' own=2.0.3+docker18.09.2-1 file=/etc/docker/daemon.json
 # the node's Docker under the name of Docker's own package, in the version that came after
 sed -i -e '/^Package: docker.io$/,/^$/{{s/^Package: .*/Package: docker-ce/' \
-  -e 's/^Version: .*/Version: 5:20.10.24~3-0~debian-buster/; /^Conflicts:/d; /^Breaks:/d; /^Replaces:/d; /^Source:/d; }}' /var/lib/dpkg/status
+  -e 's/^Version: .*/Version: 5:20.10.24~3-0~debian-buster/' \
+  -e '/^Conflicts:/d; /^Breaks:/d; /^Replaces:/d; /^Source:/d; }}' /var/lib/dpkg/status
 for part in /var/lib/dpkg/info/docker.io.*; do mv "$part" "/var/lib/dpkg/info/docker-ce.${{part##*docker.io.}}"; done
 echo '#!/bin/sh' | deb nvidia-container-runtime 2.0.0-1 'Priority: optional' /usr/bin/nvidia-container-runtime
 echo '{DAEMON}' | deb nvidia-docker2 $own "Depends: docker-ce (= $first), nvidia-container-runtime" $file
