@@ -30,7 +30,7 @@ deb() {
   dpkg-deb -b $d /srv/gp/$1_$2.deb >/dev/null
 }
 deb gp-lost 1.0 gp-nowhere; mv /srv/gp/gp-lost_1.0.deb /srv/
-for v in 1.0 2.0; do deb gp-a $v "gp-b (= $v)"; deb gp-b $v; done
+for v in 1.0 2.0; do deb gp-a $v "gp-b (= $v)"; deb gp-b $v; deb gp-d $v "gp-e (= $v)"; deb gp-e $v; done
 deb gp-bad 1.0; deb gp-big 1.0 '' 999999999; deb gp-c 1.0
 cd /srv/gp
 for f in *.deb; do
@@ -56,7 +56,10 @@ def node(lab_up: Callable[..., Lab]) -> Lab:
 def shell(request: pytest.FixtureRequest, node: Lab) -> str:
     """A shell that the node has; every test below runs in each, on a node without the test's packages."""
     name = str(request.param)
-    node.run(node.nodes[0], "rm -f /gp-mended; apt-mark unhold gp-a gp-b gp-c; dpkg -P gp-a gp-b gp-c gp-bad gp-big")
+    node.run(
+        node.nodes[0],
+        "rm -f /gp-mended; apt-mark unhold gp-a gp-b gp-c; dpkg -P gp-a gp-b gp-c gp-d gp-e gp-bad gp-big",
+    )
     return name
 
 
@@ -103,11 +106,11 @@ def test_a_package_that_gpunode_holds_may_change_and_stays_held(node: Lab, packa
 
 
 def test_what_gpunode_holds_changes_when_another_package_needs_it(node: Lab, packages: Packages) -> None:
-    packages(want("gp-b", hold=True))
-    assert packages(want("gp-a", version="1.0")).status == "changed"
-    assert installed(node) == {"gp-a": "1.0", "gp-b": "1.0"}
-    node.run(node.nodes[0], "apt-mark unhold gp-b")
-    assert packages(want("gp-a", version="2.0")).status == "changed"
+    packages(want("gp-e", hold=True))
+    assert packages(want("gp-d", version="1.0")).status == "changed"
+    found = installed(node)
+    assert (found["gp-d"], found["gp-e"]) == ("1.0", "1.0")
+    assert packages({"remove": ["gp-d", "gp-e"]}).status == "changed"
 
 
 def test_a_removal_nobody_asked_for_is_refused(node: Lab, packages: Packages) -> None:
