@@ -58,7 +58,8 @@ def shell(request: pytest.FixtureRequest, node: Lab) -> str:
     name = str(request.param)
     node.run(
         node.nodes[0],
-        "rm -f /gp-mended; apt-mark unhold gp-a gp-b gp-c; dpkg -P gp-a gp-b gp-c gp-d gp-e gp-bad gp-big",
+        "rm -f /gp-mended /var/lib/apt/lists/*_srv_gp_*; apt-mark unhold gp-a gp-b gp-c; "
+        "dpkg -P gp-a gp-b gp-c gp-d gp-e gp-bad gp-big",
     )
     return name
 
