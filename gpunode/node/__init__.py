@@ -5,7 +5,16 @@ from importlib import resources
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
     "commit.sh": ("common.sh", "devices.sh", "reload.sh", "file.sh", "service.sh", "await.sh"),
-    "packages.sh": ("common.sh", "devices.sh", "reload.sh", "dkms.sh", "beside.sh", "foretell.sh", *_MANAGERS),
+    "packages.sh": (
+        "common.sh",
+        "devices.sh",
+        "reload.sh",
+        "dkms.sh",
+        "beside.sh",
+        "marks.sh",
+        "foretell.sh",
+        *_MANAGERS,
+    ),
     "runfile.sh": ("common.sh", "dkms.sh"),
     "recall.sh": ("common.sh", "loaded.sh", *_MANAGERS),
     "putback.sh": ("common.sh", "devices.sh", "reload.sh"),

@@ -43,3 +43,21 @@ remember_made() {
   journal files 'done' ",\"by\":\"packages\",\"files\":[${list#,}],\"unit\":\"\""
   journal_id=$was
 }
+
+# folders_of_removed: of packages that go for good, the folders of their files, the deepest first.  rpm leaves those behind
+# that no package has as its own; dpkg and pacman take them away.
+folders_of_removed() {
+  case $manager in dnf | zypper) ;; *) return 0 ;; esac
+  [ -n "$(requested purge)" ] && [ -s "$GPUNODE_IN/.to_remove" ] || return 0
+  # shellcheck disable=SC2046 # names
+  rpm -ql $(cat "$GPUNODE_IN/.to_remove") 2>/dev/null | awk '
+    { while (sub(/\/[^\/]*$/, "") && $0 != "") if (!seen[$0]++) print }' | sort -r
+}
+
+# remove_folders FILE: those of the list that are empty by now, and nobody's
+remove_folders() {
+  [ ! -e "$1" ] || while IFS= read -r folder; do
+    [ -d "$folder" ] && [ -z "$(find "$folder" -mindepth 1 -print 2>/dev/null | head -n 1)" ] || continue
+    rpm -qf "$folder" >/dev/null 2>&1 || rmdir "$folder" 2>>"$log"
+  done <"$1"
+}

@@ -183,17 +183,6 @@ differences() {
   sed 's/^/remove /' "$GPUNODE_IN/.to_remove"
 }
 
-# taking_back: whether the request speaks of marks or keys
-taking_back() { [ -n "$(requested automatic)$(requested keys)" ]; }
-
-# marks_now: fills .manual and .keys, where the request speaks of them
-marks_now() {
-  : >"$GPUNODE_IN/.now"
-  ! taking_back || manager_ marks >"$GPUNODE_IN/.now"
-  sed -n 's/^manual //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.manual"
-  sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
-}
-
 # fits VERSION WANTED: whether it is the one asked for; the trailing * of a version is a pattern by design
 fits() {
   # shellcheck disable=SC2254
@@ -271,20 +260,6 @@ changes_json() {
     }' "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
   manager_ marks >"$GPUNODE_IN/.marks.after"
   printf ',"marks":%s,"unmarked":%s' "$(more_marks | json_list)" "$(fewer_marks | json_list)"
-}
-
-# more_marks: what the package manager says beside versions (core/journal.py) and did not before, of packages that were there
-more_marks() {
-  [ -e "$GPUNODE_IN/.marks" ] || return 0
-  awk 'FILENAME == ARGV[1] { before[$1]; next } FILENAME == ARGV[2] { marked[$0]; next } !($0 in marked) && ($1 != "manual" || $2 in before)' \
-    "$GPUNODE_IN/.before" "$GPUNODE_IN/.marks" "$GPUNODE_IN/.marks.after"
-}
-
-# fewer_marks: those of packages that a person asked for before
-fewer_marks() {
-  # a list without any is one of a manager that was not asked
-  [ ! -e "$GPUNODE_IN/.marks" ] || ! grep -q '^manual ' "$GPUNODE_IN/.marks.after" ||
-    awk 'FILENAME == ARGV[1] { now[$0]; next } $1 == "manual" && !($0 in now)' "$GPUNODE_IN/.marks.after" "$GPUNODE_IN/.marks"
 }
 
 # remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
@@ -370,24 +345,6 @@ transaction() {
   give_files_back
 }
 
-# folders_of_removed: of packages that go for good, the folders of their files, the deepest first.  rpm leaves those behind
-# that no package has as its own; dpkg and pacman take them away.
-folders_of_removed() {
-  case $manager in dnf | zypper) ;; *) return 0 ;; esac
-  [ -n "$(requested purge)" ] && [ -s "$GPUNODE_IN/.to_remove" ] || return 0
-  # shellcheck disable=SC2046 # names
-  rpm -ql $(cat "$GPUNODE_IN/.to_remove") 2>/dev/null | awk '
-    { while (sub(/\/[^\/]*$/, "") && $0 != "") if (!seen[$0]++) print }' | sort -r
-}
-
-# remove_folders FILE: those of the list that are empty by now, and nobody's
-remove_folders() {
-  [ ! -e "$1" ] || while IFS= read -r folder; do
-    [ -d "$folder" ] && [ -z "$(find "$folder" -mindepth 1 -print 2>/dev/null | head -n 1)" ] || continue
-    rpm -qf "$folder" >/dev/null 2>&1 || rmdir "$folder" 2>>"$log"
-  done <"$1"
-}
-
 # keep_files, give_files_back: configuration that is a person's by now, and that its package would take along
 keep_files() {
   for file in $(requested keep); do
@@ -402,26 +359,6 @@ give_files_back() {
     { cp -a "$copy" "$file.gpunode" && mv "$file.gpunode" "$file"; } || fail "$file is gone with its package, and could not be put back" "a copy is in $copy"
     say note "$file was put back: its package took it along"
   done
-}
-
-# taken_back: what is asked beside packages when gpunode takes itself back
-taken_back() {
-  lifted=$(requested unhold | while read -r name; do grep -Fx "$name hold" "$GPUNODE_IN/.holds" | cut -d ' ' -f 1; done)
-  # shellcheck disable=SC2086 # names
-  [ -z "$lifted" ] || manager_ lift $lifted || fail "these could not be released: $lifted" "see the log"
-  # shellcheck disable=SC2046
-  left=$([ -z "$(requested purge)" ] || manager_ remnants $(requested purge))
-  # shellcheck disable=SC2086
-  [ -z "$left" ] || manager_ purge $left || say note "configuration was left behind: $(tail -n 1 "$log")"
-  [ -z "${kept:-}" ] || remove_folders "$kept/folders"
-  marks_now # a package that a transaction named counts as asked for
-  marked=$(requested automatic | grep -Fx -f "$GPUNODE_IN/.manual")
-  # shellcheck disable=SC2086
-  [ -z "$marked" ] || manager_ automatic $marked || say note "not marked as dependencies: $marked"
-  known=$(requested keys | grep -Fx -f "$GPUNODE_IN/.keys")
-  for key in $known; do rpm -e "$key" >>"$log" 2>&1 || say note "the key $key stays: $(tail -n 1 "$log")"; done
-  [ -z "$left$marked$known" ] || back=1
-  grep '^forget ' "$GPUNODE_IN/.differences" | while read -r line; do say changed "$line"; done
 }
 
 main() {
