@@ -77,6 +77,9 @@ def driver_choice(
     if headers is None:
         return None
     replaced = () if own else _replaced(request, row, branch, knowledge, notes)
+    removed = tuple(dict.fromkeys([*_conflicts(request, branch, flavour, packages, source), *replaced]))
+    # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
+    changes_hands = bool(replaced) or (own and row.family == "debian" and bool(removed))
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
@@ -87,8 +90,8 @@ def driver_choice(
         repository="" if own and row.family != "suse" else "nvidia-cuda",
         kernel_packages=headers,
         services=("nvidia-persistenced.service", *services),
-        remove=tuple(dict.fromkeys([*_conflicts(request, branch, flavour, packages, source), *replaced])),
-        may_go=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)) if replaced else (),
+        remove=removed,
+        may_go=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
         pin="" if own or row.modular else version_wish(request, branch),
         stream="" if own else stream(row, branch, flavour, knowledge),
     )

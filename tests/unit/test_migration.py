@@ -203,3 +203,14 @@ def test_debians_own_driver_is_no_stranger_to_itself() -> None:
     found = steps(facts, {"driver": {"branch": "distro"}})
     assert "nvidia-smi" in [p["name"] for p in found["driver.packages"].value["install"]]
     assert found["driver.packages"].value["remove"] == [] and "may_go" not in found["driver.packages"].value
+
+
+def test_nvidias_packages_give_way_to_debians_own_with_what_depends_on_them() -> None:
+    text = b"deb http://deb.debian.org/debian bookworm main contrib non-free non-free-firmware\n"
+    lists = {"/etc/apt/sources.list": ConfigFile(path="/etc/apt/sources.list", data=text)}
+    facts = old("debian12-h100-provisioned", nvidia_driver_cuda="580.95.05-1", nvidia_driver_libs="580.95.05-1")
+    facts = replace(facts, files={**facts.files, **lists})
+    value = steps(facts, {"driver": {"branch": "distro"}})["driver.packages"].value
+    assert value["remove"] == ["nvidia-kernel-open-dkms", "nvidia-open"]
+    assert {"nvidia-driver-cuda", "nvidia-driver-libs"} <= set(value["may_go"])
+    assert "nvidia-container-toolkit" not in value["may_go"]
