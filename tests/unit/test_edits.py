@@ -4,6 +4,7 @@ after/PATH, problem.txt, error.txt}; a new case needs no code."""
 from __future__ import annotations
 
 import json
+import sys
 import tomllib
 from pathlib import Path
 from typing import get_args
@@ -83,7 +84,9 @@ def test_what_cannot_work_is_a_problem_and_no_file_changes(case: Path) -> None:
 def test_broken_files_are_named_with_their_place(case: Path) -> None:
     with pytest.raises(InputError) as error:
         configure_runtime(files(case / "before"), request_of(case))
-    assert f"{error.value}\n" == (case / "error.txt").read_text()
+    newer = case / "error-3.13.txt"  # where Python's own words have changed
+    said = newer if newer.exists() and sys.version_info >= (3, 13) else case / "error.txt"
+    assert f"{error.value}\n" == said.read_text()
 
 
 # a list that loses elements on several lines; drop-ins of another version with nothing but our own runtime
