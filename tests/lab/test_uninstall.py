@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
@@ -44,6 +45,7 @@ class Node:
 
     def __init__(self, lab: Any, run: Any, tmp: Path) -> None:
         self.lab, self._run = lab, run
+        self.state = {"XDG_STATE_HOME": str(tmp / "state")}  # of one controller, whichever way it is called
         self.spec = tmp / f"{lab.name}.yml"
         self.before: list[str] = []
 
@@ -55,7 +57,7 @@ class Node:
         return str(done["extra"]["run"])
 
     def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
-        done = self._run(verb, "-i", self.lab.inventory, *args, "--format", "json", exit=exit)
+        done = self._run(verb, "-i", self.lab.inventory, *args, "--format", "json", exit=exit, env=self.state)
         [host] = json.loads(done.stdout)["hosts"]
         return dict(host)
 
@@ -82,7 +84,9 @@ class Node:
         known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
         begun = f'tail -n +{known + 1} /var/lib/gpunode/journal.jsonl | grep -q \'"op":"{at}","phase":"intent"\''
         command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), "--yes"]
-        running = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        running = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
+        )
         while self.lab.run(self.lab.nodes[0], begun).returncode:
             assert running.poll() is None, (
                 f"{verb} ended before it came to {at}: {running.stdout and running.stdout.read()}"
