@@ -29,7 +29,6 @@ deb() {
   [ $1 != gp-bad ] || { printf '#!/bin/sh\ntest -e /gp-mended\n' >$d/DEBIAN/postinst; chmod 755 $d/DEBIAN/postinst; }
   dpkg-deb -b $d /srv/gp/$1_$2.deb >/dev/null
 }
-deb gp-lost 1.0 gp-nowhere; mv /srv/gp/gp-lost_1.0.deb /srv/
 for v in 1.0 2.0; do deb gp-a $v "gp-b (= $v)"; deb gp-b $v; deb gp-d $v "gp-e (= $v)"; deb gp-e $v; done
 deb gp-bad 1.0; deb gp-big 1.0 '' 999999999; deb gp-c 1.0
 cd /srv/gp
@@ -182,14 +181,3 @@ def test_an_interrupted_dpkg_and_its_journal_are_finished_first(node: Lab, packa
     assert (outcome.status, outcome.notes) == ("unchanged", ("dpkg was interrupted: dpkg --configure -a",))
     assert ("killed", "failed") in [(line["id"], line["phase"]) for line in journal(node)]
     assert node.run(node.nodes[0], "dpkg --audit").stdout == ""
-
-
-def test_what_only_a_removal_can_mend_is_removed_by_plan_alone(node: Lab, packages: Packages) -> None:
-    node.run(node.nodes[0], "dpkg -i /srv/gp-lost_1.0.deb")  # stays unpacked: it needs what nobody has
-    outcome = packages(want("gp-c"))
-    said = "dpkg was interrupted, and to mend it apt would remove gp-lost"
-    assert (outcome.status, outcome.message) == ("refused", said)
-    assert "gp-lost" in installed(node)
-    outcome = packages(want("gp-c") | {"remove": ["gp-lost"]})
-    assert (outcome.status, outcome.changed) == ("changed", ("removed gp-lost", "installed gp-c 1.0"))
-    assert installed(node) == {"gp-c": "1.0"}
