@@ -1,5 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154,SC2034  # $log is packages.sh's, $refreshed_all is for it
+# shellcheck disable=SC2046  # words by design: names of packages, their letters were checked by the builder of the request
 # apt and dpkg, for packages.sh.
 
 apt_options() {
@@ -119,17 +120,32 @@ apt_update_failed() {
   unreadable_source "$why"
 }
 
-# the words for apt-get install: NAME=VERSION to have, NAME- to remove
+# the words for apt-get install: NAME=VERSION to have, NAME- to remove, but for what has gone first
 apt_words() {
   requested install | while read -r name version _; do
     if [ "$version" = - ]; then echo "$name"; else echo "$name=$version"; fi
   done
-  while read -r name; do echo "$name-"; done <"$GPUNODE_IN/.to_remove"
+  while read -r name; do
+    grep -sqFx "$name" "$GPUNODE_IN/.first" || echo "$name-"
+  done <"$GPUNODE_IN/.to_remove"
+}
+
+# While a package's dependencies cannot be met apt installs nothing beside it.  If such ones are to go, all that are to go
+# go first (.first), and what comes then is simulated as if they were gone (.status).
+apt_first() {
+  : >"$GPUNODE_IN/.first"
+  [ -s "$GPUNODE_IN/.to_remove" ] && ! apt_ check >/dev/null 2>&1 || return 0
+  apt_ -s remove --allow-change-held-packages $(cat "$GPUNODE_IN/.to_remove") >"$GPUNODE_IN/.simulated" 2>&1 || return 1
+  sed -n 's/^Remv \([^ ]*\) .*/\1/p' "$GPUNODE_IN/.simulated" >"$GPUNODE_IN/.first"
+  awk -v RS= -v ORS='\n\n' 'FILENAME == ARGV[1] { split($0, names, "\n"); for (n in names) gone["Package: " names[n]]; next }
+    { split($0, lines, "\n") } !(lines[1] in gone)' "$GPUNODE_IN/.first" "${DPKG_ADMINDIR:-/var/lib/dpkg}/status" >"$GPUNODE_IN/.status"
 }
 
 apt_simulate() {
-  # shellcheck disable=SC2046  # words by design, their letters were checked by the builder of the request
-  apt_ -s install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.simulated" 2>&1 || return 1
+  apt_first || return 1
+  sed 's/^/remove /' "$GPUNODE_IN/.first"
+  [ ! -s "$GPUNODE_IN/.first" ] || set -- -o Dir::State::status="$GPUNODE_IN/.status"
+  apt_ "$@" -s install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.simulated" 2>&1 || return 1
   sed -n 's/^Inst \([^ ]*\) .*(\([^ ]*\) .*/install \1 \2/p; s/^Inst \([^ ]*\) (\([^ ]*\) .*/install \1 \2/p; s/^Remv \([^ ]*\) .*/remove \1/p' \
     "$GPUNODE_IN/.simulated"
 }
@@ -141,14 +157,15 @@ apt_why_not() {
 # KiB to fetch and KiB to unpack of what would be installed.  (Not from apt-get install --assume-no: where apt has
 # nothing to ask, it does not stop there.)
 apt_needs() {
-  # shellcheck disable=SC2046
   set -- $(sed -n 's/^install \([^ ]*\) \(.*\)/\1=\2/p' "$GPUNODE_IN/.would")
   [ $# -gt 0 ] || { echo 0 0 && return; }
   apt-cache show "$@" 2>/dev/null | awk '/^Size: / { fetch += $2 / 1024 } /^Installed-Size: / { unpack += $2 } END { printf "%d %d\n", fetch, unpack }'
 }
 
 apt_commit() {
-  # shellcheck disable=SC2046
+  if [ -s "$GPUNODE_IN/.first" ]; then
+    apt_ -y remove --allow-change-held-packages $(cat "$GPUNODE_IN/.first") >>"$log" 2>&1 || return
+  fi
   apt_ -y install --allow-change-held-packages $(apt_words) >"$GPUNODE_IN/.transaction" 2>&1
   result=$?
   cat "$GPUNODE_IN/.transaction" >>"$log"

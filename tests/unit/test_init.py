@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -203,7 +204,12 @@ def test_a_host_that_cannot_be_looked_at_ends_it(run_gpunode: Run, tmp_path: Pat
 
 def at_terminal(folder: Path, *options: str) -> pexpect.spawn:
     return pexpect.spawn(
-        sys.executable, ["-m", "gpunode", "init", *options], cwd=str(folder), encoding="utf-8", timeout=60
+        sys.executable,
+        ["-m", "gpunode", "init", *options],
+        cwd=str(folder),
+        encoding="utf-8",
+        timeout=60,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # background jobs ignore it
     )
 
 
