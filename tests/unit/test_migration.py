@@ -95,7 +95,7 @@ def test_a_file_that_went_with_its_package_is_put_back_as_it_was(shell: list[str
     (tmp_path / "in/keep").write_text(f"{gone}\n{stays}\n{tmp_path}/never\n")
     text = (Path(__file__).parents[2] / "gpunode/node/packages.sh").read_text()
     start = text.index("keep_files() {")
-    functions = text[start : text.index("# taken_back:")]
+    functions = text[start : text.index("\nmain() {")]
     script = f"""
 requested() {{ cat "$GPUNODE_IN/$1"; }}
 say() {{ echo "$1: $2"; }}
