@@ -133,3 +133,10 @@ def test_no_function_stands_twice_in_a_node_script_with_what_is_put_before_it(na
 
     names = re.findall(r"^([a-z_]+)\(\)", script(name), re.MULTILINE)
     assert sorted(set(names)) == sorted(names)
+
+
+def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
+    """`gpunode runtime` runs on nodes with click, PyYAML and Jinja alone (tests/lab/daemon_node.py)."""
+    code = "import sys, gpunode.edge.cdi, gpunode.edge.runtimes, gpunode.cli.runtime; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    assert set(loaded) & (HEAVY | {"cattrs", "tomlkit"}) == set()

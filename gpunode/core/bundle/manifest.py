@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import cattrs
 import yaml
 
 from gpunode.core.errors import InputError
@@ -86,6 +85,8 @@ def manifest_bytes(manifest: Manifest) -> bytes:
 
 def parse_manifest(data: bytes, where: str) -> Manifest:
     """Raises InputError for what is no manifest, or one of a later format."""
+    import cattrs  # slow to import, and every plan could need this module
+
     try:
         plain = json.loads(data)
         if not isinstance(plain, dict) or plain.get("format") != FORMAT:
