@@ -1,6 +1,7 @@
 """Throw-away nodes on this machine with faked GPUs, for rehearsal and for the tests (docs/lab.md)."""
 
-from gpunode.lab.labs import Lab, down, image_name, load_lab, platform, reset, up
+from gpunode.lab.labs import Lab, down, load_lab, platform, reset, up
 from gpunode.lab.nodes import Node
+from gpunode.lab.sources import image_name
 
 __all__ = ["Lab", "Node", "down", "image_name", "load_lab", "platform", "reset", "up"]

@@ -1,4 +1,4 @@
-"""Labs: named groups of nodes.  up, down and reset are here; what a node is stands in nodes.py."""
+"""Labs: named groups of nodes.  up, down and reset are here; nodes.py is one node, sources.py what it is made from."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
-from gpunode.lab import families, files, hardware, images, machine, network, nodes, packages
-from gpunode.lab.images import Variant
+from gpunode.lab import files, hardware, images, machine, network, nodes
 from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
-from gpunode.lab.packages import RepositoryInfo, RepositorySource
+from gpunode.lab.packages import RepositoryInfo
 from gpunode.lab.signals import handling_sigterm, ignoring_interrupts
+from gpunode.lab.sources import image_of, own_sources, spec_sources
 
 MOST_NODES = 20
 AT_ONCE = 4  # containers started side by side: more only queue behind podman's own locks
@@ -97,7 +97,7 @@ def up(
     _check(wish, count)
     machine.refuse_unfit_machine(nodes=count)
     with _all_or_nothing(name, log):
-        image, info = _image(wish.variant, log)
+        image, info = image_of(wish.variant, log)
         return _up(replace(wish, image=image), count, info, log)
 
 
@@ -134,34 +134,6 @@ def _check(wish: Node, count: int) -> None:
         hardware.write_hardware(Path(folder), wish.gpus, nouveau=wish.nouveau)
 
 
-def _image(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
-    """The image of such nodes and the package repository, both made when they are missing."""
-    with machine.lock("repository", log=log):
-        machine.install_missing_packages(log)
-        machine.raise_inotify_limit(log)
-        info = packages.build_repository(machine.places().repository, log=log)
-        family = images.RELEASES[variant.distro].family
-        if family:
-            folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
-            info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
-    debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
-    return images.ensure_image(variant, debs, log=log), info
-
-
-def image_name(
-    distro: str = "debian:12",
-    *,
-    engines: Sequence[str] = images.ENGINES,
-    python: bool = True,
-    real_driver: bool = False,
-    log: Log = print,
-) -> str:
-    """The name of a node image, built when it is missing."""
-    machine.refuse_unfit_machine()
-    variant = Variant(distro=distro, engines=tuple(engines), python=python, real_driver=real_driver)
-    return _image(variant, log)[0]
-
-
 def platform(
     name: str,
     *,
@@ -181,30 +153,15 @@ def platform(
     wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
     _check(wish, 1)
     machine.refuse_unfit_machine(nodes=1)
-    image, info = _image(wish.variant, log)
+    image, info = image_of(wish.variant, log)
     node = replace(wish, image=image)
     with machine.lock("state", log=log):
         url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
         _ensure_key()
         nodes.remove([name])
-        nodes.save(replace(node, sources=_sources(info, distro, url)))
-        nodes.prepare(node, _own_sources(info, distro), url, machine.places().repository)
+        nodes.save(replace(node, sources=spec_sources(info, distro, url)))
+        nodes.prepare(node, own_sources(info, distro), url, machine.places().repository)
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
-
-
-def _own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:
-    """What a node of that distro has among its sources from the start."""
-    names = ("kernels", *(("non-free",) if images.RELEASES[distro].non_free else ()))
-    return [s for s in info.sources if s.name in names and s.distro in ("", images.plain(distro))]
-
-
-def _sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
-    """gpunode.yml's `sources` for a node of that distro; the distribution's own are the node's affair."""
-    return {
-        source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
-        for source in info.sources
-        if source.name not in ("kernels", "non-free") and source.distro in ("", images.plain(distro))
-    }
 
 
 def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
@@ -213,7 +170,7 @@ def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
         subnet = network.ensure_network()
         url = network.ensure_repository(wish.image, machine.places().repository, subnet, log=log)
         _ensure_key()
-        sources = {} if wish.real_driver else _sources(info, wish.distro, url)
+        sources = {} if wish.real_driver else spec_sources(info, wish.distro, url)
         new = _reserve(replace(wish, sources=sources), count, subnet)
     if new:
         log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
@@ -258,7 +215,7 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
     def make(node: Node) -> None:
         if stop.is_set():
             return
-        nodes.prepare(node, _own_sources(info, node.distro), url, machine.places().repository)
+        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
         nodes.start(node)
         nodes.wait_until_up(node, given_up=stop.is_set)
         if stop.is_set():
@@ -391,7 +348,7 @@ def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
 
 def _reset(node: Node, log: Log) -> Node:
     log(f"resetting {node.name}")
-    image, info = _image(node.variant, log)
+    image, info = image_of(node.variant, log)
     with machine.lock("state", log=log):
         url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
         nodes.remove([node.name])

@@ -83,8 +83,6 @@ def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: P
     for folder in ("lab/seed", "lab/proc", "containerd", "docker"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
     hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau)
-    modules = (["nouveau"] if node.nouveau else []) + (["nvidia"] if node.gpus else [])
-    (node.hardware / "autoload").write_text("".join(f"{name}\n" for name in modules))
     seed = node.hardware / "seed"
     public_key = machine.places().key.with_suffix(".pub").read_text()
     machine.write(seed / "root/.ssh/authorized_keys", public_key)

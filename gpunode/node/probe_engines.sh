@@ -1,0 +1,311 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # variables of the program that this is a part of
+# The probe's sections about what uses the GPUs: CUDA, the toolkit, services, container engines, Kubernetes.  Stands
+# before probe.sh.
+
+UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
+nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
+nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
+rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
+snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
+gpunode-firstboot.service gpunode-mig.service gpunode-mps.service gpunode-metrics.timer nvidia-mig-manager.service
+unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
+TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
+dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
+nv-fabricmanager nvidia-ctk nvidia-container-cli nvidia-container-runtime nvidia-uninstall nvcc dcgmi containerd ctr
+crictl nerdctl runc crun docker dockerd crio podman kubelet kubectl kubeadm k3s rke2 k0s microk8s helm curl wget gpg
+busybox restorecon ubuntu-drivers nvidia-cuda-mps-control nvidia-mig-parted"
+
+# ---------------------------------------------------------------- CUDA and the container toolkit
+
+probe_cuda() {
+  for folder in /usr/local/cuda-* /opt/cuda; do
+    [ -d "$folder" ] || continue
+    [ -e "$folder/bin/nvcc" ] && line "nvcc $folder"
+    line "folder $folder"
+    [ -r "$folder/version.json" ] && sed -n 's/.*"version" *: *"\([^"]*\)".*/| version \1/p' "$folder/version.json" | head -n 1
+  done
+  exists /usr/local/cuda && line "default $(readlink -f /usr/local/cuda)"
+  return 0
+}
+
+probe_toolkit() {
+  for tool in nvidia-ctk nvidia-container-runtime nvidia-container-toolkit /usr/local/nvidia/toolkit/nvidia-ctk; do
+    have "$tool" && ask 3 "$tool" --version && return
+  done
+  return 0
+}
+
+# probe_cdi: what a CDI specification has to fit: the driver's GPUs by the N of /dev/nvidiaN, how many MIG devices each is
+# cut into, and which paths in the specifications are not here (they hold no commas and braces; JSON has many a line)
+probe_cdi() {
+  for file in /proc/driver/nvidia/gpus/*/information; do
+    [ -r "$file" ] && sed -n -e '/^GPU UUID:/h' -e '/^Device Minor:/{' -e G \
+      -e 's/^[^0-9]*\([0-9][0-9]*\).*\n[^:]*:[[:space:]]*\(.*\)/| gpu \1 \2/p' -e '}' "$file"
+  done
+  for folder in /proc/driver/nvidia/capabilities/gpu*; do
+    set -- "$folder"/mig/gi*/ci*
+    [ -e "$1" ] && line "mig ${folder##*/gpu} $#"
+  done
+  for file in /etc/cdi/*.yaml /etc/cdi/*.json /run/cdi/*.yaml /run/cdi/*.json; do
+    [ -r "$file" ] && sed 'y/,{}/\n\n\n/' "$file" |
+      sed -n 's/^[ -]*"\{0,1\}\(hostPath\|path\)"\{0,1\} *: *"\{0,1\}\(\/[^"]*\).*/\2/p' | sort -u |
+      while read -r path; do exists "$path" || line "missing $path"; done
+  done
+  return 0
+}
+
+probe_tools() {
+  for tool in $TOOLS; do
+    have "$tool" && printf '| %s ' "$tool" && command -v "$tool"
+  done
+  return 0
+}
+
+# ---------------------------------------------------------------- services and engines
+
+probe_units() {
+  if ! booted_systemd; then
+    remark "systemd is not running"
+    daemons
+    return
+  fi
+  # shellcheck disable=SC2086 # a list of names
+  units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload $UNITS)
+  printf '%s\n' "$units"
+  main_pids=$(printf '%s\n' "$units" | sed -n 's/^| MainPID=\([1-9][0-9]*\)$/\1/p')
+  for pid in $main_pids; do process "$pid"; done
+}
+
+# daemons: without systemd the engines are found by their names, those in containers of their own left out
+daemons() {
+  for folder in /proc/[0-9]*; do
+    first "$folder/comm" || continue
+    case $REPLY in
+    containerd | dockerd | crio | kubelet | k3s* | rke2* | k0s*) ;;
+    *) continue ;;
+    esac
+    while read -r key one more; do
+      [ "$key" = NSpid: ] && [ -z "$more" ] && [ "$one" ] && process "${folder#/proc/}"
+    done <"$folder/status"
+  done 2>/dev/null
+}
+
+# process PID: its arguments, separated by tabs
+process() {
+  [ -r "/proc/$1/cmdline" ] && line "process $1$tab$(tr '\0\n' '\t ' <"/proc/$1/cmdline" | head -c 4096)"
+}
+
+probe_runtimes() {
+  have containerd && line "binary containerd $(command -v containerd)" && ask 3 containerd --version
+  for file in "$(command -v dockerd)" /snap/docker/current/bin/dockerd; do
+    [ -x "$file" ] && line "binary docker $file" && ask 3 "$file" --version && break
+  done
+  have crio && line "binary crio $(command -v crio)" && ask 3 crio --version
+  have podman && line "binary podman $(command -v podman)" && ask 3 podman --version
+  for socket in /run/containerd/containerd.sock /run/docker.sock /var/run/docker.sock /run/crio/crio.sock \
+    /run/podman/podman.sock /run/cri-dockerd.sock /run/k3s/containerd/containerd.sock /run/k0s/containerd.sock \
+    /var/snap/microk8s/common/run/containerd.sock; do
+    [ -S "$socket" ] && line "socket $socket"
+  done
+  bundled_containerd
+  have containerd || return 0
+  containerd_root
+  echo "#: containerd_dump"
+  # without a file the daemon goes by its defaults, while `config dump` fails
+  show=dump
+  [ -e "$containerd_config" ] || show=default
+  if dump=$(within 5 containerd --config "$containerd_config" config "$show" 2>/dev/null </dev/null); then
+    printf '%s\n' "$dump" | quote
+  else
+    echo "#: containerd_error"
+    ask 5 containerd --config "$containerd_config" config "$show" | grep -v '^| *$' | tail -n 5
+  fi
+}
+
+# the containerd that a Kubernetes distribution brings
+bundled_containerd() {
+  rancher_folder k3s
+  set -- k3s "$folder/data/current/bin/containerd"
+  rancher_folder rke2
+  set -- "$@" rke2 "$folder/bin/containerd" k0s /var/lib/k0s/bin/containerd microk8s /snap/microk8s/current/bin/containerd
+  while [ $# -gt 0 ]; do
+    [ -x "$2" ] && line "bundled $1 $2" && ask 3 "$2" --version
+    shift 2
+  done
+}
+
+# rancher_folder KIND: sets $folder to the data folder of k3s or rke2: what its unit or its config files say
+rancher_folder() {
+  [ "${units+set}" ] || units=$(probe_units)
+  unit_flags "$1.service" "$1"
+  folder=$(printf '%s\n' "$flags" | sed -n 's/.* \(--data-dir\|-d\)[= ]\([^ ]*\).*/\2/p')
+  [ "$folder" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
+    "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.yaml 2>/dev/null | tail -n 1)
+  folder=${folder:-/var/lib/rancher/$1}
+}
+
+# containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
+containerd_root() {
+  containerd_config=/etc/containerd/config.toml
+  [ "${units+set}" ] || units=$(probe_units)
+  unit_flags containerd.service containerd
+  set -f
+  # shellcheck disable=SC2086 # words of a command line
+  set -- $flags
+  set +f
+  while [ $# -gt 0 ]; do
+    case $1 in
+    --config=* | -c=*) containerd_config=${1#*=} ;;
+    --config | -c) containerd_config=${2:-} ;;
+    esac
+    shift
+  done
+  line "config containerd $containerd_config"
+}
+
+# unit_flags UNIT NAME: sets $flags to the command line of the unit, or of the process NAME where there is no unit
+unit_flags() {
+  flags=$(printf '%s\n' "$units" | sed -n "/^| ExecStart=.*argv\[\]=[^ ;]*\/$2 /s/.*argv\[\]=\([^;]*\).*/\1/p" | head -n 1)
+  [ "$flags" ] && return
+  flags=$(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}$2$tab/$2 /p" | head -n 1)
+}
+
+# ---------------------------------------------------------------- what runs in the engines
+
+NAMED=20 # containers and pods that are named; all are counted
+
+# names ENGINE NAME…: how many there are, and the first ones
+names() {
+  engine=$1
+  shift
+  line "$engine count $#"
+  told=0
+  for name in "$@"; do
+    told=$((told + 1))
+    [ "$told" -gt "$NAMED" ] || line "$engine name $name"
+  done
+}
+
+probe_containers() {
+  [ "${units+set}" ] || units=$(probe_units)
+  dockers
+  for socket in /run/containerd/containerd.sock /run/crio/crio.sock /run/k3s/containerd/containerd.sock \
+    /run/k0s/containerd.sock /var/snap/microk8s/common/run/containerd.sock; do
+    [ -S "$socket" ] && pods "$socket"
+  done
+  [ ! -d /run/libpod ] || podmans
+}
+
+# podmans: by the processes that watch its containers, as `podman ps` writes files; those of CRI-O are called k8s_…
+podmans() {
+  set --
+  for folder in /proc/[0-9]*; do
+    first "$folder/comm" && [ "$REPLY" = conmon ] || continue
+    name=$(tr '\0' '\t' <"$folder/cmdline" | sed -n "s/.*${tab}-n$tab\([^$tab]*\).*/\1/p")
+    case $name in '' | k8s_*) ;; *) set -- "$@" "$name" ;; esac
+  done 2>/dev/null
+  names podman "$@"
+}
+
+# dockers: the running dockerd is asked; a connection to its socket would start one that does not run
+dockers() {
+  for socket in /run/user/*/docker.sock; do
+    [ -S "$socket" ] || continue
+    user=${socket#/run/user/}
+    line "docker rootless ${user%%/*}"
+  done
+  pid=$(printf '%s\n' "$units" | docker_pid)
+  [ "$pid" ] || return 0
+  started "$pid"
+  for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts
+    have "$tool" && line "docker hook $(stat -L -c %Z "$(command -v "$tool")")"
+  done
+  if have docker; then
+    # shellcheck disable=SC2086 # a list of names
+    found=$(dockerd_says ps --format '{{.Names}}') && names docker $found &&
+      line "docker live_restore $(dockerd_says info --format '{{.LiveRestoreEnabled}}')"
+  elif have curl; then
+    # shellcheck disable=SC2046 # a list of names
+    found=$(within 5 curl -fsS --unix-socket /var/run/docker.sock http://docker/containers/json 2>/dev/null) &&
+      names docker $(printf '%s' "$found" | grep -o '"Names":\["/[^"/]*"' | sed 's/.*\/\(.*\)"/\1/')
+  else
+    remark "no docker and no curl to ask dockerd with"
+  fi
+}
+
+# docker_pid: of dockerd, out of the units' properties, or of the processes where there is no systemd
+docker_pid() {
+  main=0 id=
+  while IFS= read -r text; do
+    case $text in
+    '| MainPID='*) main=${text#*=} ;;
+    '| Id='*) id=${text#*=} ;;
+    "| process "*"/dockerd$tab"* | "| process "*"${tab}dockerd$tab"*)
+      text=${text#"| process "}
+      echo "${text%%"$tab"*}"
+      return
+      ;;
+    '| ')
+      case $id:$main in docker.service:[1-9]* | snap.docker.dockerd.service:[1-9]*) echo "$main" && return ;; esac
+      main=0
+      ;;
+    esac
+  done
+}
+
+dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
+
+# started PID: when the process of dockerd started, in seconds since 1970: ticks of 1/100 s since the kernel started
+started() {
+  first "/proc/$1/stat" || return 0
+  # shellcheck disable=SC2086 # numbers
+  set -- ${REPLY##*) }
+  while read -r key boot; do
+    [ "$key" = btime ] && [ $# -ge 20 ] && shift 19 && line "docker started $((boot + $1 / 100))" && break
+  done </proc/stat
+}
+
+# pods SOCKET: NAMESPACE/NAME of the pods that an engine for Kubernetes runs; without crictl the number of its tasks
+pods() {
+  case $1 in
+  */crio/*) kind=crio ;;
+  */k3s/*) kind=k3s ;;
+  */k0s/*) kind=k0s ;;
+  */microk8s/*) kind=microk8s ;;
+  *) kind=containerd ;;
+  esac
+  if have crictl; then
+    # columns from the right: runtime (of late), attempt, namespace, name; the age before them is of several words
+    pod='^.* \([^ ][^ ]*\)  *\([^ ][^ ]*\)  *[0-9][0-9]*'
+    # shellcheck disable=SC2046 # a list of names
+    found=$(within 5 crictl --runtime-endpoint "unix://$1" pods --state ready 2>/dev/null </dev/null) &&
+      names "$kind" $(printf '%s\n' "$found" | sed -n -e "s/$pod  *[^ ][^ ]* *\$/\2\/\1/p;t" -e "s/$pod *\$/\2\/\1/p")
+  elif have ctr && [ "$kind" != crio ]; then
+    found=$(within 5 ctr -a "$1" -n k8s.io tasks ls -q 2>/dev/null </dev/null) && line "$kind tasks $(printf '%s' "$found" | grep -c .)"
+  fi
+}
+
+probe_kubernetes() {
+  if have kubelet; then ask 5 kubelet --version; fi
+  if have k3s; then ask 5 k3s --version; fi
+  if have rke2; then ask 5 rke2 --version; fi
+  if have k0s; then ask 5 k0s version; fi
+  [ -r /snap/microk8s/current/meta/snap.yaml ] && sed -n "s/^version: *'\{0,1\}\(v[0-9.]*\).*/| microk8s \1/p" \
+    /snap/microk8s/current/meta/snap.yaml
+  for marker in /etc/kubernetes/kubelet.conf /var/lib/kubelet/kubeadm-flags.env /etc/kubernetes/manifests/kube-apiserver.yaml \
+    /var/lib/rancher/k3s/server /var/lib/rancher/k3s/agent /var/lib/rancher/rke2/server /var/lib/rancher/rke2/agent \
+    /var/lib/k0s/pki/ca.key /var/lib/k0s /var/snap/microk8s/current /run/nvidia/validations /run/nvidia/driver \
+    /run/nvidia/validations/.driver-ctr-ready /usr/local/nvidia/toolkit; do
+    exists "$marker" && line "exists $marker"
+  done
+  [ ! -r /run/nvidia/validations/driver-ready ] || sed -n 's/^IS_HOST_DRIVER=/| host_driver /p' /run/nvidia/validations/driver-ready
+  return 0
+}
+
+probe_sysctl() {
+  for key in net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables net.bridge.bridge-nf-call-ip6tables; do
+    first "/proc/sys/$(printf '%s' "$key" | tr . /)" && line "$key $REPLY"
+  done
+  return 0
+}

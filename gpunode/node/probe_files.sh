@@ -1,0 +1,196 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # variables of the program that this is a part of
+# The probe's sections about packages and configuration files.  Stands behind probe_engines.sh, whose units it looks for,
+# and before probe.sh.
+
+# ---------------------------------------------------------------- packages
+
+CONCERN='nvidia\|libnvidia\|xserver-xorg-video-nvidia\|cuda\|libcuda\|linux-image\|linux-headers\|linux-modules-nvidia'
+CONCERN="$CONCERN\|linux-objects-nvidia\|linux-signatures-nvidia\|linux-kbuild\|kernel\|kmod-nvidia\|dkms\|containerd\|docker"
+CONCERN="$CONCERN\|runc\|crun\|cri-o\|cri-tools\|podman\|moby-\|kubelet\|kubeadm\|kubectl\|initramfs-tools\|dracut"
+CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\|libnvsdm\|nvlsm\|nvtop\|xorg-x11-drv-nvidia\|epel-release"
+CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
+CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
+
+# package_manager: the distribution's own, for others can be installed beside it (Fedora has a dpkg, Debian an rpm)
+package_manager() {
+  # shellcheck disable=SC1091  # the node's
+  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
+  case $family in
+  *' debian '* | *' ubuntu '*) REPLY=apt ;;
+  *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) REPLY=dnf ;;
+  *suse* | *' sles '*) REPLY=zypper ;;
+  *' arch '*) REPLY=pacman ;;
+  *) if have dpkg-query; then REPLY=apt; elif have zypper; then REPLY=zypper; elif have rpm; then REPLY=dnf; elif have pacman; then REPLY=pacman; else REPLY=; fi ;;
+  esac
+}
+
+probe_packages() {
+  package_manager
+  if [ "$REPLY" = apt ] && have dpkg-query; then
+    line "manager apt"
+    # every package is asked for and few are kept: what another package's half-finished state blocks is seen so
+    # shellcheck disable=SC2016 # dpkg-query's own variables
+    within 8 dpkg-query -W -f '${db:Status-Abbrev}\t${Package}\t${Version}\t${Architecture}\n' 2>/dev/null |
+      sed -n -e "s/^.[ic] $tab\($CONCERN\)/| &/p;t" -e "/^.[in] /d;/^.c /d" -e 's/^/| /p'
+  elif { [ "$REPLY" = dnf ] || [ "$REPLY" = zypper ]; } && have rpm; then
+    line "manager $REPLY"
+    within 12 rpm -qa --qf 'ii \t%{NAME}\t%{EPOCHNUM}:%{VERSION}-%{RELEASE}\t%{ARCH}\n' 2>/dev/null |
+      sed -n "s/^ii $tab\($CONCERN\)/| &/p"
+  elif [ "$REPLY" = pacman ] && have pacman; then
+    line "manager pacman"
+    within 8 pacman -Q 2>/dev/null | sed -n "s/^\(\($CONCERN\)[^ ]*\|linux\) \(.*\)/| ii $tab\1$tab\3$tab/p"
+  else
+    remark "no package manager that gpunode knows"
+  fi
+}
+
+probe_holds() {
+  for file in /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/yum/pluginconf.d/versionlock.list /etc/zypp/locks; do
+    [ -s "$file" ] && sed 's/^/| /' "$file"
+  done
+  [ ! -r /etc/pacman.conf ] || for file in /etc/pacman.conf $(sed -n 's/^ *Include *= *//p' /etc/pacman.conf); do
+    [ -r "$file" ] && sed -n 's/^ *IgnorePkg *= */| IgnorePkg /p' "$file"
+  done
+  return 0
+}
+
+# probe_locks: who holds the package manager's locks, by /proc/locks, which names the inode of each lock
+probe_locks() {
+  for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock; do
+    [ -e "$file" ] || continue
+    inode=$(stat -c %i "$file" 2>/dev/null) || continue
+    while read -r _ kind _ _ pid where _; do
+      [ "$kind" != '->' ] && [ "${where##*:}" = "$inode" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
+    done </proc/locks
+  done
+  for file in /var/lib/pacman/db.lck /run/zypp.pid /var/cache/dnf/metadata_lock.pid; do
+    pid=
+    [ -s "$file" ] && first "$file" && pid=$REPLY
+    [ -n "$pid" ] && [ -d "/proc/$pid" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
+  done
+  [ -e /var/lib/pacman/db.lck ] && line "/var/lib/pacman/db.lck - pacman"
+  return 0
+}
+
+# ---------------------------------------------------------------- files
+
+FILE_MAX=1048576 # bytes of a file that are sent
+
+# crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
+crio_places() {
+  crio_config=/etc/crio/crio.conf crio_folder=/etc/crio/crio.conf.d
+  set -f
+  # shellcheck disable=SC2046 # words of a command line
+  set -- $(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}crio$tab//p" | head -n 1)
+  set +f
+  while [ $# -gt 0 ]; do
+    case $1 in
+    --config=* | -c=*) crio_config=${1#*=} ;;
+    --config | -c) crio_config=${2:-} ;;
+    --config-dir=* | -d=*) crio_folder=${1#*=} ;;
+    --config-dir | -d) crio_folder=${2:-} ;;
+    esac
+    shift
+  done
+}
+
+probe_files() {
+  [ "${units+set}" ] || units=$(probe_units)
+  [ "${containerd_config:-}" ] || containerd_root >/dev/null
+  unit_flags docker.service dockerd
+  docker_config=/etc/docker/daemon.json
+  have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
+  pid=$(printf '%s\n' "$units" | docker_pid)
+  # of one that runs, with what stands in the variables of its unit
+  [ ! -r "/proc/${pid:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$pid/cmdline")
+  case " $flags " in *" --config-file"[=\ ]*)
+    docker_config=${flags#*--config-file?}
+    docker_config=${docker_config%% *}
+    ;;
+  esac
+  line "docker_config $docker_config"
+  crio_places
+  set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
+    "$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
+    /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
+    /etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
+    /etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
+    /etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
+    /var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
+    /var/lib/rancher/*/agent/etc/containerd/*.toml /var/lib/rancher/*/agent/etc/containerd/*.tmpl \
+    /etc/k0s/containerd.toml /etc/k0s/containerd.d/*.toml /var/snap/microk8s/current/args/containerd-template.toml \
+    /var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env /etc/default/kubelet /etc/sysconfig/kubelet \
+    /etc/kubernetes/manifests/kube-scheduler.yaml /etc/systemd/system/containerd.service.d/*.conf \
+    /etc/systemd/system/docker.service.d/*.conf /etc/systemd/system/kubelet.service.d/*.conf \
+    /etc/apt/sources.list /etc/apt/sources.list.d/* /etc/apt/preferences /etc/apt/preferences.d/* /etc/apt/trusted.gpg \
+    /etc/apt/trusted.gpg.d/* /etc/apt/keyrings/* /usr/share/keyrings/gpunode-* \
+    /usr/share/keyrings/*nvidia* /usr/share/keyrings/*cuda* \
+    /usr/share/keyrings/*docker* /usr/share/keyrings/*kubernetes* /etc/apt/apt.conf.d/*unattended-upgrades* \
+    /etc/apt/apt.conf.d/*proxy* /etc/yum.repos.d/*nvidia* /etc/yum.repos.d/*cuda* /etc/yum.repos.d/*docker* /etc/yum.repos.d/gpunode-* \
+    /etc/zypp/repos.d/*nvidia* /etc/zypp/repos.d/*cuda* /etc/zypp/repos.d/gpunode-* /etc/pki/rpm-gpg/*NVIDIA* /etc/pki/rpm-gpg/*gpunode* /etc/pacman.conf \
+    /etc/dnf/plugins/versionlock.list /etc/dnf/versionlock.toml /etc/profile.d/*cuda* /etc/profile.d/*nvidia* /etc/systemd/system/gpunode-* /etc/gpunode/* /usr/lib/gpunode/metrics \
+    /etc/ld.so.conf.d/*cuda* /etc/ld.so.conf.d/*nvidia* /etc/nvidia/gridd.conf \
+    /etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
+  # shellcheck disable=SC2046 # paths of configuration files, one word each
+  set -- "$@" $(containerd_imports "$containerd_config" 3) \
+    $(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
+    $(grep -l -E '^[^#]*(nvidia|overlay|br_netfilter)' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
+    $(grep -l -E '^[^#;]*(bridge-nf-call|ip_forward)' /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* \
+      /usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null) $(rancher_files k3s) $(rancher_files rke2)
+  sent=$newline
+  for file in "$@"; do
+    exists "$file" || continue
+    case $file in */debian-archive-* | */ubuntu-keyring-* | */ubuntu-archive-* | *~) continue ;; esac # not ours, and long
+    case $sent in *"$newline$file$newline"*) continue ;; esac
+    sent=$sent$file$newline
+  done
+  # shellcheck disable=SC2046,SC2086 # a list of paths
+  files_meta $sent
+}
+
+# rancher_files KIND: containerd's files of k3s or rke2, where its data folder is not the usual one
+rancher_files() {
+  rancher_folder "$1"
+  [ "$folder" = "/var/lib/rancher/$1" ] && return
+  for file in "$folder"/agent/etc/containerd/*.toml "$folder"/agent/etc/containerd/*.tmpl \
+    "$folder"/agent/etc/containerd/config*.toml.d/*.toml; do
+    [ -e "$file" ] && echo "$file"
+  done
+}
+
+# files_meta PATH…: one stat for all, then the bytes of each
+files_meta() {
+  [ $# -gt 0 ] || return 0
+  stat -L -c '%f %a %U:%G %s %n' "$@" 2>/dev/null | while read -r type mode owner size path; do
+    case $type in 8*) ;; *) continue ;; esac # regular files
+    printf '#: file %s\n' "$path"
+    line "$mode $owner $size"
+    [ -L "$path" ] && line "-> $(readlink "$path")"
+    if [ ! -r "$path" ]; then
+      remark "not permitted"
+    elif [ "$size" -gt "$FILE_MAX" ]; then
+      remark "larger than $FILE_MAX bytes"
+    elif [ "$size" -gt 0 ]; then
+      base64 "$path" 2>/dev/null </dev/null | sed 's/^/| /' || remark "no base64"
+    fi
+  done
+  for path in "$@"; do
+    [ -L "$path" ] && [ ! -e "$path" ] && printf '#: file %s\n| -> %s\n' "$path" "$(readlink "$path")"
+  done
+  return 0
+}
+
+# containerd_imports FILE DEPTH: the files its `imports` name, and theirs; relative ones start at the file's folder
+containerd_imports() {
+  [ -r "$1" ] && [ "$2" -gt 0 ] || return 0
+  # shellcheck disable=SC2013 # words, not lines: one line may name several
+  for glob in $(sed -n '/^ *imports *=/,/\]/p' "$1" | sed -e 's/#.*//' -e 's/^ *imports *= *//' -e "s/[][\"',]/ /g"); do
+    case $glob in /*) ;; *) glob=${1%/*}/$glob ;; esac
+    for import in $glob; do
+      [ -f "$import" ] || continue
+      echo "$import"
+      (containerd_imports "$import" $(($2 - 1)))
+    done
+  done
+}

@@ -1,0 +1,260 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # variables of the program that this is a part of
+# The probe's sections about the machine: system, kernels and their modules, devices, the driver.  Stands before probe.sh,
+# whose words they are written in.
+
+# ---------------------------------------------------------------- machine
+
+probe_system() {
+  # shellcheck disable=SC2046 # three words: node name, release, machine
+  set -- $(uname -n -r -m)
+  line "hostname ${1:-}"
+  line "kernel ${2:-}"
+  line "machine ${3:-}"
+  first /proc/sys/kernel/random/boot_id && line "boot_id $REPLY"
+  if booted_systemd; then line "init systemd"; else first /proc/1/comm && line "init $REPLY"; fi
+  if have systemd-detect-virt; then
+    line "virtualization $(within 3 systemd-detect-virt 2>/dev/null)"
+  else
+    remark "no systemd-detect-virt"
+  fi
+  for marker in /.dockerenv /run/.containerenv /etc/wsl.conf /run/ostree-booted /sys/fs/cgroup/cgroup.controllers; do
+    [ -e "$marker" ] && line "exists $marker"
+  done
+  first /proc/sys/kernel/osrelease && line "osrelease $REPLY"
+  if [ -r /proc/device-tree/compatible ]; then
+    line "compatible $(tr '\0' ' ' </proc/device-tree/compatible)"
+    line "model $(tr -d '\0' </proc/device-tree/model 2>/dev/null)"
+  fi
+  uid=$(id -u)
+  line "uid $uid"
+  line "user $(id -un 2>/dev/null || echo "$uid")"
+  line "groups $(id -Gn 2>/dev/null)"
+  [ "$uid" = 0 ] || remark "not root: what only root may read is missing"
+}
+
+probe_os_release() {
+  for file in /etc/os-release /usr/lib/os-release; do
+    [ -r "$file" ] && quote <"$file" && return
+  done
+  remark "no os-release"
+}
+
+probe_secure_boot() {
+  if [ ! -d /sys/firmware/efi ]; then
+    line "efi no"
+    return
+  fi
+  line "efi yes"
+  for file in /sys/firmware/efi/efivars/SecureBoot-*; do
+    # 4 bytes of attributes, then the value (UEFI specification, 3.3)
+    [ -r "$file" ] && line "secure_boot $(od -An -tu1 -j4 -N1 "$file" 2>/dev/null)" && return
+  done
+  if have mokutil; then ask 3 mokutil --sb-state; else remark "no readable SecureBoot variable and no mokutil"; fi
+}
+
+# ---------------------------------------------------------------- kernels and their modules
+
+probe_kernels() {
+  modules=
+  for folder in /lib/modules/*/; do
+    [ -d "$folder" ] || continue
+    folder=${folder%/}
+    release=${folder##*/}
+    image=no headers=no
+    for file in "/boot/vmlinuz-$release" "$folder/vmlinuz" "/boot/vmlinux-$release" "/boot/Image-$release"; do
+      [ -e "$file" ] && image=yes
+    done
+    [ -e "$folder/build/." ] && headers=yes
+    line "kernel $release image=$image headers=$headers"
+    nvidia_modules "$folder"
+  done
+  for file in /boot/vmlinuz-*; do
+    release=${file#/boot/vmlinuz-}
+    grep -qsx "$release" /lib/modules/*/pkgbase && continue # Arch names them by package: the folder has the image too
+    [ -e "$file" ] && [ ! -d "/lib/modules/$release" ] && line "kernel $release image=yes headers=no"
+  done
+  [ "$modules" ] || return 0
+  # shellcheck disable=SC2086 # paths below /lib/modules have no spaces
+  have modinfo && within 5 modinfo $modules 2>/dev/null </dev/null |
+    sed -n 's/^\(filename\|version\|license\): */| module \1 /p'
+  for file in $modules; do
+    case $file in
+    *.ko) module_strings "$file" ;;
+    *) have modinfo || remark "$file: compressed, and no modinfo" ;;
+    esac
+  done
+}
+
+# nvidia_modules FOLDER: adds the NVIDIA kernel modules below /lib/modules/RELEASE to $modules.  Debian calls it
+# nvidia-current.ko, Ubuntu's prebuilt ones lie in kernel/nvidia-NNN, RHEL's in extra or weak-updates, Arch's in
+# extramodules.
+nvidia_modules() {
+  for file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
+    "$1"/kernel/drivers/video/nvidia*.ko* "$1"/kernel/drivers/video/nvidia*/nvidia*.ko* "$1"/kernel/nvidia-*/nvidia*.ko* \
+    "$1"/extra/nvidia*.ko* "$1"/extra/nvidia*/nvidia*.ko* "$1"/extra/drivers/video/nvidia*/nvidia*.ko* \
+    "$1"/weak-updates/nvidia*.ko* "$1"/weak-updates/nvidia*/nvidia*.ko* "$1"/extramodules/nvidia*.ko* "$1"/misc/nvidia*.ko*; do
+    case ${file##*/} in
+    *-modeset.ko* | *-drm.ko* | *-uvm.ko* | *-peermem.ko* | *-fs.ko* | nvidia-wmi-* | nvidiafb*) continue ;;
+    esac
+    [ -e "$file" ] && modules="$modules $file"
+  done
+}
+
+# module_strings FILE: version and licence out of the bytes of an uncompressed module that modinfo could not read
+module_strings() {
+  have modinfo && within 3 modinfo "$1" >/dev/null 2>&1 && return
+  line "module filename $1"
+  within 5 tr '\0' '\n' <"$1" | sed -n 's/^\(version\|license\)=/| module \1 /p' | head -n 4
+}
+
+probe_dkms() {
+  if have dkms; then ask 10 dkms status; else remark "no dkms"; fi
+}
+
+# ---------------------------------------------------------------- devices
+
+probe_pci() {
+  if [ ! -d /sys/bus/pci/devices ]; then
+    remark "no /sys/bus/pci"
+    return
+  fi
+  for device in /sys/bus/pci/devices/*; do
+    first "$device/class" || continue
+    class=${REPLY#0x}
+    first "$device/vendor" || continue
+    case $REPLY:$class in
+    0x10de:03* | 0x10de:0680*) pci_line "$device" ;;
+    *:0207*) pci_fabric "$device" ;;
+    esac
+  done
+}
+
+pci_line() {
+  first "$1/device" && id=10de:${REPLY#0x}
+  subsystem=- driver=- virtual=no
+  first "$1/subsystem_vendor" && subsystem=${REPLY#0x} && first "$1/subsystem_device" && subsystem=$subsystem:${REPLY#0x}
+  [ -e "$1/driver" ] && driver=$(cd -P "$1/driver" 2>/dev/null && echo "${PWD##*/}")
+  [ -L "$1/physfn" ] && virtual=yes
+  line "${1##*/} $id ${class%??} subsystem=$subsystem driver=${driver:--} vf=$virtual"
+}
+
+# pci_fabric DEVICE: HGX B200 and later show their NVLink switches as InfiniBand functions with SW_MNG in the VPD
+pci_fabric() {
+  [ -e "$1/vpd" ] || return
+  if [ ! -r "$1/vpd" ]; then
+    remark "${1##*/}: vpd not readable"
+    return
+  fi
+  case $(within 3 head -c 4096 "$1/vpd" 2>/dev/null | tr -cd 'A-Za-z0-9_') in
+  *SW_MNG*) line "${1##*/} SW_MNG" ;;
+  esac
+}
+
+probe_lspci() {
+  if have lspci; then ask 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
+}
+
+probe_driver() {
+  if [ -r /proc/driver/nvidia/version ]; then
+    sed 's/^/| proc /' /proc/driver/nvidia/version
+  fi
+  [ ! -r /proc/driver/nvidia/params ] || sed -n 's/^[A-Za-z]*: ./| parameter &/p' /proc/driver/nvidia/params
+  for module in nvidia nvidia_uvm nvidia_modeset nvidia_drm nvidia_peermem nvidia_fs nouveau nova_core overlay br_netfilter; do
+    [ -d "/sys/module/$module" ] || continue
+    first "/sys/module/$module/version"
+    line "module $module $REPLY"
+  done
+  # built into the kernel they have no folder in /sys/module, and show here
+  [ -d /sys/module/overlay ] || case $(cat /proc/filesystems 2>/dev/null) in *"${tab}overlay"*) line "module overlay" ;; esac
+  [ -d /sys/module/br_netfilter ] || [ ! -e /proc/sys/net/bridge/bridge-nf-call-iptables ] || line "module br_netfilter"
+  for file in /usr/lib/*-linux-gnu*/libnvidia-ml.so.*.* /usr/lib/*-linux-gnu*/nvidia*/libnvidia-ml.so.*.* \
+    /usr/lib/*-linux-gnu*/nvidia/*/libnvidia-ml.so.*.* /usr/lib64/libnvidia-ml.so.*.* /usr/lib64/*/libnvidia-ml.so.*.* \
+    /usr/lib/libnvidia-ml.so.*.* /usr/lib/wsl/drivers/*/libnvidia-ml.so.*.*; do
+    [ -e "$file" ] && line "library $file"
+  done
+  for folder in /lib/firmware/nvidia/*/; do # nouveau's are called by the chip: ga102
+    folder=${folder%/}
+    case ${folder##*/} in [0-9]*.[0-9]*) line "firmware ${folder##*/}" ;; esac
+  done
+  # nvidia-installer's own record: its first line is the version
+  if first /var/lib/nvidia/log; then
+    line "runfile $REPLY"
+  elif have nvidia-uninstall; then
+    line "runfile unknown"
+  fi
+}
+
+probe_nvidia_smi() {
+  if ! have nvidia-smi; then
+    remark "no nvidia-smi"
+    return
+  fi
+  fields=index,uuid,name,pci.bus_id,driver_version,memory.total,mig.mode.current,mig.mode.pending,persistence_mode
+  fields=$fields,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,remapped_rows.pending
+  fields=$fields,remapped_rows.failure,fabric.state,compute_cap
+  answer=
+  # an old nvidia-smi names the first field that it does not know: ask again without it
+  while [ "$fields" ]; do
+    answer=$(ask 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
+    case $answer in *'is not a valid field to query'*) ;; *) break ;; esac
+    unknown=${answer#*\"}
+    unknown=${unknown%%\"*}
+    case ,$fields, in *",$unknown,"*) ;; *) break ;; esac
+    remark "nvidia-smi does not know $unknown"
+    without=,$fields,
+    without=${without%%,"$unknown",*},${without#*,"$unknown",}
+    without=${without#,}
+    fields=${without%,}
+  done
+  line "fields $fields"
+  printf '%s\n' "$answer"
+}
+
+probe_nvlink() {
+  # a hung driver has cost its time above; links join at least two GPUs
+  case $answer in *"$newline| 1, "*) ask 5 nvidia-smi nvlink --status ;; esac
+}
+
+probe_topology() {
+  case $answer in *"$newline| 1, "*) ask 5 nvidia-smi topo -m ;; esac
+}
+
+probe_clients() {
+  for node in /dev/nvidia* /dev/dri/renderD*; do [ -e "$node" ] && break; done
+  [ -e "$node" ] || return 0
+  [ "$(id -u)" = 0 ] || remark "not root: only own processes are seen"
+  # shellcheck disable=SC2012 # one ls for all: a readlink for each open file would take seconds
+  within 5 ls -l /proc/[0-9]*/fd 2>/dev/null |
+    sed -n -e '/^\/proc/h' -e '/-> \/dev\/nvidia/{' -e g -e 's/^\/proc\/\([0-9]*\).*/\1/p' -e '}' | uniq | head -n 100 |
+    while read -r pid; do
+      first "/proc/$pid/comm" && line "$pid $REPLY"
+    done
+}
+
+probe_xids() {
+  [ -d /proc/driver/nvidia ] || return 0
+  if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
+    printf '%s\n' "$kernel_log" | quote
+  elif have journalctl; then
+    within 5 journalctl -k -b --no-pager -o short 2>/dev/null | grep 'NVRM: Xid' | tail -n 50 | quote
+  else
+    remark "dmesg is not permitted, and no journalctl"
+  fi
+}
+
+# by devices.sh, which is sent before this
+probe_gpu_containers() {
+  if ! have gpu_containers; then
+    remark "sent without devices.sh"
+    return
+  fi
+  nvidia_nodes | while read -r number path; do
+    if [ -e "/dev/char/$number" ]; then line "linked $number $path"; else line "unlinked $number $path"; fi
+  done
+  if [ "$(id -u)" = 0 ]; then
+    gpu_containers | sed 's/^/| container /'
+  elif [ -e /dev/nvidiactl ]; then
+    remark "not root: containers are not seen"
+  fi
+}

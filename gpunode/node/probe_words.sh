@@ -1,0 +1,93 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2034  # variables that the parts behind read
+# The words that the sections of the probe are written in.  Stands before the parts of probe.sh.
+
+TEXT_MAX=262144 # bytes of a command's output that are sent
+
+LC_ALL=C
+PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
+export LC_ALL PATH
+tab=$(printf '\t')
+newline='
+'
+
+line() { printf '| %s\n' "$*"; }
+remark() { printf '! %s\n' "$*"; }
+have() { command -v "$1" >/dev/null 2>&1; }
+exists() { [ -e "$1" ] || [ -L "$1" ]; }
+booted_systemd() { [ -d /run/systemd/system ]; }
+
+# first FILE: its first line, without a fork, in $REPLY
+first() {
+  REPLY=
+  [ -r "$1" ] && IFS= read -r REPLY <"$1" 2>/dev/null
+  [ -n "$REPLY" ]
+}
+
+# quote: standard input as content lines; says when it cuts.  One process without children: see ask.
+quote() {
+  left=$TEXT_MAX
+  while IFS= read -r text || [ -n "$text" ]; do
+    left=$((left - ${#text} - 1))
+    if [ "$left" -lt 0 ]; then
+      remark "cut off at $TEXT_MAX bytes"
+      break
+    fi
+    line "$text"
+  done
+}
+
+# guard SECONDS PID: in the background, kill PID unless the guard is ended before
+guard() {
+  (
+    nap=
+    trap 'kill "$nap"; exit' TERM
+    sleep "$1" &
+    nap=$!
+    wait "$nap"
+    kill -9 "$2"
+  ) >/dev/null 2>&1 &
+}
+
+# within SECONDS COMMAND…: runs it, and kills it when it takes longer; exit status 124 or 137 then
+within() {
+  if [ "$coreutils_timeout" ]; then
+    timeout -k 1 "$@"
+    return
+  fi
+  seconds=$1
+  shift
+  "$@" &
+  child=$!
+  guard "$seconds" "$child"
+  watch=$!
+  wait "$child" 2>/dev/null
+  status=$?
+  kill "$watch" 2>/dev/null
+  return "$status"
+}
+coreutils_timeout=
+timeout -k 1 1 true >/dev/null 2>&1 && coreutils_timeout=yes
+
+# ask SECONDS COMMAND…: what it prints, quoted, and a remark unless it ends well.  A process in uninterruptible sleep (a
+# GPU fell off the bus) outlives even SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output
+# open, and the probe goes on.
+ask() {
+  name="$2 ${3:-}"
+  patience=$(($1 + 2))
+  {
+    within "$@" </dev/null
+    status=$?
+    case $status in
+    0) ;;
+    124 | 137) printf '\nexit: no answer within %s s\n' "$1" ;;
+    *) printf '\nexit: %s\n' "$status" ;;
+    esac
+  } 2>&1 | quote &
+  reader=$!
+  guard "$patience" "$reader"
+  watch=$!
+  wait "$reader" 2>/dev/null || remark "$name did not answer, and cannot be ended"
+  kill "$watch" 2>/dev/null
+  wait "$watch" 2>/dev/null
+}
