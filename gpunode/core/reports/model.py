@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.model import Topology
+from gpunode.core.rollout import State as RunState
 
 State = Literal["failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "ok"]
 STATES: tuple[State, ...] = ("failed", "unreachable", "refused", "running", "waiting", "pending", "warning", "ok")
@@ -14,7 +15,6 @@ Status = Literal["failed", "unreachable", "refused", "pending", "warning", "not-
 STATUSES: tuple[Status, ...] = (
     *("failed", "unreachable", "refused", "pending", "warning", "not-proven", "skipped", "passed"),
 )
-RunState = Literal["waiting", "running", "done", "failed"]
 FORMAT = 1
 
 

@@ -61,9 +61,7 @@ def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
         yield Gpu(
             slot=device.slot,
             id=device.id,
-            model=((known.name if known else "") or (nvml.name if nvml else "") or device.label).removeprefix(
-                "NVIDIA "
-            ),
+            model=_model(known.name if known else "", nvml.name if nvml else "", device.label),
             index=nvml.index if nvml else None,
             uuid=nvml.uuid if nvml else "",
             memory_mib=nvml.memory_mib if nvml else None,
