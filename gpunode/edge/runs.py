@@ -21,7 +21,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import HostResult, NodeFacts
-from gpunode.core.reports.model import RunState
+from gpunode.core.rollout import State as RunState
 from gpunode.core.since import state_of
 from gpunode.edge.state import state_dir
 
