@@ -276,12 +276,14 @@ links() {
   done <"$GPUNODE_IN/.unlinked"
 }
 
-# NAME PATH: the link /usr/local/NAME, by update-alternatives where that knows it (NVIDIA's packages), else plainly
+# NAME PATH: the link /usr/local/NAME, by update-alternatives where that knows it (NVIDIA's packages), else plainly.  The
+# first toolkit on a node brings the link itself, be it a package or NVIDIA's installer: check mode leaves it to them.
 alternatives() {
   requested alternatives | while read -r name path; do
     link=/usr/local/$name
     [ "$(readlink -f "$link" 2>/dev/null)" != "$(readlink -f "$path")" ] || continue
     [ -e "$path" ] || checking || { echo "$path does not exist" && exit 1; }
+    [ -e "$path" ] || [ -e "$link" ] || continue
     echo "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
     checking && continue
     prior alternative "$name" "$(alternative "$name")" "$path"

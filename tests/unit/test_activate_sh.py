@@ -75,7 +75,8 @@ def run(node: Path, loaded: str, request: dict[str, bytes]) -> tuple[Outcome, st
     done = subprocess.run(
         ["unshare", "-m", "-p", "-f", "--mount-proc", "sh", "-c", INSIDE],
         input=program(
-            script("activate.sh").replace("/boot/", f"{node}/boot/"), request | {"state": f"{node}/state\n".encode()}
+            script("activate.sh").replace("/boot/", f"{node}/boot/").replace("/usr/local/", f"{node}/local/"),
+            request | {"state": f"{node}/state\n".encode()},
         ),
         capture_output=True,
         text=True,
@@ -150,3 +151,25 @@ def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
         (node / f"boot/vmlinuz-{release}").touch()
     (node / "boot/initrd.img-6.1.0-1").touch()
     assert foretell(node, {"initramfs": True}, before).changed == stale
+
+
+@pytest.mark.parametrize(
+    ("there", "link", "said"),
+    [
+        ((), "", ()),  # the toolkit that is still to come brings the link
+        (("13.0",), "13.0", ("{0}/cuda leads to {0}/cuda-12.8",)),
+        (("12.8", "13.0"), "13.0", ("{0}/cuda leads to {0}/cuda-12.8",)),
+        (("12.8",), "", ("{0}/cuda leads to {0}/cuda-12.8",)),
+        (("12.8",), "12.8", ()),
+    ],
+)
+def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_brings_it(
+    there: tuple[str, ...], link: str, said: tuple[str, ...], node: Path
+) -> None:
+    local = node / "local"
+    for version in there:
+        (local / f"cuda-{version}").mkdir(parents=True)
+    if link:
+        (local / "cuda").symlink_to(local / f"cuda-{link}")
+    outcome = foretell(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
+    assert outcome.changed == tuple(line.format(local) for line in said)
