@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import sys
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -255,6 +257,7 @@ def serve(folder: Path, address: str, port: int, output_format: str) -> int:
 def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool, output_format: str) -> int:
     """Copy a bundle to hosts over SSH; what is there stays, and each host compares all of it afterwards."""
     from gpunode.edge.bundle.push import push as copy
+    from gpunode.edge.bundle.store import progress
     from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
 
     where = place_of(str(folder))
@@ -268,7 +271,7 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
                 manifest,
                 destination,
                 accept_new=accept_new_host_keys,
-                told=lambda at, of: tell(f"copied {at} of {of} files"),
+                told=lambda *numbers: tell(progress("copied", *numbers)),
             )
         if output_format == "text":
             click.echo(f"{destination}: {done[destination]} files copied, all of it is whole")
@@ -326,19 +329,23 @@ def _base(path: Path | None) -> frozenset[str]:
 # ---------------------------------------------------------------- words
 
 
+SELDOM = 30  # seconds between two lines of progress in a log
+
+
 class _telling:
     """Progress on stderr: one line that changes on a terminal, else a line now and then."""
 
     def __enter__(self) -> Callable[[str], None]:
-        self._live, self._last, self._count = sys.stderr.isatty(), "", 0
+        self._live, self._last, self._said = sys.stderr.isatty(), "", time.monotonic()
         return self._tell
 
     def _tell(self, text: str) -> None:
         self._last = text
         if self._live:
             click.echo(f"\r\033[K{text}", err=True, nl=False)
-        elif "fetched" not in text and "compared" not in text and "files" not in text:
+        elif not re.match(r"\w+ \d+ of \d+ ", text) or time.monotonic() - self._said > SELDOM:
             click.echo(text, err=True)
+            self._last, self._said = "", time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._last:

@@ -105,7 +105,11 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
 
 def sums_text(files: Mapping[str, Stored]) -> str:
     """What `sha256sum --check` reads."""
-    return "".join(f"{stored.sha256}  {path}\n" for path, stored in sorted(files.items()) if path != SUMS)
+    return "".join(sums_line(path, stored) for path, stored in sorted(files.items()) if path != SUMS)
+
+
+def sums_line(path: str, stored: Stored) -> str:
+    return f"{stored.sha256}  {path}\n"
 
 
 def repository_folder(target_folder: str, name: str) -> str:

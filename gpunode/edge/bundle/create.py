@@ -43,7 +43,7 @@ from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Source, choose
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
-from gpunode.edge.bundle.store import Store, Wanted, Web, place
+from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
 from gpunode.edge.load import read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
 from gpunode.edge.planner import Planner
@@ -97,7 +97,7 @@ def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str,
     _may_write(out)
     parts = [_work_out(order, target, planner, store.web, tell) for target in order.targets]
     wanted = [Wanted(url=p.url, sha256=p.sha256, size=p.size) for part in parts for p in part.packages]
-    store.fetch_all(wanted, lambda files, of, done, total: tell(_progress(files, of, done, total)))
+    store.fetch_all(wanted, lambda *numbers: tell(progress("fetched", *numbers)))
     for part in parts:
         for package in part.packages:
             source = part.source(package)
@@ -113,10 +113,6 @@ def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str,
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
-
-
-def _progress(files: int, of: int, done: int, total: int) -> str:
-    return f"fetched {files} of {of} packages, {done >> 20} of {total >> 20} MiB"
 
 
 def _may_write(out: Path) -> None:

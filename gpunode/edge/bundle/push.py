@@ -1,79 +1,197 @@
-"""A bundle brought to a host by SFTP: what is there already stays, and all of it is compared there afterwards."""
+"""A bundle brought to a host by SFTP, over as many connections as it takes; the host itself compares every file."""
 
 from __future__ import annotations
 
 import contextlib
 import posixpath
 import shlex
-import stat
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.bundle.manifest import MANIFEST, SIGNATURE, SUMS, Manifest
-from gpunode.core.errors import GpunodeError, InputError
+import paramiko
+
+from gpunode.core.bundle.manifest import MANIFEST, SIGNATURE, Manifest, Stored, digest, sums_line
+from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.edge.bundle.store import PIECE, TRIES
 from gpunode.edge.shell import parse_host
-from gpunode.edge.ssh import connect
+from gpunode.edge.ssh import Connection, connect
+
+PARTS = ".parts"  # below the destination: files that are half there, each named by its SHA-256
+SILENCE = 60  # seconds without an answer after which a connection counts as broken
+COMPARE = 3600  # seconds that a host may take to read all files
+Told = Callable[[int, int, int, int], None]
 
 
 def parse_destination(text: str) -> tuple[str, str]:
     """[user@]host:/folder → host and folder.  Raises InputError."""
     host, colon, folder = text.rpartition(":")
-    if not colon or not host or not folder.startswith("/"):
+    if not colon or not host or not folder.startswith("/") or not folder.strip("/"):
         raise InputError(f"destination {text!r}", expected="[user@]host:/folder", fix="the folder begins with a slash")
     return host, folder.rstrip("/")
 
 
-def push(
-    folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, told: Callable[[int, int], None]
-) -> int:
-    """Copy the bundle, and have the host compare all of it; gives back how many files were copied.
+def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, told: Told) -> int:
+    """Copy what the host lacks, have it compare all of it, then put the manifest; gives back how many files went over.
 
-    A copy that broke off goes on with the files that are missing.  Raises GpunodeError, UnreachableError.
+    A connection that breaks is made again, and a file that was half there goes on; so does the next push after a kill.
+    `told(files, of, bytes, of)` hears of progress.  Raises GpunodeError, UnreachableError.
     """
     host, target = parse_destination(destination)
-    paths = [*sorted(manifest.files), SIGNATURE, MANIFEST]  # the manifest last: without it, it is no bundle
-    with connect(parse_host(host), accept_new=accept_new) as connection:
-        sftp = connection.transport.open_sftp_client()
-        if sftp is None:
+    journey = _Journey(folder, manifest, target, told)
+    failed = 0
+    while True:
+        before = journey.came
+        try:
+            with connect(parse_host(host), accept_new=accept_new) as connection:
+                return journey.go_on(connection)
+        except (UnreachableError, _Broken) as error:
+            failed = 1 if journey.came > before else failed + 1
+            if not journey.begun or failed == TRIES:
+                said = error.what if isinstance(error, UnreachableError) else f"{host}: the connection broke: {error}"
+                raise UnreachableError(said, fix="push again: it goes on where it broke off") from error
+            time.sleep(failed)
+
+
+class _Broken(Exception):
+    """A connection that answers no more."""
+
+
+class _Journey:
+    """What has come to a host so far."""
+
+    def __init__(self, folder: Path, manifest: Manifest, target: str, told: Told) -> None:
+        self._folder, self._target, self._told = folder, target, told
+        self._files = manifest.files
+        self._last = {path: digest((folder / path).read_bytes()) for path in (SIGNATURE, MANIFEST)}
+        self._rest: Mapping[str, Stored] | None = None  # what the host lacks, once it was asked
+        self._sent: set[str] = set()  # SHA-256 of what went over whole
+        self.came = 0  # bytes that went over
+
+    @property
+    def begun(self) -> bool:
+        """Whether the host has answered before."""
+        return self._rest is not None
+
+    def go_on(self, connection: Connection) -> int:
+        """As far as this connection lasts; the number of files that the host lacked.
+
+        Raises _Broken, UnreachableError, GpunodeError.
+        """
+        if self._rest is None:
+            self._rest = _wrong(connection, self._target, self._files)
+            if self._rest or _wrong(connection, self._target, self._last):
+                _sh(connection, self._target, f"rm -f {MANIFEST}")  # no bundle until it is whole
+        with _sftp(connection) as sftp:
+            self._send_all(connection, sftp, self._rest)
+        if damaged := _wrong(connection, self._target, self._rest):
             raise GpunodeError(
-                f"{host} offers no SFTP", fix="copy the folder by other means: every file is in SHA256SUMS"
+                f"{connection.target.name}: {self._target}/{next(iter(damaged))} is not what was sent",
+                expected="the bytes that the manifest names",
+                fix="look at the host's disk and its log, then push again",
             )
-        with contextlib.closing(sftp):
-            made: set[str] = set()
-            copied = 0
-            for at, path in enumerate(paths, 1):
-                copied += _copy(sftp, folder / path, f"{target}/{path}", made)
-                told(at, len(paths))
-        rc, _, said = connection.run(
-            f"cd {shlex.quote(target)} && sha256sum --check --quiet {SUMS} >&2\n", timeout=3600
+        with _sftp(connection) as sftp:
+            self._send_all(connection, sftp, self._last)
+        _sh(connection, self._target, f"rm -rf {PARTS}")
+        return len(self._rest)
+
+    def _send_all(self, connection: Connection, sftp: Any, files: Mapping[str, Stored]) -> None:
+        """Each content once; a second file of the same bytes is a link to the first."""
+        first: dict[str, str] = {}
+        twins = {path: first[s.sha256] for path, s in files.items() if first.setdefault(s.sha256, path) != path}
+        folders = {posixpath.dirname(path) or "." for path in files} | {PARTS}
+        _sh(connection, self._target, f"mkdir -p {' '.join(map(shlex.quote, sorted(folders)))}")
+        total, done = sum(files[path].size for path in first.values()), 0
+        for at, (sha256, path) in enumerate(first.items()):
+            if sha256 not in self._sent:
+                for now in self._send(sftp, path, files[path]):
+                    self._told(at, len(first), done + now, total)
+                self._sent.add(sha256)
+            done += files[path].size
+            self._told(at + 1, len(first), done, total)
+        if twins:
+            _sh(connection, self._target, "\n".join(_link(old, new) for new, old in twins.items()))
+
+    def _send(self, sftp: Any, path: str, stored: Stored) -> Iterator[int]:
+        """One file, from where an earlier attempt left it; how many bytes are there, again and again."""
+        part = f"{self._target}/{PARTS}/{stored.sha256}"
+        with _watched(sftp, f"{self._target}/{path}"):
+            there = 0
+            with contextlib.suppress(FileNotFoundError):
+                there = sftp.stat(part).st_size
+            there = there if there <= stored.size else 0
+            with (self._folder / path).open("rb") as data, sftp.open(part, "r+b" if there else "wb") as out:
+                out.set_pipelined(True)
+                data.seek(there)
+                out.seek(there)
+                while piece := data.read(PIECE):
+                    out.write(piece)
+                    self.came += len(piece)
+                    yield data.tell()
+            if sftp.stat(part).st_size != stored.size:
+                raise EOFError(f"{path} ended early")
+            sftp.chmod(part, 0o644)
+            sftp.posix_rename(part, f"{self._target}/{path}")
+
+
+def _link(old: str, new: str) -> str:
+    a, b = shlex.quote(old), shlex.quote(new)
+    return f"ln -f {a} {b} 2>/dev/null || cp -p {a} {b}"
+
+
+def _sftp(connection: Connection) -> contextlib.AbstractContextManager[Any]:
+    sftp: Any = None
+    try:
+        sftp = connection.transport.open_sftp_client()
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        if not connection.transport.is_active():
+            raise _Broken(error) from error
+    if sftp is None:
+        raise GpunodeError(
+            f"{connection.target.name} offers no SFTP",
+            fix="copy the folder by other means: every file is in SHA256SUMS",
         )
+    sftp.get_channel().settimeout(SILENCE)
+    return contextlib.closing(sftp)
+
+
+@contextlib.contextmanager
+def _watched(sftp: Any, path: str) -> Iterator[None]:
+    """What goes wrong is either the connection's affair (_Broken) or the host's answer (GpunodeError)."""
+    try:
+        yield
+    except (paramiko.SSHException, OSError, EOFError) as error:
+        if isinstance(error, OSError) and not isinstance(error, TimeoutError) and _alive(sftp):
+            raise GpunodeError(
+                f"{path} cannot be written there: {error}", fix="look at its rights and its space (df), then push again"
+            ) from error
+        raise _Broken(str(error) or type(error).__name__) from error
+
+
+def _alive(sftp: Any) -> bool:
+    channel = sftp.get_channel()
+    return bool(not channel.closed and channel.get_transport().is_active())
+
+
+def _wrong(connection: Connection, target: str, files: Mapping[str, Stored]) -> dict[str, Stored]:
+    """Those of the files that are not there, or with other bytes; coreutils' and busybox's sha256sum say so alike."""
+    sums = "".join(sums_line(path, stored) for path, stored in files.items())
+    program = f"sha256sum -c /dev/stdin 2>/dev/null <<'END' | sed -n 's/: OK$//p'\n{sums}END"
+    good = set(_sh(connection, target, program).splitlines())
+    return {path: stored for path, stored in files.items() if path not in good}
+
+
+def _sh(connection: Connection, target: str, program: str) -> str:
+    """What a program says that runs in the destination's folder.  Raises GpunodeError, UnreachableError."""
+    folder = shlex.quote(target)
+    start = f"export LC_ALL=C; umask 022; mkdir -p {folder} && cd {folder} || exit 1\n"
+    rc, out, said = connection.run(f"{start}{program}\n", timeout=COMPARE)
+    if rc < 0:
+        raise _Broken("no exit status came")
     if rc:
         raise GpunodeError(
-            f"{destination}: {said.strip().splitlines()[0] if said.strip() else 'the copy is not whole'}",
-            expected=f"every file as {SUMS} says",
-            fix="remove that file there, and push again",
+            f"{connection.target.name}: {said.strip().splitlines()[-1] if said.strip() else f'exit status {rc}'}",
+            fix=f"the account needs to write {target}, sha256sum and room",
         )
-    return copied
-
-
-def _copy(sftp: Any, source: Path, target: str, made: set[str]) -> int:
-    with contextlib.suppress(OSError):
-        found = sftp.stat(target)
-        if stat.S_ISREG(found.st_mode) and found.st_size == source.stat().st_size:
-            return 0
-    _make(sftp, posixpath.dirname(target), made)
-    part = f"{target}.part"
-    sftp.put(str(source), part)
-    sftp.chmod(part, 0o644)
-    sftp.posix_rename(part, target)
-    return 1
-
-
-def _make(sftp: Any, folder: str, made: set[str]) -> None:
-    if folder in made or folder == "/":
-        return
-    _make(sftp, posixpath.dirname(folder), made)
-    with contextlib.suppress(OSError):
-        sftp.mkdir(folder, 0o755)
-    made.add(folder)
+    return out

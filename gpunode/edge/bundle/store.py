@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import threading
 import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from http.client import HTTPException
 from pathlib import Path
@@ -82,29 +83,36 @@ class Store:
         Raises GpunodeError for the first file that cannot be had; what was fetched stays for the next time.
         """
         once = {one.sha256: one for one in wanted}
-        total, done, files = sum(one.size for one in once.values()), 0, 0
+        total = sum(one.size for one in once.values())
+        there: dict[str, int] = {}  # SHA-256 → bytes
+        lock = threading.Lock()
+
+        def came(one: Wanted, size: int) -> None:
+            with lock:
+                there[one.sha256] = size
+                whole = sum(size == once[sha256].size for sha256, size in there.items())
+                told(whole, len(once), sum(there.values()), total)
+
         with ThreadPoolExecutor(AT_ONCE) as pool:
-            running = {pool.submit(self.fetch, one): one for one in once.values()}
             try:
-                for future, one in running.items():
+                for future in as_completed([pool.submit(self.fetch, one, came) for one in once.values()]):
                     future.result()
-                    done, files = done + one.size, files + 1
-                    told(files, len(once), done, total)
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
 
-    def fetch(self, one: Wanted) -> Path:
-        """The file in the store, whole and compared."""
+    def fetch(self, one: Wanted, came: Callable[[Wanted, int], None]) -> Path:
+        """The file in the store, whole and compared; `came` hears how many bytes of it are there."""
         path = self.path(one.sha256)
         if path.is_file() and path.stat().st_size == one.size and sha256_of(path) == one.sha256:
+            came(one, one.size)
             return path
         path.unlink(missing_ok=True)
         path.parent.mkdir(exist_ok=True)
         part = path.with_name(f"{path.name}.part")
         for wait in (*range(TRIES - 1), None):
             try:
-                self._more(one, part)
+                self._more(one, part, came)
                 break
             except (OSError, HTTPException, ValueError) as error:
                 gone = isinstance(error, urllib.error.HTTPError) and error.code in (401, 403, 404, 410)
@@ -123,7 +131,7 @@ class Store:
         part.replace(path)
         return path
 
-    def _more(self, one: Wanted, part: Path) -> None:
+    def _more(self, one: Wanted, part: Path, came: Callable[[Wanted, int], None]) -> None:
         """The rest of a file that is half there; the whole one where the server does not do that."""
         start = part.stat().st_size if part.exists() else 0
         if start >= one.size:
@@ -136,6 +144,7 @@ class Store:
             with part.open(mode) as out:
                 while piece := answer.read(PIECE):
                     out.write(piece)
+                    came(one, out.tell())
         if part.stat().st_size < one.size:
             raise OSError(f"it ended after {part.stat().st_size} of {one.size} bytes")
 
@@ -143,6 +152,11 @@ class Store:
 def store_folder() -> Path:
     """~/.cache/gpunode/bundle"""
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "bundle"
+
+
+def progress(verb: str, files: int, of: int, done: int, total: int) -> str:
+    """fetched 3 of 120 files, 40 of 8000 MiB"""
+    return f"{verb} {files} of {of} files, {done >> 20} of {total >> 20} MiB"
 
 
 def sha256_of(path: Path) -> str:
