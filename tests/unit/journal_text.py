@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.undo import record, undo_data
+from gpunode.core.journal import parse_recall
+from gpunode.core.takeback import TakeBack, scope_of, take_back
 
 AT = "2026-11-22T01:00:00Z"
 OLD, OURS, THEIRS = "1" * 64, "2" * 64, "3" * 64  # hashes: before gpunode, as it wrote, somebody else's since
@@ -73,3 +75,9 @@ def undo_row(id: str, path: str, before: bytes | None, after: bytes) -> tuple[st
     """A `told undo` line for one file that an edit has changed from `before` to `after`."""
     data = {"label": "an engine", **undo_data({path: record(before, after)})}
     return ("undo", id, coded(json.dumps(data).encode()))
+
+
+def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> TakeBack:
+    """What takes back what the text of recall.sh tells."""
+    recall = parse_recall(text)
+    return take_back(recall, scope_of(recall, verb=verb, parts=parts, to=to))

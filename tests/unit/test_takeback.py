@@ -5,18 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from journal_text import OLD, OURS, THEIRS, coded, packages, recall_text, state, undo_row, wrote
+from journal_text import OLD, OURS, THEIRS, back, coded, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.journal import parse_recall
 from gpunode.core.requests_undo import UndoWish, compared, diffs, undo_requests, undo_wish
-from gpunode.core.takeback import FileBack, TakeBack, scope_of, take_back
-
-
-def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> TakeBack:
-    recall = parse_recall(text)
-    return take_back(recall, scope_of(recall, verb=verb, parts=parts, to=to))
-
+from gpunode.core.takeback import FileBack, TakeBack
 
 # ---------------------------------------------------------------- files
 
@@ -180,146 +173,6 @@ def test_what_happens_to_files_is_shown_as_diffs_without_secrets() -> None:
         "--- /etc/y\n+++ /dev/null\n@@ -1 +0,0 @@\n-password: ********\n",
         "--- /dev/null\n+++ /etc/z\n@@ -0,0 +1 @@\n+z\n",
     ]
-
-
-# ---------------------------------------------------------------- packages
-
-
-def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
-    found = back(recall_text(journal, **present))
-    return {"value": found.packages.value, "notes": found.notes, "problems": [p.what for p in found.problems]}
-
-
-@pytest.mark.parametrize(
-    ("journal", "present", "value"),
-    [
-        ({"added": {"a": "1"}}, {"installed": {"a": "1"}}, {"remove": ["a"], "purge": ["a"]}),
-        ({"added": {"a": "1"}}, {"installed": {"a": "2"}}, {"remove": ["a"], "purge": ["a"]}),
-        ({"added": {"a": "1"}}, {"installed": {}}, {}),
-        ({"added": {"a": "1"}}, {"more": [("remnant", "a")]}, {"purge": ["a"]}),
-        (
-            {"changed": {"a": ("1", "2")}},
-            {"installed": {"a": "2"}, "available": {"a": ["1", "2"]}},
-            {"install": [{"name": "a", "version": "1", "hold": False}]},
-        ),
-        ({"changed": {"a": ("1", "2")}}, {"installed": {"a": "1"}}, {}),
-        (
-            {"removed": {"a": "1"}, "unheld": ["a"]},
-            {"available": {"a": ["1"]}},
-            {"install": [{"name": "a", "version": "1", "hold": True}]},
-        ),
-        ({"held": ["a"]}, {"installed": {"a": "1 hold"}}, {"unhold": ["a"]}),
-        ({"held": ["a"]}, {"installed": {"a": "1"}}, {}),
-        ({"unheld": ["a"]}, {"installed": {"a": "1"}}, {"install": [{"name": "a", "version": "1", "hold": True}]}),
-        ({"marks": ["manual a"]}, {"installed": {"a": "1"}, "more": [("mark", "manual a")]}, {"automatic": ["a"]}),
-        ({"marks": ["key gpg-pubkey-1"]}, {"more": [("mark", "key gpg-pubkey-1")]}, {"keys": ["gpg-pubkey-1"]}),
-        ({"marks": ["key gpg-pubkey-1"]}, {}, {}),
-    ],
-)
-def test_a_package_transaction_is_taken_back(
-    journal: dict[str, Any], present: dict[str, Any], value: dict[str, Any]
-) -> None:
-    assert packages_back(packages("p", **journal), **present) == {"value": value, "notes": (), "problems": []}
-
-
-def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
-    text = recall_text(
-        [packages("p1", added={"a": "1"}, held=["a"], run="r1"), packages("p2", changed={"a": ("1", "2")}, run="r2")],
-        installed={"a": "2 hold"},
-        available={"a": ["1", "2"]},
-    )
-    assert back(text, "rollback").packages.value == {"install": [{"name": "a", "version": "1", "hold": True}]}
-    assert back(text).packages.value == {"remove": ["a"], "unhold": ["a"], "purge": ["a"]}
-
-
-@pytest.mark.parametrize(
-    ("journal", "marks", "automatic"),
-    [
-        ({"changed": {"a": ("1", "2")}}, ["manual app"], ["a"]),
-        ({"changed": {"a": ("1", "2")}}, ["manual app", "manual a"], []),
-        ({"changed": {"a": ("1", "2")}, "marks": ["manual a"]}, ["manual app", "manual a"], ["a"]),
-        ({"removed": {"a": "1"}}, ["manual app"], ["a"]),
-        ({"removed": {"a": "1"}, "unmarked": ["manual a"]}, ["manual app"], []),
-        ({"changed": {"a": ("1", "2")}}, [], []),
-    ],
-    ids=[
-        "a dependency",
-        "asked for",
-        "asked for by gpunode alone",
-        "a dependency that went",
-        "asked for, and gone",
-        "a manager without marks",
-    ],
-)
-def test_a_package_comes_back_as_it_was_asked_for(
-    journal: dict[str, Any], marks: list[str], automatic: list[str]
-) -> None:
-    found = packages_back(
-        packages("p", **journal),
-        installed={"a": "2"} if "changed" in journal else {},
-        available={"a": ["1"]},
-        more=[("mark", mark) for mark in marks],
-    )
-    assert [item["name"] for item in found["value"]["install"]] == ["a"]
-    assert found["value"].get("automatic", []) == automatic
-
-
-def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
-    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
-    assert found["problems"] == ["no repository of this node has a 1 any more"]
-
-
-def test_a_package_that_somebody_has_changed_since_stays() -> None:
-    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "3"}, available={"a": ["1"]})
-    assert found == {"value": {}, "notes": ("a stays at 3: somebody has changed it since",), "problems": []}
-
-
-def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
-    found = packages_back(
-        packages("p", added={"cuda": "1", "libcuda": "1", "dkms": "1"}),
-        installed={"cuda": "1", "libcuda": "1", "dkms": "1", "app": "1"},
-        more=[
-            ("needs", "app", "cuda-runtime|cuda"),
-            ("needs", "cuda", "libcuda"),
-            *(("gives", name, name) for name in ("cuda", "libcuda", "dkms")),
-        ],
-    )
-    assert found["value"] == {"remove": ["dkms"], "purge": ["dkms"]}
-    assert found["notes"] == ("cuda stays: app needs it", "libcuda stays: cuda needs it")
-
-
-def test_one_of_two_that_serve_a_need_may_go() -> None:
-    found = packages_back(
-        packages("p", added={"new": "1"}),
-        installed={"new": "1", "old": "1", "app": "1"},
-        more=[("needs", "app", "word"), ("gives", "new", "word"), ("gives", "old", "word")],
-    )
-    assert found["value"]["remove"] == ["new"]
-
-
-def test_configuration_that_somebody_has_edited_is_not_purged() -> None:
-    found = packages_back(packages("p", added={"a": "1"}), installed={"a": "1"}, more=[("edited", "a", "/etc/a.conf")])
-    assert found["value"] == {"remove": ["a"]}
-    assert found["notes"] == ("the configuration of a stays: somebody has changed /etc/a.conf",)
-
-
-def test_kernel_headers_beside_those_that_were_there_go_alone() -> None:
-    found = packages_back(
-        packages(
-            "p",
-            added={"kernel-devel-5.14.0-2.x86_64": "5.14.0-2"},
-            changed={"kernel-devel": ("5.14.0-1", "5.14.0-2")},
-        ),
-        manager="dnf",
-        installed={"kernel-devel": "5.14.0-2", "kernel-devel-5.14.0-2.x86_64": "5.14.0-2"},
-    )
-    headers = ["kernel-devel-5.14.0-2.x86_64"]
-    assert found["value"] == {"remove": headers, "purge": headers}
-
-
-def test_a_transaction_that_failed_half_way_is_taken_back_as_far_as_it_came() -> None:
-    found = packages_back(packages("p", phase="failed", added={"a": "1"}), installed={"a": "1"})
-    assert found["value"]["remove"] == ["a"]
 
 
 # ---------------------------------------------------------------- units, modules, settings

@@ -1,0 +1,174 @@
+"""cdi.sh with a faked nvidia-ctk, in three shells."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import (
+    Outcome,
+)
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.requests_cdi import cdi_request
+from gpunode.node import script
+
+SPEC = "# made for driver 580.95.05\n"
+SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
+CTK = """case "$*" in
+"cdi generate --output="*) ;;
+*) exit 64 ;;
+esac
+[ -e "$SPEC" ] || { echo "failed to initialize NVML" >&2; exit 1; }
+cp "$SPEC" "${3#--output=}\""""
+SYSTEMCTL = """echo "$*" >>"$CALLS"
+case "$*" in
+"show -p Version") ;;
+"cat nvidia-cdi-refresh.path") ;;
+"is-enabled "*) grep -qx "$2" "$ENABLED" 2>/dev/null || exit 1; echo enabled ;;
+"is-active "*) grep -qx "start $2" "$CALLS" || exit 3; echo active ;;
+"--no-reload enable "*) echo "$3" >>"$ENABLED" ;;
+"start "*) ;;
+*) exit 64 ;;
+esac"""
+
+
+class Node:
+    """A folder of fake commands before PATH; what nobody prepared fails."""
+
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder, self.shell = folder, shell
+        self.output = folder / "cdi/nvidia.yaml"
+        (folder / "bin").mkdir()
+        self.fake("nvidia-ctk", CTK)
+        self.fake("systemctl", "exit 1")
+
+    def fake(self, name: str, body: str) -> None:
+        path = self.folder / "bin" / name
+        path.write_text(f"#!/bin/sh\n{body}\n")
+        path.chmod(0o755)
+
+    def spec(self, text: str) -> None:
+        (self.folder / "spec").write_text(text)
+
+    def run(self, *, check: bool = False, **value: str) -> Outcome:
+        request = cdi_request({"output": str(self.output), **value}, check=check)
+        request["state"] = f"{self.folder / 'state'}\n".encode()
+        env = os.environ | {
+            "PATH": f"{self.folder}/bin:{os.environ['PATH']}",
+            "SPEC": str(self.folder / "spec"),
+            "CALLS": str(self.folder / "calls"),
+            "ENABLED": str(self.folder / "enabled"),
+        }
+        text = program(script("cdi.sh"), request)
+        done = subprocess.run([*self.shell, "-s"], input=text, text=True, capture_output=True, env=env, check=False)
+        return parse_outcome(done.stdout, done.returncode)
+
+
+@pytest.fixture(params=SHELLS, ids=lambda shell: shell[0])
+def node(tmp_path: Path, request: pytest.FixtureRequest) -> Node:
+    return Node(tmp_path, list(request.param))
+
+
+def test_the_specification_is_made_once_and_again_when_nvidia_ctk_says_something_else(node: Node) -> None:
+    node.spec(SPEC)
+    first = node.run()
+    assert (first.status, first.changed) == ("changed", (f"creates {node.output}",))
+    assert node.output.read_text() == SPEC
+    assert node.output.stat().st_mode & 0o777 == 0o644
+    assert node.run().status == "unchanged"
+    assert [path.name for path in node.output.parent.iterdir()] == ["nvidia.yaml"]
+    node.spec(SPEC.replace("580.95.05", "595.58.03"))
+    again = node.run()
+    assert (again.status, again.changed) == ("changed", (f"renews {node.output}",))
+    assert "595.58.03" in node.output.read_text()
+
+
+def test_the_specification_has_the_label_of_the_policy_where_there_is_one(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("restorecon", f'echo "$*" >>{node.folder}/labelled; exit 1')  # not even where it fails is that trouble
+    assert node.run().status == "changed"
+    assert (node.folder / "labelled").read_text() == f"{node.output}\n"
+
+
+def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> None:
+    node.spec(SPEC)
+    outcome = node.run(check=True)
+    assert (outcome.status, outcome.changed) == ("changed", (f"creates {node.output}",))
+    assert not node.output.exists()
+
+
+def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", SYSTEMCTL)
+    outcome = node.run()
+    assert outcome.changed[1:] == (
+        "enables nvidia-cdi-refresh.service",
+        "enables nvidia-cdi-refresh.path",
+        "starts nvidia-cdi-refresh.path",
+    )
+    assert node.run().status == "unchanged"
+    assert "daemon-reload" not in (node.folder / "calls").read_text()
+
+
+def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))
+    outcome = node.run(check=True, service="[Service]\n", path="[Path]\n")
+    assert outcome.changed[1:] == (
+        "writes /etc/systemd/system/gpunode-cdi-refresh.service",
+        "writes /etc/systemd/system/gpunode-cdi-refresh.path",
+        "enables gpunode-cdi-refresh.service",
+        "enables gpunode-cdi-refresh.path",
+        "starts gpunode-cdi-refresh.path",
+    )
+
+
+def test_without_systemd_it_says_that_nothing_renews_it(node: Node) -> None:
+    node.spec(SPEC)
+    assert node.run().notes == ("no systemd here: after a new driver, run gpunode again",)
+
+
+def test_a_node_without_a_driver_is_refused_and_keeps_its_specification(node: Node) -> None:
+    node.spec(SPEC)
+    node.run()
+    (node.folder / "spec").unlink()
+    outcome = node.run()
+    assert outcome.status in ("refused", "failed")  # failed where this machine has a driver of its own
+    assert "failed to initialize NVML" in outcome.message
+    assert node.output.read_text() == SPEC
+
+
+def test_a_node_without_nvidia_ctk_is_refused(node: Node) -> None:
+    (node.folder / "bin/nvidia-ctk").unlink()
+    if shutil.which("nvidia-ctk"):
+        pytest.skip("this machine has nvidia-ctk")
+    outcome = node.run()
+    assert (outcome.status, outcome.message) == ("refused", "nvidia-ctk is not installed")
+
+
+def test_two_specifications_of_one_folder_are_refused_by_name(node: Node) -> None:
+    node.spec(SPEC)
+    node.run()
+    (node.output.parent / "nvidia.json").write_text("{}")
+    outcome = node.run()
+    assert (outcome.status, outcome.fix) == ("refused", "remove one of them")
+    assert "engines take neither" in outcome.message
+
+
+def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
+    node.spec(SPEC)
+    (node.folder / "cdi").write_text("a file")
+    outcome = node.run()
+    assert outcome.status == "failed"
+    assert outcome.message.startswith(f"cannot write {node.output}")
+
+
+@pytest.mark.parametrize("value", [{"output": "relative.yaml"}, {"output": "/a.txt"}, {"unit": "x"}, {"path": 1}])
+def test_a_request_that_means_nothing_is_refused(value: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        cdi_request(value)

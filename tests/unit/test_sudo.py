@@ -1,0 +1,94 @@
+"""How a shell becomes root by sudo, and each way in which sudo refuses."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import subprocess
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.errors import UnreachableError
+from gpunode.edge import shell
+from gpunode.edge.connect import Ran, Target
+
+SUDO_USER = "gpunode-test"
+
+
+@pytest.fixture(scope="module")
+def sudo_user(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An unprivileged account that sudo asks for the password «pass word»; gone at the end."""
+    if os.geteuid() != 0 or not all(map(shutil.which, ("sudo", "useradd", "visudo"))):
+        pytest.skip("needs root, sudo and useradd: makes an account of its own for the test")
+    rule = Path("/etc/sudoers.d/gpunode-test")
+    subprocess.run(["useradd", "-M", "-N", "-s", "/bin/sh", SUDO_USER], check=True)
+    try:
+        subprocess.run(["chpasswd"], input=f"{SUDO_USER}:pass word\n", text=True, check=True)
+        yield rule
+    finally:
+        rule.unlink(missing_ok=True)
+        subprocess.run(["userdel", SUDO_USER], check=True, capture_output=True)
+
+
+def sudo_run(rule: Path, text: str, password: str, program_text: str = "id -un") -> tuple[int, str, str]:
+    """The program as the test account, becoming root under the sudoers rule."""
+    rule.write_text(text)
+    rule.chmod(0o440)
+    target = Target(name="node", become=True, become_password=password)
+    account = pwd.getpwnam(SUDO_USER)
+    ran = subprocess.run(
+        ["sh", "-c", shell.shell_command(target)],
+        input=shell.shell_input(target, program_text),
+        capture_output=True,
+        user=account.pw_uid,
+        group=account.pw_gid,
+        extra_groups=[],
+        cwd="/",
+        start_new_session=True,
+        timeout=60,
+    )
+    out, err = ran.stdout.decode(), ran.stderr.decode()
+    return ran.returncode, out, shell.shell_started(target, ran.returncode, out, err)
+
+
+def test_sudo_without_password_gives_a_root_shell(sudo_user: Path) -> None:
+    assert sudo_run(sudo_user, f"{SUDO_USER} ALL=(ALL) NOPASSWD: ALL\n", "") == (0, "root\n", "")
+
+
+def test_sudo_with_password_gives_a_root_shell(sudo_user: Path) -> None:
+    assert sudo_run(sudo_user, f"{SUDO_USER} ALL=(ALL) ALL\n", "pass word") == (0, "root\n", "")
+
+
+def test_a_password_that_sudo_does_not_want_never_reaches_the_shell(sudo_user: Path) -> None:
+    rule = f"{SUDO_USER} ALL=(ALL) NOPASSWD: ALL\n"
+    assert sudo_run(sudo_user, rule, "pass word", "id -un; cat") == (0, "root\n", "")
+
+
+@pytest.mark.parametrize(
+    ("rule", "password", "says", "fix"),
+    [
+        ("{} ALL=(ALL) ALL\n", "", "asks for a password", "--ask-become-pass"),
+        pytest.param(
+            "{} ALL=(ALL) ALL\n", "wrong", "wrong password", "ansible_become_password", marks=pytest.mark.slow
+        ),
+        ("# nothing for {}\n", "pass word", "was refused", "/etc/sudoers.d"),
+    ],
+)
+def test_each_way_sudo_refuses_has_its_own_message(
+    sudo_user: Path, rule: str, password: str, says: str, fix: str
+) -> None:
+    with pytest.raises(UnreachableError) as caught:
+        sudo_run(sudo_user, rule.format(SUDO_USER), password)
+    assert says in caught.value.what
+    assert fix in caught.value.fix
+    assert "pass word" not in str(caught.value)
+
+
+def test_secrets_do_not_show_in_a_target() -> None:
+    target = Target(name="node", password="hunter2", become_password="hunter3")
+    assert "hunter" not in repr(Ran(target=target))
+    assert "hunter" not in shell.shell_command(replace(target, become=True))
