@@ -29,7 +29,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "nvlink.down": "a GPU has links that are not active while others are",
         "fabric.version": "the fabric manager, libnvidia-nscq or IMEX are not of the driver's version",
         "fabric.state": "a GPU behind NVSwitches has not joined the fabric",
-        "boot.modules": "a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
+        "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot is of another version than user space",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
         "repository.key-revoked": "a key file holds a key that its vendor has revoked",

@@ -113,11 +113,11 @@ class DistroRow:
     signed_by: str
     branches: tuple[int, int]
     cuda: tuple[str, str]
-    own: tuple[int, ...]
-    components: tuple[str, ...]
-    ga_kernel: str
     eol: str
     source: str
+    own: tuple[int, ...] = ()
+    components: tuple[str, ...] = ()
+    ga_kernel: str = ""
     modular: bool = False
     kernels: tuple[tuple[str, ...], ...] = ()  # (pattern of uname -r, header packages …)
     headers_meta: tuple[str, ...] = ()
@@ -179,7 +179,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
             f"10de:{i}": LegacyGpu(id=f"10de:{i}", name=name, arch=arch, last_branch=last)
             for i, name, arch, last in _rows(gpus["tables"]["legacy"])
         },
-        branches={r["branch"]: _branch(r, drivers) for r in drivers["branches"]},
+        branches={r["branch"]: Branch(**_sourced(r, drivers)) for r in drivers["branches"]},
         rules={name: _sourced(row, drivers) for name, row in drivers["rules"].items()},
         capabilities={cc: Capability(**_sourced(row, cuda)) for cc, row in cuda["capabilities"].items()},
         cuda=_cuda_releases(cuda),
@@ -188,7 +188,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
         cuda_runfile=_sourced(cuda["runfile"], cuda),
         driver_runfile=_sourced(drivers["runfile"], drivers),
         distros={key: _distro(key, r, repos) for r in repos["distros"] for key in r["keys"]},
-        keys={r["id"]: _key(r, repos) for r in repos["keys"]},
+        keys={r["id"]: RepositoryKey(**_sourced(r, repos)) for r in repos["keys"]},
         repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},
         packages={name: _sourced(row, repos) for name, row in repos["packages"].items()},
     )
@@ -206,11 +206,14 @@ def _rows(text: str) -> Iterable[list[str]]:
 def _sourced(row: Table, file: Table) -> dict[str, Any]:
     """The row without its bookkeeping, `source` spelled out by the file's [sources]."""
     kept = {k: v for k, v in row.items() if k not in ("checked", "confidence", "note")}
+    return kept | {"source": source_of(row, file)}
+
+
+def source_of(row: Table, file: Table) -> str:
+    """The row's source, its short names spelled out by the file's [sources]."""
+    # a short name may be followed by a detail: `ubuntu (nvidia-driver-590)`
     parts = [part.strip().partition(" ") for part in str(row["source"]).split(";")]
-    names = file["sources"]
-    # a key may be followed by a detail: `ubuntu (nvidia-driver-590)`
-    text = (names[key] + (space + rest) if key in names else key + space + rest for key, space, rest in parts)
-    return kept | {"source": "; ".join(text)}
+    return "; ".join(file["sources"].get(name, name) + space + rest for name, space, rest in parts)
 
 
 def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:
@@ -235,10 +238,6 @@ def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[st
     )
 
 
-def _branch(row: Table, file: Table) -> Branch:
-    return Branch(**_sourced(row, file))
-
-
 def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
     """Toolkits by MAJOR.MINOR, each with the lowest drivers that any of its updates asks for."""
     found: dict[str, CudaRelease] = {}
@@ -247,40 +246,14 @@ def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
         seen = found.get(version)
         native = min((v for v in (row["native"], seen.native if seen else "") if v), key=version_tuple, default="")
         compat = min((v for v in (row["compat"], seen.compat if seen else "") if v), key=version_tuple, default="")
-        found[version] = CudaRelease(
-            version=version, native=native, compat=compat, source=_sourced(row, file)["source"]
-        )
+        found[version] = CudaRelease(version=version, native=native, compat=compat, source=source_of(row, file))
     return found
 
 
 def _distro(key: str, row: Table, file: Table) -> DistroRow:
-    fields = _sourced(row, file)
-    fields.pop("keys")
-    return DistroRow(
-        key=key,
-        family=fields["family"],
-        dir=fields["dir"],
-        archs=tuple(fields["archs"]),
-        signed_by=fields["signed_by"],
-        branches=(fields["branches"][0], fields["branches"][1]),
-        cuda=(fields["cuda"][0], fields["cuda"][1]),
-        own=tuple(fields.get("own", ())),
-        components=tuple(fields.get("components", ())),
-        ga_kernel=fields.get("ga_kernel", ""),
-        eol=fields["eol"],
-        source=fields["source"],
-        modular=fields.get("modular", False),
-        kernels=tuple(tuple(kernel) for kernel in fields.get("kernels", ())),
-        headers_meta=tuple(fields.get("headers_meta", ())),
-        needs=tuple(fields.get("needs", ())),
-    )
+    fields = {name: _frozen(value) for name, value in _sourced(row, file).items() if name != "keys"}
+    return DistroRow(key=key, **fields)
 
 
-def _key(row: Table, file: Table) -> RepositoryKey:
-    return RepositoryKey(
-        id=row["id"],
-        url=row["url"],
-        fingerprint=row["fingerprint"],
-        source=_sourced(row, file)["source"],
-        state=row.get("state", ""),
-    )
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list) else value

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.knowledge import Knowledge
+from gpunode.core.knowledge import Knowledge, source_of
 
 Table = Mapping[str, Any]
 
@@ -49,11 +49,9 @@ _GPU = (
 
 
 def _row(table: str, keys: tuple[str, ...], row: Table, file: Table) -> Row:
-    """A row with the short names of its sources spelled out."""
-    words = [part.strip().partition(" ") for part in str(row["source"]).split(";")]
-    source = "; ".join(file["sources"].get(name, name) + space + rest for name, space, rest in words)
     data = {k: v for k, v in row.items() if k not in ("source", "checked")}
-    return Row(table=table, keys=keys, data=data, source=source, checked=row.get("checked") or file["checked"])
+    checked = row.get("checked") or file["checked"]
+    return Row(table=table, keys=keys, data=data, source=source_of(row, file), checked=checked)
 
 
 def find(wanted: str, found: Iterator[Row]) -> list[Row]:

@@ -137,12 +137,6 @@ def _next(pool: Pool, progress: Progress) -> Action | None:
     return Gate(pool=pool.name, wave=number, soak=pool.soak, hosts=verified)
 
 
-def is_over(pools: Sequence[Pool], progress: Progress) -> bool:
-    """Whether nothing runs and nothing is to be started."""
-    running = any(state == "running" for state in progress.states.values())
-    return not running and not next_actions(pools, progress)
-
-
 def summary(pools: Sequence[Pool], progress: Progress) -> dict[str, dict[str, list[str]]]:
     """Hosts by state, for each pool."""
     return {

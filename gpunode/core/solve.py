@@ -142,14 +142,16 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     word = text.strip().lower()
     if _PCI_ID.match(word):
         return word
-    if re.fullmatch(r"[0-9a-f]{4}", word) and (f"10de:{word}" in knowledge.gpus or word.isdigit()):
+    if f"10de:{word}" in knowledge.gpus:
         return f"10de:{word}"
-    names = {m.id: f"{m.name}" for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
+    names = {m.id: m.name for m in knowledge.gpus.values() if m.kind != "not-a-gpu"}
     exact = [i for i, name in names.items() if word in (name.lower(), name.lower().removeprefix("nvidia "))]
     part = [i for i, name in names.items() if word and f" {_plain(word)} " in f" {_plain(name)} "]
     found = exact or part
     if len(found) == 1:
         return found[0]
+    if not found and re.fullmatch(r"\d{4}", word):
+        return f"10de:{word}"
     if found:
         listed = ", ".join(f"{i} {names[i]}" for i in found[:12]) + (f" and {len(found) - 12} more" * (len(found) > 12))
         raise InputError(

@@ -10,6 +10,7 @@ from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.solve_notes import Notes
 from gpunode.core.solve_packages import DRIVER_PACKAGE, headers_of
 from gpunode.core.spec_runfile import RunfileSpec
+from gpunode.core.spec_source import filled_in
 
 if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest
@@ -144,7 +145,7 @@ def _runfile(
         notes.refuse(f"no checksum of {which} is known", f"set {key}.sha256 ({hint})")
         return None
     words = {"version": version, "arch": arch}
-    path, url = (_filled(text, words) for text in (spec.path, spec.url))
+    path, url = (filled_in(text, words) for text in (spec.path, spec.url))
     origin = path or url or urls[0]
     notes.because("runfile", f"{name} from {origin}", key if own else source)
     if not spec.sha256:
@@ -158,9 +159,3 @@ def _runfile(
         sha256=spec.sha256.lower(),
         options=options,
     )
-
-
-def _filled(text: str, words: Mapping[str, str]) -> str:
-    for name, value in words.items():
-        text = text.replace(f"{{{name}}}", value)
-    return text

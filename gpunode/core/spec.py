@@ -1,4 +1,4 @@
-"""gpunode.yml: what the user wants, as frozen dataclasses.  Each field's docstring-comment is its documentation."""
+"""gpunode.yml: what the user wants, as frozen dataclasses.  Each key's `option` documents it."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ _BEFORE = {
     "activate.sh": ("common.sh", "loaded.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_engines.sh", "probe_files.sh"),
     "smoke.sh": ("common.sh",),
-    "cdi.sh": ("common.sh",),
+    "cdi.sh": ("common.sh", "place.sh"),
     "mig.sh": ("common.sh", "place.sh"),
     "mps.sh": ("common.sh", "place.sh"),
     "firstboot.sh": ("common.sh",),

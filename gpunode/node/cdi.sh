@@ -1,9 +1,6 @@
 #!/bin/sh
 # The CDI specification of this node's GPUs: made by nvidia-ctk, compared, put in place, and kept fresh by systemd units.
-# Request and output: core/requests_cdi.py.  Runs behind common.sh.
-#
-# Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
-# read when they are first named; `systemctl enable` is told not to reload.
+# Request and output: core/requests_cdi.py.  Runs behind common.sh and place.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
@@ -12,8 +9,6 @@ log=$GPUNODE_IN/.log
 : >"$log"
 
 changes=0
-changed() { changes=$((changes + 1)) && say changed "$1"; }
-last_words() { grep -v '^$' "$log" | tail -n 1 | cut -c 1-400; }
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
 settings() {
@@ -47,13 +42,6 @@ refresh() {
 
 # ---------------------------------------------------------------- kept fresh
 
-# own NAME: our unit file, where the toolkit is older than 1.18.0 and brings none
-own() {
-  cmp -s "$GPUNODE_IN/$1" "$UNITS/gpunode-cdi-refresh.$1" && return
-  changed "writes $UNITS/gpunode-cdi-refresh.$1"
-  checking || put "$GPUNODE_IN/$1" "$UNITS/gpunode-cdi-refresh.$1"
-}
-
 # enable_unit UNIT: it begins with the machine; one that is masked is left so
 enable_unit() {
   case $(systemctl is-enabled "$1" 2>/dev/null) in
@@ -83,8 +71,8 @@ keep_fresh() {
   if ! systemctl cat "$name.path" >/dev/null 2>&1; then
     name=gpunode-cdi-refresh
     [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ] || return 0
-    own service
-    own path
+    place service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
+    place path "$UNITS/$name.path"
   fi
   enable_unit "$name.service"
   enable_unit "$name.path"

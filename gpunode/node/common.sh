@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# What packages.sh, activate.sh and smoke.sh share.  It is put before them: one program, nothing to source on the node.
+# What all scripts but the probe and those that only read share.  It is put before them: one program, nothing to source on the node.
 
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own

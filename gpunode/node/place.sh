@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154 # log and changes, of the script behind
-# Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh and mps.sh.
+# Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh, mps.sh and cdi.sh.
 #
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
 # read when they are first named; `systemctl enable` is told not to reload.

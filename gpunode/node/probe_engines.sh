@@ -141,7 +141,7 @@ rancher_folder() {
   unit_flags "$1.service" "$1"
   folder=$(printf '%s\n' "$flags" | sed -n 's/.* \(--data-dir\|-d\)[= ]\([^ ]*\).*/\2/p')
   [ "$folder" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
-    "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.yaml 2>/dev/null | tail -n 1)
+    "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.y*ml 2>/dev/null | tail -n 1)
   folder=${folder:-/var/lib/rancher/$1}
 }
 

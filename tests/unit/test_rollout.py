@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from gpunode.core.errors import InputError
-from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, is_over, make_pools, next_actions, summary
+from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, make_pools, next_actions, summary
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec_rollout import RolloutSpec, share
 
@@ -164,12 +164,17 @@ class Fleet(RuleBasedStateMachine):
     def nobody_ends_twice(self) -> None:
         assert all(count == 1 for count in getattr(self, "ended", {}).values())
 
+    def is_over(self) -> bool:
+        """Whether nothing runs and nothing is to be started."""
+        running = "running" in self.progress.states.values()
+        return not running and not next_actions(self.pools, self.progress)
+
     def teardown(self) -> None:
         """Left to itself, with hosts that end well, it comes to an end with every host in one last state."""
         if not hasattr(self, "pools"):
             return
         for _ in range(10_000):
-            if is_over(self.pools, self.progress):
+            if self.is_over():
                 break
             running = [host for host, state in self.progress.states.items() if state == "running"]
             self.progress = self.progress.with_states(running, "done")
@@ -180,7 +185,7 @@ class Fleet(RuleBasedStateMachine):
                     self.progress = self.progress.past_gate(action.pool)
                 else:
                     self.progress = Progress(states=self.progress.states, gates=self.progress.gates, stopped=action.why)
-        assert is_over(self.pools, self.progress)
+        assert self.is_over()
         left = [h for pool in self.pools for h in pool.hosts if self.progress.state(h) not in ("done", "failed")]
         assert not left or self.progress.stopped
 

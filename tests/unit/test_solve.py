@@ -188,6 +188,7 @@ def test_a_driver_word_that_means_nothing_is_refused(text: str, says: str) -> No
         ("nvidia b200", "10de:2901"),
         ("Tesla T4", "10de:1eb8"),
         ("8086:0000", "8086:0000"),
+        ("9999", "10de:9999"),
     ],
 )
 def test_a_gpu_is_found_by_id_or_name(text: str, pci_id: str) -> None:
@@ -196,7 +197,13 @@ def test_a_gpu_is_found_by_id_or_name(text: str, pci_id: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "says"),
-    [("A100", "10de:20b5 NVIDIA A100 80GB PCIe"), ("H100 PCIi", "h100 pcie"), ("xyzzy", "lspci"), ("", "lspci")],
+    [
+        ("A100", "10de:20b5 NVIDIA A100 80GB PCIe"),
+        ("4090", "10de:2684 NVIDIA GeForce RTX 4090"),
+        ("H100 PCIi", "h100 pcie"),
+        ("xyzzy", "lspci"),
+        ("", "lspci"),
+    ],
 )
 def test_a_gpu_that_is_none_or_several_is_refused_with_what_is_near(text: str, says: str) -> None:
     with pytest.raises(InputError) as error:

@@ -13,7 +13,8 @@ import tomlkit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.toolkit import CONFIG, configure_toolkit, unconfigure_toolkit
+from gpunode.core.edits.toolkit import CONFIG, configure_toolkit
+from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, NodeFacts, Reason
 from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
@@ -49,8 +50,8 @@ def test_the_file_becomes_that_of_the_case_once_and_goes_back_to_the_byte(case: 
     after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
     assert after == files(case / "after")
     assert configure_toolkit(after, wanted).changes == {}
-    back = unconfigure_toolkit(after, [edit.undo])
-    assert {path: data for path, data in {**after, **back.changes}.items() if data is not None} == before
+    back = {path: revert(after[path], undo)[0] for path, undo in edit.undo.items()}
+    assert {path: data for path, data in {**after, **back}.items() if data is not None} == before
 
 
 @pytest.mark.parametrize("case", AFTER)
@@ -102,8 +103,7 @@ def test_lines_of_others_stay_when_the_edit_is_taken_back() -> None:
     before = b'[nvidia-container-runtime]\nmode = "auto"\n'
     edit = configure_toolkit({CONFIG: before}, {"mode": "cdi"})
     later = (edit.changes[CONFIG] or b"") + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'
-    back = unconfigure_toolkit({CONFIG: later}, [edit.undo])
-    assert back.changes == {CONFIG: before + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'}
+    assert revert(later, edit.undo[CONFIG]) == (before + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n', ())
 
 
 def test_nothing_is_asked_where_the_spec_says_nothing() -> None:

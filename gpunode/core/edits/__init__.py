@@ -14,8 +14,9 @@ from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.undo import record, remnant, revert, untouched
-from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.edits.reverting import recorded
+from gpunode.core.edits.undo import remnant, revert, untouched
+from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
 __all__ = [
@@ -35,8 +36,6 @@ __all__ = [
 # by distribution, else by runtime
 _ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio, "podman": podman}
 _ENGINES |= {"k3s": k3s, "rke2": rke2, "k0s": k0s, "microk8s": microk8s}
-
-
 # a containerd of a distribution's is known by its files as well
 _PLACES = {"/rancher/k3s/": "k3s", "/rancher/rke2/": "rke2", "/etc/k0s/": "k0s", "/snap/microk8s/": "microk8s"}
 
@@ -122,13 +121,7 @@ def _without_remnants(
 
 def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request: RuntimeRequest) -> Edit:
     engine = _engine(request)
-    try:
-        edit = make(engine)
-    except Refusal as refusal:
-        return Edit(problems=(refusal.problem,))
-    except RecursionError:
-        raise InputError("the files are nested too deeply", expected="less than a hundred levels") from None
-    return replace(edit, undo={path: record(files.get(path), data) for path, data in edit.changes.items()})
+    return recorded(files, lambda: make(engine))
 
 
 def root_config(request: RuntimeRequest) -> str:

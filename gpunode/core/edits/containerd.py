@@ -21,7 +21,6 @@ from gpunode.core.edits.containerd_file import (
     NAMES,
     File,
     drop_in_path,
-    encode,
     parse,
     read,
     resolve,
@@ -30,6 +29,7 @@ from gpunode.core.edits.containerd_file import (
 from gpunode.core.edits.containerd_files import Config, dumped, in_force, load, unmeant
 from gpunode.core.edits.containerd_removal import unconfigure
 from gpunode.core.edits.containerd_wish import RUNC, RUNTIMES, SOURCE, Wish, default_in_force, runtimes_in_force, wish
+from gpunode.core.edits.dropin import encode
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime

@@ -10,10 +10,10 @@ from functools import cached_property
 from typing import Any
 
 from gpunode.core.edits import toml
+from gpunode.core.edits.dropin import BOM
 from gpunode.core.edits.request import Refusal, RuntimeRequest, place, release
 
 CONFIG = "/etc/containerd/config.toml"
-BOM = b"\xef\xbb\xbf"
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 NAMES = (V1, GRPC, RUNTIME)  # of the plugin that holds the runtimes: version 1, 2, 3 and later
 IMAGES = "io.containerd.cri.v1.images"
@@ -61,11 +61,6 @@ def drop_in_path(request: RuntimeRequest) -> str:
     return request.drop_in or posixpath.join(posixpath.dirname(request.config or CONFIG), "conf.d/99-nvidia.toml")
 
 
-def encode(text: str, before: bytes) -> bytes:
-    """The bytes of an edited file: with the byte order mark that it had."""
-    return (BOM if before.startswith(BOM) else b"") + text.encode()
-
-
 def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
     """The paths of all values that are no tables."""
     for key, value in doc.items():
@@ -80,8 +75,8 @@ def settings(doc: Mapping[str, Any], at: toml.Path = ()) -> Iterator[toml.Path]:
 
 def parse(path: str, data: bytes, request: RuntimeRequest) -> toml.Document:
     """The file as TOML; InputError says where it is none."""
-    if data.startswith(BOM) and release(request.version) < (2, 0):
-        data = data[len(BOM) :]  # containerd 1.x skips it, 2.x refuses it
+    if release(request.version) < (2, 0):
+        data = data.removeprefix(BOM)  # containerd 1.x skips it, 2.x refuses it
     return toml.load(path, data)
 
 

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from gpunode.core.edits import toml
-from gpunode.core.edits.containerd_file import NAMES, File, drop_in_path, encode, read, resolve, settings
+from gpunode.core.edits.containerd_file import NAMES, File, drop_in_path, read, resolve, settings
 from gpunode.core.edits.containerd_files import Config, dumped, in_force, load, unmeant
 from gpunode.core.edits.containerd_wish import (
     DEFAULT,
@@ -18,6 +18,7 @@ from gpunode.core.edits.containerd_wish import (
     default_in_force,
     runtimes_in_force,
 )
+from gpunode.core.edits.dropin import encode
 from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.model import Edit, Reason
 

@@ -8,17 +8,17 @@ from typing import Any
 from gpunode.core.edits import toml
 from gpunode.core.edits.request import Refusal
 
-_BOM = b"\xef\xbb\xbf"  # BurntSushi/toml, which CRI-O and podman read with, skips it
+BOM = b"\xef\xbb\xbf"  # BurntSushi/toml, which CRI-O and podman read with, skips it
 
 
 def load(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     """Text and plain values of a file, a byte order mark left out; InputError carries path:line:column."""
-    return toml.parse(path, data.removeprefix(_BOM))
+    return toml.parse(path, data.removeprefix(BOM))
 
 
 def encode(text: str, before: bytes) -> bytes:
     """The bytes of a text, with the byte order mark that the file had."""
-    return (_BOM if before.startswith(_BOM) else b"") + text.encode()
+    return (BOM if before.startswith(BOM) else b"") + text.encode()
 
 
 def table(value: Any, name: str, engine: str) -> dict[str, Any]:

@@ -7,15 +7,15 @@ Sources: NVIDIA/nvidia-container-toolkit api/config/v1, packaging/debian/nvidia-
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from gpunode.core.edits import dropin, toml
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.undo import record, revert
+from gpunode.core.edits.undo import record
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, Reason, Undo
+from gpunode.core.model import Edit, Reason
 
 CONFIG = "/etc/nvidia-container-runtime/config.toml"
 SOURCE = "github NVIDIA/nvidia-container-toolkit api/config/v1/config.go"
@@ -68,22 +68,6 @@ def configure_toolkit(files: Mapping[str, bytes], settings: Mapping[str, Any]) -
         changes=changes,
         undo={CONFIG: record(data, changes[CONFIG])},
         reasons=(Reason(what=CONFIG, why="; ".join(said), source=SOURCE),),
-    )
-
-
-def unconfigure_toolkit(files: Mapping[str, bytes], undo: Sequence[Mapping[str, Undo]]) -> Edit:
-    """The file as it was before `configure_toolkit`, by its records, newest first; lines of others stay."""
-    data, lost = files.get(CONFIG), False
-    for one in undo:
-        data, missing = revert(data, one[CONFIG]) if CONFIG in one else (data, ())
-        lost = lost or bool(missing)
-    if data == files.get(CONFIG):
-        return Edit()
-    why = "takes back what gpunode wrote" + (", as far as it still stands there" if lost else "")
-    return Edit(
-        changes={CONFIG: data},
-        undo={CONFIG: record(files.get(CONFIG), data)},
-        reasons=(Reason(what=CONFIG, why=why, source=SOURCE),),
     )
 
 
