@@ -12,6 +12,7 @@ ALL = (
     "plan_fleet",
     "report",
     "fleet_waves",
+    "fleet_scan",
     "first_provision",
     "converged_ssh_commands",
     "noop_fleet",
