@@ -119,8 +119,6 @@ def create(
         print_json(_summary(manifest, str(output)))
         return Exit.OK
     click.echo(f"{output}: {_words(manifest)}; its key is {manifest.fingerprint}")
-    for note in manifest.notes:
-        click.echo(note)
     if not url:
         click.echo(f"next: gpunode bundle sources {output} --url URL, the part of gpunode.yml that has nodes use it")
     return Exit.OK

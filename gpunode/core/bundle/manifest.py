@@ -7,7 +7,7 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import yaml
@@ -76,7 +76,6 @@ class Manifest:
     images: tuple[str, ...] = ()
     charts: tuple[str, ...] = ()
     wheels: tuple[str, ...] = ()
-    notes: tuple[str, ...] = field(default=())
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:

@@ -41,11 +41,18 @@ def _packages(manifest: Manifest) -> Iterator[dict[str, Any]]:
                 yield _package(package, _purl(package, part.family, target))
     for wheel in manifest.wheels:
         name, version = wheel.rpartition("/")[2].split("-")[:2]
-        stored = manifest.files[wheel]
-        found = Packaged(
-            name=name, version=version, arch="", file=wheel, sha256=stored.sha256, size=stored.size, url="", checked=""
-        )
-        yield _package(found, f"pkg:pypi/{name.lower().replace('_', '-')}@{version}")
+        yield _package(_other(manifest, wheel, name, version), f"pkg:pypi/{name.lower().replace('_', '-')}@{version}")
+    for chart in manifest.charts:
+        name, version = re.split(r"-(?=v?\d)", chart.rpartition("/")[2].removesuffix(".tgz"), maxsplit=1)
+        yield _package(_other(manifest, chart, name, version), f"pkg:generic/{name}@{quote(version, safe='')}")
+
+
+def _other(manifest: Manifest, path: str, name: str, version: str) -> Packaged:
+    """A file of the bundle that no package manager knows."""
+    stored = manifest.files[path]
+    return Packaged(
+        name=name, version=version, arch="", file=path, sha256=stored.sha256, size=stored.size, url="", checked=""
+    )
 
 
 def _package(package: Packaged, purl: str) -> dict[str, Any]:

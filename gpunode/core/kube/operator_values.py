@@ -15,11 +15,27 @@ from gpunode.core.kube.plugin_config import mig_strategy
 
 NAME = "gpu-operator"
 _OPERANDS = {  # key of the values → component whose image it runs
+    "operator": "gpu-operator",
+    "validator": "gpu-operator",
     "devicePlugin": "nvidia-device-plugin",
     "gfd": "gpu-feature-discovery",
     "dcgmExporter": "dcgm-exporter",
     "draDriver": "dra-driver",
 }
+
+
+def components(cluster: Cluster) -> tuple[str, ...]:
+    """What the operator runs of what gpunode leaves to it, as components that have an image."""
+    spec, dra = cluster.spec, bool(cluster.pools_of("dra"))
+    on = {
+        "gpu-operator": True,
+        "nvidia-device-plugin": bool(cluster.plugin_pools),
+        "gpu-feature-discovery": spec.feature_discovery,
+        "dcgm-exporter": spec.monitoring.enabled,
+        "dra-driver": dra,
+        "node-feature-discovery": spec.node_feature_discovery,
+    }
+    return tuple(name for name, wanted in on.items() if wanted)
 
 
 def operator_release(cluster: Cluster) -> Release:
@@ -81,6 +97,10 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
     if spec.images.registry or spec.images.names or spec.images.pull_secrets:
         for key, component in _OPERANDS.items():
             values.setdefault(key, {}).update(_image(cluster, component))
+        repository, tag = cluster.image_parts("node-feature-discovery")
+        image = {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy}
+        secrets = [{"name": name} for name in spec.images.pull_secrets]
+        values["node-feature-discovery"] = {"image": image, "imagePullSecrets": secrets}
     return values
 
 

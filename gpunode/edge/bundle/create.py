@@ -131,11 +131,14 @@ def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
         from gpunode.core.kube import cluster_of, render
         from gpunode.edge.load import load_kube_knowledge
 
-        rendered = render(cluster_of({"": planner.spec()}, "", load_kube_knowledge()))
+        spec = planner.spec()
+        public = replace(spec.kubernetes, images=replace(spec.kubernetes.images, registry=""))  # where they come from
+        rendered = render(cluster_of({"": replace(spec, kubernetes=public)}, "", load_kube_knowledge()))
         if rendered.problems:
             raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
-        found = cluster_extras(rendered, web)
-        tell(f"the cluster: {len(found.images)} images are listed")
+        found = cluster_extras(rendered, [spec.verify.image] if spec.verify.image else [], web)
+        charts = len(rendered.releases)
+        tell(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
     if order.wheels:
         tell(f"wheels of {' '.join(order.wheels)}")
         found = replace(found, files={**found.files, **wheels(order.wheels, planner.spec().proxy)})
@@ -271,7 +274,6 @@ def _lay_out(
         images=extras.images,
         charts=tuple(path for path in extras.files if path.startswith("charts/")),
         wheels=tuple(path for path in extras.files if path.startswith("wheels/")),
-        notes=extras.notes,
     )
     write(SBOM, sbom(manifest))
     write(SUMS, sums_text(files).encode())

@@ -9,7 +9,7 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from http.client import HTTPException
@@ -34,6 +34,14 @@ class Wanted:
     size: int
 
 
+class Challenge(GpunodeError):
+    """A server wants to know who asks (401); `header` says how."""
+
+    def __init__(self, url: str, header: str) -> None:
+        super().__init__(f"{url}: the server asks for a name and a password", fix="use a mirror that is open to all")
+        self.header = header
+
+
 class Web:
     """HTTP(S), FTP and file addresses, through a proxy where there is one."""
 
@@ -41,22 +49,30 @@ class Web:
         proxies = {"http": proxy, "https": proxy} if proxy else None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
 
-    def open(self, url: str, *, start: int = 0, method: str = "GET") -> Any:
-        """The answer, from byte `start` on where the server does that (its status is 206 then)."""
-        headers = {"Range": f"bytes={start}-"} if start else {}
-        request = urllib.request.Request(url, headers=headers, method=method)  # noqa: S310 - the user's own addresses
+    def open(self, url: str, *, start: int = 0, method: str = "GET", headers: Mapping[str, str] = {}) -> Any:
+        """The answer, from byte `start` on where the server does that (its status is 206 then).
+
+        `headers` go to this server, not to one that it sends us to.
+        """
+        request = urllib.request.Request(url, method=method)  # noqa: S310 - the user's own addresses
+        if start:
+            request.add_header("Range", f"bytes={start}-")
+        for name, value in headers.items():
+            request.add_unredirected_header(name, value)
         return self._opener.open(request, timeout=TIMEOUT)
 
-    def read(self, url: str) -> bytes | None:
-        """A whole file of metadata; None where the server has none.  Raises GpunodeError."""
+    def read(self, url: str, *, headers: Mapping[str, str] = {}) -> bytes | None:
+        """A whole file of metadata; None where the server has none.  Raises GpunodeError, Challenge where it asks."""
         for wait in (*range(TRIES - 1), None):
             try:
-                with self.open(url) as answer:
+                with self.open(url, headers=headers) as answer:
                     data: bytes = answer.read(MOST_METADATA)
                     return data
             except urllib.error.HTTPError as error:
                 if error.code in (403, 404, 410):
                     return None
+                if error.code == 401:
+                    raise Challenge(url, error.headers.get("WWW-Authenticate", "")) from error
                 why: Exception = error
             except (OSError, HTTPException, ValueError) as error:
                 if isinstance(getattr(error, "reason", None), FileNotFoundError):
