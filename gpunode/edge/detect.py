@@ -114,7 +114,7 @@ def find_hosts(where: Where) -> list[Detected]:
     if where.local:
         return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), where))]
     targets = [_become(parse_host(text), where) for text in where.hosts]
-    twice = [name for name, times in Counter((t.address, t.port) for t in targets).items() if times > 1]
+    twice = [name for name, times in Counter((t.address, t.port or 22) for t in targets).items() if times > 1]
     if twice:
         raise InputError(f"host {twice[0][0]} is named twice", fix="name each host once")
     names = Counter(target.name for target in targets)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from gpunode.core.errors import Exit, InterruptedByUser, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser, RefusedError
 from gpunode.core.lockfile import lock_text
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
@@ -227,7 +227,11 @@ class _Run:
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
         taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
-        results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
+        try:
+            results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
+        except GpunodeError as error:  # what was refused, and what is cordoned, is to be told all the same
+            failed = HostResult(host="", exit=error.exit, message=str(error))
+            results = {**refused, **{host: replace(failed, host=host) for host in left}}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
         return results | give_back_all(self.nodes, taken, results, self.drains, boots)
 

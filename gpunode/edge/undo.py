@@ -6,14 +6,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.journal import Run, parse_recall, standing
 from gpunode.core.model import HostResult
 from gpunode.core.playbook import HEADER, dump
+from gpunode.core.remote import parse_outcome, program
+from gpunode.edge.connect import Ran, run_many
 from gpunode.edge.detect import Detected, Where, find_hosts
 from gpunode.edge.runner import Event, HostRun, run_playbook
 from gpunode.edge.state import new_run, write_private
 from gpunode.edge.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+from gpunode.node import script
 
 GROUP = "gpunode_undo"
 
@@ -61,10 +64,6 @@ def undo(
 
 def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
     """The runs that stand on each host, oldest first, or why they cannot be read."""
-    from gpunode.core.remote import parse_outcome, program
-    from gpunode.edge.connect import run_many
-    from gpunode.node import script
-
     hosts = find_hosts(where)
     targets = [host.target for host in hosts if host.target]
     ran = run_many(
@@ -77,14 +76,23 @@ def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
     )
     found: list[tuple[Detected, list[Run] | GpunodeError]] = []
     for host, one in zip(hosts, ran, strict=True):
-        outcome = parse_outcome(one.stdout, one.rc)
-        if one.error:
-            found.append((host, one.error))
-        elif outcome.status != "unchanged":
-            found.append((host, GpunodeError(f"{host.host}: {outcome.message}", fix=outcome.fix)))
-        else:
-            found.append((host, standing(parse_recall(one.stdout).records)))
+        try:
+            found.append((host, _standing(host.host, one)))
+        except GpunodeError as error:
+            found.append((host, error))
     return found
+
+
+def _standing(host: str, ran: Ran) -> list[Run]:
+    outcome = parse_outcome(ran.stdout, ran.rc)
+    if ran.error:
+        raise ran.error
+    if outcome.status != "unchanged":
+        raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
+    try:
+        return standing(parse_recall(ran.stdout).records)
+    except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
+        raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
 
 
 def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:

@@ -137,6 +137,7 @@ def test_redact_takes_the_hosts_name_out_of_what_is_shown_and_saved(run_gpunode:
         (Where(local=True, hosts=("a",)), "hosts and local given together"),
         (Where(hosts=("a",), limit="b"), "--limit without an inventory"),
         (Where(hosts=("a", "b", "a")), "host a is named twice"),
+        (Where(hosts=("a", "root@a:22")), "host a is named twice"),
         (Where(hosts=("a:b:c d",)), "host 'a:b:c d'"),
     ],
 )

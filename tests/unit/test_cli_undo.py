@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
+from journal_text import recall_text, wrote
 
 from gpunode.cli.undo import rollback, uninstall
-from gpunode.core.errors import Exit
+from gpunode.core.errors import Exit, GpunodeError
 from gpunode.edge import undo
+from gpunode.edge.connect import Ran, Target
+from gpunode.edge.detect import Where
 from gpunode.edge.runner import Event, HostRun
 
 
@@ -93,6 +97,19 @@ def test_without_a_terminal_nothing_is_done_unless_yes(monkeypatch: pytest.Monke
     result, ansible = call(rollback, "n1", "--to", "r1", monkeypatch=monkeypatch, tmp=tmp_path, n1=DONE)
     assert "there is no terminal to ask on" in str(result.exception)
     assert [(asked["what"], asked["check"]) for asked in ansible.asked] == [({"verb": "rollback", "to": "r1"}, True)]
+
+
+def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    said = {"n1": recall_text(wrote("1", run="r1")), "n2": recall_text([], more=[("undo", "1", "?")]), "n3": ""}
+
+    def run_many(targets: Sequence[Target], *_: Any, **__: Any) -> list[Ran]:
+        return [Ran(target=target, stdout=said[target.name]) for target in targets]
+
+    monkeypatch.setattr(undo, "run_many", run_many)
+    first, second, third = (runs for _, runs in undo.list_runs(Where(hosts=("n1", "n2", "n3"))))
+    assert isinstance(first, list) and [run.name for run in first] == ["r1"]
+    assert isinstance(second, GpunodeError) and second.exit == Exit.FAILED and "cannot be read" in second.what
+    assert isinstance(third, GpunodeError) and "ended early" in third.what
 
 
 def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(

@@ -193,15 +193,26 @@ SPEC = {"rollout": {"drain": {"when": "disruptive", "timeout": 3, "ready_timeout
 
 
 def provision(
-    api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, exit: Exit = Exit.OK, now: NodeFacts = FACTS
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    exit: Exit = Exit.OK,
+    broken: str = "",
+    now: NodeFacts = FACTS,
 ) -> tuple[HostResult, list[str]]:
-    """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play."""
+    """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play.
+
+    `broken`: what keeps Ansible itself from working.
+    """
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     played: list[str] = []
 
     def run_playbook(folder: Path, playbook: str, *, arguments: list[str], **_: Any) -> dict[str, HostRun]:
         hosts = Path(arguments[arguments.index("--limit") + 1][1:]).read_text().split()
         played.extend(hosts)
+        if broken:
+            raise GpunodeError(broken)
         return {host: HostRun(exit=exit, message="played") for host in hosts}
 
     planner = Planner(SPEC)
@@ -244,6 +255,15 @@ def test_a_node_that_failed_stays_cordoned_and_that_is_said(
     add(server)
     result, _ = provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
     assert result.exit == Exit.FAILED and "node gpu1 stays cordoned" in result.message and unschedulable(server)
+
+
+def test_a_node_that_ansible_could_not_be_run_for_stays_cordoned_and_that_is_said(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    result, _ = provision(api, tmp_path, monkeypatch, broken="no space left")
+    assert result.message == "no space left (node gpu1 stays cordoned)" and unschedulable(server)
+    assert result.exit == Exit.FAILED
 
 
 def test_a_node_that_cannot_be_emptied_is_in_no_play(
