@@ -35,7 +35,8 @@ def scheduler_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
     return [
         *_faults(data, "KubeSchedulerConfiguration", "", fields, lenient=lenient),
         *_args_faults(data, fields, lenient=lenient),
-        *_plugin_faults(data, api, rules),
+        *_plugin_faults(data, api, minor, rules),
+        *_range_faults(data, minor),
         *extender_faults(data.get("extenders")),
     ]
 
@@ -170,10 +171,13 @@ def _args_faults(data: Mapping[str, Any], fields: Fields, *, lenient: bool) -> I
                 yield from _faults(args, struct, where, fields, lenient=lenient)
 
 
-def _plugin_faults(data: Mapping[str, Any], api: str, rules: SchedulerRules) -> Iterator[str]:
+def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: SchedulerRules) -> Iterator[str]:
     order = ("v1beta1", "v1beta2", "v1beta3", "v1")
     removed = {
-        name for one, names in rules.plugins_removed.items() if order.index(one) <= order.index(api) for name in names
+        name
+        for one, start, names in rules.plugins_removed
+        if order.index(one) <= order.index(api) and minor >= start
+        for name in names
     }
     seen: set[str] = set()
     for at, profile in _profiles(data):
@@ -183,7 +187,46 @@ def _plugin_faults(data: Mapping[str, Any], api: str, rules: SchedulerRules) -> 
         seen.add(name)
         plugins = profile.get("plugins")
         for point, chosen in plugins.items() if isinstance(plugins, dict) else ():
-            enabled = chosen.get("enabled") if isinstance(chosen, dict) else None
-            for plugin in enabled if isinstance(enabled, list) else []:
-                if isinstance(plugin, dict) and plugin.get("name") in removed:
-                    yield f"profiles[{at}].plugins.{point}: the plugin {plugin['name']} is gone in {api}"
+            for plugin in _names(chosen.get("enabled") if isinstance(chosen, dict) else None):
+                if plugin in removed:
+                    yield f"profiles[{at}].plugins.{point}: the plugin {plugin} is gone in {api}"
+        configured = _names(profile.get("pluginConfig"))
+        for number, plugin in enumerate(configured):
+            if plugin in removed:
+                yield f"profiles[{at}].pluginConfig[{number}]: the plugin {plugin} is gone in {api}"
+            if plugin in configured[:number]:
+                yield f"profiles[{at}].pluginConfig[{number}]: {plugin} stands twice"
+
+
+def _names(plugins: Any) -> list[str]:
+    return [str(one.get("name")) for one in plugins if isinstance(one, dict)] if isinstance(plugins, list) else []
+
+
+# ---------------------------------------------------------------- ranges
+
+
+def _range_faults(data: Mapping[str, Any], minor: int) -> Iterator[str]:
+    """Numbers that validation.go of kube-scheduler refuses, and locks that are gone."""
+    for path, holder in (("", data), *((f"profiles[{at}].", profile) for at, profile in _profiles(data))):
+        share = _number(holder, "percentageOfNodesToScore", 0)
+        if not 0 <= share <= 100:
+            yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
+    if (parallel := _number(data, "parallelism", 16)) <= 0:
+        yield f"parallelism: {parallel} is not greater than 0"
+    first, most = _number(data, "podInitialBackoffSeconds", 1), _number(data, "podMaxBackoffSeconds", 10)
+    if first <= 0:
+        yield f"podInitialBackoffSeconds: {first} is not greater than 0"
+    if most < first:
+        yield f"podMaxBackoffSeconds: {most} is less than podInitialBackoffSeconds, {first}"
+    election = data.get("leaderElection")
+    if not isinstance(election, dict) or election.get("leaderElect") is False:
+        return
+    lock = election.get("resourceLock") or "leases"
+    if (minor >= 27 and lock != "leases") or (minor >= 24 and lock in ("endpoints", "configmaps")):
+        yield f"leaderElection.resourceLock: {lock} is gone, write leases"
+
+
+def _number(holder: Mapping[str, Any], key: str, default: int) -> int:
+    """A whole number; the default where there is none, or what is no number (its type is another fault)."""
+    value = holder.get(key)
+    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -44,7 +44,7 @@ class SchedulerRules:
     api_sources: Mapping[int, str]
     flags: tuple[Gone, ...]
     moved: tuple[Moved, ...]
-    plugins_removed: Mapping[str, tuple[str, ...]]
+    plugins_removed: tuple[tuple[str, int, tuple[str, ...]], ...]  # version, from which release on, names
     gates: tuple[Gone, ...]
     kubelet: tuple[Moved, ...]
     resource: str
@@ -117,7 +117,7 @@ def parse_rules(rules: Table, schemas: Table) -> SchedulerRules:
         api_sources=sources,
         flags=tuple(gone),
         moved=tuple(_moved(row, names) for row in rules["moved"]),
-        plugins_removed={row["api"]: tuple(row["removed"]) for row in rules["plugins"]},
+        plugins_removed=tuple((row["api"], row.get("from", 0), tuple(row["removed"])) for row in rules["plugins"]),
         gates=tuple(gates),
         kubelet=tuple(_moved(row, names) for row in rules["kubelet"]),
         resource=extender["resource"],

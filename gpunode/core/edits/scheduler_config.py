@@ -11,8 +11,9 @@ from urllib.parse import urlsplit
 import yaml
 
 from gpunode.core.edits import yamledit, yamltext
-from gpunode.core.edits.flags import Flag, last_value
+from gpunode.core.edits.flags import Flag
 from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.scheduler_moved import moved_flags, with_profile
 from gpunode.core.kube_schemas import extender_faults, scheduler_faults
 from gpunode.core.model import Reason
 from gpunode.core.scheduler_rules import GROUP, SchedulerRules
@@ -59,30 +60,13 @@ def new_policy(wish: Wish) -> bytes:
 
 def new_config(wish: Wish, flags: Sequence[Flag], extra: Mapping[str, Any] = {}) -> bytes:
     """A KubeSchedulerConfiguration with the extender, and what the flags said that --config makes it pass over."""
-    config: dict[str, Any] = {
-        "apiVersion": f"{GROUP}/{wish.rules.best(wish.minor)}",
-        "kind": "KubeSchedulerConfiguration",
-    }
-    for moved in wish.rules.moved:
-        value = last_value(flags, moved.flag)
-        if value is not None:
-            holder = config
-            for part in moved.field[:-1]:
-                holder = holder.setdefault(part, {})
-            holder[moved.field[-1]] = _typed(value, moved.type, moved.flag)
-    config |= {key: value for key, value in extra.items() if key != "extenders"}
+    api = wish.rules.best(wish.minor)
+    config: dict[str, Any] = {"apiVersion": f"{GROUP}/{api}", "kind": "KubeSchedulerConfiguration"}
+    config |= moved_flags(flags, wish.rules)
+    config |= with_profile(flags, {key: value for key, value in extra.items() if key != "extenders"}, api)
     config["extenders"] = [*extra.get("extenders", ()), wish.extender()]
-    _check(config, "the configuration", wish)
+    _check(config, "the flags as a configuration", wish)
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000).encode()
-
-
-def _typed(value: str, kind: str, flag: str) -> Any:
-    try:
-        if kind == "bool":
-            return {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}[value.lower()]
-        return int(value) if kind == "int" else float(value) if kind == "float" else value
-    except (KeyError, ValueError):
-        raise Refusal(f"--{flag} is {value!r}, no {kind}", "mend the flag first") from None
 
 
 # ---------------------------------------------------------------- those that are there

@@ -8,6 +8,7 @@ from typing import Any
 from gpunode.core.edits import yamltext
 from gpunode.core.edits.request import Refusal
 from gpunode.core.edits.scheduler_config import Wish, manages, ours
+from gpunode.core.edits.scheduler_moved import most_allocated
 from gpunode.core.model import Reason
 
 _SOURCE = "https://kubernetes.io/docs/reference/scheduling/config/ and github kubernetes/kubernetes pull request 105424"
@@ -87,8 +88,7 @@ def _weights(path: str, priorities: list[Any], profile: dict[str, Any]) -> Itera
             raise Refusal(f"{path}: the priority {name} has no counterpart that gpunode knows", _HAND)
         plugin, default = _PRIORITIES[name]
         if name == "MostRequestedPriority":
-            strategy = {"type": "MostAllocated", "resources": [{"name": n, "weight": 1} for n in ("cpu", "memory")]}
-            args = {"name": plugin, "args": {"scoringStrategy": strategy}}
+            args = {"name": plugin, "args": most_allocated()}
             profile.setdefault("pluginConfig", []).append(args)
         weight = one.get("weight", 1)
         if plugin and weight not in (1, default):

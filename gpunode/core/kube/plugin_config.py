@@ -18,7 +18,6 @@ from gpunode.core.spec_kube import DevicePluginSpec, SharingSpec
 
 MPS_ROOT = "/run/nvidia/mps"
 MAX_NAME = 63
-_IGNORED = "the plugin passes over it (api/config/v1/config.go, DisableResourceNamingInConfig)"
 _IGNORED = "the plugin passes over it (DisableResourceNamingInConfig in api/config/v1/config.go)"
 
 Check = Callable[[Any], str]  # what is wrong with a value, "" for nothing

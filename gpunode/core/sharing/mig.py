@@ -47,6 +47,7 @@ class Product:
     """GPUs that MIG cuts alike.  `mode`: whether the MIG mode outlives a reboot (instances never do)."""
 
     name: str
+    names: tuple[str, ...]  # others of nvidia-smi's, where the table of GPUs has one for the id
     ids: tuple[str, ...]
     memory_gb: int
     driver: str  # the first that cuts it
@@ -76,6 +77,7 @@ def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], sources: Mappi
     parts = f"{row['source']}; {geometry['source']}".split("; ")
     return Product(
         name=row["name"],
+        names=tuple(row.get("names", ())),
         ids=tuple(f"10de:{one}" for one in row["ids"]),
         memory_gb=row["memory_gb"],
         driver=row["driver"],
@@ -155,19 +157,22 @@ def product_of(
 def find_product(text: str, products: Sequence[Product], knowledge: Knowledge) -> Product:
     """A PCI id (10de:20b2, 20b2) or a name (A100 80GB, 'H200 NVL') → the product.
 
+    A whole name, as nvidia-smi says it, is decisive: `NVIDIA H100` is one with 94 GB, and `H100` may be another, too.
+
     Raises InputError for a name that means nothing or several products, RefusedError for a GPU without MIG.
     """
     word = _plain(text)
     pci_id = re.fullmatch(r"(?:10de:)?([0-9a-f]{4})", text.strip().lower())
     if pci_id and (f"10de:{pci_id[1]}" in knowledge.gpus or text.strip().lower().startswith("10de:")):
         return product_of(f"10de:{pci_id[1]}", products, knowledge)
-    whole = [p for p in products if word == _plain(p.name)]
+    bare = word.removeprefix("nvidia ")
+    whole = [p for p in products if bare in (_plain(name).removeprefix("nvidia ") for name in (p.name, *p.names))]
     named = [p for p in products if word and _within(word, p.name)]
     models = [m for m in knowledge.gpus.values() if m.kind != "not-a-gpu" and word and _within(word, m.name)]
-    exact = [m for m in models if word in (_plain(m.name), _plain(m.name).removeprefix("nvidia "))]
+    exact = [m for m in models if bare == _plain(m.name).removeprefix("nvidia ")]
     by_id = {one: p for p in products for one in p.ids}
-    found = whole or list(dict.fromkeys([*(by_id[m.id] for m in exact or models if m.id in by_id), *named]))
-    if exact and exact[0].id in by_id:
+    found = whole or list(dict.fromkeys([*(by_id[m.id] for m in models if m.id in by_id), *named]))
+    if exact and exact[0].id in by_id and word == _plain(exact[0].name):
         found = [by_id[exact[0].id]]
     if len(found) == 1:
         return found[0]
