@@ -27,7 +27,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
 _XID_OF_PLUGIN = re.compile(r"XidCriticalError: Xid=(?P<code>\d{1,3}) on *Device=(?P<gpu>[\w-]+)", re.IGNORECASE)
 _XID_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE)
-_XID_TOLD = re.compile(r"\bXids?(?: errors?)?(?: codes?)?(?:[ =:#]{1,2}| is )(?P<code>\d{1,3})\b(?!/)", re.IGNORECASE)
+# «Xid 79», «XID 错误：79», «Xid 48 / 171», «Xids 13, 31 and 43»
+_XID_TOLD = re.compile(
+    r"\bXids(?: errors?| codes?)?[ :]{1,2}(?P<list>\d{1,3}(?:(?:, ?(?:and )?| and |/)\d{1,3}\b)+)"
+    r"|\bXid(?:s|s? errors?| ?错误码?)?(?: codes?)?(?:[ =:：#(*`]{1,3}| is )(?P<codes>\d{1,3}\b(?!/)(?: / \d{1,3}\b)*)",
+    re.IGNORECASE,
+)
 # newer drivers leave out the code
 _LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
 _SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
@@ -127,7 +132,8 @@ class Scan:
         for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID):
             for match in pattern.finditer(text):
                 self._add_xid(match, evidence, pattern is _SXID)
-        told = [int(match["code"]) for match in _XID_TOLD.finditer(text)] + [79] * bool(_LOST.search(text))
+        lists = [match["list"] or match["codes"] for match in _XID_TOLD.finditer(text)]
+        told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
         for code in told:
             if code in self.faults.xids and code not in self._told:
                 self._told[code] = XidSeen(code=code, count=1, gpus=(), evidence=evidence, told=True)
