@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import (
+    PROBES,
     format_option,
     print_json,
     show_error,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 for every kernel, 1 not for some kernel, 4 a host is unreachable."
 )
 @target_options
-@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@PROBES
 @format_option("text", "json")
 def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> int:
     """Say for each installed kernel whether the GPU will work after booting it, and why not."""

@@ -56,7 +56,19 @@ def format_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-_TARGET_OPTIONS = (
+def options(*given: Callable[[Any], Any]) -> Callable[[Command], Command]:
+    """Several click options at once, in their order."""
+
+    def wrap(command: Command) -> Command:
+        for option in reversed(given):
+            command = option(command)
+        return command
+
+    return wrap
+
+
+_TARGETS = (
+    click.argument("hosts", nargs=-1, metavar="[HOST]..."),
     click.option(
         "-i",
         "--inventory",
@@ -126,9 +138,12 @@ def target_options(command: Command) -> Command:
         found["become"] = found["become"] or asked
         return command(*args, where=Where(**found, become_password=password), **options)
 
-    for option in reversed(_TARGET_OPTIONS):
-        with_where = option(with_where)
-    return click.argument("hosts", nargs=-1, metavar="[HOST]...")(with_where)  # type: ignore[return-value]
+    return options(*_TARGETS)(with_where)  # type: ignore[return-value]
+
+
+PROBES = click.option(
+    "--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked."
+)
 
 
 def with_probes(where: Where, probes: tuple[Path, ...]) -> Where:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import (
+    PROBES,
     format_option,
     print_json,
     show_error,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
     metavar="FILE",
     help="A log, or text pasted from anywhere; - is standard input. Repeatable; no host is asked.",
 )
-@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@PROBES
 @format_option("text", "json")
 def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
     """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""

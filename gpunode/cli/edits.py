@@ -1,9 +1,11 @@
-"""What the commands that edit a host's files say: diffs, what was done, why not; and their exit codes."""
+"""What the commands that edit a host's files take and say: paths, diffs, what was done, why not; their exit codes."""
 
 from __future__ import annotations
 
+import posixpath
 from collections.abc import Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +17,11 @@ if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome
 
 Files = Mapping[str, bytes]
+
+
+def absolute(path: str) -> str:
+    """A path as a shell's user means it; links stay as they are."""
+    return posixpath.normpath(Path(path).absolute()) if path else ""
 
 
 def refusal(edit: Edit) -> GpunodeError:

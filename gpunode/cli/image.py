@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from gpunode.cli.common import Command
+from gpunode.cli.common import Command, options
 
 _OPTIONS = (
     click.option(
@@ -26,15 +26,13 @@ def image_options(command: Command) -> Command:
     """`--for-gpu` and `--no-load`, merged into the command's `spec_data` as gpunode.yml has them (`image`)."""
 
     @functools.wraps(command)
-    def with_image(*args: Any, spec_data: Mapping[str, Any], **options: Any) -> Any:
-        for_gpus, no_load = options.pop("for_gpus"), options.pop("no_load")
+    def with_image(*args: Any, spec_data: Mapping[str, Any], **given: Any) -> Any:
+        for_gpus, no_load = given.pop("for_gpus"), given.pop("no_load")
         if for_gpus or no_load:
             spec_data = _with_image(spec_data, for_gpus, no_load=no_load)
-        return command(*args, spec_data=spec_data, **options)
+        return command(*args, spec_data=spec_data, **given)
 
-    for option in reversed(_OPTIONS):
-        with_image = option(with_image)
-    return with_image  # type: ignore[return-value]
+    return options(*_OPTIONS)(with_image)  # type: ignore[return-value]
 
 
 def _with_image(spec_data: Mapping[str, Any], names: tuple[str, ...], *, no_load: bool) -> Any:

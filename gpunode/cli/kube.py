@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-
 import click
 
-# name → (where the click command is, its one line of help)
-COMMANDS = {
+from gpunode.cli.lazy import LazyGroup, Table
+
+COMMANDS: Table = {
     "render": ("gpunode.cli.kube_render:render", "Write the cluster's objects and helm values; needs no cluster."),
     "apply": ("gpunode.cli.kube_apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
     "verify": ("gpunode.cli.kube_verify:verify", "Prove that a cluster is so: differences, and pods on its GPUs."),
@@ -19,26 +18,9 @@ COMMANDS = {
 }
 
 
-class LazyVerbs(click.Group):
-    """A click group that imports a verb when it is called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module, attribute = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-
 @click.group(
-    cls=LazyVerbs,
+    cls=LazyGroup,
+    table=COMMANDS,
     epilog="Examples:\n\n\b\n"
     "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
     "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml -o cluster/\n"

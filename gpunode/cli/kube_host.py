@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import posixpath
-from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, format_option, print_json, show_error
+from gpunode.cli.common import format_option, print_json, show_error
 from gpunode.cli.edits import diffs, edit_data, exit_of, refusal, show_outcome
 from gpunode.core.errors import Exit
 
@@ -33,22 +31,6 @@ HOW = (
     click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
     click.option("--no-wait", is_flag=True, help="Write the files; nothing is restarted, nothing awaited."),
 )
-
-
-def options(*given: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several click options at once, in their order."""
-
-    def wrap(command: Command) -> Command:
-        for option in reversed(given):
-            command = option(command)
-        return command
-
-    return wrap
-
-
-def absolute(path: str) -> str:
-    """A path as a shell's user means it; links stay as they are."""
-    return posixpath.normpath(Path(path).absolute()) if path else ""
 
 
 def show_diff(host: Host, output_format: str) -> int:

@@ -6,15 +6,15 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
     from gpunode.core.kube import Rendered
     from gpunode.edge.cluster import Api
-
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 _CLUSTER = (
     click.option(
@@ -46,24 +46,20 @@ def cluster_options(command: Command) -> Command:
     """--kubeconfig, --context and --request-timeout; the command gets `connect`, a function that opens the Api."""
 
     @functools.wraps(command)
-    def with_cluster(*args: Any, kubeconfig: str, context: str, request_timeout: float, **options: Any) -> Any:
+    def with_cluster(*args: Any, kubeconfig: str, context: str, request_timeout: float, **given: Any) -> Any:
         def connect() -> Api:
             from gpunode.edge.kubeconfig import connect
 
             return connect(kubeconfig, context, timeout=request_timeout)
 
-        return command(*args, connect=connect, **options)
+        return command(*args, connect=connect, **given)
 
-    for option in reversed(_CLUSTER):
-        with_cluster = option(with_cluster)
-    return with_cluster  # type: ignore[return-value]
+    return options(*_CLUSTER)(with_cluster)  # type: ignore[return-value]
 
 
 def pool_options(command: Command) -> Command:
-    """-i and --limit, as gpunode kube render has them."""
-    for option in reversed(_POOLS):
-        command = option(command)
-    return command
+    """-i and --limit."""
+    return options(*_POOLS)(command)
 
 
 def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str) -> Rendered:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, print_json, show_error, spec_option
+from gpunode.cli.kube_options import pool_options
 from gpunode.core.errors import Exit, InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -23,14 +24,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 written, 2 usage or input, 5 refused: nothing is written."
 )
 @spec_option
-@click.option(
-    "-i",
-    "--inventory",
-    multiple=True,
-    metavar="PATH",
-    help="Ansible inventory: hosts with a kubernetes.pool of their own in gpunode_spec are pools. Repeatable.",
-)
-@click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern).")
+@pool_options
 @click.option(
     "--server-version", default="", metavar="V", help="The API server's, such as 1.34; else kubernetes.server_version."
 )

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.kube_host import FORMAT, HOW, ROOT, VERSION, absolute, finish, options, show_diff
+from gpunode.cli.common import options
+from gpunode.cli.edits import absolute
+from gpunode.cli.kube_host import FORMAT, HOW, ROOT, VERSION, finish, show_diff
 
 if TYPE_CHECKING:
     from gpunode.edge.component import Host

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, format_option, print_json
+from gpunode.cli.common import format_option, options, print_json
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Where
@@ -43,15 +42,6 @@ _HARDWARE = (
 )
 
 
-def _options(*groups: tuple[Callable[[Command], Command], ...]) -> Callable[[Command], Command]:
-    def decorate(command: Command) -> Command:
-        for option in reversed([option for group in groups for option in group]):
-            command = option(command)
-        return command
-
-    return decorate
-
-
 @click.group(
     epilog="Examples:\n\n\b\n"
     "  gpunode lab up\n"
@@ -70,7 +60,7 @@ def lab() -> None:
     "  gpunode lab up --engines none --no-python --gpu none --name bare"
 )
 @click.argument("count", default=1, type=click.IntRange(1, 20), metavar="[N]")
-@_options((_DISTRO,), _SHAPE, _HARDWARE)
+@options(_DISTRO, *_SHAPE, *_HARDWARE)
 @click.option("--name", default="gpunode", show_default=True, metavar="PREFIX", help="Nodes are called PREFIX-1 …")
 @format_option("text", "json")
 def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_format: str, **shape: Any) -> None:
@@ -139,7 +129,7 @@ def reset(names: tuple[str, ...]) -> None:
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab image debian:13 --engines containerd")
 @click.argument("distro", default="debian:12", metavar="[DISTRO]")
-@_options(_SHAPE)
+@options(*_SHAPE)
 def image(**shape: Any) -> None:
     """Print the name of the node image of that kind, building it when it is missing."""
     from gpunode.lab import image_name
@@ -149,7 +139,7 @@ def image(**shape: Any) -> None:
 
 @lab.command(name="podman-args", epilog="Examples:\n\n\b\n  gpunode lab podman-args mine --gpu h100 --nouveau")
 @click.argument("name")
-@_options((_DISTRO,), _SHAPE, _HARDWARE)
+@options(_DISTRO, *_SHAPE, *_HARDWARE)
 def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -> None:
     """Prepare a node that Molecule will start, and print its entry for molecule.yml's `platforms` as JSON."""
     from gpunode.lab import platform as lab_platform

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import (
+    PROBES,
     Command,
     format_option,
     print_json,
@@ -65,7 +66,7 @@ def read_lock(path: Path) -> Lock:
     "4 a host is unreachable."
 )
 @target_options
-@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@PROBES
 @click.option(
     "-o", "--output", type=click.Path(path_type=Path), default=DEFAULT_LOCK, show_default=True, help="The lock file."
 )

@@ -9,8 +9,10 @@ from typing import Any, NoReturn
 
 import click
 
-# name → (where the click command is, its one line of help): `gpunode --help` imports nothing but click
-COMMANDS = {
+from gpunode.cli.lazy import LazyGroup, Table
+
+# `gpunode --help` imports nothing but click
+COMMANDS: Table = {
     "init": ("gpunode.cli.init:init", "Write a first gpunode.yml and an inventory, after a few questions."),
     "detect": ("gpunode.cli.detect:detect", "Say what a node is: distribution, kernels, GPUs, driver, engines."),
     "solve": ("gpunode.cli.solve:solve", "Choose driver, CUDA and toolkit for a GPU, without any host."),
@@ -38,35 +40,8 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
-    """A click group that imports a command when it is called, not before."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        from importlib import import_module
-
-        module, attribute = COMMANDS[cmd_name][0].split(":")
-        command: click.Command = getattr(import_module(module), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        if args and args[0] not in COMMANDS and not args[0].startswith("-"):
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], COMMANDS, n=1)
-            hint = f"Did you mean {near[0]!r}?" if near else f"Known commands: {', '.join(COMMANDS)}."
-            raise click.UsageError(f"No such command {args[0]!r}. {hint}", ctx)
-        return super().resolve_command(ctx, args)
+class Verbs(LazyGroup):
+    """The verbs of `gpunode`."""
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it raises becomes a message and an exit code."""
@@ -92,7 +67,8 @@ def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None
 
 
 @click.group(
-    cls=LazyGroup,
+    cls=Verbs,
+    table=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Examples:\n\n\b\n"
     "  gpunode detect --local\n"

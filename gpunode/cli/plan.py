@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import (
+    PROBES,
     format_option,
     print_json,
     show_error,
@@ -38,7 +39,7 @@ if TYPE_CHECKING:
 @spec_option
 @image_options
 @locked_option
-@click.option("--probe", "probes", multiple=True, type=click.Path(path_type=Path), help="A saved probe, no host asked.")
+@PROBES
 @click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
 @click.option(
     "-o",

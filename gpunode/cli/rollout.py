@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command
+from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
     from gpunode.edge.events import EventLog
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
@@ -57,40 +55,34 @@ def rollout_options(command: Command) -> Command:
     """The command gets `rollout`: what the flags say, as gpunode.yml has it; and what `run_options` give."""
 
     @functools.wraps(command)
-    def with_rollout(*args: Any, **options: Any) -> Any:
+    def with_rollout(*args: Any, **given: Any) -> Any:
         rollout: dict[str, Any] = {
-            name: options.pop(name) for name in ("waves", "max_unavailable", "max_failures", "soak")
+            name: given.pop(name) for name in ("waves", "max_unavailable", "max_failures", "soak")
         }
         if rollout["waves"]:
             rollout["waves"] = [wave.strip() for wave in rollout["waves"].split(",")]
         if rollout["soak"] is not None:
             rollout["soak"] = int(rollout["soak"])
-        given = {name: value for name, value in rollout.items() if value is not None}
-        return command(*args, rollout=given, **options)
+        said = {name: value for name, value in rollout.items() if value is not None}
+        return command(*args, rollout=said, **given)
 
-    return _with(_OPTIONS, run_options(with_rollout))  # type: ignore[return-value]
+    return options(*_OPTIONS)(run_options(with_rollout))  # type: ignore[return-value]
 
 
 def run_options(command: Command) -> Command:
     """The command gets `deadline` in seconds, `break_lock` and `events`."""
 
     @functools.wraps(command)
-    def with_events(*args: Any, **options: Any) -> Any:
-        deadline, path = options.pop("deadline"), options.pop("events_file")
+    def with_events(*args: Any, **given: Any) -> Any:
+        deadline, path = given.pop("deadline"), given.pop("events_file")
         events = _event_log(path) if path else None
         try:
-            return command(*args, deadline=deadline or math.inf, events=events, **options)
+            return command(*args, deadline=deadline or math.inf, events=events, **given)
         finally:
             if events:
                 events.close()
 
-    return _with(_RUN, with_events)  # type: ignore[return-value]
-
-
-def _with(options: Iterable[Callable[[Command], Command]], command: Command) -> Command:
-    for option in reversed(tuple(options)):
-        command = option(command)
-    return command
+    return options(*_RUN)(with_events)  # type: ignore[return-value]
 
 
 def _event_log(path: Path) -> EventLog:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import posixpath
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
@@ -11,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, format_option, print_json, show_error
-from gpunode.cli.edits import diffs, edit_data, exit_of, refusal, show_outcome
+from gpunode.cli.common import Command, format_option, options, print_json, show_error
+from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, refusal, show_outcome
 from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -89,7 +88,7 @@ _HOW = (
 )
 
 
-def _options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
+def _engine_options(*asked: Callable[[Any], Any]) -> Callable[[Command], Command]:
     """The options that say what is asked; the command gets them as `options: Options`."""
 
     def wrap(command: Command) -> Command:
@@ -100,8 +99,8 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
             found = Options(
                 runtime=given.pop("name") or _only(given["root"]),
                 distribution={None: None, "none": ""}.get(given["distribution"], given.pop("distribution")),
-                config=_absolute(given.pop("config")),
-                drop_in=None if given["drop_in_config"] is None else _absolute(given["drop_in_config"]),
+                config=absolute(given.pop("config")),
+                drop_in=None if given["drop_in_config"] is None else absolute(given["drop_in_config"]),
                 name=given.pop("nvidia_runtime_name"),
                 path=given.pop("nvidia_runtime_path"),
                 default_runtime="nvidia" if given.pop("set_as_default") else "keep",
@@ -115,16 +114,9 @@ def _options(*options: Callable[[Any], Any]) -> Callable[[Command], Command]:
             del given["drop_in_config"]
             return command(options=found, **given)
 
-        for option in reversed(options):
-            with_options = option(with_options)
-        return with_options  # type: ignore[return-value]
+        return options(*asked)(with_options)  # type: ignore[return-value]
 
     return wrap
-
-
-def _absolute(path: str) -> str:
-    """A path as a shell's user means it; links stay as they are."""
-    return posixpath.normpath(Path(path).absolute()) if path else ""
 
 
 def _only(root: Path) -> RuntimeName:
@@ -149,7 +141,7 @@ def _only(root: Path) -> RuntimeName:
     "  gpunode runtime configure --runtime containerd --config /srv/c.toml --engine-version 1.7 --no-restart\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
 )
-@_options(*_WHAT, *_HOW)
+@_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
 def configure(options: Options, dry_run: bool, output_format: str) -> int:
     """Let the engine know the nvidia runtime: edit, validate, write, restart, check; rolled back if it fails."""
@@ -166,7 +158,7 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
     "  gpunode runtime unconfigure --runtime containerd --dry-run\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
 )
-@_options(*_WHAT, *_HOW)
+@_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
 def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
     """Take back what configure did, to the byte; of what somebody else wrote only the nvidia entries go."""
@@ -181,7 +173,7 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
     "  gpunode runtime diff --runtime docker --root /mnt/image\n\n"
     "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
 )
-@_options(*_WHAT)
+@_engine_options(*_WHAT)
 @format_option("text", "json")
 def diff(options: Options, output_format: str) -> int:
     """Show what configure would change, as unified diffs without secrets."""
@@ -202,7 +194,7 @@ def diff(options: Options, output_format: str) -> int:
     "  gpunode runtime status --runtime containerd --set-as-default --format json\n\n"
     "Exit codes: 0 configured, 2 invalid input, 3 configure would change something, 5 refused."
 )
-@_options(*_WHAT)
+@_engine_options(*_WHAT)
 @format_option("text", "json")
 def status(options: Options, output_format: str) -> int:
     """Say whether the engine knows the nvidia runtime, from which files, and what stands in the way."""
