@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 COLLECTION := gpunode/collection/ansible_collections/gpunode/node
 # Molecule scenarios that `make test` runs; `make test-all` runs every one.
-SCENARIOS ?= default docker containerd-v3
+SCENARIOS ?= default docker
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
@@ -41,7 +41,7 @@ lint: install
 unit: install
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m pytest -q -n 2 tests/unit -m 'not slow'
 
-test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, three Molecule scenarios; needs root, up to 40 min
+test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule scenarios; needs root, up to 40 min
 	@PATH="$(CURDIR)/$(BIN):$$PATH" SCENARIOS="$(SCENARIOS)" sh .ci/test.sh
 
 test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, a real DKMS build, benchmarks

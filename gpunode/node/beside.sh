@@ -44,14 +44,13 @@ remember_made() {
   journal_id=$was
 }
 
-# folders_of_removed: of packages that go for good, the folders of their files, the deepest first.  rpm leaves those behind
-# that no package has as its own; dpkg and pacman take them away.
-folders_of_removed() {
+# folders_of_old: of packages that go or change, the folders of their files, the deepest first.  rpm leaves those behind
+# that no package has as its own; dpkg and pacman take them away.  /usr/src, /opt and the like are the system's.
+folders_of_old() {
   case $manager in dnf | zypper) ;; *) return 0 ;; esac
-  [ -n "$(requested purge)" ] && [ -s "$GPUNODE_IN/.to_remove" ] || return 0
   # shellcheck disable=SC2046 # names
-  rpm -ql $(cat "$GPUNODE_IN/.to_remove") 2>/dev/null | awk '
-    { while (sub(/\/[^\/]*$/, "") && $0 != "") if (!seen[$0]++) print }' | sort -r
+  rpm -ql $(cut -d ' ' -f 2 "$GPUNODE_IN/.would" | cat - "$GPUNODE_IN/.to_remove" | sort -u) 2>/dev/null | awk '
+    { while (sub(/\/[^\/]*$/, "") && $0 != "") if (!seen[$0]++ && !/^(\/usr|\/var)?\/[^\/]*$/) print }' | sort -r
 }
 
 # remove_folders FILE: those of the list that are empty by now, and nobody's

@@ -331,7 +331,7 @@ transaction() {
   refuse_full_disk
   remember_packages
   keep_files
-  folders_of_removed >"$kept/folders"
+  folders_of_old >"$kept/folders"
   journal packages intent ",\"install\":$(requested install | cut -d ' ' -f 1 | json_list),\"remove\":$(json_list <"$GPUNODE_IN/.to_remove")"
   begun=1
   manager_ commit || {

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -28,14 +27,21 @@ if command -v apt-mark >/dev/null; then
   apt-mark showmanual | sed 's/^/manual /'
   awk -v RS= '$6 == 1 { print "auto", $2, $4 }' /var/lib/apt/extended_states | sort
 fi
-if command -v dnf >/dev/null; then dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort; fi
+if command -v dnf >/dev/null; then
+  dnf -q -C repoquery --userinstalled --qf '%{name}' 2>/dev/null | sort
+  sed -n '/^[^#]/s/^/lock /p' /etc/dnf/plugins/versionlock.list 2>/dev/null | sort
+fi
 true"""
-# apt writes its marks in an order of its own: STATES has what they say; a log of DKMS has the date in it
-LEFT_OUT = re.compile(r"\./var/lib/apt/extended_states |\./var/lib/dkms/.*/log/make\.log ")
-KILL = (
+# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of DKMS
+# has the date in it
+LEFT_OUT = re.compile(
+    r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
+)
+# all processes of gpunode's scripts; %s is a signal
+SIGNAL = (
     "for p in /proc/[0-9]*; do "
-    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -9 ${p#/proc/}; done; "
-    "pkill -KILL -x -f 'sh -s'; true"
+    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; "
+    "pkill -%s -x -f 'sh -s'; true"
 )
 OLD, NEW, CUDA = {"version": "580.95.05"}, {"version": "580.178.04"}, {"versions": ["12.8"]}
 
@@ -87,16 +93,19 @@ class Node:
         running = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
         )
-        while self.lab.run(self.lab.nodes[0], begun).returncode:
-            assert running.poll() is None, (
-                f"{verb} ended before it came to {at}: {running.stdout and running.stdout.read()}"
-            )
-            time.sleep(0.2)
+        # the node itself watches, and stops it there
+        self.sh(
+            f"for _ in $(seq 4000); do ! {begun} || break; sleep 0.01; done; {begun} && {{ {self.signal('STOP')}; }}"
+        )
         if controller:
             running.kill()
-        if shell:
-            self.sh(KILL)
-        assert running.wait(timeout=120) != 0
+        self.sh(self.signal("KILL" if shell else "CONT"))
+        said, _ = running.communicate(timeout=120)
+        assert running.returncode != 0, said
+
+    @staticmethod
+    def signal(name: str) -> str:
+        return SIGNAL.replace("%s", name)
 
 
 @pytest.fixture(scope="module", params=["debian:12", "debian:13", "rocky:9"])
@@ -177,6 +186,7 @@ export DEBIAN_FRONTEND=noninteractive
 echo 'deb [signed-by=/usr/share/keyrings/cuda.asc] {cuda[url]} /' >/etc/apt/sources.list.d/cuda.list
 echo 'deb [signed-by=/usr/share/keyrings/toolkit.asc] {toolkit[url]} /' >/etc/apt/sources.list.d/toolkit.list
 apt-get -q update
+apt-get -q -y install "linux-headers-$(uname -r)"
 apt-get -q -y install nvidia-driver-pinning-580.95.05
 apt-get -q -y install nvidia-open-580 nvidia-container-toolkit
 echo 'blacklist nouveau' >/etc/modprobe.d/own.conf
