@@ -32,8 +32,8 @@ if command -v dnf >/dev/null; then
   sed -n '/^[^#]/s/^/lock /p' /etc/dnf/plugins/versionlock.list 2>/dev/null | sort
 fi
 true"""
-# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of DKMS
-# has the date in it
+# apt writes its marks in an order of its own, dnf the date beside its locks, and STATES has what they say; a log of
+# DKMS has the date in it
 LEFT_OUT = re.compile(
     r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
 )
