@@ -295,4 +295,8 @@ _LIVES_IN_NAMESPACES = (
     ("v1", "PersistentVolumeClaim"), ("apps/v1", "Deployment"), ("apps/v1", "DaemonSet"), ("apps/v1", "StatefulSet"),
     ("batch/v1", "Job"), ("batch/v1", "CronJob"),
 )  # fmt: skip
-_BY_KUBERNETES = (("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"))
+_BY_KUBERNETES = (  # and by OpenShift and Istio, in every namespace
+    ("ConfigMap", "kube-root-ca.crt"), ("ServiceAccount", "default"),
+    ("ConfigMap", "openshift-service-ca.crt"), ("ServiceAccount", "builder"), ("ServiceAccount", "deployer"),
+    ("ConfigMap", "istio-ca-root-cert"),
+)  # fmt: skip

@@ -200,6 +200,8 @@ class ApiServer:
     def _send(
         self, http: BaseHTTPRequestHandler, status: int, answer: Object | str, headers: dict[str, str] | None = None
     ) -> None:
+        if isinstance(answer, dict) and "kind" in answer:  # it stands first, and an item of a list has none
+            answer = {"kind": answer["kind"], **answer}
         data = answer.encode() if isinstance(answer, str) else json.dumps(answer).encode()
         kind = "text/plain" if isinstance(answer, str) else "application/json"
         http.send_response(status)

@@ -128,6 +128,7 @@ def test_labels_and_taints_come_to_the_hosts_of_the_inventory_and_go_again(serve
     assert gpu1 and gpu1["metadata"]["labels"] == {"zone": "a", "gpu": "true"}
     assert gpu1["spec"]["taints"] == [theirs, {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}]
     assert hows(applied)["Node gpu2"] == "changed"
+    assert set(hows(put(api, rendered(spec, **{"gpu1": {}, "10.0.0.2": {}}))).values()) == {"unchanged"}
 
     put(api, rendered(spec, gpu1={}))  # gpu2 left the inventory
     gpu2 = server.get("Node", "gpu2")

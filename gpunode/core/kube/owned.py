@@ -162,10 +162,14 @@ _SERVER_SIDE = ("managedFields", "resourceVersion", "generation", "uid", "creati
 
 
 def shown(item: Object | None) -> str:
-    """An object as YAML without what only the server writes; "" for None."""
+    """An object as YAML without what only the server writes; "" for None.
+
+    Its kind stands where manifests have it: an answer of the API begins with it, and an item of a list has none.
+    """
     from gpunode.core.kube.render import yaml_text
 
     if item is None:
         return ""
     metadata = {k: v for k, v in item["metadata"].items() if k not in _SERVER_SIDE}
-    return yaml_text({**{k: v for k, v in item.items() if k != "status"}, "metadata": metadata})
+    head = {"apiVersion": item["apiVersion"], "kind": item["kind"], "metadata": metadata}
+    return yaml_text({**head, **{k: v for k, v in item.items() if k not in (*head, "status")}})
