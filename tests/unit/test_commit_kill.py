@@ -101,7 +101,6 @@ def test_kill_at_some_commands_loses_nothing(tmp_path: Path, text: str) -> None:
     kill_at_every(16, tmp_path, text, "dash")
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize(("shell", "step"), [("dash", 1), ("bash", 4), ("busybox", 4)])
 @pytest.mark.parametrize("text", ["new\n", "broken\n"])
@@ -184,7 +183,6 @@ def test_two_writers_lose_nothing(tmp_path: Path) -> None:
     two_writers(Node(tmp_path / "node"), 6)
 
 
-@pytest.mark.slow
 @pytest.mark.extended
 @pytest.mark.parametrize("shell", SHELLS)
 def test_two_writers_lose_nothing_in_sixty_rounds(tmp_path: Path, shell: str) -> None:

@@ -74,7 +74,6 @@ def test_the_request_limits_the_probe_to_some_sections() -> None:
     assert facts.hostname == ""
 
 
-@pytest.mark.slow
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
     start = time.monotonic()
@@ -162,7 +161,6 @@ def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare
     assert "/data/k3s/agent/etc/containerd/config.toml" in parse_probe(done.stdout).files
 
 
-@pytest.mark.slow
 @needs_root
 def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
     tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")

@@ -68,7 +68,6 @@ def test_a_release_is_a_wheel_an_sdist_and_a_collection_of_one_version(first: Pa
     }
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_unpacked_sdist_gives_the_same_bytes_on_another_day_in_another_place(
     first: Path, unpacked: Path, tmp_path: Path

@@ -83,7 +83,6 @@ def test_an_editable_install_is_links_alone_so_that_nothing_hides_the_collection
     assert [name for name in names if ".dist-info/" not in name] == ["_gpunode.pth"]
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_wheel_runs_the_playbook_by_name(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "v", with_pip=True)

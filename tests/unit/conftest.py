@@ -1,0 +1,20 @@
+"""Which unit tests `make check` leaves out."""
+
+from __future__ import annotations
+
+import pytest
+
+# They run shells, daemons, browsers and whole commands, or hold all we make against the schema of every server.
+SLOW = {
+    f"test_{name}"
+    for name in "awx bundle_create bundle_push bundle_verify cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster "
+    "collection commit commit_await commit_faults commit_kill commit_restore commit_service connect docker_any "
+    "fleet_simulated init kube_apply kube_render kube_verify probe_script release runfile_sh runner "
+    "scheduler_extender shells wheel".split()
+}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker("slow")
