@@ -13,10 +13,14 @@ from difflib import get_close_matches
 from functools import cache
 from typing import Any
 
+from gpunode.core.scheduler_ranges import profiles_of, range_faults
 from gpunode.core.scheduler_rules import GROUP, SchedulerRules
 
 _DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)\Z")
-_RESOURCE = re.compile(r"([a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+)/([A-Za-z0-9][\w.-]*)\Z")
+_RESOURCE = re.compile(
+    r"(?!requests\.)(?!.*kubernetes\.io/)[a-z0-9]([a-z0-9-]*[a-z0-9])?(\.[a-z0-9]([a-z0-9-]*[a-z0-9])?)+/"
+    r"[A-Za-z0-9]([\w.-]*[A-Za-z0-9])?\Z"
+)
 Fields = Mapping[str, Mapping[str, tuple[str, ...]]]
 
 
@@ -36,7 +40,7 @@ def scheduler_faults(data: Any, minor: int, rules: SchedulerRules) -> list[str]:
         *_faults(data, "KubeSchedulerConfiguration", "", fields, lenient=lenient),
         *_args_faults(data, fields, lenient=lenient),
         *_plugin_faults(data, api, minor, rules),
-        *_range_faults(data, minor),
+        *range_faults(data, minor, rules),
         *extender_faults(data.get("extenders")),
     ]
 
@@ -60,8 +64,6 @@ def extender_faults(extenders: Any) -> Iterator[str]:
         if not isinstance(extender, dict):
             continue
         binders += bool(extender.get("bindVerb"))
-        if not extender.get("urlPrefix"):
-            yield f"extenders[{at}].urlPrefix: missing"
         if extender.get("prioritizeVerb") and not _positive(extender.get("weight")):
             yield f"extenders[{at}].weight: a prioritizeVerb needs a positive weight"
         resources = extender.get("managedResources")
@@ -142,7 +144,7 @@ def _fits(value: Any, kind: str) -> bool:
     if kind == "duration":
         return isinstance(value, str) and bool(_DURATION.match(value))
     whole = isinstance(value, int) and not isinstance(value, bool)
-    return whole or (kind == "float" and isinstance(value, float))
+    return whole or (isinstance(value, float) and (kind == "float" or value.is_integer()))
 
 
 def _said(value: Any) -> str:
@@ -152,16 +154,9 @@ def _said(value: Any) -> str:
 # ---------------------------------------------------------------- profiles and plugins
 
 
-def _profiles(data: Mapping[str, Any]) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    profiles = data.get("profiles")
-    for at, profile in enumerate(profiles if isinstance(profiles, list) else []):
-        if isinstance(profile, dict):
-            yield at, profile
-
-
 def _args_faults(data: Mapping[str, Any], fields: Fields, *, lenient: bool) -> Iterator[str]:
     """The arguments of plugins of kube-scheduler's own; those of others are theirs."""
-    for at, profile in _profiles(data):
+    for at, profile in profiles_of(data):
         configs = profile.get("pluginConfig")
         for number, one in enumerate(configs if isinstance(configs, list) else []):
             struct = f"{one.get('name')}Args" if isinstance(one, dict) else ""
@@ -180,9 +175,13 @@ def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: Schedul
         for name in names
     }
     seen: set[str] = set()
-    for at, profile in _profiles(data):
-        name = str(profile.get("schedulerName") or "default-scheduler")
-        if name in seen:
+    profiles = profiles_of(data)
+    for at, profile in profiles:
+        said = profile.get("schedulerName")
+        name = str(said) if said is not None else "default-scheduler" if len(profiles) == 1 else ""
+        if not name:
+            yield f"profiles[{at}].schedulerName: missing"
+        elif name in seen:
             yield f"profiles[{at}].schedulerName: {name} stands twice"
         seen.add(name)
         plugins = profile.get("plugins")
@@ -196,37 +195,16 @@ def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: Schedul
                 yield f"profiles[{at}].pluginConfig[{number}]: the plugin {plugin} is gone in {api}"
             if plugin in configured[:number]:
                 yield f"profiles[{at}].pluginConfig[{number}]: {plugin} stands twice"
+    if api in ("v1beta3", "v1") and len({_queue_sort(profile) for _, profile in profiles}) > 1:
+        yield "profiles: plugins.queueSort has to be the same in all of them"
+
+
+def _queue_sort(profile: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
+    plugins = profile.get("plugins")
+    chosen = plugins.get("queueSort") if isinstance(plugins, dict) else None
+    said = chosen if isinstance(chosen, dict) else {}
+    return tuple(_names(said.get("enabled"))), tuple(_names(said.get("disabled")))
 
 
 def _names(plugins: Any) -> list[str]:
     return [str(one.get("name")) for one in plugins if isinstance(one, dict)] if isinstance(plugins, list) else []
-
-
-# ---------------------------------------------------------------- ranges
-
-
-def _range_faults(data: Mapping[str, Any], minor: int) -> Iterator[str]:
-    """Numbers that validation.go of kube-scheduler refuses, and locks that are gone."""
-    for path, holder in (("", data), *((f"profiles[{at}].", profile) for at, profile in _profiles(data))):
-        share = _number(holder, "percentageOfNodesToScore", 0)
-        if not 0 <= share <= 100:
-            yield f"{path}percentageOfNodesToScore: {share} is not from 0 to 100"
-    if (parallel := _number(data, "parallelism", 16)) <= 0:
-        yield f"parallelism: {parallel} is not greater than 0"
-    first, most = _number(data, "podInitialBackoffSeconds", 1), _number(data, "podMaxBackoffSeconds", 10)
-    if first <= 0:
-        yield f"podInitialBackoffSeconds: {first} is not greater than 0"
-    if most < first:
-        yield f"podMaxBackoffSeconds: {most} is less than podInitialBackoffSeconds, {first}"
-    election = data.get("leaderElection")
-    if not isinstance(election, dict) or election.get("leaderElect") is False:
-        return
-    lock = election.get("resourceLock") or "leases"
-    if (minor >= 27 and lock != "leases") or (minor >= 24 and lock in ("endpoints", "configmaps")):
-        yield f"leaderElection.resourceLock: {lock} is gone, write leases"
-
-
-def _number(holder: Mapping[str, Any], key: str, default: int) -> int:
-    """A whole number; the default where there is none, or what is no number (its type is another fault)."""
-    value = holder.get(key)
-    return value if isinstance(value, int) and not isinstance(value, bool) else default

@@ -24,6 +24,10 @@ def kubelet(text: str) -> Any:
     return yaml.safe_load(f"apiVersion: kubelet.config.k8s.io/v1beta1\nkind: KubeletConfiguration\n{text}")
 
 
+def fit(args: str) -> str:
+    return f"profiles: [{{pluginConfig: [{{name: NodeResourcesFit, args: {args}}}]}}]"
+
+
 # release → the versions that it reads
 TAKEN = {
     18: set[str](),
@@ -74,8 +78,82 @@ SCHEDULER = [
     (
         30,
         "v1",
-        "profiles: [{pluginConfig: [{name: NodeResourcesFit, args: {scoringstrategy: {}}}]}]",
+        fit("{scoringstrategy: {}}"),
         "profiles[0].pluginConfig[0].args.scoringstrategy: unknown field, near scoringStrategy",
+    ),
+    (30, "v1", "parallelism: 8.0", ""),
+    (30, "v1", "clientConnection: {burst: -1}", "clientConnection.burst: -1 is less than 0"),
+    (
+        30,
+        "v1",
+        "leaderElection: {leaseDuration: 10s}",
+        "leaderElection.leaseDuration: 10 s is not greater than renewDeadline, 10 s",
+    ),
+    (30, "v1", "leaderElection: {leaseDuration: 1m30s, renewDeadline: 1m}", ""),
+    (30, "v1", "leaderElection: {leaseDuration: 0s}", ""),
+    (
+        30,
+        "v1",
+        "leaderElection: {retryPeriod: 9s}",
+        "leaderElection.renewDeadline: 10 s is not greater than 1.2 × retryPeriod, 9 s",
+    ),
+    (30, "v1", "leaderElection: {leaderElect: false, leaseDuration: 1s}", ""),
+    (30, "v1", "profiles: [{schedulerName: ''}]", "profiles[0].schedulerName: missing"),
+    (30, "v1", "profiles: [{}]", ""),
+    (30, "v1", "profiles: [{}, {schedulerName: b}]", "profiles[0].schedulerName: missing"),
+    (
+        30,
+        "v1",
+        "profiles: [{schedulerName: a, plugins: {queueSort: {enabled: [{name: PrioritySort}]}}}, {schedulerName: b}]",
+        "profiles: plugins.queueSort has to be the same in all of them",
+    ),
+    (
+        30,
+        "v1",
+        "profiles: [{pluginConfig: [{name: InterPodAffinity, args: {hardPodAffinityWeight: 101}}]}]",
+        "profiles[0].pluginConfig[0].args.hardPodAffinityWeight: 101 is not from 0 to 100",
+    ),
+    (
+        30,
+        "v1",
+        fit("{scoringStrategy: {type: Most}}"),
+        "profiles[0].pluginConfig[0].args.scoringStrategy.type: Most is none of",
+    ),
+    (
+        30,
+        "v1",
+        fit("{scoringStrategy: {type: MostAllocated, resources: [{name: cpu, weight: 101}]}}"),
+        "profiles[0].pluginConfig[0].args.scoringStrategy.resources[0].weight: 101 is not from 1 to 100",
+    ),
+    (
+        30,
+        "v1",
+        fit("{apiVersion: kubescheduler.config.k8s.io/v1beta3}"),
+        "profiles[0].pluginConfig[0].args.apiVersion: kube-scheduler 1.30 takes no v1beta3",
+    ),
+    (
+        28,
+        "v1",
+        fit("{apiVersion: kubescheduler.config.k8s.io/v1beta3}"),
+        "",
+    ),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: u, managedResources: [{name: requests.example.com/x}]}]",
+        "extenders[0].managedResources: 'requests.example.com/x' is no name of an extended resource",
+    ),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: u, managedResources: [{name: example.kubernetes.io/x}]}]",
+        "extenders[0].managedResources: 'example.kubernetes.io/x' is no name of an extended resource",
+    ),
+    (
+        30,
+        "v1",
+        "extenders: [{urlPrefix: u, managedResources: [{name: example.com/x_}]}]",
+        "extenders[0].managedResources: 'example.com/x_' is no name of an extended resource",
     ),
     (30, "v1", "profiles: [{pluginConfig: [{name: TheirOwn, args: {anything: 1}}]}]", ""),
     (30, "v1", "profiles: [{plugins: {filter: {enabled: [{name: EBSLimits}]}}}]", ""),
@@ -116,7 +194,7 @@ SCHEDULER = [
         "leaderElection.resourceLock: endpointsleases is gone, write leases",
     ),
     (27, "v1", "leaderElection: {resourceLock: endpointsleases, leaderElect: false}", ""),
-    (30, "v1", "extenders: [{filterVerb: filter}]", "extenders[0].urlPrefix: missing"),
+    (30, "v1", "extenders: [{filterVerb: filter}]", ""),
     (
         30,
         "v1",

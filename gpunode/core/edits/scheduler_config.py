@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
@@ -16,6 +16,7 @@ from gpunode.core.edits.request import Refusal
 from gpunode.core.edits.scheduler_moved import moved_flags, with_profile
 from gpunode.core.kube_schemas import extender_faults, scheduler_faults
 from gpunode.core.model import Reason
+from gpunode.core.scheduler_ranges import profiles_of
 from gpunode.core.scheduler_rules import GROUP, SchedulerRules
 
 _VERBS = {"filterVerb": "filter", "bindVerb": "bind", "nodeCacheCapable": True, "ignorable": False}
@@ -118,11 +119,23 @@ def _migrated(path: str, text: str, said: Mapping[str, Any], wish: Wish) -> tupl
     text = yamledit.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
     source = wish.rules.api_source(wish.minor)
     reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{wish.minor} takes {', '.join(takes)}", source=source)]
+    for place in _arguments(said):
+        held = str(yamledit.value_at(said, (*place, "apiVersion")) or "")
+        if held.startswith(f"{GROUP}/") and held.rpartition("/")[2] not in takes:
+            text = yamledit.set_value(text, (*place, "apiVersion"), f"{GROUP}/{best}")
     for key in ("healthzBindAddress", "metricsBindAddress"):
         if key in said and best in ("v1beta3", "v1"):
             text = yamledit.remove(text, (key,))
             reasons.append(Reason(what=f"{path}: {key}", why=f"{best} has it no more", source=source))
     return text, tuple(reasons)
+
+
+def _arguments(said: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
+    """Where the arguments of plugins stand: some say their own version, too."""
+    for at, profile in profiles_of(said):
+        configs = profile.get("pluginConfig")
+        for number in range(len(configs) if isinstance(configs, list) else 0):
+            yield ("profiles", at, "pluginConfig", number, "args")
 
 
 def _check(data: Any, path: str, wish: Wish) -> None:
