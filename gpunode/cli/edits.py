@@ -24,12 +24,6 @@ def absolute(path: str) -> str:
     return posixpath.normpath(Path(path).absolute()) if path else ""
 
 
-def refusal(edit: Edit) -> GpunodeError:
-    """The edit's problems as one error."""
-    problems = edit.problems
-    return RefusedError("; ".join(p.what for p in problems), fix="; ".join(p.fix for p in problems))
-
-
 def diffs(before: Files, edit: Edit) -> str:
     """Unified diffs of all changes, secrets masked."""
     from gpunode.core.diff import unified

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, print_json, show_error
-from gpunode.cli.edits import diffs, edit_data, exit_of, refusal, show_outcome
-from gpunode.core.errors import Exit
+from gpunode.cli.edits import diffs, edit_data, exit_of, show_outcome
+from gpunode.core.errors import Exit, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome
@@ -72,6 +72,6 @@ def _disrupts(subject: Subject, edit: Edit) -> str:
 def _pending(edit: Edit, output_format: str) -> int:
     if edit.problems:
         if output_format == "text":
-            show_error(refusal(edit))
+            show_error(RefusedError.of(edit.problems))
         return Exit.REFUSED
     return Exit.PENDING if edit.changes else Exit.OK

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import Command, format_option, options, print_json, show_error
-from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, refusal, show_outcome
-from gpunode.core.errors import Exit, InputError
+from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, show_outcome
+from gpunode.core.errors import Exit, InputError, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome, RuntimeName
@@ -215,7 +215,7 @@ def status(options: Options, output_format: str) -> int:
 def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
     if edit.problems:
         if output_format == "text":
-            show_error(refusal(edit))
+            show_error(RefusedError.of(edit.problems))
         return Exit.REFUSED
     return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
 

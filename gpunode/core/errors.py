@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import IntEnum
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from gpunode.core.model import Problem
 
 
 class Exit(IntEnum):
@@ -64,6 +68,11 @@ class RefusedError(GpunodeError):
     """Understood, and refused: doing it would not work or would break the node."""
 
     exit = Exit.REFUSED
+
+    @classmethod
+    def of(cls, problems: Sequence[Problem]) -> RefusedError:
+        """The problems of a plan or an edit as one error."""
+        return cls("; ".join(problem.what for problem in problems), fix="; ".join(problem.fix for problem in problems))
 
 
 class InterruptedByUser(GpunodeError):

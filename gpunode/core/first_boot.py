@@ -10,12 +10,12 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpunode.core.errors import InputError
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.remote import program
 from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests_cdi import cdi_request
 from gpunode.core.requests_smoke import smoke_files
+from gpunode.core.requests_words import check_keys
 
 PROGRAM = "/usr/lib/gpunode/first-boot"
 UNIT = "gpunode-firstboot.service"
@@ -30,9 +30,7 @@ def first_boot_program(value: Mapping[str, Any], scripts: Mapping[str, str]) -> 
 
     Raises InputError.
     """
-    for key in value:
-        if key not in _REQUESTS:
-            raise InputError(f"first boot: unknown key {key!r}", expected=f"one of {', '.join(_REQUESTS)}")
+    check_keys("first boot", value, _REQUESTS)
     parts = {
         key: program(scripts[f"{key}.sh"], request(value[key])).encode()
         for key, request in _REQUESTS.items()

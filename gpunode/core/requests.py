@@ -25,13 +25,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.edits import Activation, RuntimeRequest, activation, request_of, root_config, runtime_files
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.requests_words import as_lines
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
@@ -96,13 +97,9 @@ def _after(after: Activation, settle: int) -> dict[str, bytes]:
     }
     return {
         "after": "".join(f"{key} {value}\n" for key, value in keys.items() if value).encode(),
-        "validate": _lines(after.validate),
-        "health": _lines("\t".join(words) for words in after.health),
+        "validate": as_lines(after.validate),
+        "health": as_lines("\t".join(words) for words in after.health),
     }
-
-
-def _lines(lines: Iterable[str]) -> bytes:
-    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def runtime_request(
@@ -151,9 +148,9 @@ def runtime_request(
             raise InputError(f"transaction {one!r}", expected="the name of a folder in the journal's backup")
     undo = {"label": label, **undo_data(edit.undo)}
     return request | {
-        **({"meant": _lines(edit.meant)} if edit.meant else {}),
+        **({"meant": as_lines(edit.meant)} if edit.meant else {}),
         **({"undo": json.dumps(undo).encode() + b"\n"} if label else {}),
-        **({"used": _lines(used)} if used else {}),
+        **({"used": as_lines(used)} if used else {}),
     }
 
 

@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.requests_words import as_lines, check_keys, checked
 
 REBOOT = ("never", "if-needed", "always")
 _LISTS = ("load", "unload", "services", "enable", "restart")
@@ -28,6 +30,7 @@ _SETTING = re.compile(r"[^\s'\"$`\\]+\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
+_checked = partial(checked, "activate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,9 +46,7 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False, after: It
 
     `after`: what the steps before say that they would change, in check mode.  Raises InputError.
     """
-    for key in value:
-        if key not in _KEYS:
-            raise InputError(f"activate: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    check_keys("activate", value, _KEYS)
     if value.get("reboot", "never") not in REBOOT:
         raise InputError(f"activate: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
     lines = {key: [_checked(_WORD, name, key) for name in value.get(key) or ()] for key in _LISTS}
@@ -63,7 +64,7 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False, after: It
         f"{_checked(_WORD, name, 'parameter')} {_checked(_SETTING, setting, 'value of a parameter')}"
         for name, setting in (value.get("parameters") or {}).items()
     ]
-    request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
+    request = {name: as_lines(found) for name, found in lines.items() if found}
     if not check:
         return request
     told = foretold(after)
@@ -108,9 +109,3 @@ def may_reboot(value: Mapping[str, Any], said: Activation, *, changed: bool, her
     if here and not value.get("reboot_controller"):
         return why, "gpunode does not reboot the machine it runs on, unless reboot_controller is true"
     return why, ""
-
-
-def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
-    if not isinstance(text, str) or not pattern.match(text):
-        raise InputError(f"activate: {what} {text!r}", expected=f"text like {pattern.pattern}")
-    return text

@@ -18,6 +18,7 @@ from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.gpushare import PREFIX
 from gpunode.core.model import ConfigFile, Edit, Undo
 from gpunode.core.requests import runtime_request
+from gpunode.core.requests_words import check_keys
 from gpunode.core.scheduler_rules import SchedulerRules
 from gpunode.core.spec import parse_spec
 
@@ -75,9 +76,8 @@ def absent(value: Mapping[str, Any]) -> bool:
 
 
 def _checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
+    check_keys(f"{kind} edit", value, ("state", *_KEYS[kind]))
     for key, said in value.items():
-        if key != "state" and key not in _KEYS[kind]:
-            raise InputError(f"{kind} edit: unknown key {key!r}", expected=f"one of state, {', '.join(_KEYS[kind])}")
         if key in _CHOICES and said not in _CHOICES[key]:
             raise InputError(f"{kind} edit: {key} is {said!r}", expected=f"one of {', '.join(_CHOICES[key][1:])}")
         if key in _PAIRS and not isinstance(said, Mapping):

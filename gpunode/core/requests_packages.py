@@ -15,9 +15,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from gpunode.core.errors import InputError
+from gpunode.core.requests_words import as_lines, check_keys, checked
 
 _BACK = ("unhold", "purge", "automatic", "keys")
 _KEYS = ("install", "remove", "may_go", "keep", "refresh", "alone", "streams", "proxy", *_BACK)
@@ -26,6 +27,7 @@ _VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
 _STREAM = re.compile(r"[a-zA-Z0-9._+-]+:[a-zA-Z0-9._+-]+\Z")
 _PROXY = re.compile(r"https?://[^\s\"]+\Z")
+_checked = partial(checked, "packages")
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:
@@ -34,9 +36,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     `wait` is in seconds.  A version may end in `*`; empty or missing means any.  Raises InputError on names that a
     shell or a package manager could read as something else.
     """
-    for key in value:
-        if key not in _KEYS:
-            raise InputError(f"packages: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    check_keys("packages", value, _KEYS)
     install = [_install_line(item) for item in value.get("install") or ()]
     remove = [_checked(_NAME, name, "package name") for name in value.get("remove") or ()]
     refresh = [_checked(_PATH, path, "absolute path of a sources file") for path in value.get("refresh") or ()]
@@ -46,7 +46,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     streams = [name.replace(":", " ") for name in named]
     files = {"install": install, "remove": remove, "keep": keep, "refresh": refresh, "streams": streams, "proxy": proxy}
     files |= {key: [_checked(_NAME, n, "package name") for n in value.get(key) or ()] for key in ("may_go", *_BACK)}
-    request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
+    request = {name: as_lines(lines) for name, lines in files.items() if lines}
     flags = {"alone": bool(value.get("alone")), "check": check}
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}
 
@@ -61,12 +61,6 @@ def _install_line(item: Any) -> str:
     name = _checked(_NAME, item.get("name", ""), "package name")
     version = _checked(_VERSION, item["version"], f"version of {name}") if item.get("version") else "-"
     return f"{name} {version} {'hold' if item.get('hold') else '-'}"
-
-
-def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
-    if not isinstance(text, str) or not pattern.match(text):
-        raise InputError(f"packages: {what} {text!r}", expected=f"text like {pattern.pattern}")
-    return text
 
 
 def locked_by(stdout: str) -> str:

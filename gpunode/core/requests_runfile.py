@@ -11,10 +11,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Flavour, Runfile
+from gpunode.core.requests_words import as_lines, check_keys, checked
 
 MODES = ("fetch", "install", "uninstall", "recover")
 _LINES = {
@@ -27,6 +29,7 @@ _LINES = {
     "proxy": re.compile(r"https?://[^\s\"]+\Z"),
 }
 _LISTS = {"urls": re.compile(r"https?://[^\s\"'`$\\]+\Z"), "options": re.compile(r"-[A-Za-z0-9=._/+-]+\Z")}
+_checked = partial(checked, "runfile")
 
 
 def runfile_value(kind: str, runfile: Runfile, *, proxy: str, modules: Flavour | None = None) -> dict[str, Any]:
@@ -54,9 +57,7 @@ def runfile_request(
     """
     if mode not in MODES:
         raise InputError(f"runfile: {mode!r}", expected=f"one of {', '.join(MODES)}")
-    for key in value:
-        if key not in _LINES and key not in _LISTS:
-            raise InputError(f"runfile: unknown key {key!r}", expected=f"one of {', '.join((*_LINES, *_LISTS))}")
+    check_keys("runfile", value, (*_LINES, *_LISTS))
     lines = {key: [_checked(pattern, value[key], key)] for key, pattern in _LINES.items() if value.get(key)}
     lines |= {key: [_checked(_LISTS[key], item, key) for item in value[key]] for key in _LISTS if value.get(key)}
     needed = () if mode == "recover" else ("kind", "version") if mode == "uninstall" else ("kind", "version", "name")
@@ -64,7 +65,7 @@ def runfile_request(
         if key not in lines:
             raise InputError(f"runfile: no {key}", expected=f"{', '.join(needed)}")
     lines.pop("path", None)  # it is the controller's
-    request = {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items()}
+    request = {name: as_lines(found) for name, found in lines.items()}
     more = {"given": given} if given else {}
     return {
         **request,
@@ -76,9 +77,3 @@ def runfile_request(
 def needs_file(stdout: str) -> bool:
     """Whether the node asks for the file to be sent."""
     return any(line.startswith("gpunode\tneed\t") for line in stdout.splitlines())
-
-
-def _checked(pattern: re.Pattern[str], text: Any, what: str) -> str:
-    if not isinstance(text, str) or not pattern.match(text):
-        raise InputError(f"runfile: {what} {text!r}", expected=f"text like {pattern.pattern}")
-    return text

@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts, RuntimeName, RuntimeWish
+from gpunode.core.requests_words import check_keys
 
 _WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_path")
 _KEYS = (*_WISH, "restart", "expect")
@@ -23,9 +24,7 @@ def runtime_wish(value: Mapping[str, Any]) -> RuntimeWish:
 
     `restart` and `expect` are the transaction's affair.  Raises InputError.
     """
-    for key in value:
-        if key not in _KEYS:
-            raise InputError(f"runtime edit: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    check_keys("runtime edit", value, _KEYS)
     for key, choices in _CHOICES.items():
         if (key in value or key == "runtime") and value.get(key) not in choices:
             words = ", ".join(map(str, choices))

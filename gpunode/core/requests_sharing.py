@@ -17,6 +17,7 @@ from typing import Any
 from gpunode.core.errors import InputError
 from gpunode.core.remote import program
 from gpunode.core.requests_activate import REBOOT
+from gpunode.core.requests_words import as_lines, check_keys
 
 _SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
 _PROFILE = re.compile(r"\d{1,2}g\.\d{1,4}gb([+-][a-z.]+)?\Z")
@@ -28,10 +29,10 @@ def mig_request(value: Mapping[str, Any], script: str, *, check: bool = False) -
 
     `script` is the text of mig.sh, which also becomes what runs at boot.  Raises InputError.
     """
-    _keys("mig", value, ("gpus", "unit", "config", "labels", "remove", "reboot", "reboot_controller"))
+    check_keys("mig", value, ("gpus", "unit", "config", "labels", "remove", "reboot", "reboot_controller"))
     if value.get("reboot", "never") not in REBOOT:
         raise InputError(f"mig: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
-    request = {"gpus": "".join(f"{_gpu_line(gpu)}\n" for gpu in value.get("gpus") or ()).encode()}
+    request = {"gpus": as_lines(map(_gpu_line, value.get("gpus") or ()))}
     if value.get("remove"):
         return request | {"remove": b"1\n"} | ({"check": b"1\n"} if check else {})
     request |= {key: b"1\n" for key in ("labels",) if value.get(key)}
@@ -42,13 +43,13 @@ def mig_request(value: Mapping[str, Any], script: str, *, check: bool = False) -
 
 def boot_program(value: Mapping[str, Any], script: str) -> bytes:
     """What gpunode-mig.service runs: mig.sh with the same GPUs."""
-    gpus = "".join(f"{_gpu_line(gpu)}\n" for gpu in value["gpus"]).encode()
+    gpus = as_lines(map(_gpu_line, value.get("gpus") or ()))
     labels = {"labels": b"1\n"} if value.get("labels") else {}
     return (_HEAD + program(script, {"gpus": gpus, "atboot": b"1\n", **labels})).encode()
 
 
 def _gpu_line(gpu: Mapping[str, Any]) -> str:
-    _keys("mig: a GPU", gpu, ("slot", "mode", "instances"))
+    check_keys("mig: a GPU", gpu, ("slot", "mode", "instances"))
     slot, mode = str(gpu.get("slot", "")), gpu.get("mode")
     if not _SLOT.match(slot) or mode not in ("on", "off"):
         raise InputError(f"mig: GPU {slot!r} with mode {mode!r}", expected="a slot such as 0000:17:00.0, on or off")
@@ -56,7 +57,7 @@ def _gpu_line(gpu: Mapping[str, Any]) -> str:
 
 
 def _tuple(instance: Mapping[str, Any]) -> str:
-    _keys("mig: an instance", instance, ("profile", "id", "start"))
+    check_keys("mig: an instance", instance, ("profile", "id", "start"))
     profile, numbers = str(instance.get("profile", "")), (instance.get("id", -1), instance.get("start", -1))
     if not _PROFILE.match(profile) or not all(_whole(n) and -1 <= n < 1000 for n in numbers):
         raise InputError(f"mig: instance {dict(instance)!r}", expected="profile such as 1g.10gb, id and start")
@@ -65,7 +66,7 @@ def _tuple(instance: Mapping[str, Any]) -> str:
 
 def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
     """{replicas, unit} or {remove} → request files.  Raises InputError."""
-    _keys("mps", value, ("replicas", "unit", "remove"))
+    check_keys("mps", value, ("replicas", "unit", "remove"))
     checking = {"check": b"1\n"} if check else {}
     if value.get("remove"):
         return {"remove": b"1\n", **checking}
@@ -77,9 +78,3 @@ def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, b
 
 def _whole(number: Any) -> bool:
     return isinstance(number, int) and not isinstance(number, bool)
-
-
-def _keys(where: str, value: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for key in value:
-        if key not in known:
-            raise InputError(f"{where}: unknown key {key!r}", expected=f"one of {', '.join(known)}")

@@ -10,11 +10,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast, get_args, get_type_hints
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Check
 from gpunode.core.remote import parse_outcome
+from gpunode.core.requests_words import as_lines, check_keys, checked
 
 ENGINES = ("containerd", "docker")
 _KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit", "socket")
@@ -22,6 +24,7 @@ _SOCKET = re.compile(r"/[^\s|]*\Z")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*\Z")
 _VERSION = re.compile(r"(\d+\.\d+|newest)\Z")
 _STATUSES = get_args(get_type_hints(Check)["status"])
+_checked = partial(checked, "smoke")
 
 
 def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
@@ -29,15 +32,13 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
 
     Raises InputError.
     """
-    for key in value:
-        if key not in _KEYS:
-            raise InputError(f"smoke: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    check_keys("smoke", value, _KEYS)
     engines = [_one_of(ENGINES, name, "runtime") for name in value.get("runtimes") or ()]
     lines = {
         "runtimes": engines,
-        "cuda": [_matching(_VERSION, version, "CUDA version") for version in value.get("cuda") or ()],
-        "image": [_matching(_IMAGE, value["image"], "image")] if value.get("image") else [],
-        "socket": [_matching(_SOCKET, value["socket"], "socket")] if value.get("socket") else [],
+        "cuda": [_checked(_VERSION, version, "CUDA version") for version in value.get("cuda") or ()],
+        "image": [_checked(_IMAGE, value["image"], "image")] if value.get("image") else [],
+        "socket": [_checked(_SOCKET, value["socket"], "socket")] if value.get("socket") else [],
         "gpus": [str(value.get("gpus") if value.get("gpus") == "found" else int(value.get("gpus") or 0))],
         "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
     }
@@ -45,7 +46,7 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
         lines[f"default_{_one_of(ENGINES, engine, 'runtime')}"] = [
             _one_of(("nvidia", "runc"), runtime, "default runtime")
         ]
-    return {name: "".join(f"{line}\n" for line in found).encode() for name, found in lines.items() if found}
+    return {name: as_lines(found) for name, found in lines.items() if found}
 
 
 def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:
@@ -68,9 +69,3 @@ def _one_of(choices: tuple[str, ...], text: Any, what: str) -> str:
     if text not in choices:
         raise InputError(f"smoke: {what} {text!r}", expected=f"one of {', '.join(choices)}")
     return str(text)
-
-
-def _matching(pattern: re.Pattern[str], text: Any, what: str) -> str:
-    if not isinstance(text, str) or not pattern.match(text):
-        raise InputError(f"smoke: {what} {text!r}", expected=f"text like {pattern.pattern}")
-    return text

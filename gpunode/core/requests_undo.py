@@ -19,6 +19,7 @@ from gpunode.core.requests import FileChange, commit_request
 from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests_packages import packages_request
 from gpunode.core.requests_runfile import runfile_request
+from gpunode.core.requests_words import as_lines, check_keys
 from gpunode.core.takeback import PARTS, UNITS, FileBack, FilesBack, TakeBack
 
 VERBS = ("uninstall", "rollback")
@@ -46,9 +47,7 @@ class UndoWish:
 
 def undo_wish(value: Mapping[str, Any]) -> UndoWish:
     """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
-    for key in value:
-        if key not in _KEYS:
-            raise InputError(f"undo: unknown key {key!r}", expected=f"one of {', '.join(_KEYS)}")
+    check_keys("undo", value, _KEYS)
     wish = UndoWish(
         verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None
     )
@@ -123,7 +122,7 @@ def _last(back: TakeBack) -> dict[str, Sequence[str]]:
 
 
 def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
-    request = {name: "".join(f"{line}\n" for line in lines).encode() for name, lines in files.items() if lines}
+    request = {name: as_lines(lines) for name, lines in files.items() if lines}
     return Ask(title=title, script="putback.sh", request=request | _check(check)) if request else None
 
 
@@ -150,7 +149,7 @@ def _files(title: str, files: FilesBack | None, check: bool) -> Ask | None:
             # the others prove that the engine knows the nvidia runtime
             "health": b"".join(b"%s\n" % n for n in files.follow.health.splitlines() if n.endswith(b"\tversion")),
         }
-    request |= {"used": "".join(f"{id}\n" for id in files.used).encode()}
+    request |= {"used": as_lines(files.used)}
     return Ask(title=title, script="commit.sh", request=request)
 
 

@@ -9,6 +9,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.requests_cdi import cdi_request
+from gpunode.core.requests_words import as_lines
 from gpunode.edge.planner import load_templates
 from gpunode.edge.runtimes import Options
 from gpunode.edge.shell import local_run
@@ -21,7 +22,7 @@ def misfits(options: Options) -> tuple[str, ...]:
     """Why the specification does not fit this machine; () where it does, or the engine is not one that goes by it."""
     if not _counts(options):
         return ()
-    request = {"sections": "".join(f"{name}\n" for name in SECTIONS).encode()}
+    request = {"sections": as_lines(SECTIONS)}
     _, stdout, _ = local_run(program(script("probe.sh"), request))
     return stale(parse_probe(stdout))
 

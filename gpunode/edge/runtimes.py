@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from gpunode.core.edits import (
+    SECTIONS,
     Activation,
     RuntimeRequest,
     RuntimeState,
@@ -24,13 +25,12 @@ from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, 
 from gpunode.core.remote import program
 from gpunode.core.requests import TRIES, runtime_request, undo_label
 from gpunode.core.requests_activate import activate_request
+from gpunode.core.requests_words import as_lines
 from gpunode.edge import transaction
 from gpunode.edge.shell import local_run
 from gpunode.edge.transaction import STATE, run, state_folder
 from gpunode.edge.tree import Found, Tree
 from gpunode.node import script
-
-SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def look(options: Options) -> Subject:
 def _facts() -> NodeFacts:
     from gpunode.core.facts import parse_probe
 
-    request = {"sections": "".join(f"{name}\n" for name in SECTIONS).encode()}
+    request = {"sections": as_lines(SECTIONS)}
     _, stdout, _ = local_run(program(script("probe.sh"), request))
     return parse_probe(stdout)
 

@@ -20,6 +20,7 @@ from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
 __all__ = [
+    "SECTIONS",
     "Activation",
     "RuntimeRequest",
     "RuntimeState",
@@ -33,6 +34,8 @@ __all__ = [
     "unconfigure_runtime",
 ]
 
+# of the probe: what `edit_runtime` goes by
+SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
 # by distribution, else by runtime
 _ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio, "podman": podman}
 _ENGINES |= {"k3s": k3s, "rke2": rke2, "k0s": k0s, "microk8s": microk8s}

@@ -47,8 +47,7 @@ class ActionModule(NodeAction):
         records = recorded_edits(facts.files, component.label) if remove else {}
         edit = component.unconfigure(texts, tuple(records.values())) if remove else component.configure(texts)
         if edit.problems:
-            fix = "; ".join(problem.fix for problem in edit.problems)
-            raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)
+            raise RefusedError.of(edit.problems)
         if not edit.changes:
             return {"changed": False, "msg": f"{component.name} is as it should be"}
         used = tuple(records) if remove else None

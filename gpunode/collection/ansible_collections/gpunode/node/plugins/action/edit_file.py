@@ -7,8 +7,6 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
 
-ENGINE_SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
-
 
 class ActionModule(NodeAction):
     """Run commit.sh: files in one transaction, or the configuration of each engine in one of its own."""
@@ -60,25 +58,27 @@ class ActionModule(NodeAction):
         return result
 
     def _toolkit(self, settings):
+        from gpunode.core.errors import RefusedError
         from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
         from gpunode.core.state.toolkit import config_edit
 
         _text, facts = self.probe("files")
         edit = config_edit(facts, toolkit_settings(settings))
-        _refuse_problems(edit)
+        if edit.problems:
+            raise RefusedError.of(edit.problems)
         if not edit.changes:
             return {"msg": "the container toolkit is configured"}
         outcome, _text = self.node("commit.sh", toolkit_request(facts, edit, check=self.check))
         return result_of(outcome) | {"diff": self._diff(edit.changes, facts), "stale": list(outcome.stale)}
 
     def _attempt(self, value):
-        from gpunode.core.edits import edit_runtime
+        from gpunode.core.edits import SECTIONS, edit_runtime
         from gpunode.core.errors import RefusedError, StaleError
         from gpunode.core.requests import edit_request
         from gpunode.core.requests_activate import activate_request
         from gpunode.core.requests_runtime import changed_files, runtime_wish
 
-        _text, facts = self.probe(*ENGINE_SECTIONS)
+        _text, facts = self.probe(*SECTIONS)
         wish = runtime_wish(value)
         stale = changed_files(value.get("expect") or {}, facts)
         if stale:
@@ -89,7 +89,8 @@ class ActionModule(NodeAction):
                 return {"changed": True, "msg": text, "changes": [text]}
             raise RefusedError(f"{wish.runtime} is not installed", fix=f"set runtimes.{wish.runtime}.manage to install")
         edit = edit_runtime(facts, wish)
-        _refuse_problems(edit)
+        if edit.problems:
+            raise RefusedError.of(edit.problems)
         if edit.changes:
             outcome, _text = self.node("commit.sh", edit_request(facts, wish, edit, check=self.check))
             found = {"diff": self._diff(edit.changes, facts), "stale": list(outcome.stale)}
@@ -109,11 +110,3 @@ class ActionModule(NodeAction):
         before = {path: facts.files[path].data if path in facts.files else None for path in changes}
         texts = [unified(before[path], after, path) for path, after in changes.items()]
         return [{"prepared": text} for text in texts if text]
-
-
-def _refuse_problems(edit):
-    from gpunode.core.errors import RefusedError
-
-    if edit.problems:
-        fix = "; ".join(problem.fix for problem in edit.problems)
-        raise RefusedError("; ".join(problem.what for problem in edit.problems), fix=fix)

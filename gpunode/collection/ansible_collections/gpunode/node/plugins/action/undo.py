@@ -14,6 +14,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args):
+        from gpunode.core.errors import RefusedError
         from gpunode.core.requests_undo import close_request, undo_requests, undo_wish
 
         if not args["what"]:
@@ -22,7 +23,8 @@ class ActionModule(NodeAction):
         self._verb = wish.verb
         result = {} if self.check else self._recovered()
         recall, scope, back = self._back(wish)
-        self._refuse(back)
+        if back.problems:
+            raise RefusedError.of(back.problems)
         result = joined(result, {"notes": list(back.notes), "diff": self._diff(back)})
         for ask in undo_requests(back, check=self.check):
             if not result.get("failed"):
@@ -82,14 +84,6 @@ class ActionModule(NodeAction):
             found["warnings"] = [f"reboot needed: {reboot}"]
             found["notes"] = [*found["notes"], *found["warnings"]]
         return found if not found.get("failed") else found | {"msg": f"{ask.title}: {found['msg']}"}
-
-    @staticmethod
-    def _refuse(back):
-        from gpunode.core.errors import RefusedError
-
-        if back.problems:
-            fix = "; ".join(problem.fix for problem in back.problems)
-            raise RefusedError("; ".join(problem.what for problem in back.problems), fix=fix)
 
 
 def _left(back, result):

@@ -16,6 +16,7 @@ try:
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
     from gpunode.core.remote import parse_outcome, program
+    from gpunode.core.requests_words import as_lines
     from gpunode.node import script
 except ImportError as error:
     GPUNODE_MISSING = str(error)
@@ -70,7 +71,7 @@ class NodeAction(ActionBase):
         """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
         request = {"sections": " ".join(sections).encode() + b"\n"} if sections or paths else {}
         if paths:
-            request["paths"] = "".join(f"{path}\n" for path in sorted(paths)).encode()
+            request["paths"] = as_lines(sorted(paths))
         text, _rc = self.send("probe.sh", request)
         return text, parse_probe(text)
 
