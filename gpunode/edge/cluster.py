@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
@@ -60,11 +61,13 @@ class Api:
         *,
         context: str = "",
         timeout: float = 30,
+        headers: Sequence[tuple[str, str]] = (),
         pause: Callable[[float], None] = time.sleep,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._client = client
         self._timeout = timeout
+        self._headers = headers
         self.pause = pause
         self.clock = clock
         self.context = context
@@ -154,11 +157,14 @@ class Api:
     ) -> Any:
         import urllib3
 
-        headers = {"Accept": "application/json", "User-Agent": "gpunode"}
+        headers = urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "gpunode"})
+        for name, value in self._headers:
+            headers.add(name, value)
         for setting in self._client.configuration.auth_settings().values():
             if setting and setting["in"] == "header" and setting["value"]:
                 headers[setting["key"]] = setting["value"]
-        headers |= {"Content-Type": content} if body is not None else {}
+        if body is not None:
+            headers["Content-Type"] = content
         return self._client.rest_client.pool_manager.request(
             method,
             f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
@@ -188,8 +194,14 @@ class Api:
     # ------------------------------------------------------------ kinds and paths
 
     def version(self) -> str:
-        """gitVersion, such as v1.34.2+k3s1; a server that is not there is said so at once."""
-        return str(self.request("GET", "/version", attempts=2).get("gitVersion", ""))
+        """gitVersion, such as v1.34.2+k3s1; a server that is not there is said so at once.
+
+        One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
+        """
+        said = self.request("GET", "/version", attempts=2)
+        version, minor = str(said.get("gitVersion", "")), str(said.get("emulationMinor") or "")
+        emulated = f"v{said.get('emulationMajor', 1)}.{minor}"
+        return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
 
     def resource(self, api: str, kind: str) -> Resource | None:
         """How the server serves a kind, None when it does not."""

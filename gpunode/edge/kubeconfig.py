@@ -6,8 +6,11 @@ The package kubernetes reads them and opens the connection: certificates, tokens
 from __future__ import annotations
 
 import os
+import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from gpunode.core.errors import InputError
 from gpunode.edge.cluster import Api
@@ -52,6 +55,8 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
                 fix="kubectl config get-contexts",
             )
         config.load_kube_config(config_file=paths, context=context, client_configuration=configuration)
+        user = next((item["context"].get("user", "") for item in contexts if item["name"] == context), "")
+        headers = tuple(_impersonated(paths, user))
     except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
         text = str(error) or type(error).__name__
         raise InputError(
@@ -59,7 +64,29 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
             expected="a kubeconfig with a current context, its cluster and its user",
             fix="kubectl config view; kubectl config get-contexts",
         ) from error
-    return Api(client.ApiClient(configuration), context=context, timeout=timeout)
+    if not configuration.verify_ssl:  # insecure-skip-tls-verify: kubectl says nothing either
+        warnings.filterwarnings("ignore", message="Unverified HTTPS request")
+    return Api(client.ApiClient(configuration), context=context, timeout=timeout, headers=headers)
+
+
+def _impersonated(paths: str, user: str) -> Iterator[tuple[str, str]]:
+    """The headers of a user who acts as another one, which the Python client passes over: `as`, `as-groups` …
+
+    https://kubernetes.io/docs/reference/access-authn-authz/authentication/#user-impersonation
+    """
+    kube_config: Any  # untyped
+    from kubernetes.config import kube_config
+
+    found = kube_config.KubeConfigMerger(paths).config["users"].get_with_name(user, safe=True) if user else None
+    said = (found.value.get("user") if found else None) or {}
+    for key, header in (("as", "Impersonate-User"), ("as-uid", "Impersonate-Uid")):
+        if said.get(key):
+            yield header, str(said[key])
+    for group in said.get("as-groups") or ():
+        yield "Impersonate-Group", str(group)
+    for name, values in (said.get("as-user-extra") or {}).items():
+        for value in values:
+            yield f"Impersonate-Extra-{quote(name, safe='')}", str(value)
 
 
 def _current_context(paths: str) -> str:

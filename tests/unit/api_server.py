@@ -4,8 +4,7 @@ It knows lists with chunks, selectors, watches, server-side apply with field man
 dry runs, access reviews, evictions and logs, for the kinds of RESOURCES.  A request that nobody prepared is answered
 with 501 and remembered in `unexpected`, and the fixture that uses the server fails on it.
 
-Simpler than the real one: lists are one field each for apply (the real one merges containers by name, for example);
-there is no validation of types beyond `reject`; controllers are functions that a test adds.
+What it holds, and the rules of it, are api_store.py.
 """
 
 from __future__ import annotations
@@ -23,9 +22,8 @@ from typing import Any
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 import yaml
-from api_objects import RESOURCES, Object, applicable, bare, chosen, drop_at, leaves, merged, put_at
-
-Controller = Callable[["ApiServer", str, Object], None]
+from api_objects import Object, chosen
+from api_store import ApiStore, Place, Refusal
 
 
 @dataclass
@@ -42,36 +40,21 @@ class Fault:
     delay: float = 0.0
 
 
-class Refusal(Exception):
-    def __init__(self, status: int, reason: str, message: str, causes: list[Object] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.reason, self.causes = status, reason, causes or []
-
-
-class ApiServer:
-    """The store and its rules; `url` is where it listens."""
+class ApiServer(ApiStore):
+    """The store, served; `url` is where it listens."""
 
     def __init__(
         self, version: str = "v1.34.2", resources: dict[str, list[tuple[str, str, bool]]] | None = None
     ) -> None:
+        super().__init__(resources)
         self.version = version
-        self.resources = {**RESOURCES, **(resources or {})}
-        self.objects: dict[tuple[str, str, str, str], Object] = {}  # (api, plural, namespace, name)
-        self.managers: dict[tuple[str, str, str, str], dict[str, set[tuple[str, ...]]]] = {}
-        self.events: list[tuple[int, str, tuple[str, str, str, str], Object]] = []
-        self.revision = 100
-        self.changed = threading.Condition(threading.RLock())
         self.requests: list[str] = []
         self.unexpected: list[str] = []
         self.faults: list[Fault] = []
-        self.denied: list[str] = []  # patterns of "VERB RESOURCE NAMESPACE" in access reviews
-        self.logs: dict[str, str] = {}  # namespace/pod → its log
-        self.budgets: dict[str, int] = {}  # namespace/pod → evictions that its disruption budget refuses
-        self.stuck: set[str] = set()  # namespace/pod that never goes away
-        self.controllers: list[Controller] = []
         self.watch_breaks = 0  # so many watches are cut after their first event
         self.token = ""
-        self.reject: dict[str, str] = {}  # KIND NAME → why the server finds it invalid
+        self.emulated = ""  # the minor release that it behaves as
+        self.acted_as: list[tuple[str, str]] = []  # headers of impersonation of the latest request
         server = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -90,8 +73,6 @@ class ApiServer:
         self.http.daemon_threads = True
         self.url = f"http://127.0.0.1:{self.http.server_port}"
         threading.Thread(target=self.http.serve_forever, daemon=True, kwargs={"poll_interval": 0.02}).start()
-        self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
-        self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}})
 
     def close(self) -> None:
         self.http.shutdown()
@@ -113,43 +94,6 @@ class ApiServer:
         )
         return path
 
-    # ------------------------------------------------------------ for tests
-
-    def key(self, api: str, kind: str, namespace: str, name: str) -> tuple[str, str, str, str]:
-        plural = next(p for k, p, _ in self.resources[api] if k == kind)
-        return (api, plural, namespace, name)
-
-    def put(self, item: Object, manager: str = "somebody") -> Object:
-        """Store an object as somebody else made it."""
-        metadata = item["metadata"]
-        key = self.key(item["apiVersion"], item["kind"], metadata.get("namespace", ""), metadata["name"])
-        with self.changed:
-            return self._store(key, copy.deepcopy(item), manager, "ADDED" if key not in self.objects else "MODIFIED")
-
-    def get(self, kind: str, name: str, namespace: str = "") -> Object | None:
-        with self.changed:
-            for (api, plural, ns, n), item in self.objects.items():
-                if (ns, n) == (namespace, name) and (kind, plural) in [(k, p) for k, p, _ in self.resources[api]]:
-                    return copy.deepcopy(item)
-        return None
-
-    def names(self, kind: str) -> list[str]:
-        with self.changed:
-            return [
-                f"{ns}/{n}" if ns else n
-                for (api, plural, ns, n) in self.objects
-                if (kind, plural) in [(k, p) for k, p, _ in self.resources[api]]
-            ]
-
-    def edit(
-        self, kind: str, name: str, namespace: str, change: Callable[[Object], None], manager: str = "other"
-    ) -> None:
-        """Change a stored object as somebody else would."""
-        item = self.get(kind, name, namespace)
-        assert item is not None, (kind, name, namespace)
-        change(item)
-        self.put(item, manager)
-
     def later(self, seconds: float, work: Callable[[], None]) -> None:
         timer = threading.Timer(seconds, work)
         timer.daemon = True
@@ -164,6 +108,7 @@ class ApiServer:
         length = int(http.headers.get("Content-Length") or 0)
         body = json.loads(http.rfile.read(length)) if length else None
         with self.changed:
+            self.acted_as = [(key, value) for key, value in http.headers.items() if key.startswith("Impersonate-")]
             self.requests.append(line + (f"?{split.query}" if split.query else ""))
             fault = next((f for f in self.faults if f.times and re.search(f.pattern, self.requests[-1])), None)
             if fault:
@@ -213,7 +158,8 @@ class ApiServer:
     def route(self, http: BaseHTTPRequestHandler, path: str, query: dict[str, str], body: Any) -> Object | str | None:
         method = http.command
         if path == "/version":
-            return {"gitVersion": self.version, "major": "1", "minor": self.version.split(".")[1]}
+            emulated = {"emulationMajor": "1", "emulationMinor": self.emulated} if self.emulated else {}
+            return {"gitVersion": self.version, "major": "1", "minor": self.version.split(".")[1], **emulated}
         if path == "/api":
             return {"kind": "APIVersions", "versions": ["v1"]}
         if path == "/apis":
@@ -250,7 +196,7 @@ class ApiServer:
             elif method == "GET" and not sub:
                 return copy.deepcopy(self._existing(key))
             elif method == "PATCH" and not sub:
-                return self._patch(http, key, known, query, body)
+                return self._patch(http.headers.get("Content-Type", ""), key, known, query, body)
             elif method == "DELETE" and not sub:
                 return self._delete(key, body or {})
             elif method == "POST" and sub == "eviction":
@@ -272,35 +218,9 @@ class ApiServer:
         self.unexpected.append(f"{method} {path}")
         raise Refusal(501, "NotImplemented", f"nobody prepared {method} {path}")
 
-    def _review(self, body: Object) -> Object:
-        asked = body["spec"]["resourceAttributes"]
-        resource = asked["resource"] + (f"/{asked['subresource']}" if asked.get("subresource") else "")
-        words = f"{asked['verb']} {resource} {asked.get('namespace', '')}"
-        return {**body, "status": {"allowed": not any(re.search(pattern, words) for pattern in self.denied)}}
-
-    def _existing(self, key: tuple[str, str, str, str]) -> Object:
-        if key not in self.objects:
-            raise Refusal(404, "NotFound", f'{key[1]} "{key[3]}" not found')
-        return self.objects[key]
-
     # ------------------------------------------------------------ lists and watches
 
-    def _list(self, key: tuple[str, str, str, str], kind: str, query: dict[str, str]) -> Object:
-        found = [
-            item
-            for k, item in self.objects.items()
-            if k[:2] == key[:2] and key[2] in ("", k[2]) and chosen(item, query)
-        ]
-        start = int(query.get("continue") or 0)
-        limit = int(query.get("limit") or 0) or len(found)
-        more = {"continue": str(start + limit)} if start + limit < len(found) else {}
-        items = [
-            {k: v for k, v in item.items() if k not in ("apiVersion", "kind")} for item in found[start : start + limit]
-        ]
-        metadata = {"resourceVersion": str(self.revision), **more}
-        return {"kind": f"{kind}List", "apiVersion": key[0], "metadata": metadata, "items": copy.deepcopy(items)}
-
-    def _watch(self, http: BaseHTTPRequestHandler, key: tuple[str, str, str, str], query: dict[str, str]) -> None:
+    def _watch(self, http: BaseHTTPRequestHandler, key: Place, query: dict[str, str]) -> None:
         http.send_response(200)
         http.send_header("Content-Type", "application/json")
         http.send_header("Transfer-Encoding", "chunked")
@@ -329,148 +249,6 @@ class ApiServer:
             write(b"")
         except OSError:
             pass
-
-    def _log(self, namespace: str, name: str) -> str:
-        if f"{namespace}/{name}" not in self.logs:
-            raise Refusal(400, "BadRequest", f'container in pod "{name}" is waiting to start')
-        return self.logs[f"{namespace}/{name}"]
-
-    # ------------------------------------------------------------ changes
-
-    def _store(self, key: tuple[str, str, str, str], item: Object, manager: str, event: str) -> Object:
-        before = self.objects.get(key)
-        metadata = item["metadata"]
-        if before is not None and bare(before) == bare(item):
-            return before
-        self.revision += 1
-        metadata["resourceVersion"] = str(self.revision)
-        metadata.setdefault("uid", f"uid-{self.revision}")
-        changed = before is None or before.get("spec") != item.get("spec")
-        metadata["generation"] = (before or {"metadata": {}})["metadata"].get("generation", 0) + int(changed)
-        owned = self.managers.setdefault(key, {})
-        if manager not in owned:  # somebody who does not apply owns what is there
-            mine = set().union(*owned.values()) if owned else set()
-            owned[manager] = set(leaves(applicable(item))) - mine
-        metadata["managedFields"] = [{"manager": m, "operation": "Apply"} for m in owned]
-        self.objects[key] = item
-        self._event(event, key, item)
-        return item
-
-    def _event(self, event: str, key: tuple[str, str, str, str], item: Object) -> None:
-        self.events.append((self.revision, event, key, copy.deepcopy(item)))
-        self.changed.notify_all()
-        for controller in self.controllers:
-            controller(self, event, copy.deepcopy(item))
-
-    def _patch(
-        self,
-        http: BaseHTTPRequestHandler,
-        key: tuple[str, str, str, str],
-        known: Any,
-        query: dict[str, str],
-        body: Object,
-    ) -> Object:
-        _, plural, namespace, name = key
-        if known[2] and ("", namespace) != ("", "") and self.get("Namespace", namespace) is None:
-            raise Refusal(404, "NotFound", f'namespaces "{namespace}" not found')
-        if why := self.reject.get(f"{known[0]} {name}"):
-            raise Refusal(422, "Invalid", f'{known[0]} "{name}" is invalid: {why}')
-        content = http.headers.get("Content-Type", "")
-        manager = query.get("fieldManager", "unknown")
-        before = self.objects.get(key)
-        if content == "application/apply-patch+yaml":
-            item, owned = self._applied(key, body, manager, force=query["force"] == "true")
-        else:
-            # strategic merging differs for lists only, and kubectl's patches here have none
-            assert content in ("application/merge-patch+json", "application/strategic-merge-patch+json"), content
-            asked = body.get("metadata", {}).get("resourceVersion")
-            if asked and asked != self._existing(key)["metadata"]["resourceVersion"]:
-                raise Refusal(
-                    409, "Conflict", f'Operation cannot be fulfilled on {plural} "{name}": the object has been modified'
-                )
-            item, owned = merged(copy.deepcopy(self._existing(key)), body), None
-        if query.get("dryRun") == "All":
-            return item
-        if owned is not None:
-            self.managers.setdefault(key, {})[manager] = owned
-        return copy.deepcopy(self._store(key, item, manager, "MODIFIED" if before else "ADDED"))
-
-    def _applied(
-        self, key: tuple[str, str, str, str], body: Object, manager: str, *, force: bool
-    ) -> tuple[Object, set[Any]]:
-        """Server-side apply: conflicts with other managers, fields no longer applied go away."""
-        live = copy.deepcopy(self.objects.get(key)) or {
-            "apiVersion": body["apiVersion"], "kind": body["kind"],
-            "metadata": {"name": key[3], **({"namespace": key[2]} if key[2] else {})},
-        }  # fmt: skip
-        uid = body["metadata"].get("uid")
-        if uid and uid != live["metadata"].get("uid"):
-            raise Refusal(409, "Conflict", "uid mismatch")
-        wanted = leaves(applicable(body))
-        present = leaves(applicable(live))
-        others = {m: paths for m, paths in self.managers.get(key, {}).items() if m != manager}
-        conflicts = [
-            {"reason": "FieldManagerConflict", "message": f'conflict with "{m}"', "field": "." + ".".join(path)}
-            for m, paths in others.items()
-            for path in paths
-            if path in wanted and path in present and wanted[path] != present[path]
-        ]
-        if conflicts and not force:
-            words = ", ".join(f"{c['message']}: {c['field']}" for c in conflicts)
-            raise Refusal(409, "Conflict", f"Apply failed with {len(conflicts)} conflict: {words}", conflicts)
-        kept = set().union(*others.values()) if others else set()
-        for path in self.managers.get(key, {}).get(manager, set()) - set(wanted) - kept:
-            drop_at(live, path)
-        for path, value in wanted.items():
-            put_at(live, path, copy.deepcopy(value))
-        if force:
-            for c in conflicts:
-                for paths in others.values():
-                    paths.discard(tuple(c["field"][1:].split(".")))
-        return live, set(wanted)
-
-    def _delete(self, key: tuple[str, str, str, str], options: Object) -> Object:
-        item = self._existing(key)
-        uid = (options.get("preconditions") or {}).get("uid")
-        if uid and uid != item["metadata"]["uid"]:
-            raise Refusal(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
-        if key[1] == "namespaces" and item["metadata"].get("deletionTimestamp"):
-            raise Refusal(409, "Conflict", "The system is ensuring all content is removed from this namespace.")
-        if not options.get("dryRun"):
-            self.gone(key)
-        return {"kind": "Status", "status": "Success"}
-
-    def gone(self, key: tuple[str, str, str, str]) -> None:
-        """Delete an object, with what a namespace holds; one that is stuck only begins to go."""
-        with self.changed:
-            item = self.objects[key]
-            if f"{key[2]}/{key[3]}" in self.stuck:
-                fresh = copy.deepcopy(item)
-                fresh["metadata"] |= {"deletionTimestamp": "2026-11-22T00:00:00Z", "finalizers": ["example.com/stuck"]}
-                self._store(key, fresh, "kube-controller-manager", "MODIFIED")
-                return
-            if key[1] == "namespaces":
-                for inner in [k for k in self.objects if k[2] == key[3]]:
-                    self.gone(inner)
-            del self.objects[key]
-            self.managers.pop(key, None)
-            self.revision += 1
-            self._event("DELETED", key, item)
-
-    def _evict(self, key: tuple[str, str, str, str], body: Object) -> Object:
-        pod = f"{key[2]}/{key[3]}"
-        uid = ((body.get("deleteOptions") or {}).get("preconditions") or {}).get("uid")
-        if uid and uid != self._existing(key)["metadata"]["uid"]:
-            raise Refusal(409, "Conflict", f"the UID in the precondition ({uid}) does not match")
-        self._existing(key)
-        if (body["apiVersion"], body["kind"]) != ("policy/v1", "Eviction"):
-            raise Refusal(400, "BadRequest", f"no kind {body['kind']} of {body['apiVersion']}")
-        if self.budgets.get(pod, 0):
-            self.budgets[pod] -= 1
-            raise Refusal(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
-        if not (body.get("deleteOptions") or {}).get("dryRun"):
-            self.gone(key)
-        return {"kind": "Status", "status": "Success"}
 
 
 # ---------------------------------------------------------------- helpers

@@ -187,6 +187,33 @@ def test_wrong_credentials_are_told_as_such(server: ApiServer, tmp_path: Path) -
     assert quick(connect(str(server.kubeconfig(tmp_path / "k2")))).version() == "v1.34.2"
 
 
+def test_a_server_that_behaves_as_an_older_release_is_taken_for_that_one(server: ApiServer, api: Api) -> None:
+    server.version, server.emulated = "v1.36.2", "36"
+    assert api.version() == "v1.36.2"
+    server.emulated = "3"
+    assert api.version() == "v1.3.0"
+    server.emulated = "33"
+    assert api.version() == "v1.33.0"
+
+
+def test_a_user_who_acts_as_another_one_does_so_here_too(server: ApiServer, tmp_path: Path) -> None:
+    extra = {"scopes": ["view"], "example.com/why": ["test"]}
+    user = {"as": "ada", "as-uid": "7", "as-groups": ["ops", "gpu"], "as-user-extra": extra}
+    path = Path(config_for(server.url, tmp_path / "k"))
+    config = yaml.safe_load(path.read_text())
+    other = tmp_path / "users"  # a further file of $KUBECONFIG
+    other.write_text(yaml.safe_dump({"users": [{"name": "u", "user": user}]}))
+    path.write_text(yaml.safe_dump(config | {"users": []}))
+    quick(connect(f"{path}:{other}")).version()
+    assert server.acted_as == [
+        ("Impersonate-User", "ada"), ("Impersonate-Uid", "7"),
+        ("Impersonate-Group", "ops"), ("Impersonate-Group", "gpu"),
+        ("Impersonate-Extra-example.com%2Fwhy", "test"), ("Impersonate-Extra-scopes", "view"),
+    ]  # fmt: skip
+    quick(connect(str(server.kubeconfig(tmp_path / "k2")))).version()
+    assert server.acted_as == []
+
+
 def test_a_failure_that_lasts_ends_with_the_servers_words(server: ApiServer, api: Api) -> None:
     server.faults.append(Fault("nodes", 503, "ServiceUnavailable", "etcd has no leader", times=99))
     with pytest.raises(ApiError, match=r"etcd has no leader \(503\)"):
