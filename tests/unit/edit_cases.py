@@ -46,7 +46,7 @@ class Kind:
         if edit.problems:
             (case / "problem.txt").write_text(problems(edit))
             return
-        for path, data in changed(before, edit.changes).items():
+        for path, data in applied(before, edit).items():
             place = case / "after" / path.lstrip("/")
             place.parent.mkdir(parents=True, exist_ok=True)
             place.write_bytes(data)
@@ -56,11 +56,14 @@ OUTCOMES = {"after", "problem.txt", "error.txt"}
 
 
 def files(folder: Path) -> Files:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    """The files below a folder, as if it were the root."""
+    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
-def changed(before: Mapping[str, bytes], changes: Mapping[str, bytes | None]) -> Files:
-    return {path: data for path, data in {**before, **changes}.items() if data is not None}
+def applied(before: Mapping[str, bytes], edit: Edit) -> Files:
+    """The files after an edit, which has no problem."""
+    assert edit.problems == ()
+    return {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
 
 
 def problems(edit: Edit) -> str:

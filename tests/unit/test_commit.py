@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import os
 import struct
-from pathlib import Path
 
 import pytest
-from commit_node import SHELLS, Node, sha, unit
+from commit_node import Node, sha, unit
 
 from gpunode.core.requests import FileChange, commit_request
 
+pytest_plugins = ("commit_fixtures",)
+
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="owners and labels need root")
-
-
-@pytest.fixture(params=SHELLS)
-def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
-    return Node(tmp_path / "a root with spaces", request.param)
-
-
-@pytest.fixture
-def dash(tmp_path: Path) -> Node:
-    return Node(tmp_path / "node", "dash")
 
 
 def test_a_new_file_gets_its_bytes_its_mode_and_its_folders(node: Node) -> None:

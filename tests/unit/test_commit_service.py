@@ -5,23 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from commit_node import SHELLS, SYSTEMCTL, Node, unit
+from commit_node import SYSTEMCTL, Node, unit
 
 from gpunode.core.model import Outcome
 from gpunode.core.requests import FileChange, commit_request
 
-
-@pytest.fixture(params=SHELLS)
-def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
-    return Node(tmp_path / "a root with spaces", request.param)
-
-
-@pytest.fixture
-def dash(tmp_path: Path) -> Node:
-    return Node(tmp_path / "node", "dash")
+pytest_plugins = ("commit_fixtures",)
 
 
 def test_the_unit_is_told_and_the_change_stays_when_it_is_healthy(node: Node) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from edit_cases import OUTCOMES, Kind, changed, files, problems
+from edit_cases import OUTCOMES, Kind, applied, files, problems
 
 from gpunode.core.edits.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
 from gpunode.core.edits.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
@@ -48,11 +48,11 @@ def test_every_case_says_what_comes_of_it(kind: Kind) -> None:
 def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(kind: Kind, case: Path) -> None:
     before, request = files(case / "before"), kind.asked(case)
     edit = kind.configure(before, request)
-    after = changed(before, edit.changes)
+    after = applied(before, edit)
     assert after == files(case / "after")
     assert kind.configure(after, request).changes == {}
     back = kind.unconfigure(after, request, edit.undo)
-    assert changed(after, back.changes) == before
+    assert applied(after, back) == before
 
 
 @each("problem.txt")

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edit_cases import applied
 from test_edits import CASES, files, request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
@@ -119,10 +120,6 @@ def attempt(edit: Any, *arguments: Any) -> Edit | None:
     except GpunodeError:
         return None
     return None if made.problems else made
-
-
-def applied(tree: Mapping[str, bytes], edit: Edit) -> dict[str, bytes]:
-    return {path: data for path, data in {**tree, **edit.changes}.items() if data is not None}
 
 
 CASE_NAMES = sorted(path.parent.name for path in (CASES / "containerd").glob("*/request.json"))

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from edit_cases import applied, files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,15 +44,6 @@ CRIOS = [path for path in os.environ.get("GPUNODE_CRIOS", "").split(":") if path
 
 def request(**options: Any) -> RuntimeRequest:
     return RuntimeRequest(runtime="crio", **{"version": "1.31.13", **options})
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
-
-
-def applied(before: dict[str, bytes], edit: Edit) -> dict[str, bytes]:
-    assert edit.problems == ()
-    return {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
 
 
 # ---------------------------------------------------------------- going back without a record

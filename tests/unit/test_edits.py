@@ -11,6 +11,7 @@ from typing import get_args
 
 import pytest
 import tomlkit
+from edit_cases import files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,10 +31,6 @@ def cases(*outcomes: str) -> list[object]:
         for case in found
         if any((case / outcome).exists() for outcome in outcomes)
     ]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
 
 
 def request_of(case: Path) -> RuntimeRequest:

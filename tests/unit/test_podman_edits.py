@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from edit_cases import applied
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,11 +26,6 @@ CRUN = {ROOT: b'# ours\n[engine]\nruntime = "crun"\n'}
 
 def request(**options: Any) -> RuntimeRequest:
     return RuntimeRequest(runtime="podman", **options)
-
-
-def applied(before: dict[str, bytes], edit: Edit) -> dict[str, bytes]:
-    assert edit.problems == ()
-    return {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
 
 
 def test_unconfigure_removes_the_drop_in_and_says_that_the_specification_stays() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from edit_cases import changed, files
+from edit_cases import applied, files
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -87,7 +87,7 @@ def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: Path) ->
 @pytest.mark.parametrize("case", AFTER)
 def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: Path) -> None:
     after, request = files(case / "after"), asked(case)
-    left = changed(after, unconfigure_scheduler(after, request, RULES).changes)
+    left = applied(after, unconfigure_scheduler(after, request, RULES))
     flags = flags_in(words_of(left, request))
     for name in ("config", "policy-config-file"):
         if path := last_value(flags, name):
@@ -128,10 +128,10 @@ def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> Non
     case = next(case for case in CASES if case.name == "kubeadm-1.30")
     before, request = files(case / "before"), asked(case)
     edit = configure_scheduler(before, request, RULES)
-    after = changed(before, edit.changes)
+    after = applied(before, edit)
     elect = b"    - --leader-elect=true\n"
     after[MANIFEST] = after[MANIFEST].replace(elect, elect + b"    - --v=5\n")
-    left = changed(after, unconfigure_scheduler(after, request, RULES, [edit.undo]).changes)
+    left = applied(after, unconfigure_scheduler(after, request, RULES, [edit.undo]))
     assert left == {MANIFEST: before[MANIFEST].replace(elect, elect + b"    - --v=5\n")}
 
 
@@ -145,9 +145,9 @@ def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_anew()
     assert set(edit.changes) == {MANIFEST, RULES.config_file}
     metadata = yaml.safe_load(edit.changes[MANIFEST] or b"")["metadata"]
     assert list(metadata["annotations"]) == ["gpunode-scheduler-config"]
-    both = changed(after, edit.changes)
+    both = applied(after, edit)
     assert configure_scheduler(both, other, RULES).changes == {}
-    back = changed(both, unconfigure_scheduler(both, request, RULES, [edit.undo]).changes)
+    back = applied(both, unconfigure_scheduler(both, request, RULES, [edit.undo]))
     assert back == after
 
 

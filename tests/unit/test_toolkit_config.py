@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import tomlkit
+from edit_cases import files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,10 +24,6 @@ from gpunode.core.state.toolkit import config_edit, config_hints, wanted_config
 
 CASES = sorted((Path(__file__).parent.parent / "edits" / "toolkit").iterdir())
 AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
-
-
-def files(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def asked(case: Path) -> dict[str, Any]:

@@ -17,13 +17,12 @@ from gpunode.core.edits.kubelet import (
     kubelet_files,
     unconfigure_kubelet,
 )
-from gpunode.core.edits.unitfile import program_of
+from gpunode.core.edits.unitfile import FOLDERS, program_of
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import Edit
 from gpunode.core.scheduler_rules import SchedulerRules
 
-_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-UNITS = tuple(f"{top}/kubelet.service" for top in _FOLDERS)
+UNITS = tuple(f"{top}/kubelet.service" for top in FOLDERS)
 
 
 def completed(files: Mapping[str, bytes], request: KubeletRequest) -> KubeletRequest:

@@ -19,13 +19,13 @@ from gpunode.core.edits.scheduler import (
     scheduler_files,
     unconfigure_scheduler,
 )
+from gpunode.core.edits.unitfile import FOLDERS
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import Edit
 from gpunode.core.scheduler_rules import SchedulerRules, minor_of
 
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
-_FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
-UNITS = tuple(f"{top}/kube-scheduler.service" for top in _FOLDERS)
+UNITS = tuple(f"{top}/kube-scheduler.service" for top in FOLDERS)
 
 
 def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> SchedulerRequest:

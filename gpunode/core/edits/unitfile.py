@@ -15,6 +15,8 @@ from dataclasses import dataclass, replace
 from gpunode.core.edits.flags import Word, WordChange, apply_words, words_in
 from gpunode.core.edits.request import Refusal, decode
 
+# where units stand, the place that counts first; /run, what is made anew at every boot, is nobody's to edit
+FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))\Z")
 _SETTING = re.compile(r"^[ \t]*(?P<key>\w+)[ \t]*=[ \t]*", re.MULTILINE)
 _ASSIGNMENT = re.compile(r"^[ \t]*(?:export[ \t]+)?(?P<name>\w+)=", re.MULTILINE)
