@@ -85,8 +85,6 @@ def _distribution(request: SolveRequest, row: DistroRow, notes: Notes) -> Reposi
     """The repository that stands for all of the distribution's own."""
     source = request.sources[DISTRIBUTION]
     url = filled_in(source.url, _words(request, row, request.arch))
-    if row.family == "arch":
-        notes.refuse(f"sources.{DISTRIBUTION}: gpunode sets up no repositories of pacman", "see docs/air-gap.md")
     notes.because("repository", f"{DISTRIBUTION} is {url}: the node's own repositories are not asked", "sources")
     return Repository(
         name=DISTRIBUTION,

@@ -73,6 +73,12 @@ LAYOUTS = {
         template="apt.sources.j2",
     ),
     "dnf": Layout(folder="/etc/yum.repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
+    "pacman": Layout(
+        folder="/etc/pacman.d",
+        sources="gpunode-{name}.conf",
+        key="/etc/pacman.d/gpunode-{name}.asc",
+        template="pacman.conf.j2",
+    ),
     "zypper": Layout(folder="/etc/zypp/repos.d", sources="gpunode-{name}.repo", key=_RPM_KEY, template="rpm.repo.j2"),
 }
 

@@ -31,8 +31,16 @@ def check_signature(
     """The fingerprint whose detached signature fits.  Raises RefusedError."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "data").write_bytes(data)
+        return check_file_signature(Path(folder, "data"), signature, keys, fingerprints, where)
+
+
+def check_file_signature(
+    file: Path, signature: bytes, keys: Sequence[bytes], fingerprints: Sequence[str], where: str
+) -> str:
+    """The same for a file, however large."""
+    with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "signature").write_bytes(signature)
-        return _gpgv(Path(folder), keys, fingerprints, where, f"{folder}/signature", f"{folder}/data")
+        return _gpgv(Path(folder), keys, fingerprints, where, f"{folder}/signature", str(file))
 
 
 def _gpgv(folder: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str, *words: str) -> str:
@@ -81,6 +89,10 @@ class Signer:
     def signature(self, data: bytes) -> bytes:
         """Armored and detached."""
         return self._sign("--armor", data, "--detach-sign")
+
+    def plain_signature(self, data: bytes) -> bytes:
+        """Detached and without armor, as pacman has them."""
+        return self._sign("--detach-sign", data)
 
     def _sign(self, word: str, data: bytes, *more: str) -> bytes:
         return _gpg(self.home, "--local-user", self.fingerprint, "--digest-algo", "SHA512", word, *more, data=data)

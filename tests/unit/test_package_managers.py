@@ -324,6 +324,7 @@ def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
         ("apt", "apt_update", 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "{sources}";'),
         ("dnf", "dnf_ makecache", "reposdir={sources}"),
         ("zypper", "zypper_ refresh", "--reposd-dir={sources} --non-interactive refresh"),
+        ("pacman", "pacman_ -Sy", "--config {request}/.pacman.conf --noconfirm"),
     ],
 )
 @pytest.mark.parametrize("alone", [True, False])
@@ -336,14 +337,50 @@ def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
     manager.ask("refresh", f"{source}\n")
     if alone:
         manager.ask("alone", "1\n")
-    for program in ("apt-get", "dnf", "zypper"):
+    for program in ("apt-get", "dnf", "zypper", "pacman"):
         manager.fake(program, 'echo "$@"; [ "$1" != -c ] || cat "$2"')
+    command = f"{packages_sh()}\n{name}_options\n{command.replace('apt_update', 'apt_ update')}"
+    said = "\n".join(manager.run(name, command))
+    folder = manager.folder / "in/.sources"
+    assert (told.format(sources=folder, request=folder.parent) in said) is alone
+    assert [path.name for path in folder.glob("*")] == ([source.name] if alone else [])
+
+
+def packages_sh() -> str:
+    """Its functions, without what runs them."""
     functions, _, main = files("gpunode.node").joinpath("packages.sh").read_text().rstrip().rpartition("\n")
     assert main == "main"
-    said = "\n".join(manager.run(name, f"{functions}\n{name}_options\n{command.replace('apt_update', 'apt_ update')}"))
-    folder = manager.folder / "in/.sources"
-    assert (told.format(sources=folder) in said) is alone
-    assert [path.name for path in folder.glob("*")] == ([source.name] if alone else [])
+    return functions
+
+
+@pytest.mark.parametrize(
+    ("said", "upgradable", "told"),
+    [
+        ("", "", ""),
+        ("", "linux 6.12-1 -> 6.19-1 [ignored]", ""),
+        ("", "glibc 2.39-1 -> 2.40-1\nbash 5.1-1 -> 5.2-1", "glibc 2.39-1 -> 2.40-1;bash 5.1-1 -> 5.2-1"),
+        ("error: GPGME error: Bad signature", "", "the signature of the repository"),
+        ("error: failed retrieving file 'gpunode-distribution.db'", "", "cannot be read: error: failed retrieving"),
+    ],
+)
+def test_pacman_reads_a_bundle_of_the_node_s_own_day_only(
+    manager: Manager, said: str, upgradable: str, told: str
+) -> None:
+    """Fresh lists on a system that is older break it; what is held does not count."""
+    source = manager.folder / "gpunode-distribution.conf"
+    source.write_text("[gpunode-distribution]\n")
+    manager.ask("refresh", f"{source}\n")
+    manager.ask("alone", "1\n")
+    (manager.folder / "said").write_text(said)
+    (manager.folder / "upgradable").write_text(upgradable)
+    answers = (
+        f'*" -Sy "*) cat {manager.folder}/said; [ ! -s {manager.folder}/said ]',
+        f'*" -Qu "*) cat {manager.folder}/upgradable',
+    )
+    manager.fake("pacman", f'case " $* " in {" ;; ".join(answers)} ;; esac')
+    asked = f'{packages_sh()}\nfail() {{ echo "$1"; exit 0; }}\npacman_options; pacman_refresh; echo went on'
+    *lines, last = manager.run("pacman", asked)
+    assert (told in last) if told else (last == "went on" and not lines)
 
 
 def test_pacman_keeps_the_kernel_along_with_modules_that_are_built_for_it(manager: Manager) -> None:

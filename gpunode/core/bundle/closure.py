@@ -2,24 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
-from gpunode.core.bundle.deb import Deb, Relation, Universe, version_key
+from gpunode.core.bundle.deb import Relation
 from gpunode.core.model import PackageWant
+
+
+class Package(Protocol):
+    """What a package manager's entry has to say."""
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def version(self) -> str: ...
+    @property
+    def repository(self) -> str: ...
+    @property
+    def requires(self) -> Sequence[Sequence[Relation]]: ...
+    @property
+    def conflicts(self) -> Sequence[Relation]: ...
+    @property
+    def provides(self) -> Sequence[Relation]: ...
+
+
+P = TypeVar("P", bound=Package)
+
+
+class Universe(Protocol[P]):
+    """All packages of some repositories, and how their package manager looks for them."""
+
+    @property
+    def names(self) -> Mapping[str, Sequence[P]]: ...
+    def candidates(self, relation: Relation) -> list[P]: ...
+    def likely(self, candidates: list[P]) -> list[P]: ...
+    def wanted(self, want: PackageWant) -> list[P]: ...
+    def key(self, version: str) -> Any: ...
+
 
 Base = frozenset[str]  # names of packages that every node has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Puzzle:
+class Puzzle(Generic[P]):
     """Packages by number; for each its name, its rank among the versions of that name, what it needs and excludes.
 
     `needs[n]` are groups, one of each must be there; `excludes[n]` may not be beside n; `asked` are groups as well.
     `missing` says in words what no package can give.
     """
 
-    debs: tuple[Deb, ...]
+    packages: tuple[P, ...]
     ranks: tuple[int, ...]
     needs: tuple[tuple[tuple[int, ...], ...], ...]
     excludes: tuple[tuple[int, ...], ...]
@@ -27,16 +60,17 @@ class Puzzle:
     missing: tuple[str, ...]
 
 
-def puzzle(universe: Universe, wants: Sequence[PackageWant], *, base: Base, first: bool = True) -> Puzzle:
+def puzzle(universe: Universe[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True) -> Puzzle[P]:
     """All that can be reached from the wants.
 
-    `first`: of alternatives only the first that exists, as apt itself chooses; else all of them.
+    `first`: of alternatives only what the package manager itself would take first; else all of them.
     What is in `base`, or provided by it, is never needed.
     """
     there = base | {one.name for name in base for deb in universe.names.get(name, ()) for one in deb.provides}
-    found: dict[int, Deb] = {}
-    groups: dict[int, list[list[Deb]]] = {}
-    asked, missing = [], []
+    found: dict[int, P] = {}
+    groups: dict[int, list[list[P]]] = {}
+    asked: list[list[P]] = []
+    missing = []
     for want in wants:
         options = universe.wanted(want)
         if not options and want.name not in there:
@@ -54,26 +88,26 @@ def puzzle(universe: Universe, wants: Sequence[PackageWant], *, base: Base, firs
     return _numbered(universe, found, groups, asked, missing, there)
 
 
-def _options(universe: Universe, group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[Deb]:
+def _options(universe: Universe[P], group: Sequence[Relation], there: frozenset[str], *, first: bool) -> list[P]:
     """The packages that meet one dependency; none where the base does."""
     if any(one.name in there for one in group):
         return []
     taken = [universe.candidates(one) for one in group]
     taken = [options for options in taken if options]
     if first:
-        taken = taken[:1]
+        taken = [universe.likely(options) for options in taken[:1]]
     return [deb for options in taken for deb in options]
 
 
 def _numbered(
-    universe: Universe,
-    found: dict[int, Deb],
-    groups: dict[int, list[list[Deb]]],
-    asked: list[list[Deb]],
+    universe: Universe[P],
+    found: dict[int, P],
+    groups: dict[int, list[list[P]]],
+    asked: list[list[P]],
     missing: list[str],
     there: frozenset[str],
-) -> Puzzle:
-    debs = tuple(sorted(found.values(), key=lambda deb: (deb.name, version_key(deb.version), deb.repository)))
+) -> Puzzle[P]:
+    debs = tuple(sorted(found.values(), key=lambda deb: (deb.name, universe.key(deb.version), deb.repository)))
     number = {id(deb): at for at, deb in enumerate(debs)}
     impossible = (len(debs),)  # a number that no package has: what cannot be met excludes its package
     needs = []
@@ -102,7 +136,7 @@ def _numbered(
         ranks.append(rank)
         last = (deb.name, deb.version, rank)
     return Puzzle(
-        debs=debs,
+        packages=debs,
         ranks=tuple(ranks),
         needs=tuple(needs),
         excludes=excludes,

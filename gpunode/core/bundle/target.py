@@ -60,11 +60,6 @@ def parse_target(text: str, knowledge: Knowledge) -> Target:
         raise InputError(
             f"distribution {match['distro']!r} is not known", expected=f"one of {', '.join(knowledge.solved_distros())}"
         )
-    if row.family == "arch":
-        raise InputError(
-            "bundles for Arch are not made: a rolling release has no state that a bundle could hold",
-            fix="mirror an archive snapshot of that day, and set it up on the nodes (docs/air-gap.md)",
-        )
     return Target(distro=row.key, arch=match["arch"])
 
 

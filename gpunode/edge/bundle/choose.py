@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from gpunode.core.bundle.closure import puzzle
+from gpunode.core.bundle import closure
+from gpunode.core.bundle.alpm import Alpm, Sync
+from gpunode.core.bundle.closure import P, puzzle
 from gpunode.core.bundle.deb import Deb, Universe
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.target import MANAGERS, Target, Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import RefusedError
+from gpunode.edge.bundle.alpm import read_alpm
 from gpunode.edge.bundle.apt import ARCHS, read_apt
 from gpunode.edge.bundle.resolve import chosen
 from gpunode.edge.bundle.rpm import read_rpm, rpm_closure
@@ -25,7 +28,8 @@ class Source:
     keys: tuple[bytes, ...]
 
 
-Chosen = tuple[tuple[Deb | Rpm, ...], Mapping[str, str]]
+Package = Deb | Rpm | Alpm
+Chosen = tuple[tuple[Package, ...], Mapping[str, str]]
 
 
 def choose(
@@ -39,7 +43,7 @@ def choose(
     expired: bool,
 ) -> Chosen:
     """The packages of all the wants together, and by repository the texts of dnf's modules.  Raises GpunodeError."""
-    some = _debs if MANAGERS[family] == "apt" else _rpms
+    some = {"apt": _debs, "pacman": _alpms}.get(MANAGERS[family], _rpms)
     try:
         packages, modules = some(target, wants, sources, web, base=base, expired=expired)
     except RefusedError as error:
@@ -53,12 +57,14 @@ def _debs(
     lists = [
         deb for source in sources for deb in read_apt(source.upstream, target.arch, source.keys, web, expired=expired)
     ]
-    return tuple(deb for want in wants for deb in _deb_closure(target, want, lists, base)), {}
+    arch = ARCHS[target.arch]
+    return tuple(
+        deb for want in wants for deb in _closure(Universe(lists, arch=arch, patterns=want.patterns), want, base)
+    ), {}
 
 
-def _deb_closure(target: Target, want: Wants, lists: Sequence[Deb], base: frozenset[str]) -> tuple[Deb, ...]:
+def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -> tuple[P, ...]:
     """The packages for one kind of machine; where the first alternatives exclude each other, by the others."""
-    universe = Universe(lists, arch=ARCHS[target.arch], patterns=want.patterns)
     first = puzzle(universe, want.packages, base=base)
     if first.missing:
         raise RefusedError(
@@ -69,6 +75,13 @@ def _deb_closure(target: Target, want: Wants, lists: Sequence[Deb], base: frozen
         return chosen(first)
     except RefusedError:
         return chosen(puzzle(universe, want.packages, base=base, first=False))
+
+
+def _alpms(
+    target: Target, wants: Sequence[Wants], sources: Sequence[Source], web: Web, *, base: frozenset[str], expired: bool
+) -> Chosen:
+    lists = [package for source in sources for package in read_alpm(source.upstream, source.keys, web)]
+    return tuple(package for want in wants for package in _closure(Sync(lists), want, base)), {}
 
 
 def _rpms(

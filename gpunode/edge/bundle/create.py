@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from gpunode import __version__
+from gpunode.core.bundle.alpm import Alpm
 from gpunode.core.bundle.deb import Deb
 from gpunode.core.bundle.manifest import (
     KEY,
@@ -34,13 +35,14 @@ from gpunode.core.bundle.manifest import (
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.spdx import sbom
 from gpunode.core.bundle.target import MANAGERS, Target, Wants, bare_node, together, wants_of
-from gpunode.core.bundle.upstream import Upstream
+from gpunode.core.bundle.upstream import ARCH_KEYRING, Upstream
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.spec_source import DISTRIBUTION
+from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
-from gpunode.edge.bundle.choose import Source, choose
+from gpunode.edge.bundle.choose import Package, Source, choose
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
@@ -76,7 +78,7 @@ class Part:
     family: str
     wants: tuple[Wants, ...]
     sources: tuple[Source, ...]
-    packages: tuple[Deb | Rpm, ...]
+    packages: tuple[Package, ...]
     modules: Mapping[str, str] = field(default_factory=dict)
 
     @property
@@ -84,7 +86,7 @@ class Part:
         """The repositories of the bundle."""
         return tuple(dict.fromkeys(source.upstream.name for source in self.sources))
 
-    def source(self, package: Deb | Rpm) -> Source:
+    def source(self, package: Package) -> Source:
         """The one that the package is from."""
         return next(source for source in self.sources if source.upstream.address == package.origin)
 
@@ -98,21 +100,28 @@ def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str,
     parts = [_work_out(order, target, planner, store.web, tell) for target in order.targets]
     wanted = [Wanted(url=p.url, sha256=p.sha256, size=p.size) for part in parts for p in part.packages]
     store.fetch_all(wanted, lambda *numbers: tell(progress("fetched", *numbers)))
-    for part in parts:
-        for package in part.packages:
-            source = part.source(package)
-            if isinstance(package, Rpm) and source.upstream.signs == "packages":
-                check_rpm(store.path(package.sha256), source.keys, source.upstream.fingerprints, package.url)
+    signers = {package.sha256: _signed_by(package, part, store) for part in parts for package in part.packages}
     extras = _extras(order, planner, store.web, tell)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     try:
         with signer(f"gpunode bundle {datetime.now(UTC):%Y-%m-%d}") as key:
-            manifest = _lay_out(order, parts, extras, store, folder, key, url)
+            manifest = _lay_out(order, parts, extras, store, folder, key, url, signers)
         _into_place(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return manifest
+
+
+def _signed_by(package: Package, part: Part, store: Store) -> str:
+    """The key of the package's own signature, "" where the lists are signed.  Raises RefusedError."""
+    source = part.source(package)
+    file, keys, trusted = store.path(package.sha256), source.keys, source.upstream.fingerprints
+    if source.upstream.signs != "packages" or isinstance(package, Deb):
+        return ""
+    if isinstance(package, Alpm):
+        return check_alpm(package, file, keys, trusted, store.web)
+    return check_rpm(file, keys, trusted, package.url)
 
 
 def _may_write(out: Path) -> None:
@@ -213,7 +222,7 @@ def _distribution(order: Order, target: Target, planner: Planner) -> tuple[Upstr
     raise InputError(
         f"the repositories of {target.distro} on {target.arch} are not known",
         expected="the files in which one of its machines names them",
-        fix=f"copy /etc/yum.repos.d (zypp: /etc/zypp/repos.d) from one, and add --repositories {target}=FOLDER",
+        fix=f"copy /etc/yum.repos.d (/etc/zypp/repos.d, /etc/pacman.conf) of one; add --repositories {target}=FOLDER",
     )
 
 
@@ -224,6 +233,8 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
             expected="Signed-By (apt) or gpgkey (rpm)",
             fix="name the key in the file given by --repositories",
         )
+    if upstream.key.endswith(Path(ARCH_KEYRING).name):
+        return [Path(upstream.key).read_bytes()]
     return [read_key(upstream.key, planner.spec().proxy, upstream.fingerprints)]
 
 
@@ -231,7 +242,14 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
 
 
 def _lay_out(
-    order: Order, parts: Sequence[Part], extras: Extras, store: Store, folder: Path, key: Signer, url: str
+    order: Order,
+    parts: Sequence[Part],
+    extras: Extras,
+    store: Store,
+    folder: Path,
+    key: Signer,
+    url: str,
+    signers: Mapping[str, str],
 ) -> Manifest:
     files: dict[str, Stored] = {}
 
@@ -251,7 +269,9 @@ def _lay_out(
                 files[f"{where}/{package.file_name}"] = Stored(sha256=package.sha256, size=package.size)
             for file, data in _metadata(part, name, packages, key).items():
                 write(f"{where}/{file}", data)
-            repositories[name] = tuple(_packaged(package, where, part.source(package)) for package in packages)
+            repositories[name] = tuple(
+                _packaged(package, where, part.source(package), signers[package.sha256]) for package in packages
+            )
         targets[str(part.target)] = TargetPart(
             family=part.family,
             gpus=order.gpus,
@@ -286,17 +306,19 @@ def _lay_out(
     return manifest
 
 
-def _metadata(part: Part, name: str, packages: Sequence[Deb | Rpm], key: Signer) -> dict[str, bytes]:
+def _metadata(part: Part, name: str, packages: Sequence[Package], key: Signer) -> dict[str, bytes]:
     """The signed index files of one repository."""
     debs = [package for package in packages if isinstance(package, Deb)]
     if MANAGERS[part.family] == "apt":
         return apt_repository(debs, arch=part.target.arch, label=f"gpunode {name}", signer=key)
+    if MANAGERS[part.family] == "pacman":
+        return alpm_repository([package for package in packages if isinstance(package, Alpm)], name, key)
     rpms = [package for package in packages if isinstance(package, Rpm)]
     return rpm_repository(rpms, part.modules.get(name, ""), key)
 
 
-def _packaged(package: Deb | Rpm, where: str, source: Source) -> Packaged:
-    signed = "its own signature" if source.upstream.signs == "packages" else "SHA-256 in lists signed"
+def _packaged(package: Package, where: str, source: Source, signer: str) -> Packaged:
+    signed = "its own signature" if signer else "SHA-256 in lists signed"
     return Packaged(
         name=package.name,
         version=package.version,
@@ -305,7 +327,7 @@ def _packaged(package: Deb | Rpm, where: str, source: Source) -> Packaged:
         sha256=package.sha256,
         size=package.size,
         url=package.url,
-        checked=f"{signed} by {' or '.join(source.upstream.fingerprints)}",
+        checked=f"{signed} by {signer or ' or '.join(source.upstream.fingerprints)}",
     )
 
 

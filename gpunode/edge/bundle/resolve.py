@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from gpunode.core.bundle.closure import Puzzle
-from gpunode.core.bundle.deb import Deb
+from gpunode.core.bundle.closure import P, Puzzle
 from gpunode.core.errors import GpunodeError, RefusedError
 
 
@@ -20,14 +19,14 @@ def libsolv() -> Any:
     return solv
 
 
-def chosen(puzzle: Puzzle) -> tuple[Deb, ...]:
+def chosen(puzzle: Puzzle[P]) -> tuple[P, ...]:
     """The packages that together are what was asked.  Raises RefusedError that says what stands against it."""
     solv = libsolv()
     pool = solv.Pool()
     pool.setarch("noarch")
     repository = pool.add_repo("all")
     solvables = []
-    for deb, rank in zip(puzzle.debs, puzzle.ranks, strict=True):
+    for deb, rank in zip(puzzle.packages, puzzle.ranks, strict=True):
         one = repository.add_solvable()
         one.name, one.evr, one.arch = deb.name, str(rank), "noarch"
         solvables.append(one)
@@ -55,15 +54,17 @@ def chosen(puzzle: Puzzle) -> tuple[Deb, ...]:
     problems = solver.solve(jobs)
     if problems:
         raise RefusedError(_words(problems, puzzle, {dep.id: group for group, dep in tokens.items()}))
-    by_id = {one.id: deb for one, deb in zip(solvables, puzzle.debs, strict=True)}
+    by_id = {one.id: deb for one, deb in zip(solvables, puzzle.packages, strict=True)}
     return tuple(by_id[one.id] for one in solver.transaction().newsolvables())
 
 
-def _words(problems: Any, puzzle: Puzzle, groups: dict[int, tuple[int, ...]]) -> str:
+def _words(problems: Any, puzzle: Puzzle[Any], groups: dict[int, tuple[int, ...]]) -> str:
     """The first rules that contradict each other, with the names of packages in place of tokens."""
     said = "; ".join(str(problem) for problem in problems[:3])
     for token_id, group in groups.items():
-        names = sorted({puzzle.debs[n].name for n in group if n < len(puzzle.debs)}) or ["something no repository has"]
+        names = sorted({puzzle.packages[n].name for n in group if n < len(puzzle.packages)}) or [
+            "something no repository has"
+        ]
         place = list(groups).index(token_id)
         said = said.replace(f"any of {place} ", f"{' or '.join(names[:4])} ").replace(
             f"any of {place},", f"{' or '.join(names[:4])},"

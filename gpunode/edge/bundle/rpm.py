@@ -77,11 +77,16 @@ def _unpacked(data: bytes, name: str) -> bytes:
     if name.endswith(".xz"):
         return lzma.decompress(data)
     if name.endswith(".zst"):
-        done = subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=False)
-        if done.returncode:
-            raise GpunodeError(f"{name} cannot be unpacked", fix="install zstd on this machine")
-        return done.stdout
+        return unpacked_zstd(data, name)
     return data
+
+
+def unpacked_zstd(data: bytes, name: str) -> bytes:
+    """Raises GpunodeError."""
+    try:
+        return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise GpunodeError(f"{name} cannot be unpacked: {error}", fix="install zstd on this machine") from error
 
 
 # ---------------------------------------------------------------- the closure
@@ -178,20 +183,21 @@ def _readings(want: PackageWant) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- files
 
 
-def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str) -> None:
-    """The signature that the file itself carries: of its header, which holds the digest of all else.
+def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str) -> str:
+    """The fingerprint whose signature the file itself carries: of its header, which holds the digest of all else.
 
     Raises RefusedError.
     """
     with file.open("rb") as data:
         head = signed_header(data.read(HEADERS), where)
-        check_signature(head.header, head.signature, keys, fingerprints, where)
+        signed_by = check_signature(head.header, head.signature, keys, fingerprints, where)
         data.seek(head.payload_at)
         digest = hashlib.sha256()
         while piece := data.read(PIECE):
             digest.update(piece)
     if digest.hexdigest() != head.payload_sha256:
         raise RefusedError(f"{where}: its content is not what its signed header says", fix="use another mirror")
+    return signed_by
 
 
 def rpm_repository(packages: Sequence[Rpm], modules: str, signer: Signer) -> dict[str, bytes]:
