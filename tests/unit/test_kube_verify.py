@@ -74,6 +74,18 @@ def test_shares_are_proven_by_one_pod_more_than_gpus(server: ApiServer, api: Api
     assert [name for name in nodes.started if name.startswith("shared")] == [f"shared-gpu-{i}" for i in range(3)]
 
 
+def test_a_request_too_large_for_its_pool_is_not_put_on_a_node_of_another_pool(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", address="10.0.0.1", allocatable={GPU: "2"}))
+    server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
+    Nodes(server)
+    what = rendered({}, gpu1={}, gpu2={**SLICES, "kubernetes": {"pool": "sliced"}})
+    apply(api, what, timeout=5, tell=silent)
+    results = verify(api, what, timeout=5, tell=silent)
+    for pool, asked in ("default", 3), ("sliced", 9):
+        status, message = of(results, f"pool {pool}")["kube.too-many-stays-pending"]
+        assert (status, message.partition(":")[0]) == ("passed", f"a request of {asked} nvidia.com/gpu stays Pending")
+
+
 def test_shares_of_a_chart_that_nobody_labelled_are_known_from_the_spec(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server, replicas=4)

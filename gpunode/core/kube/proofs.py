@@ -95,8 +95,8 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
     if gpushare:
         yield from _gpushare_proofs(cluster, there, one)
     else:
-        most = max(other.total for _, other in there if other.resource == use.resource)
-        yield _too_large(cluster, "kube.too-many-stays-pending", use.resource, most + 1)
+        most, node = max((other.total, name) for name, other in there if other.resource == use.resource)
+        yield _too_large(cluster, "kube.too-many-stays-pending", node, use.resource, most + 1)
 
 
 def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check:
@@ -111,14 +111,15 @@ def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check
     return _proof(found, f"{count} pods on {count - 1} GPUs", cluster, node, limits, "running", "shared")
 
 
-def _too_large(cluster: Cluster, found: str, resource: str, amount: int) -> Proof:
+def _too_large(cluster: Cluster, found: str, node: str, resource: str, amount: int) -> Proof:
+    """More than the largest node of the pool has; on that node, as one of another pool may have it."""
     title = f"a request of {amount} {resource} stays Pending"
-    return _proof(found, title, cluster, "", [{resource: str(amount)}], "unschedulable", "pending")
+    return _proof(found, title, cluster, node, [{resource: str(amount)}], "unschedulable", "pending")
 
 
 def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: int) -> Iterator[Proof | Check]:
     """3 + 5 of a GPU's memory; more than the largest GPU has; a StatefulSet that is packed onto one GPU."""
-    cards = [gpu.total for _, use in there for gpu in use.gpus]
+    card, node = max(((gpu.total, name) for name, use in there for gpu in use.gpus), default=(0, there[0][0]))
     found = "kube.gpushare-two-pods"
     fit = next(((node, use) for node, use in there if _largest_gap(use) >= 8 * unit), None)
     if fit:
@@ -128,7 +129,7 @@ def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: i
         yield _proof(found, title, cluster, fit[0], limits, "running", "cards", expected=size)
     else:
         yield _busy(found, f"no GPU has {8 * unit} {there[0][1].unit} of memory free")
-    yield _too_large(cluster, "kube.gpushare-too-large-stays-pending", MEMORY, max(cards, default=0) + 1)
+    yield _too_large(cluster, "kube.gpushare-too-large-stays-pending", node, MEMORY, card + 1)
     yield _binpack(cluster, there, 3 * unit)
 
 
@@ -237,7 +238,7 @@ def _metadata(name: str) -> Object:
 
 
 def _spec(cluster: Cluster, node: str, limits: Mapping[str, str], *, hold: bool) -> Object:
-    """A pod that the scheduler may put on this node only ("": anywhere); `hold`: it lists its GPUs and stays."""
+    """A pod that the scheduler may put on this node only; `hold`: it lists its GPUs and stays."""
     main: Object = {"name": "cuda", "image": cluster.image(IMAGE), "imagePullPolicy": cluster.spec.images.pull_policy}
     main |= {"command": list(_LIST)} if hold else {}
     main |= {"resources": {"limits": dict(limits)}} if limits else {}
@@ -250,5 +251,5 @@ def _spec(cluster: Cluster, node: str, limits: Mapping[str, str], *, hold: bool)
         restartPolicy="Never",
         terminationGracePeriodSeconds=1,
         automountServiceAccountToken=False,
-        affinity=there if node else {},
+        affinity=there,
     )
