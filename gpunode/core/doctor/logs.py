@@ -22,6 +22,7 @@ _AROUND = 300  # characters on either side of a sign in joined text
 _LINE = 400  # characters of a line that are shown
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_ESCAPED = re.compile(r"""\\+["']""")  # once, or as often as one log quotes another
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 # NVRM: Xid (PCI:0000:01:00): 79, …; with MIG (PCI:0000:01:00 GPU-I:05)
 _XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
@@ -188,7 +189,9 @@ def plain(line: str) -> str:
         line = _ANSI.sub("", line)
     if "&" in line:
         line = html.unescape(line)
-    return line.replace('\\"', "'").replace("\\'", "'").translate(_QUOTES).strip()
+    if "\\" in line:
+        line = _ESCAPED.sub("'", line)
+    return line.translate(_QUOTES).strip()
 
 
 def _lower(text: str) -> str:
