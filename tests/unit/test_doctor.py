@@ -121,7 +121,7 @@ def test_lines_that_a_terminal_or_a_forum_has_broken_are_read_as_one(name: str, 
 def test_a_sign_in_broken_lines_is_less_certain() -> None:
     text = CASES["cuda-803"]["shows"]
     (whole,) = diagnose(FAULTS, [scan(FAULTS, "log", [text])]).findings
-    (broken,) = diagnose(FAULTS, [scan(FAULTS, "log", [text.replace(" display", "\ndisplay")])]).findings
+    (broken,) = diagnose(FAULTS, [scan(FAULTS, "log", [re.sub(" (has|display)", r"\n\1", text)])]).findings
     assert whole.confidence != broken.confidence
 
 
