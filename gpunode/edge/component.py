@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 from gpunode.core.edits import Activation
@@ -116,21 +117,17 @@ def _request(subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, c
     seen = {**dict.fromkeys(edit.changes), **subject.seen}
     seen |= {path: tree.read(path) for path in edit.changes if path not in subject.seen}
 
-    def place(path: str) -> str:  # commit.sh itself follows this machine's links, and says so
-        return path if host.here else str(tree.place(path))
-
     request = runtime_request(
         edit,
         {path: (one.sha256, one.mode) if one else ("", 0) for path, one in seen.items()},
-        replace(after(subject, edit), config=place(host.component.root)),
+        replace(after(subject, edit), config=transaction.placed(host.root, host.component.root)),
         label=host.component.label if keep else "",
         used=used,
-        place=place,
+        place=partial(transaction.placed, host.root),
         settle=host.component.settle,
         check=check,
     )
-    state = transaction.state_folder(host.root, [Path(place(path)) for path in edit.changes])
-    return request if state == Path(transaction.STATE) else request | {"state": f"{state}\n".encode()}
+    return request | transaction.journal_request(host.root, edit)
 
 
 def kubelet_version() -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,7 +29,7 @@ from gpunode.core.requests_activate import activate_request
 from gpunode.core.requests_words import as_lines
 from gpunode.edge import transaction
 from gpunode.edge.shell import local_run
-from gpunode.edge.transaction import STATE, run, state_folder
+from gpunode.edge.transaction import run
 from gpunode.edge.tree import Found, Tree
 from gpunode.node import script
 
@@ -207,11 +208,7 @@ def _request_of_commit(
     subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool
 ) -> dict[str, bytes]:
     """One transaction: every file that was read, or was not there, is compared."""
-    tree, found = Tree(subject.options.root), after(subject, edit)
-
-    def place(path: str) -> str:  # commit.sh itself follows this machine's links, and says so
-        return path if subject.options.here else str(tree.place(path))
-
+    root, found = subject.options.root, after(subject, edit)
     request = runtime_request(
         edit,
         {path: (one.sha256, one.mode) if one else ("", 0) for path, one in subject.seen.items()},
@@ -219,11 +216,10 @@ def _request_of_commit(
         label=undo_label(subject.request) if keep else "",
         used=used,
         handlers=(subject.request.name,) if keep and found.unit else (),
-        place=place,
+        place=partial(transaction.placed, root),
         check=check,
     )
-    state = state_folder(subject.options.root, [Path(place(path)) for path in edit.changes])
-    return request if state == Path(STATE) else request | {"state": f"{state}\n".encode()}
+    return request | transaction.journal_request(root, edit)
 
 
 def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:

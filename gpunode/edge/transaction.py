@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.model import Outcome, Undo
+from gpunode.core.model import Edit, Outcome, Undo
 from gpunode.core.remote import parse_outcome, program
 from gpunode.edge.shell import local_run
 from gpunode.edge.state import state_dir
@@ -31,6 +31,17 @@ def state_folder(root: Path, written: Sequence[Path] = ()) -> Path:
         return Tree(root).place(STATE)
     own = os.geteuid() and all(os.access(path if path.exists() else path.parent, os.W_OK) for path in written)
     return state_dir() / "node" if own else Path(STATE)
+
+
+def placed(root: Path, path: str) -> str:
+    """A path of the tree as commit.sh is told of it; on this machine it follows links itself, and says so."""
+    return path if root == Path("/") else str(Tree(root).place(path))
+
+
+def journal_request(root: Path, edit: Edit) -> dict[str, bytes]:
+    """The request file that says where the journal of this edit is; none where it always is."""
+    state = state_folder(root, [Path(placed(root, path)) for path in edit.changes])
+    return {} if state == Path(STATE) else {"state": f"{state}\n".encode()}
 
 
 def records(state: Path, label: str) -> dict[str, Mapping[str, Undo]]:

@@ -330,6 +330,8 @@ GIVEN = [
     ("kubeadm", {CONFIG: 'cgroupDriver: "systemd"\n'}, "", "systemd", CONFIG),
     ("kubeadm", {CONFIG: "cgroupDriver: systemd\n", FLAGS: KUBEADM_ARGS}, "", "cgroupfs", "--cgroup-driver"),
     ("kubeadm", {DEFAULTS: 'KUBELET_EXTRA_ARGS="--v 2 --cgroup-driver cgroupfs"'}, "", "cgroupfs", "--cgroup-driver"),
+    ("kubeadm", {FLAGS: KUBEADM_ARGS, DEFAULTS: "--cgroup-driver=systemd"}, "", "systemd", "--cgroup-driver"),
+    ("kubeadm", {FLAGS: KUBEADM_ARGS}, "/usr/bin/kubelet --cgroup-driver=systemd", "systemd", "--cgroup-driver"),
     ("kubeadm", {DEFAULTS: "# KUBELET_EXTRA_ARGS=--cgroup-driver=cgroupfs\n"}, "", "", ""),
     ("kubeadm", {}, "/usr/bin/kubelet --cgroup-driver=systemd", "systemd", "--cgroup-driver"),
     ("k0s", {K0S_CONFIG: "cgroupDriver: systemd\n"}, "", "systemd", K0S_CONFIG),

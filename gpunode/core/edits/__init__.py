@@ -10,6 +10,7 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from gpunode.core.daemon_flags import flag_value
 from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.k3s import k3s, rke2
@@ -214,11 +215,7 @@ def request_of(runtime: Runtime, wish: RuntimeWish) -> RuntimeRequest:
 def flag_config(runtime: Runtime) -> str:
     """The config file that the daemon's own arguments name, "" when they name none."""
     names = {"docker": ("--config-file",), "containerd": ("--config", "-c"), "crio": ("--config", "-c")}
-    for at, word in enumerate(runtime.flags):
-        name, equals, value = word.partition("=")
-        if name in names.get(runtime.name, ()):
-            return value if equals else "".join(runtime.flags[at + 1 : at + 2])
-    return ""
+    return flag_value(runtime.flags, *names.get(runtime.name, ()))
 
 
 def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:

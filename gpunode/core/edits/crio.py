@@ -11,6 +11,7 @@ import posixpath
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from gpunode.core.daemon_flags import flag_values
 from gpunode.core.edits import dropin, toml
 from gpunode.core.edits.crio_files import (
     CDI,
@@ -25,7 +26,6 @@ from gpunode.core.edits.crio_files import (
     InForce,
     documents_of,
     drop_in_of,
-    flags,
     folder,
     in_force,
     read,
@@ -188,9 +188,9 @@ def _not_by_flags(sets: Mapping[toml.Path, Any], unset: Sequence[str], request: 
     """Refuse what an argument of the daemon overrules."""
     keys = {key[0] for key in sets} | ({DEFAULT} if unset else set())
     for key, flag in FLAGS.items():
-        if key in keys and flags(request, flag):
+        if key in keys and flag_values(request.flags, flag):
             raise _overruled(flag, key)
-    if "runtimes" in keys and any(f"{request.name}:" in word for word in flags(request, "--runtimes")):
+    if "runtimes" in keys and any(f"{request.name}:" in word for word in flag_values(request.flags, "--runtimes")):
         raise _overruled("--runtimes", f"runtimes.{request.name}")
 
 
@@ -281,7 +281,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         left = ", ".join(key for key in read(document.path, text.encode()).section if key != DEFAULT)
         if document.path == drop_in and left:
             reasons.append(Reason(what=f"{left} in {drop_in}", why="stays: it is not the runtime's"))
-    if changes and flags(request, FLAGS[DEFAULT])[-1:] == [request.name]:
+    if changes and flag_values(request.flags, FLAGS[DEFAULT])[-1:] == [request.name]:
         raise _overruled(FLAGS[DEFAULT], DEFAULT)
     return Edit(changes=changes, reasons=tuple(reasons), meant=_meant(request) if changes else ())
 

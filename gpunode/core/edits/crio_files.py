@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.daemon_flags import flag_values
 from gpunode.core.edits import dropin
 from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 
@@ -77,7 +78,7 @@ def folder(request: RuntimeRequest) -> str:
     A root config of one's own, which no daemon's arguments name, has its own folder beside it: to try an edit there
     must not write into /etc.
     """
-    named = flags(request, "--config-dir", "-d")
+    named = flag_values(request.flags, "--config-dir", "-d")
     if named:
         return named[-1]
     if request.config in ("", CONFIG) or request.flags:
@@ -132,25 +133,15 @@ def in_force(documents: Sequence[Document], request: RuntimeRequest) -> InForce:
     for document in documents:
         section |= document.section
         runtimes |= document.runtimes
-    for word in flags(request, "--runtimes"):
+    for word in flag_values(request.flags, "--runtimes"):
         for item in word.split(","):
             name, _, rest = item.partition(":")
             runtimes[name] = {"runtime_path": rest.partition(":")[0]}
     for key, flag in FLAGS.items():
-        if given := flags(request, flag):
+        if given := flag_values(request.flags, flag):
             section[key] = given[-1]
     return InForce(section, runtimes, section.get(DEFAULT) or own)
 
 
 def _built_in(version: tuple[int, int]) -> dict[str, Any]:
     return next(({"allowed_annotations": found} for first, found in _ANNOTATIONS if version >= first), {})
-
-
-def flags(request: RuntimeRequest, *names: str) -> list[str]:
-    """Values of --name=VALUE and --name VALUE among the daemon's arguments."""
-    words = [word.partition("=") for word in request.flags]
-    return [
-        value if equals else "".join(request.flags[at + 1 : at + 2])
-        for at, (name, equals, value) in enumerate(words)
-        if name in names
-    ]

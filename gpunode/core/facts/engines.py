@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpunode.core.daemon_flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import ConfigFile, Runtime, RuntimeName, Service
 
@@ -127,15 +128,6 @@ def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
 
 def _process(units: Units, daemon: str) -> tuple[str, ...]:
     return next((args for args in units.processes if args and posixpath.basename(args[0]) == daemon), ())
-
-
-def flag_value(flags: tuple[str, ...], *names: str) -> str:
-    """Value of --name=VALUE or --name VALUE, "" when it is not given."""
-    for i, flag in enumerate(flags):
-        key, equals, value = flag.partition("=")
-        if key in names:
-            return value if equals else next(iter(flags[i + 1 :]), "")
-    return ""
 
 
 def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str:

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from gpunode.core.facts.engines import Units, containerd_cgroup, flag_value, text_of
+from gpunode.core.daemon_flags import flag_value
+from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
 
@@ -84,10 +85,10 @@ def read_kubernetes(probe: Probe, units: Units, files: Mapping[str, ConfigFile])
 
 
 def _kubelet_flags(kind: str, units: Units, files: Mapping[str, ConfigFile]) -> tuple[str, ...]:
-    """Arguments of the kubelet's process, and of the files that its unit takes some from."""
+    """Arguments in the files that the kubelet's unit takes some from, and of its process: the last ones count."""
     lines = [line for path in _KUBELET_FLAGS for line in text_of(files, path).splitlines()]
     written = [word for line in lines if not line.lstrip().startswith("#") for word in line.split()]
-    words = (*(units.commands.get("kubelet", ())[1:] if kind not in SOCKETS else ()), *written)
+    words = (*written, *(units.commands.get("kubelet", ())[1:] if kind not in SOCKETS else ()))
     return tuple(re.sub(r"\A[\"']?(?:KUBELET_[A-Z_]+=)?[\"']?|[\"']\Z", "", word) for word in words)
 
 
