@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -52,7 +53,22 @@ def test_the_bill_of_materials_names_every_package_with_its_checksum(site: Site)
         assert packages[one["file"]]["checksums"] == [{"algorithm": "SHA256", "checksumValue": one["sha256"]}]
         purl = packages[one["file"]]["externalRefs"][0]["referenceLocator"]
         assert purl == f"pkg:deb/debian/{one['name']}@{one['version']}?arch=amd64&distro=debian-12"
-    assert len({p["SPDXID"] for p in document["packages"]}) == len(packages)
+        assert packages[one["file"]]["downloadLocation"] == one["url"]
+    ids = {p["SPDXID"] for p in document["packages"]}
+    assert len(ids) == len(packages)
+    assert [one for one in ids if not re.fullmatch(r"SPDXRef-[A-Za-z0-9.-]+", one)] == []  # clause 3.2
+    assert {r["relatedSpdxElement"] for r in document["relationships"]} == ids
+
+
+def test_the_bill_of_materials_names_no_place_of_this_machine(site: Site) -> None:
+    """SPDX 2.3, clause 7.7: a location is one to download from, or NOASSERTION."""
+    spec = yaml.safe_load(site.spec.read_text())
+    spec["sources"]["nvidia-container-toolkit"]["url"] = f"file://{site.folder}/www/toolkit"
+    site.spec.write_text(yaml.safe_dump(spec))
+    site.create()
+    document = json.loads((site.bundle / "bundle.spdx.json").read_text())
+    places = {p["downloadLocation"].partition(":")[0] for p in document["packages"]}
+    assert places == {"http", "NOASSERTION"}
 
 
 @pytest.mark.skipif(not shutil.which("apt-get"), reason="needs apt")

@@ -13,6 +13,8 @@ from gpunode.core.bundle.manifest import Manifest, Packaged
 
 _KIND = {"debian": "deb/debian", "ubuntu": "deb/ubuntu", "rhel": "rpm", "suse": "rpm", "arch": "alpm/arch"}
 
+_DOWNLOAD = re.compile(r"(https?|ftp|sftp)://")
+
 
 def sbom(manifest: Manifest) -> bytes:
     """Every package once, with its checksum, where it was fetched, and its package URL (purl)."""
@@ -61,7 +63,8 @@ def _package(package: Packaged, purl: str) -> dict[str, Any]:
         "name": package.name,
         "versionInfo": package.version,
         "packageFileName": package.file,
-        "downloadLocation": package.url or "NOASSERTION",
+        # clause 7.7 knows no file: addresses, which would mean nothing elsewhere either
+        "downloadLocation": package.url if _DOWNLOAD.match(package.url) else "NOASSERTION",
         "filesAnalyzed": False,
         "licenseConcluded": "NOASSERTION",
         "licenseDeclared": "NOASSERTION",

@@ -255,7 +255,7 @@ def refuse_damaged(place: Place, found: list[Damage]) -> None:
     if found:
         some = "; ".join(f"{one.path}: {one.what}" for one in found[:3]) + (" …" if len(found) > 3 else "")
         raise GpunodeError(
-            f"{len(found)} file{'s'[: len(found) > 1]} of the bundle at {place.name} are damaged or missing: {some}",
+            f"the bundle at {place.name} is not whole; files damaged or missing: {len(found)}: {some}",
             expected="every file as its manifest says",
             fix="copy the bundle again, or make it again (what was fetched is kept): gpunode bundle create",
         )
