@@ -50,21 +50,19 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize(("typed", "shown"), TYPED)
-def test_tab_completes_in_bash(home: Path, typed: str, shown: str) -> None:
-    shell = pexpect.spawn("bash", ["--norc", "--noprofile", "-i"], env=environment(home), encoding="utf-8", timeout=30)
-    shell.sendline(f"source {home}/gpunode.bash; echo rea''dy")
-    shell.expect("ready")
-    shell.send(f"{typed}\t")
-    shell.expect_exact(shown)
-    shell.close(force=True)
+STARTS = {  # the shell without anybody's settings, and what makes our completion known to it
+    "bash": ("--norc --noprofile -i", "source {}/gpunode.bash"),
+    "zsh": ("-f -i", "autoload -Uz compinit; compinit -u; source {}/gpunode.zsh"),
+}
 
 
+@pytest.mark.parametrize("name", STARTS)
 @pytest.mark.parametrize(("typed", "shown"), TYPED)
-def test_tab_completes_in_zsh(home: Path, typed: str, shown: str) -> None:
-    needs("zsh")
-    shell = pexpect.spawn("zsh", ["-f", "-i"], env=environment(home), encoding="utf-8", timeout=30)
-    shell.sendline(f"autoload -Uz compinit; compinit -u; source {home}/gpunode.zsh; echo rea''dy")
+def test_tab_completes(home: Path, name: str, typed: str, shown: str) -> None:
+    needs(name)
+    options, known = STARTS[name]
+    shell = pexpect.spawn(name, options.split(), env=environment(home), encoding="utf-8", timeout=30)
+    shell.sendline(f"{known.format(home)}; echo rea''dy")
     shell.expect("ready\r\n")
     shell.send(f"{typed}\t")
     shell.expect_exact(shown)
