@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -13,7 +14,10 @@ import yaml
 from apt_server import Server, deb, repository
 from bundle_site import NEEDS_GPG, PARTS, TARGET, Site, gpunode, names
 
+from gpunode.cli.bundle import _telling
 from gpunode.core.spec import parse_spec
+from gpunode.edge.bundle import store
+from gpunode.edge.bundle.store import Store, Wanted, Web, progress
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import SigningKey
 
@@ -120,8 +124,6 @@ def test_a_download_that_broke_off_goes_on_and_is_not_begun_again(site: Site) ->
 
 def test_a_create_that_was_killed_is_taken_up_by_the_next(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first one stops in the middle of a file, as at kill -9: nothing of it is at the bundle's place."""
-    import gpunode.edge.bundle.store as store
-
     file = next((site.folder / "www/toolkit").glob("libnvidia-container1_*.deb"))
     site.server.cut[file.name] = 100
     monkeypatch.setattr(store, "TRIES", 1)
@@ -216,3 +218,39 @@ def test_a_folder_that_is_no_bundle_is_not_written_over(site: Site) -> None:
     (site.bundle / "thesis.tex").write_text("years of work")
     assert "no bundle" in site.create(exit=2)
     assert (site.bundle / "thesis.tex").read_text() == "years of work"
+
+
+# ---------------------------------------------------------------- progress
+
+
+def test_progress_counts_bytes_as_they_come_and_ends_with_all_of_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "PIECE", 1000)
+    (tmp_path / "www").mkdir()
+    sizes = {"a": 3500, "b": 1, "c": 2000}
+    wanted = []
+    server = Server(tmp_path / "www")
+    for name, size in sizes.items():
+        data = name.encode() * size
+        (tmp_path / "www" / name).write_bytes(data)
+        wanted.append(Wanted(url=f"{server.url}/{name}", sha256=hashlib.sha256(data).hexdigest(), size=size))
+    told: list[tuple[int, int, int, int]] = []
+    Store(tmp_path / "store", Web()).fetch_all([*wanted, wanted[0]], lambda *numbers: told.append(numbers))
+    server.close()
+    assert {(of, total) for _, of, _, total in told} == {(3, 5501)}
+    assert [done for _, _, done, _ in told] == sorted(done for _, _, done, _ in told)
+    assert len(told) == 4 + 1 + 2
+    assert told[-1] == (3, 3, 5501, 5501)
+
+
+def test_a_log_gets_a_line_of_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is news at once, progress not before its time, and the last of it at the end."""
+    with _telling() as tell:
+        tell("debian:12/x86_64: 12 packages")
+        for at in range(1, 6):
+            tell(progress("fetched", at, 5, at << 20, 5 << 20))
+    assert capsys.readouterr().err.splitlines() == [
+        "debian:12/x86_64: 12 packages",
+        "fetched 5 of 5 files, 5 of 5 MiB",
+    ]
