@@ -47,6 +47,12 @@ def chosen(item: Object, query: dict[str, str]) -> bool:
     return True
 
 
+def with_alias(pod_spec: Object) -> None:
+    """The account of a pod under both of its names, as the API server keeps it: whoever takes one away leaves both."""
+    if name := pod_spec.get("serviceAccountName") or pod_spec.get("serviceAccount"):
+        pod_spec |= {"serviceAccountName": name, "serviceAccount": name}
+
+
 def bare(item: Object) -> Object:
     hidden = ("resourceVersion", "generation", "managedFields", "uid")
     return {**item, "metadata": {k: v for k, v in item["metadata"].items() if k not in hidden}}

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from api_objects import RESOURCES, Object, applicable, bare, chosen, drop_at, leaves, merged, put_at
+from api_objects import RESOURCES, Object, applicable, bare, chosen, drop_at, leaves, merged, put_at, with_alias
 
 Place = tuple[str, str, str, str]  # (api, plural, namespace, name)
 
@@ -117,6 +117,7 @@ class ApiStore:
     def _store(self, key: Place, item: Object, manager: str, event: str) -> Object:
         before = self.objects.get(key)
         metadata = item["metadata"]
+        with_alias(((item.get("spec") or {}).get("template") or {}).get("spec") or {})
         if before is not None and bare(before) == bare(item):
             return before
         self.revision += 1

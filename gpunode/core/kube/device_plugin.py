@@ -195,7 +195,8 @@ def _pod(
         initContainers=[*(first or []), *config.first],
         volumes=volumes,
         priorityClassName=cluster.spec.device_plugin.priority_class,
-        serviceAccountName=PLUGIN if several else "",
+        # said always: the API server keeps the one that was under its old alias, serviceAccount
+        serviceAccountName=PLUGIN if several else "default",
         **({} if several else {"automountServiceAccountToken": False}),
         **share,
         **fields,
