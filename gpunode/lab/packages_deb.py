@@ -42,6 +42,12 @@ class Deb:
         version = self.fields["Version"].partition(":")[2] or self.fields["Version"]
         return f"{self.fields['Package']}_{version}_{self.fields['Architecture']}.deb"
 
+    @property
+    def control(self) -> dict[str, str]:
+        """All fields.  apt takes a package for another build of a version where the size is not the repository's."""
+        size = sum(len(file.data) for file in self.files.values()) // 1024 + 1
+        return {**self.fields, "Installed-Size": str(size)}
+
 
 @dataclass(frozen=True, kw_only=True)
 class SigningKey:
@@ -62,8 +68,7 @@ def deb_bytes(deb: Deb) -> bytes:
         for path, file in sorted(deb.files.items())
         if not file.target
     ]
-    size = sum(len(file.data) for file in deb.files.values()) // 1024 + 1
-    control = {"control": File(data=stanza({**deb.fields, "Installed-Size": str(size)}).encode())}
+    control = {"control": File(data=stanza(deb.control).encode())}
     control |= {"md5sums": File(data="".join(sums).encode())} if sums else {}
     control |= {"conffiles": File(data="".join(conffiles).encode())} if conffiles else {}
     control |= {name: File(data=text.encode(), mode=0o755) for name, text in deb.scripts.items()}
@@ -127,7 +132,7 @@ def _write_pool(folder: Path, place: str, debs: Sequence[Deb]) -> bytes:
         data = deb_bytes(deb)
         (folder / place / deb.file_name).write_bytes(data)
         found = {"Filename": f"{place}{deb.file_name}", "Size": str(len(data))}
-        stanzas.append(stanza({**deb.fields, **found, "SHA256": hashlib.sha256(data).hexdigest()}))
+        stanzas.append(stanza({**deb.control, **found, "SHA256": hashlib.sha256(data).hexdigest()}))
     return "\n".join(stanzas).encode()
 
 

@@ -51,7 +51,7 @@ class Manager:
 MANAGERS = (
     Manager(
         distro="debian:12",
-        listed="dpkg-query -W",
+        listed="dpkg-query -W -f '${db:Status-Abbrev} ${Package} ${Version}\\n' | grep ^.i",
         usable="dpkg --audit; apt-get check 2>&1 >/dev/null",
         prepare="apt-get -qq update; DEBIAN_FRONTEND=noninteractive apt-get -qq --no-install-recommends install "
         "linux-image-amd64 linux-headers-amd64 dkms >/dev/null 2>&1",
