@@ -11,10 +11,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.journal import ABSENT, ANY, STATES, Follow, Recall, Record, after_run, era
-from gpunode.core.model import Problem
+from gpunode.core.model import Problem, RuntimeName
 from gpunode.core.takeback_packages import Packages, packages_back
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
@@ -37,6 +38,13 @@ GPU_UNITS = (
     "nvidia-dcgm.service",
     "dcgm-exporter.service",
 )
+# engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
+_ENGINES: Mapping[str, RuntimeName] = {
+    "docker.service": "docker",
+    "snap.docker.dockerd.service": "docker",
+    "containerd.service": "containerd",
+    "crio.service": "crio",
+}
 _ENABLED = ("enabled", "enabled-runtime")
 _ON = (*_ENABLED, "static", "alias", "indirect", "generated")
 
@@ -256,7 +264,7 @@ class _Files:
             for unit, follow in self._follows(units.values()).items()
         )
         plain = [file for path, file in back.items() if not units[path]]
-        self._late = [f for f in plain if not f.held and f.data is None and f.path.startswith(SOURCES)]
+        self._late = [f for f in plain if self._is_late(f, first, back)]
         rest = [file for file in plain if file not in self._late]
         self.first = self._together(rest) if rest else None
         at_boot = {path for path in first if path.startswith(AT_BOOT)}
@@ -266,6 +274,16 @@ class _Files:
         """Repositories, and what packages have left behind: it goes after them, where they all go."""
         late = [*self._late, *(self._came_along() if not packages.kept else ())]
         return self._together(late) if late else None
+
+    def _is_late(self, file: FileBack, first: Mapping[str, Record], back: Mapping[str, FileBack]) -> bool:
+        """Whether it is a repository that packages may still be needed from.
+
+        Not one whose transaction took another's place that comes back now: apt refuses to have both.
+        """
+        if file.held or file.data is not None or not file.path.startswith(SOURCES):
+            return False
+        others = (other["path"] for other in first[file.path].more["files"] if other["path"] != file.path)
+        return not any(path in back and back[path].held and path.endswith(SOURCE_FILES) for path in others)
 
     def sources_restored(self, endings: tuple[str, ...]) -> tuple[str, ...]:
         files = self.first.files if self.first else ()
@@ -302,7 +320,11 @@ class _Files:
         return found
 
     def _changed_since(self, path: str, expect: str) -> FileBack | None:
-        """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found."""
+        """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.
+
+        What is left of nvidia's in an engine's configuration goes by its meaning: the toolkit goes as well, and the
+        engine would not run any container without it.
+        """
         ids = list(dict.fromkeys(record.id for record, _ in _file_records(self.scope.records, path)))
         undo = [self.recall.undo[id][path] for id in reversed(ids) if path in self.recall.undo.get(id, {})]
         data = was = self.recall.contents.get(path)
@@ -310,6 +332,12 @@ class _Files:
         for one in undo if len(undo) == len(ids) else ():
             data, missed = revert(data, one)
             left += len(missed)
+        engine = _ENGINES.get(self._unit_of(path))
+        if engine and was is not None and (left or data == was):
+            request = RuntimeRequest(runtime=engine, config=path)
+            edit = unconfigure_runtime({path: was}, request, [{path: one} for one in undo])
+            if path in edit.changes and not edit.problems:
+                data, left = edit.changes[path], 0
         if data == was:
             self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
             return None

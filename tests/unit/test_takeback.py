@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -77,6 +78,39 @@ def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -
     assert found.notes == ("/etc/x: somebody has changed it since; their lines stay",)
 
 
+@pytest.mark.parametrize(
+    ("unit", "path", "theirs", "left"),
+    [
+        (
+            "docker.service",
+            "/etc/docker/daemon.json",
+            b'{"log-level":"info","runtimes":{"nvidia":{"path":"/usr/bin/nvidia-container-runtime","runtimeArgs":[]}},'
+            b'"default-runtime":"nvidia"}',
+            {"log-level": "info"},
+        ),
+        ("some.service", "/etc/some.json", b'{"log-level":"info","default-runtime":"nvidia"}', None),
+    ],
+)
+def test_an_engine_does_not_stay_with_a_runtime_that_goes(unit: str, path: str, theirs: bytes, left: Any) -> None:
+    before = b'{"log-level":"warn"}'
+    text = recall_text(
+        wrote("t1", (path, OLD, OURS)),
+        files={path: THEIRS},
+        kept=[("t1", path)],
+        more=[
+            undo_row("t1", path, before, theirs.replace(b"info", b"warn")),
+            ("content", path, coded(theirs)),
+            ("follow", "t1", coded(f"unit {unit}\nverb restart\n".encode())),
+        ],
+    )
+    found = back(text)
+    data = [file.data for files in found.engines for file in files.files]
+    assert [json.loads(one or b"") for one in data] == ([left] if left else [])
+    assert found.notes == (
+        f"{path}: somebody has changed it since; {'their lines stay' if left else 'it stays as it is'}",
+    )
+
+
 def test_an_engines_files_go_first_and_what_followed_follows_again() -> None:
     after = b"unit docker.service\nverb restart\nhandlers nvidia\nplugin_was ok\nsettle 3\n"
     health = b"docker\tinfo\t--format\t{{nvidia}}\ndocker\tversion\n"
@@ -119,6 +153,26 @@ def test_repositories_and_what_packages_left_go_after_the_packages() -> None:
     assert found.files is None and found.sources
     assert [(f.path, f.expect) for f in found.sources.files] == [(source, OURS), (left, None)]
     assert [ask.script for ask in undo_requests(found)] == ["packages.sh", "commit.sh"]
+
+
+def test_a_repository_goes_first_where_the_one_comes_back_whose_place_it_took() -> None:
+    old, new, key = (
+        "/etc/apt/sources.list.d/cuda.list",
+        "/etc/apt/sources.list.d/n.sources",
+        "/usr/share/keyrings/n.asc",
+    )
+    text = recall_text(
+        [
+            *wrote("t1", (old, OLD, "absent"), (new, "absent", OURS), (key, "absent", OURS)),
+            packages("p1", added={"toolkit": "1"}),
+        ],
+        files={new: OURS, key: OURS},
+        kept=[("t1", old)],
+        installed={"toolkit": "1"},
+    )
+    found = back(text)
+    assert found.files and not found.sources
+    assert {(f.path, bool(f.held)) for f in found.files.files} == {(old, True), (new, False), (key, False)}
 
 
 def test_a_file_that_a_package_brought_is_not_put_back_when_it_has_gone_with_what_packages_left() -> None:

@@ -7,6 +7,8 @@ from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
 
+TRIES = 3
+
 
 class ActionModule(NodeAction):
     """Take back what gpunode has changed on the node, as its journal says."""
@@ -14,8 +16,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.errors import RefusedError
-        from gpunode.core.requests_undo import close_request, undo_requests, undo_wish
+        from gpunode.core.requests_undo import close_request, undo_wish
 
         if not args["what"]:
             return {}
@@ -23,12 +24,8 @@ class ActionModule(NodeAction):
         self._verb = wish.verb
         result = {} if self.check else self._recovered()
         recall, scope, back = self._back(wish)
-        if back.problems:
-            raise RefusedError.of(back.problems)
-        result = joined(result, {"notes": list(back.notes), "diff": self._diff(back)})
-        for ask in undo_requests(back, check=self.check):
-            if not result.get("failed"):
-                result = joined(result, self._asked(ask))
+        back, done = self._settled(wish, scope, back)
+        result = joined(result, done)
         if result.get("failed"):
             return result
         if not self.check and scope.records:
@@ -74,6 +71,32 @@ class ActionModule(NodeAction):
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
         return joined(files, packages)
 
+    def _settled(self, wish, scope, back):
+        """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""
+        result = {}
+        for left in reversed(range(TRIES)):
+            told = {"notes": list(back.notes), "diff": self._diff(back)}
+            stale, done = self._taken_back(back)
+            if not stale or not left:
+                break
+            result = joined(result, {"changes": done["changes"], "changed": bool(done["changes"])})
+            back = self._back(wish, scope.to)[2]
+        return back, joined(result, joined(told, done))
+
+    def _taken_back(self, back):
+        """(whether a file changed since it was read, result)."""
+        from gpunode.core.errors import RefusedError
+        from gpunode.core.requests_undo import undo_requests
+
+        if back.problems:
+            raise RefusedError.of(back.problems)
+        result, stale = {}, False
+        for ask in undo_requests(back, check=self.check):
+            if not result.get("failed"):
+                stale, found = self._asked(ask)
+                result = joined(result, found)
+        return stale, result
+
     def _asked(self, ask):
         from gpunode.core.requests_activate import parse_activation
 
@@ -83,7 +106,9 @@ class ActionModule(NodeAction):
         if reboot:
             found["warnings"] = [f"reboot needed: {reboot}"]
             found["notes"] = [*found["notes"], *found["warnings"]]
-        return found if not found.get("failed") else found | {"msg": f"{ask.title}: {found['msg']}"}
+        return bool(outcome.stale), (
+            found if not found.get("failed") else found | {"msg": f"{ask.title}: {found['msg']}"}
+        )
 
 
 def _left(back, result):
