@@ -28,6 +28,7 @@ chmod +x /usr/local/bin/kubelet
 echo 'net.ipv4.ip_forward = 0' >/etc/sysctl.d/99-hardening.conf
 echo 0 >/proc/sys/net/ipv4/ip_forward
 """
+# its root is where a lab node has a file system that overlays can be made on
 K3S_SCRIPT = r"""#!/bin/sh
 case $1 in
 --version) echo "k3s version v1.28.9+k3s1 (0000000)"; exit ;;
@@ -43,7 +44,7 @@ found=
 }
 cri='plugins."io.containerd.grpc.v1.cri"'
 {
-	printf 'version = 2\nroot = "/var/lib/rancher/k3s/agent/containerd"\nstate = "/run/k3s/containerd"\n'
+	printf 'version = 2\nroot = "/var/lib/containerd/k3s"\nstate = "/run/k3s/containerd"\n'
 	printf '[grpc]\n  address = "/run/k3s/containerd/containerd.sock"\n[%s]\n  stream_server_port = "10011"\n' "$cri"
 	printf '[%s.containerd]\n  snapshotter = "overlayfs"\n' "$cri"
 	[ "$default" = "" ] || printf '  default_runtime_name = "%s"\n' "$default"
@@ -64,7 +65,9 @@ exec /usr/bin/containerd "$@"
 K3S_UNIT = """[Service]
 Type=notify
 KillMode=process
+Environment=CONTAINERD_ADDRESS=/run/k3s/containerd/containerd.sock
 ExecStart=/usr/local/bin/k3s server --disable traefik
+ExecStartPost=-/usr/local/lib/gpunode-lab/pause
 [Install]
 WantedBy=multi-user.target
 """
