@@ -74,11 +74,12 @@ def provision(
     from dataclasses import replace
 
     from gpunode.edge import fleet, workflow
+    from gpunode.edge.detect import SETTLE
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import fleet as fleet_progress
     from gpunode.edge.progress import probing
 
-    where, arguments = _split_arguments(replace(where, break_lock=break_lock))
+    where, arguments = _split_arguments(replace(where, break_lock=break_lock, settle=0 if check else SETTLE))
     folder = _plan_folder(where)
     recorded = workflow.load_plan(folder) if folder else None
     if folder and recorded:

@@ -135,7 +135,7 @@ def resume(
     from gpunode.core.errors import RefusedError
     from gpunode.core.lockfile import parse_lock
     from gpunode.edge import fleet, workflow
-    from gpunode.edge.detect import Where, find_hosts, probe
+    from gpunode.edge.detect import SETTLE, Where, find_hosts, probe
     from gpunode.edge.planner import Planner
     from gpunode.edge.progress import fleet as fleet_progress
     from gpunode.edge.progress import probing
@@ -155,7 +155,7 @@ def resume(
     asked: dict[str, Any] = dict(run.request["where"])
     for key in ("hosts", "inventory", "probes", "vault_password_files"):
         asked[key] = tuple(asked[key])
-    where = Where(**(asked | {"break_lock": break_lock}), become_password=password)
+    where = Where(**(asked | {"break_lock": break_lock, "settle": SETTLE}), become_password=password)
     said = f"of run {run.name}"
     text = run.request.get("lock")
     lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")

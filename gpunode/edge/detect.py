@@ -18,6 +18,8 @@ from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.model import NodeFacts
 from gpunode.edge.connect import NotServed, Ran, Target, parse_host, run_many
 
+SETTLE = 90  # seconds, for those who are about to change nodes
+
 
 @dataclass(frozen=True, kw_only=True)
 class Where:
@@ -36,6 +38,7 @@ class Where:
     become_password: str = field(default="", repr=False)
     vault_password_files: tuple[str, ...] = ()
     break_lock: bool = False  # take nodes from another controller that is at work on them
+    settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +84,7 @@ def probe(
     direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
     ran = run_many(
         direct,
-        _probe_program(),
+        _probe_program(where.settle),
         forks=where.forks,
         connect_timeout=where.connect_timeout,
         timeout=where.timeout,
@@ -144,11 +147,11 @@ def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = Fal
 # ---------------------------------------------------------------- one host
 
 
-def _probe_program() -> str:
+def _probe_program(settle: int) -> str:
     from gpunode.core.remote import program
     from gpunode.node import script
 
-    return program(script("probe.sh"))
+    return program(script("probe.sh"), {"settle": f"{settle}\n".encode()} if settle else {})
 
 
 def _become(target: Target, where: Where) -> Target:

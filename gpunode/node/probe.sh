@@ -67,6 +67,9 @@ wanted=$SECTIONS
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
   wanted=$(cat "$GPUNODE_IN/sections")
 fi
+if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/settle" ] && [ -r /var/lib/gpunode/lock ] && have flock; then
+  flock -s -w "$(cat "$GPUNODE_IN/settle")" /var/lib/gpunode/lock true
+fi
 echo "#: gpunode-probe 1"
 for section in $SECTIONS; do
   for name in $wanted; do

@@ -74,6 +74,22 @@ def test_the_request_limits_the_probe_to_some_sections() -> None:
     assert facts.hostname == ""
 
 
+@pytest.mark.parametrize(("settle", "seen"), [({}, "half"), ({"settle": b"20\n"}, "whole")])
+def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
+    settle: dict[str, bytes], seen: str, tmp_path: Path
+) -> None:
+    lock, state = tmp_path / "lock", tmp_path / "state"
+    state.write_text("half")
+    lock.touch()
+    busy = subprocess.Popen(["flock", lock, "sh", "-c", f"echo locked; sleep 1; printf whole >{state}"], stdout=-1)
+    assert busy.stdout and busy.stdout.readline() == b"locked\n"
+    text = script("probe.sh").replace("/var/lib/gpunode/lock", str(lock)) + f"\ncat {state}"
+    request = settle | {"sections": b"os_release\n"}
+    done = subprocess.run(["sh"], input=program(text, request), capture_output=True, text=True, check=True)
+    assert done.stdout.endswith(f"#: end\n{seen}")
+    assert busy.wait() == 0
+
+
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
     start = time.monotonic()
