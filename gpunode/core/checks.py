@@ -53,7 +53,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     "Smoke: the GPU is really used (`gpunode verify`, without `--no-smoke`)": {
         "driver.smi": "`nvidia-smi` lists other GPUs than PCI",
         "cuda.nvcc-VERSION": "`nvcc --version` of a wanted toolkit does not say so",
-        "toolkit.cli": "`nvidia-container-cli --load-kmods info` does not reach the driver",
+        "toolkit.cli": "`nvidia-container-cli --load-kmods info` does not reach the driver; *not-proven* where there "
+        "is none, and `driver.branch` is none",
         "dcgm.diag": "`dcgmi diag -r 1` fails, where DCGM is installed",
         "containerd.binary": "`ctr run --runc-binary …/nvidia-container-runtime` starts no container: the runtime's "
         "binary (`ctr` never reads the CRI configuration)",

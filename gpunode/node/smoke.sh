@@ -59,6 +59,8 @@ toolkit_check() {
   have nvidia-container-cli || { check toolkit.cli failed "nvidia-container-cli is not installed" "gpunode provision"; return; }
   if out=$(bounded 60 nvidia-container-cli --load-kmods info); then
     check toolkit.cli passed "nvidia-container-cli finds the driver: $(printf '%s\n' "$out" | grep -i 'NVRM version' | tr -s ' ')"
+  elif [ "$gpus" = 0 ] && [ ! -e /sys/module/nvidia ]; then
+    check toolkit.cli not-proven "no driver is loaded, and none is asked for (driver.branch none)" "gpunode verify again when there is one"
   else
     check toolkit.cli failed "nvidia-container-cli fails: $(last_line "$out")" "load the driver first (nvidia-smi has to work)"
   fi
@@ -182,7 +184,7 @@ cri_check() {
 
 # cgroup_parent: as the kubelet does, a slice under the systemd driver, which takes nothing else; the other takes no slice
 cgroup_parent() {
-  ! containerd config dump 2>/dev/null | grep -q 'SystemdCgroup = true' || printf '"cgroup_parent":"system.slice",'
+  ! cri_ info | grep -q '"SystemdCgroup": *true' || printf '"cgroup_parent":"system.slice",'
 }
 
 cri_wait() {
