@@ -71,7 +71,7 @@ class Killed:
                         self.seen.append(found)
                         controller.send_signal(signal.SIGKILL)
                         controller.wait()
-                        self.first = self.first or self.runs()[-1]["name"]
+                        self.first = self.first or self.runs()[0]["name"]
                         return None
                 time.sleep(0.02)
         return controller.returncode
