@@ -45,7 +45,8 @@ found=
 cri='plugins."io.containerd.grpc.v1.cri"'
 {
 	printf 'version = 2\nroot = "/var/lib/containerd/k3s"\nstate = "/run/k3s/containerd"\n'
-	printf '[grpc]\n  address = "/run/k3s/containerd/containerd.sock"\n[%s]\n  stream_server_port = "10011"\n  restrict_oom_score_adj = true\n' "$cri"
+	printf '[grpc]\n  address = "/run/k3s/containerd/containerd.sock"\n[%s]\n' "$cri"
+	printf '  stream_server_port = "10011"\n  restrict_oom_score_adj = true\n'
 	printf '[%s.containerd]\n  snapshotter = "overlayfs"\n' "$cri"
 	[ "$default" = "" ] || printf '  default_runtime_name = "%s"\n' "$default"
 	printf '[%s.containerd.runtimes.runc]\n  runtime_type = "io.containerd.runc.v2"\n' "$cri"
