@@ -14,7 +14,7 @@ from typing import Any
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
-from gpunode.core.journal import ABSENT, ANY, STATES, Follow, Recall, Record, after_run, era
+from gpunode.core.journal import ABSENT, ANY, ROLLBACK, STATES, Follow, Recall, Record, after_run, era
 from gpunode.core.model import Problem, RuntimeName
 from gpunode.core.takeback_packages import Packages, packages_back
 
@@ -295,7 +295,8 @@ class _Files:
         if now == before:
             return None
         expect = "" if now == ABSENT else now
-        ours = _hashes(self.scope.known, path)
+        # what an uninstall has left of a file that somebody had changed is theirs
+        ours = _hashes([r for r in self.scope.known if r.part not in ("uninstall", ROLLBACK)], path)
         if now not in ours and ANY not in ours:
             return self._changed_since(path, expect)
         if before == ABSENT:

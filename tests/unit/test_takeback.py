@@ -78,6 +78,14 @@ def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -
     assert found.notes == ("/etc/x: somebody has changed it since; their lines stay",)
 
 
+def test_a_file_without_our_lines_is_not_taken_for_ours_although_an_uninstall_wrote_it() -> None:
+    rest = "e" * 64
+    journal = [*wrote("t1", ("/etc/x", OLD, OURS)), *wrote("t2", ("/etc/x", THEIRS, rest), part="uninstall")]
+    before, after = b"a\nb\nc\nd\n", b"a\nb\nours\nc\nd\n"
+    more = [undo_row("t1", "/etc/x", before, after), ("content", "/etc/x", coded(b"theirs\n" + before))]
+    assert back(recall_text(journal, files={"/etc/x": rest}, kept=[("t1", "/etc/x")], more=more)).nothing
+
+
 @pytest.mark.parametrize(
     ("unit", "path", "theirs", "left"),
     [
