@@ -193,6 +193,8 @@ echo 'blacklist nouveau' >/etc/modprobe.d/own.conf
 echo nvidia_uvm >/etc/modules-load.d/own.conf
 modprobe -r nouveau
 modprobe nvidia_uvm
+systemctl restart nvidia-persistenced
+update-initramfs -u -k all
 mkdir -p /etc/docker
 echo '{{"runtimes":{{"nvidia":{{"path":"nvidia-container-runtime"}}}}}}' >/etc/docker/daemon.json
 systemctl restart docker
