@@ -18,7 +18,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
     },
     "Health, from the probe alone (`gpunode verify`)": {
         "gpu.present": "(warning) no NVIDIA GPU is on PCI",
-        "driver.loaded": "no NVIDIA kernel module is loaded",
+        "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
         "driver.versions-match": "kernel module and user space have different versions",
         "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",
         "gpu.remap-pending": "a row of GPU memory waits for its repair",

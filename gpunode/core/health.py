@@ -18,20 +18,27 @@ from gpunode.core.sysctl import sysctl_checks
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
 
 
-def health_checks(facts: NodeFacts, revoked: Sequence[str] = ()) -> list[Check]:
-    """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet."""
+def health_checks(facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool = True) -> list[Check]:
+    """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet.
+
+    `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
+    """
     first = tuple(first_boot_checks(facts))
     if prepared(facts):
         return [*first, *drift_checks(facts, revoked)]
     if not facts.gpus:
         return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:"), *first]
-    gpus = (*_driver(facts), *_memory(facts), *_links(facts), *_xids(facts))
+    gpus = (*_driver(facts, driver), *_memory(facts), *_links(facts), *_xids(facts))
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
 
-def _driver(facts: NodeFacts) -> Iterator[Check]:
+def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
     loaded, userspace = facts.driver.loaded, facts.driver.userspace
+    if not loaded and not wanted:
+        why = "no NVIDIA kernel module is loaded, and driver.branch is none"
+        yield Check(id="driver.loaded", status="not-proven", message=why, fix="gpunode verify again when there is one")
+        return
     if not loaded:
         yield Check(
             id="driver.loaded", status="failed", message="no NVIDIA kernel module is loaded", fix="gpunode plan"

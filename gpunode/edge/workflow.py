@@ -246,7 +246,8 @@ def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smok
             Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")
             for k, text in left.items()
         ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
-    checks += health_checks(host.planned.facts, planner.knowledge.revoked_keys())
+    wanted = host.planned.spec.driver.branch != "none"
+    checks += health_checks(host.planned.facts, planner.knowledge.revoked_keys(), driver=wanted)
     checks += smoked
     return HostResult(host=host.host, exit=_verify_exit(checks), message=_verify_message(checks), checks=tuple(checks))
 
