@@ -131,7 +131,7 @@ def test_a_provisioned_node_shows_modules_holds_and_the_interrupted_transaction(
 
 @pytest.mark.parametrize(("wanted", "status"), [(True, "failed"), (False, "not-proven")])
 def test_a_driver_that_nobody_wants_is_not_missed(wanted: bool, status: str) -> None:
-    text = "debian12-h100-fresh"
+    text = text_of("debian12-h100-fresh")
     found = {check.id: check.status for check in health_checks(parse_probe(text), driver=wanted)}
     assert found["driver.loaded"] == status
 
