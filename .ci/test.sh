@@ -65,6 +65,6 @@ if [ "${1:-}" = all ]; then
 fi
 [ -z "$failed" ] || echo "=== failed before the lab tests:$failed"
 export GPUNODE_REQUIRE_LAB=1
-# two files at a time: most of them wait for engines and packages most of the time
-stage lab python -m pytest -q -n 2 --dist loadfile tests/lab -m "$lab"
+# three files at a time: most of them wait for engines and packages most of the time
+stage lab python -m pytest -q -n 3 --dist loadfile --durations=20 tests/lab -m "$lab"
 [ -z "$failed" ]
