@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import socket
 import sys
 import threading
 import time
@@ -29,7 +27,7 @@ from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.report_data import FOUND, keep_results
 from gpunode.edge.rollout import Hooks, Job, Results, Rollout
 from gpunode.edge.runner import Event, HostRun, run_playbook
-from gpunode.edge.runs import HostRow, Runs
+from gpunode.edge.runs import HostRow, Runs, this_process
 from gpunode.edge.state import new_run, write_private
 from gpunode.edge.workflow import (
     CONFIG,
@@ -200,7 +198,7 @@ class _Run:
         for quiet, result in untouched:
             end = replace(row, host=quiet.host, state="failed" if result.exit else "done", found=_found(quiet))
             rows.append(replace(end, exit=int(result.exit), message=result.message))
-        runs.begin(self.name, "provision", self._request(), f"{socket.gethostname()}:{os.getpid()}", rows)
+        runs.begin(self.name, "provision", self._request(), this_process(), rows)
         planned = [*self.todo.values(), *(host for host, _ in untouched)]
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
 

@@ -46,6 +46,20 @@ where run = ? order by pool = '', pool, wave, rowid
 _LAG = 1.0  # seconds that `step` may be behind
 
 
+def this_process() -> str:
+    """HOST:PID@BEGAN: BEGAN tells it from one that gets its number later, "" where the system does not tell."""
+    return f"{socket.gethostname()}:{os.getpid()}@{_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
 @dataclass(frozen=True, kw_only=True)
 class RunRow:
     """A run: `status` is running, done, stopped (a budget), failed or interrupted; `request` is what was asked for."""
@@ -56,12 +70,13 @@ class RunRow:
     ended: str
     status: str
     request: Mapping[str, Any]
-    controller: str  # HOST:PID that ran it
+    controller: str  # the process that ran it, as `this_process` names it
 
     @property
     def alive(self) -> bool:
         """Whether the process that runs it is still there; of another host nobody can tell, so yes."""
-        host, _, pid = self.controller.rpartition(":")
+        host, _, process = self.controller.rpartition(":")
+        pid, _, began = process.partition("@")
         if self.status != "running" or host != socket.gethostname():
             return self.status == "running"
         try:
@@ -69,8 +84,8 @@ class RunRow:
         except ProcessLookupError:
             return False
         except PermissionError:
-            return True
-        return True
+            pass
+        return began == _began(int(pid))  # the number may be another process's by now
 
     @property
     def outcome(self) -> str:

@@ -8,6 +8,7 @@ written down, as after a SIGKILL.
 from __future__ import annotations
 
 import random
+import socket
 import threading
 import time
 from collections import Counter
@@ -157,7 +158,7 @@ class World:
             patch.setattr(fleet, "run_playbook", self.run_playbook)
             patch.setattr(fleet, "probe", lambda hosts, where: [self.probe(one.host) for one in hosts])
             patch.setattr(runs.Runs, "_changes", mortal)
-            patch.setattr(fleet.os, "getpid", lambda: DEAD)
+            patch.setattr(fleet, "this_process", lambda: f"{socket.gethostname()}:{DEAD}@1")
             yield
 
     def journal(self, state: Path) -> Runs:

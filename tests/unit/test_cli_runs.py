@@ -14,11 +14,12 @@ from gpunode.cli.main import cli
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
-from gpunode.edge.runs import HostRow, Runs
+from gpunode.edge.runs import HostRow, Runs, this_process
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
-DEAD = f"{socket.gethostname()}:999999999"
-ALIVE = f"{socket.gethostname()}:{os.getpid()}"
+DEAD = f"{socket.gethostname()}:999999999@1"
+REUSED = f"{socket.gethostname()}:{os.getpid()}@1"  # another process has the number since
+ALIVE = this_process()
 
 
 @pytest.fixture
@@ -33,6 +34,18 @@ def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", 
     for host, state in states.items():
         if state in ("done", "failed"):
             journal.ended(name, [HostResult(host=host, exit=int(state == "failed"), message=f"{state} it is")])
+
+
+@pytest.mark.parametrize(
+    ("controller", "outcome"),
+    [(ALIVE, "running"), (DEAD, "killed"), (REUSED, "killed"), ("another-host:1@1", "running")],
+)
+def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(
+    controller: str, outcome: str, journal: Runs
+) -> None:
+    begin(journal, "20260101", controller, gpu1="running")
+    assert journal.get("20260101").outcome == outcome
+    assert bool(journal.at_work(["gpu1"])) == (outcome == "running")
 
 
 def run(*args: str) -> tuple[int, str]:
