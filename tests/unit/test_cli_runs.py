@@ -39,6 +39,7 @@ def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", 
 @pytest.mark.parametrize(
     ("controller", "outcome"),
     [(ALIVE, "running"), (DEAD, "killed"), (REUSED, "killed"), ("another-host:1@1", "running")],
+    ids=["alive", "dead", "number of another", "of another host"],
 )
 def test_a_process_that_got_the_number_of_another_is_not_taken_for_it(
     controller: str, outcome: str, journal: Runs
