@@ -1,6 +1,6 @@
 """`provision` and `verify --no-smoke` of 20 converged nodes against a bare `ssh true` to each, all at once.
 
-All nodes share the controller's cores here, so that the probe's own time counts twenty times over: the second comparison
+All nodes share the controller's cores here, so that the probe's own time counts twenty times over: the last comparison
 is with the same probe, sent to all by plain ssh.
 """
 
