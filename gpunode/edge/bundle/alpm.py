@@ -13,9 +13,9 @@ from pathlib import Path
 from gpunode.core.bundle.alpm import Alpm, database_name, entry_text, parse_desc
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.edge.bundle.rpm import unpacked_zstd
+from gpunode.edge.bundle.rpm import check_metadata, unpacked_zstd
 from gpunode.edge.bundle.store import Web
-from gpunode.edge.openpgp import Signer, check_file_signature, check_signature
+from gpunode.edge.openpgp import Signer, check_file_signature
 
 
 def read_alpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> list[Alpm]:
@@ -28,13 +28,7 @@ def read_alpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> list[Alpm]
     data = web.read(where)
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of pacman? see --repositories")
-    if upstream.signs == "metadata":
-        signature = web.read(f"{where}.sig")
-        if signature is None:
-            raise RefusedError(
-                f"{where}.sig is not there", fix="set sources.NAME.signs: packages where these are signed"
-            )
-        check_signature(data, signature, keys, upstream.fingerprints, where)
+    check_metadata(data, where, ".sig", upstream, keys, web)
     return [
         parse_desc(desc, repository=upstream.name, base=base, origin=upstream.address) for desc in _entries(data, where)
     ]

@@ -38,6 +38,19 @@ class RpmLists:
     modules: str
 
 
+def check_metadata(data: bytes, where: str, suffix: str, upstream: Upstream, keys: Sequence[bytes], web: Web) -> None:
+    """That an upstream's lists are signed, where its key signs them and not each package.  Raises RefusedError."""
+    if upstream.signs != "metadata":
+        return
+    signature = web.read(f"{where}{suffix}")
+    if signature is None:
+        raise RefusedError(
+            f"{where}{suffix} is not there, and its packages are not said to be signed",
+            fix="set sources.NAME.signs: packages (or gpgcheck=1 and repo_gpgcheck=0) where they are",
+        )
+    check_signature(data, signature, keys, upstream.fingerprints, where)
+
+
 def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     """The lists of an upstream.  Where its key signs the metadata, that is compared here, else each package later."""
     base = upstream.url.rstrip("/")
@@ -45,14 +58,7 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     data = web.read(where)
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see --repositories")
-    if upstream.signs == "metadata":
-        signature = web.read(f"{where}.asc")
-        if signature is None:
-            raise RefusedError(
-                f"{where}.asc is not there, and its packages are not said to be signed",
-                fix="set sources.NAME.signs: packages (or gpgcheck=1 and repo_gpgcheck=0) where they are",
-            )
-        check_signature(data, signature, keys, upstream.fingerprints, where)
+    check_metadata(data, where, ".asc", upstream, keys, web)
     lists = parse_repomd(data.decode("utf-8", "replace"), where)
     texts = {}
     for kind in ("primary", "filelists", "modules"):
