@@ -22,7 +22,27 @@ def repository(folder: Path, key: SigningKey, *debs: Deb) -> Path:
     return folder
 
 
-class Server:
+class Quiet(BaseHTTPRequestHandler):
+    """A handler that logs nothing."""
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+class Web:
+    """A web server of this machine, until it is closed."""
+
+    def __init__(self, handler: type[Quiet]) -> None:
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+        threading.Thread(target=self.server.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.server.server_port}"
+
+    def close(self) -> None:
+        self.server.shutdown()
+        self.server.server_close()
+
+
+class Server(Web):
     """Serves a folder with ranges; `cut[name]` is after how many bytes the connection breaks, once."""
 
     def __init__(self, folder: Path, *, ranges: bool = True) -> None:
@@ -31,7 +51,7 @@ class Server:
         self.sent: dict[str, int] = {}
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def do_HEAD(self) -> None:
                 self.answer(body=False)
 
@@ -56,13 +76,4 @@ class Server:
                     self.wfile.write(part)
                 self.close_connection = True
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Handler)

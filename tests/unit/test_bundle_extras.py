@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 import zipfile
 from collections.abc import Mapping
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 import yaml
+from apt_server import Quiet, Web
 from bundle_site import NEEDS_GPG, Site
 
 from gpunode.core.knowledge_kube import Chart
@@ -59,7 +58,7 @@ def test_charts_of_the_cluster_go_along(site: Site, monkeypatch: pytest.MonkeyPa
     assert "not what the index" in site.create("--cluster", exit=1)
 
 
-class Registry:
+class Registry(Web):
     """A registry with one chart, which answers nobody without the token that it gives to everybody."""
 
     def __init__(self, path: str, version: str) -> None:
@@ -70,7 +69,7 @@ class Registry:
         }
         outer = self
 
-        class Handler(BaseHTTPRequestHandler):
+        class Handler(Quiet):
             def do_GET(self) -> None:
                 if self.path == f"/token?service=s&scope=repository%3A{path.replace('/', '%2F')}%3Apull":
                     self.answer(200, json.dumps({"token": "free"}).encode())
@@ -87,16 +86,7 @@ class Registry:
                 self.end_headers()
                 self.wfile.write(body)
 
-            def log_message(self, *_: object) -> None:
-                pass
-
-        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.server.serve_forever, daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.server.server_port}"
-
-    def close(self) -> None:
-        self.server.shutdown()
-        self.server.server_close()
+        super().__init__(Handler)
 
 
 def test_charts_of_a_registry_go_along(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
