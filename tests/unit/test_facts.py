@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
-from gpunode.core.health import health_checks
 from gpunode.core.model import NodeFacts
 
 CASES = Path(__file__).parent.parent / "cases" / "probes"
@@ -127,13 +126,6 @@ def test_a_provisioned_node_shows_modules_holds_and_the_interrupted_transaction(
     assert facts.unfinished == ("01J9B",)
     assert (facts.cuda, facts.cuda_default, facts.toolkit) == (("12.8", "13.0"), "12.8", "1.18.1")
     assert (facts.files["/etc/modules-load.d/gpunode.conf"].data) == b"overlay\nbr_netfilter\n"
-
-
-@pytest.mark.parametrize(("wanted", "status"), [(True, "failed"), (False, "not-proven")])
-def test_a_driver_that_nobody_wants_is_not_missed(wanted: bool, status: str) -> None:
-    text = text_of("debian12-h100-fresh")
-    found = {check.id: check.status for check in health_checks(parse_probe(text), driver=wanted)}
-    assert found["driver.loaded"] == status
 
 
 def test_health_is_read_from_the_hgx_probe() -> None:
