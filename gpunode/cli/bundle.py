@@ -253,7 +253,7 @@ def serve(folder: Path, address: str, port: int, output_format: str) -> int:
 @click.option("--accept-new-host-keys", is_flag=True, help="Trust host keys that known_hosts does not have yet.")
 @format_option("text", "json")
 def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool, output_format: str) -> int:
-    """Copy a bundle to hosts over SSH; what is there stays, and each host compares all of it afterwards."""
+    """Copy what hosts lack of a bundle over SSH; each compares all of it, then loses what only an older bundle had."""
     from gpunode.edge.bundle.push import push as copy
     from gpunode.edge.bundle.store import progress
     from gpunode.edge.bundle.verify import damages, place_of, read_manifest, refuse_damaged
@@ -272,9 +272,11 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
                 told=lambda *numbers: tell(progress("copied", *numbers)),
             )
         if output_format == "text":
-            click.echo(f"{destination}: {done[destination]} files copied, all of it is whole")
+            for path in done[destination].removed:
+                click.echo(f"{destination}: {path} removed: only an older bundle had it")
+            click.echo(f"{destination}: {done[destination].copied} files copied, all of it is whole")
     if output_format == "json":
-        print_json({"copied": done})
+        print_json({key: {to: getattr(one, key) for to, one in done.items()} for key in ("copied", "removed")})
     return Exit.OK
 
 

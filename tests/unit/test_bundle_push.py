@@ -18,7 +18,7 @@ from sshd import Sshd
 from gpunode.core.bundle.manifest import MANIFEST, SIGNATURE, Manifest, digest, manifest_bytes
 from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.edge.bundle import push as module
-from gpunode.edge.bundle.push import PARTS, push
+from gpunode.edge.bundle.push import BROUGHT, PARTS, Pushed, push
 from gpunode.edge.bundle.serve import server
 
 pytest.importorskip("solv")
@@ -128,7 +128,7 @@ def written(folder: Path) -> Manifest:
     return manifest
 
 
-def pushed(folder: Path, there: Path) -> int:
+def pushed(folder: Path, there: Path) -> Pushed:
     return push(folder, written(folder), f"depot:{there}", accept_new=False, told=lambda *_: None)
 
 
@@ -153,9 +153,12 @@ def test_a_bundle_made_anew_takes_the_place_of_the_old_one(site: Site, line: Lin
     site.create()
     there = site.folder / "there"
     gpunode("bundle", "push", site.bundle, f"depot:{there}")
+    (there / "repos/old.deb").write_bytes(b"")
+    written(there)  # as if an older bundle had it
     site.create()
-    gpunode("bundle", "push", site.bundle, f"depot:{there}")
-    assert "whole" in gpunode("bundle", "verify", there)
+    assert f"depot:{there}: repos/old.deb removed" in gpunode("bundle", "push", site.bundle, f"depot:{there}")
+    assert "does not name" not in (said := gpunode("bundle", "verify", there))
+    assert "whole" in said
     assert content(there) == content(site.bundle)
 
 
@@ -163,7 +166,7 @@ def test_a_file_goes_on_where_the_connection_broke(bundle: Path, tmp_path: Path,
     line.breaks = [10 * MIB, 6 * MIB]
     told: list[tuple[int, int, int, int]] = []
     copied = push(bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, told=lambda *n: told.append(n))
-    assert (copied, line.connections) == (4, 3)
+    assert (copied, line.connections) == (Pushed(copied=4, removed=()), 3)
     assert content(tmp_path / "there") == content(bundle)
     assert line.carried < 24 * MIB  # 16 MiB once, and what was on its way when the line broke; not 10 + 6 + 16
     bytes_told = [done for _, of, done, total in told if of == 3]
@@ -178,7 +181,7 @@ def test_a_push_that_was_killed_is_taken_up_by_the_next(bundle: Path, tmp_path: 
     with pytest.raises(KeyboardInterrupt):
         push(bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, told=killed)
     assert not (tmp_path / "there" / MANIFEST).exists()
-    [half] = (tmp_path / "there" / PARTS).iterdir()
+    [half] = {*(tmp_path / "there" / PARTS).iterdir()} - {tmp_path / "there" / BROUGHT}
     assert half.stat().st_size > 9 * MIB
     before = line.carried
     pushed(bundle, tmp_path / "there")
@@ -197,7 +200,7 @@ def test_a_copy_that_was_damaged_there_is_mended(hurt: object, bundle: Path, tmp
     pushed(bundle, tmp_path / "there")
     assert callable(hurt)
     hurt(tmp_path / "there/repos/b/big.deb")
-    assert pushed(bundle, tmp_path / "there") == 1
+    assert pushed(bundle, tmp_path / "there") == Pushed(copied=1, removed=())
     assert content(tmp_path / "there") == content(bundle)
 
 
@@ -210,6 +213,66 @@ def test_while_files_are_missing_there_is_no_manifest(bundle: Path, tmp_path: Pa
     push(bundle, manifest, f"depot:{tmp_path}/there", accept_new=False, told=told)
     assert seen[0] is False
     assert (tmp_path / "there" / MANIFEST).exists()
+
+
+def test_what_only_an_older_bundle_had_is_removed_and_named(bundle: Path, tmp_path: Path, line: Line) -> None:
+    there = tmp_path / "there"
+    pushed(bundle, there)
+    (there / "repos/a/notes").write_bytes(b"somebody's")
+    (there / "index.html").write_bytes(b"somebody's")
+    (bundle / "repos/b/big.deb").unlink()
+    (bundle / "repos/b").rmdir()
+    (bundle / "keys/k").rename(bundle / "keys/k 2")
+    assert pushed(bundle, there) == Pushed(copied=1, removed=("keys/k", "repos/b/big.deb"))
+    assert content(there) == content(bundle) | dict.fromkeys(("repos/a/notes", "index.html"), b"somebody's")
+    assert not (there / "repos/b").exists()
+    assert pushed(bundle, there) == Pushed(copied=0, removed=())
+
+
+def test_a_folder_without_a_manifest_loses_nothing(bundle: Path, tmp_path: Path, line: Line) -> None:
+    there = tmp_path / "there"
+    (there / "repos/b").mkdir(parents=True)
+    (there / "repos/b/old.deb").write_bytes(b"old")
+    (there / MANIFEST).write_text('{"files": {"repos/b/old.deb": {}}}')  # no manifest of ours
+    assert pushed(bundle, there).removed == ()
+    assert (there / "repos/b/old.deb").exists()
+
+
+def test_what_a_killed_push_of_an_older_bundle_brought_is_removed(bundle: Path, tmp_path: Path, line: Line) -> None:
+    def killed(files: int, _of: int, _done: int, _total: int) -> None:
+        if files == 3:
+            raise KeyboardInterrupt
+
+    there = tmp_path / "there"
+    pushed(bundle, there)
+    first, second = (bundle / "repos/one.deb", bundle / "repos/two.deb")
+    for file in (first, second):
+        file.write_bytes(file.name.encode())
+    (bundle / "SHA256SUMS").write_bytes(b"others")
+    with pytest.raises(KeyboardInterrupt):
+        push(bundle, written(bundle), f"depot:{there}", accept_new=False, told=killed)
+    brought = [path for path in ("repos/one.deb", "repos/two.deb") if (there / path).exists()]
+    assert brought
+    first.unlink()
+    second.unlink()
+    (bundle / "keys/k").unlink()
+    assert pushed(bundle, there).removed == ("keys/k", *brought)  # of the bundle before that one, too
+    assert content(there) == content(bundle)
+
+
+@pytest.mark.parametrize("path", ["../precious", "/precious", ".precious", "repos/../../precious"])
+def test_nothing_outside_the_folder_is_removed_whatever_is_written_there(
+    path: str, bundle: Path, tmp_path: Path, line: Line
+) -> None:
+    there = tmp_path / "there"
+    for file in (tmp_path / "precious", there / ".precious"):
+        file.parent.mkdir(exist_ok=True)
+        file.touch()
+    (there / PARTS).mkdir()
+    (there / BROUGHT).write_text(f"./{path}\n{path}\n{tmp_path}{path}\n")
+    assert pushed(bundle, there).removed == ()
+    assert (tmp_path / "precious").exists()
+    assert (there / ".precious").exists()
 
 
 def test_a_line_that_stays_broken_is_said(bundle: Path, tmp_path: Path, line: Line) -> None:

@@ -6,22 +6,41 @@ import contextlib
 import posixpath
 import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import paramiko
 
-from gpunode.core.bundle.manifest import MANIFEST, SIGNATURE, Manifest, Stored, digest, sums_line
+from gpunode.core.bundle.manifest import (
+    MANIFEST,
+    PLAIN_PATH,
+    SIGNATURE,
+    Manifest,
+    Stored,
+    digest,
+    parse_manifest,
+    sums_line,
+)
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.edge.bundle.store import PIECE, TRIES
 from gpunode.edge.shell import parse_host
 from gpunode.edge.ssh import Connection, connect
 
 PARTS = ".parts"  # below the destination: files that are half there, each named by its SHA-256
+BROUGHT = f"{PARTS}/brought"  # a path a line: what bundles brought there, or began to, until a push is at its end
 SILENCE = 60  # seconds without an answer after which a connection counts as broken
 COMPARE = 3600  # seconds that a host may take to read all files
 Told = Callable[[int, int, int, int], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pushed:
+    """How many files went over, and which were taken away: those of older bundles that this one has not."""
+
+    copied: int
+    removed: tuple[str, ...]
 
 
 def parse_destination(text: str) -> tuple[str, str]:
@@ -32,8 +51,8 @@ def parse_destination(text: str) -> tuple[str, str]:
     return host, folder.rstrip("/")
 
 
-def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, told: Told) -> int:
-    """Copy what the host lacks, have it compare all of it, then put the manifest; gives back how many files went over.
+def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, told: Told) -> Pushed:
+    """Copy what the host lacks, have it compare all of it, put the manifest, then remove what only older bundles had.
 
     A connection that breaks is made again, and a file that was half there goes on; so does the next push after a kill.
     `told(files, of, bytes, of)` hears of progress.  Raises GpunodeError, UnreachableError.
@@ -74,15 +93,16 @@ class _Journey:
         """Whether the host has answered before."""
         return self._rest is not None
 
-    def go_on(self, connection: Connection) -> int:
-        """As far as this connection lasts; the number of files that the host lacked.
+    def go_on(self, connection: Connection) -> Pushed:
+        """As far as this connection lasts.
 
         Raises _Broken, UnreachableError, GpunodeError.
         """
         if self._rest is None:
-            self._rest = _wrong(connection, self._target, self._files)
-            if self._rest or _wrong(connection, self._target, self._last):
-                _sh(connection, self._target, f"rm -f {MANIFEST}")  # no bundle until it is whole
+            rest = _wrong(connection, self._target, self._files)
+            if rest or _wrong(connection, self._target, self._last):
+                self._begin(connection)
+            self._rest = rest
         with _sftp(connection) as sftp:
             self._send_all(connection, sftp, self._rest)
         if damaged := _wrong(connection, self._target, self._rest):
@@ -93,8 +113,25 @@ class _Journey:
             )
         with _sftp(connection) as sftp:
             self._send_all(connection, sftp, self._last)
+        removed = self._remove_older(connection)
         _sh(connection, self._target, f"rm -rf {PARTS}")
-        return len(self._rest)
+        return Pushed(copied=len(self._rest), removed=removed)
+
+    def _begin(self, connection: Connection) -> None:
+        """Note what the bundle there has and what this one brings, and take its manifest away until this one is whole."""
+        paths = set(self._files)
+        with contextlib.suppress(InputError):  # no bundle, or one of another format: nothing of it is touched
+            there = _sh(connection, self._target, f"cat {MANIFEST} 2>/dev/null || :")
+            paths |= set(parse_manifest(there.encode(), MANIFEST).files)
+        program = f"mkdir -p {PARTS}\ncat >>{BROUGHT} <<'END'\n{_lines(paths)}END\nrm -f {MANIFEST}"
+        _sh(connection, self._target, program)
+
+    def _remove_older(self, connection: Connection) -> tuple[str, ...]:
+        """Take away what bundles brought there and this one has not, with the folders that are empty then."""
+        brought = _sh(connection, self._target, f"cat {BROUGHT} 2>/dev/null || :").splitlines()
+        older = {line.removeprefix("./") for line in brought} - {*self._files, *self._last}
+        program = _REMOVE.format(paths=_lines(path for path in older if PLAIN_PATH.fullmatch(path)))
+        return tuple(line.removeprefix("./") for line in _sh(connection, self._target, program).splitlines())
 
     def _send_all(self, connection: Connection, sftp: Any, files: Mapping[str, Stored]) -> None:
         """Each content once; a second file of the same bytes is a link to the first."""
@@ -133,6 +170,18 @@ class _Journey:
                 raise EOFError(f"{path} ended early")
             sftp.chmod(part, 0o644)
             sftp.posix_rename(part, f"{self._target}/{path}")
+
+
+_REMOVE = """while IFS= read -r path; do
+  [ -f "$path" ] || [ -L "$path" ] || continue
+  rm -f "$path" && echo "$path" || exit 1
+  rmdir -p "${{path%/*}}" 2>/dev/null || :
+done <<'END'
+{paths}END"""
+
+
+def _lines(paths: Iterable[str]) -> str:
+    return "".join(f"./{path}\n" for path in sorted(paths))
 
 
 def _link(old: str, new: str) -> str:
