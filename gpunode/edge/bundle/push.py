@@ -118,7 +118,7 @@ class _Journey:
         return Pushed(copied=len(self._rest), removed=removed)
 
     def _begin(self, connection: Connection) -> None:
-        """Note what the bundle there has and what this one brings, and take its manifest away until this one is whole."""
+        """Note what the bundle there has and what this one brings; no manifest is there until this one is whole."""
         paths = set(self._files)
         with contextlib.suppress(InputError):  # no bundle, or one of another format: nothing of it is touched
             there = _sh(connection, self._target, f"cat {MANIFEST} 2>/dev/null || :")
