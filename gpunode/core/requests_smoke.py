@@ -2,7 +2,8 @@
 
 Request files: `gpus` (how many there are on PCI, or `found`: as many as there are then; 0 leaves the driver out),
 `cuda` versions and `runtimes` one a line, `default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1),
-`image` (empty: one made on the node from its own shell), `socket` (of containerd, where it is not the usual one).
+`image` (empty: one made on the node from its own shell), `socket` (of containerd, where it is not the usual one),
+`log_containerd` and `log_docker` (what shows the engine's log, where that is not its own unit's).
 Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
 """
 
@@ -19,8 +20,9 @@ from gpunode.core.remote import parse_outcome
 from gpunode.core.requests_words import as_lines, check_keys, checked
 
 ENGINES = ("containerd", "docker")
-_KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit", "socket")
+_KEYS = ("runtimes", "default_runtime", "image", "gpus", "cuda", "toolkit", "socket", "logs")
 _SOCKET = re.compile(r"/[^\s|]*\Z")
+_LOG = re.compile(r"[^\n|]+\Z")
 _IMAGE = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9._:/@-]*\Z")
 _VERSION = re.compile(r"(\d+\.\d+|newest)\Z")
 _STATUSES = get_args(get_type_hints(Check)["status"])
@@ -28,7 +30,7 @@ _checked = partial(checked, "smoke")
 
 
 def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
-    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit, socket} → files.
+    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit, socket, logs: by engine} → files.
 
     Raises InputError.
     """
@@ -46,6 +48,8 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
         lines[f"default_{_one_of(ENGINES, engine, 'runtime')}"] = [
             _one_of(("nvidia", "runc"), runtime, "default runtime")
         ]
+    for engine, log in (value.get("logs") or {}).items():
+        lines[f"log_{_one_of(ENGINES, engine, 'runtime')}"] = [_checked(_LOG, log, "log")]
     return {name: as_lines(found) for name, found in lines.items() if found}
 
 

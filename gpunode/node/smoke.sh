@@ -26,6 +26,12 @@ bounded() {
 
 last_line() { printf '%s\n' "$1" | grep -v '^ *$' | tail -n 1 | cut -c 1-400; }
 
+# log_of ENGINE: what shows its log
+log_of() {
+  shown=$(word "log_$1")
+  echo "${shown:-journalctl -u $1}"
+}
+
 # ---------------------------------------------------------------- driver, CUDA, toolkit, DCGM
 
 driver_check() {
@@ -104,7 +110,7 @@ own_image() {
 judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
-    *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "journalctl -u the engine, on the node" && return 1 ;;
+    *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
   inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
@@ -166,7 +172,7 @@ cri_check() {
   printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"log_path":"out.log","linux":{}}' \
     "$NAME" "$image" "$(json_text "$INSIDE")" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
-  pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "journalctl -u containerd"; return; }
+  pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return; }
   pod=$(last_line "$pod")
   if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && out=$(cri_ start "$container"); then
     # containerd 1.6 spells it binary_name
@@ -177,7 +183,7 @@ cri_check() {
       *) check "$id" failed "the $1 handler uses ${used:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
     esac
   else
-    check "$id" failed "no container in the pod: $(last_line "${out:-$container}")" "journalctl -u containerd"
+    check "$id" failed "no container in the pod: $(last_line "${out:-$container}")" "$(log_of containerd), on the node"
   fi
   cri_ rmp -f "$pod" >/dev/null
 }

@@ -3,8 +3,9 @@
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Check
+from gpunode.core.model import Check, Runtime
 from gpunode.core.requests_smoke import parse_checks, smoke_files
+from gpunode.core.state.smoke import engine_log
 
 
 def test_every_key_becomes_one_file_of_lines() -> None:
@@ -15,6 +16,8 @@ def test_every_key_becomes_one_file_of_lines() -> None:
         "gpus": 8,
         "cuda": ["12.8"],
         "toolkit": True,
+        "socket": "/run/k3s/containerd/containerd.sock",
+        "logs": {"containerd": "journalctl -u k3s"},
     }
     assert smoke_files(value) == {
         "runtimes": b"containerd\ndocker\n",
@@ -24,6 +27,8 @@ def test_every_key_becomes_one_file_of_lines() -> None:
         "gpus": b"8\n",
         "cuda": b"12.8\n",
         "toolkit": b"1\n",
+        "socket": b"/run/k3s/containerd/containerd.sock\n",
+        "log_containerd": b"journalctl -u k3s\n",
     }
 
 
@@ -34,12 +39,53 @@ def test_every_key_becomes_one_file_of_lines() -> None:
         {"image": "--privileged"},
         {"cuda": ["12"]},
         {"default_runtime": {"docker": "kata"}},
+        {"logs": {"crio": "journalctl -u crio"}},
+        {"logs": {"docker": "journalctl -u docker | tail"}},
+        {"logs": {"docker": "two\nlines"}},
         {"x": 1},
     ],
 )
 def test_what_cannot_be_checked_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(InputError):
         smoke_files(value)
+
+
+RANCHER = "/var/lib/rancher/k3s/agent/containerd/containerd.log"
+
+
+@pytest.mark.parametrize(
+    ("runtime", "log"),
+    [
+        (Runtime(name="containerd", unit="containerd.service"), ""),
+        (Runtime(name="containerd"), ""),
+        (Runtime(name="containerd", unit="my-containerd.service"), "journalctl -u my-containerd"),
+        (Runtime(name="docker", unit="docker.service"), ""),
+        (Runtime(name="docker", unit="snap.docker.dockerd.service"), "journalctl -u snap.docker.dockerd"),
+        (Runtime(name="crio", unit="crio.service"), ""),
+        (
+            Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service"),
+            f"{RANCHER} and journalctl -u k3s-agent",
+        ),
+        (Runtime(name="containerd", distribution="k3s"), RANCHER),
+        (
+            Runtime(
+                name="containerd",
+                distribution="rke2",
+                unit="rke2-server.service",
+                files=("/etc/rancher/rke2/config.yaml", "/data/rke2/agent/etc/containerd/config.toml"),
+            ),
+            "/data/rke2/agent/containerd/containerd.log and journalctl -u rke2-server",
+        ),
+        (Runtime(name="containerd", distribution="k0s", unit="k0scontroller.service"), "journalctl -u k0scontroller"),
+        (Runtime(name="containerd", distribution="k0s"), "the log of k0s"),
+        (
+            Runtime(name="containerd", distribution="microk8s", unit="snap.microk8s.daemon-containerd.service"),
+            "journalctl -u snap.microk8s.daemon-containerd",
+        ),
+    ],
+)
+def test_the_log_of_an_engine_is_told_where_its_name_does_not_tell_it(runtime: Runtime, log: str) -> None:
+    assert engine_log(runtime) == log
 
 
 def test_check_lines_become_checks() -> None:

@@ -17,8 +17,8 @@ requirements:
   - gpunode, the Python package of the same version, on the controller
 options:
   smoke:
-    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda) and
-      C(toolkit).
+    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda),
+      C(toolkit), C(socket) (of containerd) and C(logs) (what shows them, by engine).
     type: dict
     default: {}
 attributes:
