@@ -72,7 +72,7 @@ def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
         asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
     asks.append(_files("Take repositories back", back.sources, check))
     asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
-    asks.append(_putback("Put settings back", _last(back), check))
+    asks.append(_putback("Put settings back", _last(back, check), check))
     return [ask for ask in asks if ask]
 
 
@@ -114,11 +114,13 @@ def _exchange(back: TakeBack) -> dict[str, Any]:
     return {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
 
 
-def _last(back: TakeBack) -> dict[str, Sequence[str]]:
+def _last(back: TakeBack, check: bool) -> dict[str, Sequence[str]]:
+    """Settings; and the units that package scripts have started, which a check does not let run."""
     words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
     flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
-    return {**words, **flags, "load": back.load, "enable": back.enable, "start": back.start}
+    idle = () if check or back.packages.nothing else back.idle
+    return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": back.start}
 
 
 def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:

@@ -88,6 +88,7 @@ class TakeBack:
     load: tuple[str, ...] = ()
     enable: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
     rebuild: bool = False  # the initramfs
     notes: tuple[str, ...] = ()
     problems: tuple[Problem, ...] = ()
@@ -152,6 +153,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
         enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
         start=tuple(name for kind, name, _ in _of(states, "active", "active")),
+        idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
         problems=(*files.problems, *packages.problems, *_left_standing(recall, scope)),
@@ -167,11 +169,7 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
 
 def _states(recall: Recall, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
-    first: dict[tuple[str, str], str] = {}
-    for record in scope.records:
-        if record.op == "state":
-            first.setdefault((record.more["kind"], record.more["name"]), record.more["from"])
-    for (kind, name), value in first.items():
+    for (kind, name), value in _first(scope).items():
         now = recall.states.get((kind, name))
         if now is None or now == value or (kind == "initramfs" and value != ABSENT):
             continue
@@ -180,6 +178,15 @@ def _states(recall: Recall, scope: Scope) -> Iterator[tuple[tuple[str, str], str
         if kind in ("sysctl", "link") and now not in _values(scope.known, kind, name):
             continue
         yield (kind, name), value
+
+
+def _first(scope: Scope) -> dict[tuple[str, str], str]:
+    """(kind, name) → how it was before the records."""
+    first: dict[tuple[str, str], str] = {}
+    for record in scope.records:
+        if record.op == "state":
+            first.setdefault((record.more["kind"], record.more["name"]), record.more["from"])
+    return first
 
 
 def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:

@@ -8,8 +8,6 @@ log=$GPUNODE_IN/.log
 reboot_reason=
 steps=0 # things changed
 
-# What holds /dev/nvidia* by right, and is started again after the modules were exchanged.
-GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm-exporter"
 KERNEL=$(uname -r)
 
 changed() {

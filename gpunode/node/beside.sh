@@ -3,13 +3,22 @@
 # What packages and their scripts make beside files of their own, and leave when they go.  Stands behind common.sh, before
 # packages.sh, which keeps in .beside what was there before.
 
+# idle_units: lines `idle UNIT` of NVIDIA's units that are there and do not run; package scripts start them
+idle_units() {
+  ! have systemctl || for unit in $GPU_UNITS; do
+    case $(systemctl is-enabled "$unit.service" 2>/dev/null) in '' | not-found) continue ;; esac
+    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) ;; *) echo "idle $unit.service" ;; esac
+  done
+}
+
 # beside FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
-# files below /etc.  The file is there when the list is whole: what is missing in it would pass for new.
+# files below /etc; and idle units.  The file is there when the list is whole: what is missing in it would pass for new.
 beside() {
   {
     sed 's/^\([^:]*\):.*/user \1/' /etc/passwd && sed 's/^\([^:]*\):.*/group \1/' /etc/group &&
       for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done &&
       for image in /boot/init*; do [ ! -f "$image" ] || echo "initramfs $image"; done &&
+      idle_units &&
       find /etc -xdev -type d -exec printf 'folder %s\n' {} + && find /etc -xdev -type f -exec printf 'file %s\n' {} + &&
       echo end
   } >"$1.part" 2>>"$log" && mv "$1.part" "$1"
@@ -18,11 +27,13 @@ beside() {
 # whole_list FILE: nobody was killed while it was made
 whole_list() { [ "$(tail -n 1 "$1" 2>/dev/null)" = end ] && grep -qx 'user root' "$1" && grep -qx 'file /etc/passwd' "$1"; }
 
-# came_along: what of that is new, in the journal
+# came_along: what of that is new, in the journal, and which units no longer stand still
 came_along() {
   whole_list "$GPUNODE_IN/.beside" && beside "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
   awk 'NR == FNR { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
   grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
+  awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |
+    while read -r unit; do ! systemctl is-active -q "$unit" || prior active "$unit" inactive active; done
   sed -n 's/^folder //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.folders"
   sed -n 's/^file //p' "$GPUNODE_IN/.new" >"$GPUNODE_IN/.files"
   [ ! -s "$GPUNODE_IN/.files" ] || remember_made

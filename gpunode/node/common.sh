@@ -4,6 +4,10 @@
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
+# what holds /dev/nvidia* by right, and is started again after the modules were exchanged
+# shellcheck disable=SC2034 # of several scripts
+GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm-exporter"
+
 # say KEY TEXT: one line of the protocol in core/remote.py
 say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; }
 

@@ -1,4 +1,4 @@
-"""node/beside.sh: what is new beside packages is only said from two whole lists."""
+"""node/beside.sh: what is new beside packages is only said from two whole lists; units that their scripts start."""
 
 from __future__ import annotations
 
@@ -8,23 +8,37 @@ from pathlib import Path
 
 import pytest
 
-PART = resources.files("gpunode.node") / "beside.sh"
-SCRIPT = """
+NODE = resources.files("gpunode.node")
+PARTS = """
 log=$GPUNODE_IN/.log
-. "$PART"
-prior() { echo "$1 $2"; }
+. "$NODE/common.sh"
+. "$NODE/beside.sh"
+prior() { echo "$@"; }
 remember_made() { sed 's/^/file /' "$GPUNODE_IN/.files"; }
+"""
+SCRIPT = """
 beside "$GPUNODE_IN/.beside"
 sed -i "$EDIT" "$GPUNODE_IN/.beside"
 came_along
 """
+SYSTEMCTL = """#!/bin/sh
+for unit; do :; done
+case $1 in
+  is-active)
+    word=$(cat "$GPUNODE_IN/$unit" 2>/dev/null)
+    [ "$2" = -q ] || echo "${word:-inactive}"
+    [ "$word" = active ] ;;
+  is-enabled) [ -e "$GPUNODE_IN/$unit" ] && echo enabled || { echo "$MISSING"; exit 1; } ;;
+esac
+"""
+PERSISTENCED = "nvidia-persistenced.service"
 
 
 @pytest.mark.parametrize(
     ("edit", "said"),
     [
         ("", []),
-        ("/^user daemon$/d", ["user daemon"]),
+        ("/^user daemon$/d", ["user daemon absent present"]),
         ("/^file .etc.group$/d", ["file /etc/group"]),
         ("$d", []),
         ("/^user /d", []),
@@ -34,11 +48,43 @@ came_along
     ids=["nothing new", "a user", "a file", "cut off", "no users", "no files", "empty"],
 )
 def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edit: str, said: list[str]) -> None:
-    environment = {
-        "PATH": "/usr/sbin:/usr/bin:/sbin:/bin",
-        "GPUNODE_IN": str(tmp_path),
-        "PART": str(PART),
-        "EDIT": edit,
-    }
-    done = subprocess.run(["sh", "-c", SCRIPT], env=environment, capture_output=True, text=True, check=False)
-    assert (done.stdout.splitlines(), done.stderr) == (said, "")
+    assert run(tmp_path, SCRIPT, EDIT=edit) == said
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "said"),
+    [
+        ("inactive", "active", [f"active {PERSISTENCED} inactive active"]),
+        ("failed", "active", [f"active {PERSISTENCED} inactive active"]),
+        ("inactive", "inactive", []),
+        ("active", "active", []),
+        ("activating", "active", []),
+        ("inactive", "", []),
+        ("", "active", []),
+        ("active", "inactive", []),
+    ],
+    ids=["started", "failed before", "stands still", "ran before", "began before", "gone", "new", "stopped"],
+)
+@pytest.mark.parametrize("missing", ["", "not-found"], ids=["old systemd", "new systemd"])
+def test_a_unit_that_package_scripts_have_started_is_told(
+    missing: str, before: str, after: str, said: list[str], tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin/systemctl").write_text(SYSTEMCTL)
+    (tmp_path / "bin/systemctl").chmod(0o755)
+    lists = 'beside "$GPUNODE_IN/.beside"'
+    if before:
+        (tmp_path / PERSISTENCED).write_text(before)
+    run(tmp_path, lists, MISSING=missing)
+    (tmp_path / PERSISTENCED).unlink(missing_ok=True)
+    if after:
+        (tmp_path / PERSISTENCED).write_text(after)
+    assert run(tmp_path, "came_along", MISSING=missing) == said
+
+
+def run(folder: Path, text: str, **environment: str) -> list[str]:
+    """What the shell says; its errors are none."""
+    environment |= {"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin", "GPUNODE_IN": str(folder), "NODE": str(NODE)}
+    done = subprocess.run(["sh", "-c", PARTS + text], env=environment, capture_output=True, text=True, check=False)
+    assert done.stderr == ""
+    return done.stdout.splitlines()

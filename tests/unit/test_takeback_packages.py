@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from journal_text import back, packages, recall_text
+from journal_text import back, packages, recall_text, state
+
+from gpunode.core.requests_undo import undo_requests
 
 
 def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
@@ -138,6 +140,42 @@ def test_kernel_headers_beside_those_that_were_there_go_alone() -> None:
     )
     headers = ["kernel-devel-5.14.0-2.x86_64"]
     assert found["value"] == {"remove": headers, "purge": headers}
+
+
+PERSISTENCED = "nvidia-persistenced.service"
+
+
+@pytest.mark.parametrize("verb", ["uninstall", "rollback"])
+@pytest.mark.parametrize("now", ["active", "inactive"])
+def test_a_unit_that_stood_still_is_stopped_again_once_packages_are_back(verb: str, now: str) -> None:
+    """The scripts of the former version start it, too."""
+    journal = [
+        packages("p0", run="r1"),
+        packages("p1", run="r2", changed={"nvidia-persistenced": ("1", "2")}),
+        state("active", PERSISTENCED, "inactive", "active", run="r2"),
+    ]
+    text = recall_text(
+        journal,
+        installed={"nvidia-persistenced": "2"},
+        available={"nvidia-persistenced": ["1"]},
+        states={("active", PERSISTENCED): now},
+    )
+    asks = undo_requests(back(text, verb))
+    stops = [(ask.script, ask.request["stop"]) for ask in asks if "stop" in ask.request]
+    line = f"{PERSISTENCED}\n".encode()
+    assert [ask.script for ask in asks][-2:] == ["packages.sh", "putback.sh"]
+    assert stops == [("putback.sh", line)] * (2 if now == "active" else 1)
+    assert "stop" in asks[-1].request
+    said = [ask for ask in undo_requests(back(text, verb), check=True) if "stop" in ask.request]
+    assert len(said) == (1 if now == "active" else 0)  # check mode says it once
+
+
+def test_a_unit_that_ran_before_is_not_stopped() -> None:
+    journal = [packages("p1", changed={"a": ("1", "2")}), state("active", PERSISTENCED, "active", "inactive")]
+    text = recall_text(
+        journal, installed={"a": "2"}, available={"a": ["1"]}, states={("active", PERSISTENCED): "active"}
+    )
+    assert back(text).idle == ()
 
 
 def test_a_transaction_that_failed_half_way_is_taken_back_as_far_as_it_came() -> None:
