@@ -161,20 +161,30 @@ values = st.recursive(
 documents = st.dictionaries(keys, values, min_size=1, max_size=4)
 
 
-@given(documents, keys, values, st.booleans())
+heads = st.sampled_from(["", "---\n", "---\n# c\n---\n"])
+tails = st.sampled_from(["", "---\n", "---\n# c\n---", "...\n---\n"])
+
+
+@given(documents, keys, values, st.booleans(), heads, tails)
 def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
-    data: dict[str, Any], key: str, value: Any, flow: bool
+    data: dict[str, Any], key: str, value: Any, flow: bool, head: str, tail: str
 ) -> None:
     from gpunode.core.edits.request import Refusal
 
-    text = yaml.safe_dump(data, default_flow_style=flow, sort_keys=False)
+    text = head + yaml.safe_dump(data, default_flow_style=flow, sort_keys=False) + tail
     try:
         after = yamledit.set_value(text, (key,), value)
     except Refusal:
         return  # said, and nothing changed
-    assert yaml.safe_load(after) == {**data, key: value}
+    assert (after.startswith(head), after.endswith(tail)) == (True, True)
+    assert said(after) == [{**data, key: value}]
     gone = yamledit.remove(after, (key,))
-    assert yaml.safe_load(gone) == {name: item for name, item in data.items() if name != key}
+    assert said(gone) == [{name: item for name, item in data.items() if name != key}]
+
+
+def said(text: str) -> list[Any]:
+    """What the documents say that are not empty."""
+    return [found for found in yaml.safe_load_all(text) if found is not None]
 
 
 @given(st.lists(st.text("ab=-_ '\"\\$1", min_size=0, max_size=8), max_size=6))

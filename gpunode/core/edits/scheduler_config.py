@@ -84,9 +84,9 @@ def merged_config(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reas
             f"{path} holds {said.get('kind') or 'no kind'}, not KubeSchedulerConfiguration", "name the right file"
         )
     text, reasons = _migrated(path, text, said, wish)
-    _check(yamledit.load(text), path, wish)
+    _check(yamltext.load(text), path, wish)
     text, more = _with_extender(path, text, wish, policy=False)
-    _check(yamledit.load(text), path, wish)
+    _check(yamltext.load(text), path, wish)
     return text.encode(), (*reasons, *more)
 
 
@@ -96,7 +96,7 @@ def merged_policy(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reas
     if said.get("kind", "Policy") != "Policy":
         raise Refusal(f"{path} holds {said['kind']}, not Policy", "name the right file")
     text, reasons = _with_extender(path, text, wish, policy=True)
-    for fault in extender_faults(yamledit.load(text).get("extenders")):
+    for fault in extender_faults(yamltext.load(text).get("extenders")):
         raise Refusal(f"{path}: {fault}", _BY_HAND)
     return text.encode(), reasons
 
@@ -169,7 +169,7 @@ def _get(holder: Any, key: str) -> Any:
 
 
 def _with_extender(path: str, text: str, wish: Wish, *, policy: bool) -> tuple[str, tuple[Reason, ...]]:
-    said = yamledit.load(text)
+    said = yamltext.load(text)
     extenders = said.get("extenders") if isinstance(said, dict) else None
     if extenders is not None and not isinstance(extenders, list):
         raise Refusal(f"{path}: extenders is no list", "mend the file, then run again")

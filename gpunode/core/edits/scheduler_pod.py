@@ -206,7 +206,7 @@ def without_mark(pod: Pod) -> Pod:
     """The manifest without that annotation."""
     text = yamledit.remove(pod.text, ("metadata", "annotations", _MARK))
     if yamledit.value_at(pod.data, ("metadata", "annotations")) and not yamledit.value_at(
-        yamledit.load(text), ("metadata", "annotations")
+        yamltext.load(text), ("metadata", "annotations")
     ):
         text = yamledit.remove(text, ("metadata", "annotations"))
     return pod_of(pod.path, text.encode())

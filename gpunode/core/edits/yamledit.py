@@ -15,20 +15,16 @@ from typing import Any
 import yaml
 
 from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.yamltext import document, load
 
 Path = Sequence[str | int]
 _BY_HAND = "edit the file by hand, then run again"
 _PLAIN = re.compile(r"(--)?[A-Za-z0-9/_.][A-Za-z0-9/_.:=@+-]*\Z")
 
 
-def load(text: str) -> Any:
-    """The plain values of the one document in the text."""
-    return yaml.safe_load(text)
-
-
 def node_at(text: str, path: Path) -> yaml.Node | None:
     """The node at a path, None where the document has none."""
-    node: yaml.Node | None = yaml.compose(text, yaml.SafeLoader)
+    node = document(text)
     for part in path:
         node = _child(node, part)
     return node

@@ -9,11 +9,31 @@ from collections.abc import Iterator
 from typing import Any
 
 import yaml
+from yaml.composer import ComposerError
 
 from gpunode.core.edits.request import Refusal, check_size, decode
 from gpunode.core.errors import InputError
 
 _BY_HAND = "edit the file by hand, then run again"
+_NULL = "tag:yaml.org,2002:null"
+
+
+def document(text: str) -> yaml.Node | None:
+    """The one document of the text that says something; lines `---` and comments alone make empty ones.
+
+    None where there is none.  Raises yaml.YAMLError for a second one.
+    """
+    found = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node.tag != _NULL]
+    if len(found) > 1:
+        first, second = (node.start_mark for node in found[:2])
+        raise ComposerError("expected one document", first, "a second document, which nobody reads", second)
+    return found[0] if found else None
+
+
+def load(text: str) -> Any:
+    """The plain values of that document.  Raises yaml.YAMLError, ValueError."""
+    node = document(text)
+    return None if node is None else yaml.SafeLoader("").construct_document(node)
 
 
 def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
@@ -21,7 +41,7 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     check_size(path, data)
     text = decode(path, data)
     try:
-        found = yaml.safe_load(text)
+        found = load(text)
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
@@ -65,7 +85,8 @@ def _candidates(text: str, key: str, value: str) -> Iterator[str]:
         yield f"{inner}{comma}{gap if root.value else ''}{key}: {value}{tail}{text[end:]}"
     else:
         line = f"{' ' * root.start_mark.column}{key}: {value}"
-        yield _appended(text, line)
+        end = root.end_mark.index  # of the document, with the comments at its end
+        yield _appended(text[:end], line) + text[end:]
         at = text.rfind("\n", 0, root.start_mark.index) + 1  # a block that ends without a new line stays the last one
         yield f"{text[:at]}{line}{_newline(text)}{text[at:]}"
 
@@ -92,12 +113,12 @@ def remove_key(text: str, key: str) -> str:
 
 
 def _loaded(text: str) -> dict[str, Any]:
-    found: dict[str, Any] | None = yaml.safe_load(text)
+    found: dict[str, Any] | None = load(text)
     return found or {}
 
 
 def _root(text: str) -> yaml.MappingNode | None:
-    found = yaml.compose(text, yaml.SafeLoader)
+    found = document(text)
     return found if isinstance(found, yaml.MappingNode) else None
 
 
@@ -108,7 +129,7 @@ def _pair(root: yaml.MappingNode, key: str) -> tuple[yaml.Node, yaml.Node] | Non
 
 
 def _appended(text: str, line: str) -> str:
-    """The line at the end of the document: before a closing `...`."""
+    """The line at the end of the text: before a closing `...`."""
     newline = _newline(text)
     lines = text.splitlines(keepends=True)
     at = next((i for i in reversed(range(len(lines))) if lines[i].rstrip() == "..."), len(lines))
