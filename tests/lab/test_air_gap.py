@@ -16,12 +16,15 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.core.bundle.upstream import ARCH_KEYRING
+from gpunode.core.openpgp import binary
 from gpunode.lab.machine import places, podman
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(900)]
 
 TREE = (
-    "find /etc /usr /opt /var/lib/dpkg -xdev -type f | sort | xargs -d '\\n' stat -c '%n %s %Y' 2>/dev/null | sha256sum"
+    "find /etc /usr /opt /var/lib/dpkg /var/lib/pacman -xdev -type f 2>/dev/null | sort"
+    " | xargs -d '\\n' stat -c '%n %s %Y' 2>/dev/null | sha256sum"
 )
 # Replies to ssh, the bundle's server and the discovery of neighbours may leave; anything else is counted and lost.
 FENCE = """
@@ -45,6 +48,7 @@ table inet airgap {{
 class Gap:
     """A node behind the fence, the bundle that is served to it, and the spec that names it."""
 
+    distro: str
     lab: Any
     bundle: Path
     spec: Path
@@ -82,9 +86,17 @@ def in_network(node: Any, *command: str, stdin: str = "") -> str:
     return done.stdout
 
 
+# what the bundle is made for; of CUDA the lab has no package for Arch
 WISHES: dict[str, dict[str, Any]] = {
     "debian:12": {"cuda": {"versions": ["12.8"]}, "runtimes": {"containerd": {"manage": "install"}}},
     "rocky:9": {"cuda": {"versions": ["12.8"]}},
+    "arch": {},
+}
+# versions of CUDA for which no bundle was made, and a package of them
+LACKING = {
+    "debian:12": (["12.8", "13.0"], "cuda-toolkit-13-0"),
+    "rocky:9": (["12.8", "13.0"], "cuda-toolkit-13-0"),
+    "arch": (["newest"], "the bundle lacks cuda for arch/x86_64"),
 }
 
 
@@ -119,7 +131,7 @@ def gap(
         spec = folder / "gpunode.yml"
         spec.write_text(yaml.safe_dump(WISHES[distro] | yaml.safe_load((bundle / "sources.yml").read_text())))
         in_network(lab.nodes[0], "nft", "-f", "-", stdin=FENCE.format(server=address, port=port))
-        yield Gap(lab=lab, bundle=bundle, spec=spec, gpunode=run_gpunode)
+        yield Gap(distro=distro, lab=lab, bundle=bundle, spec=spec, gpunode=run_gpunode)
         server.terminate()
     lab.down()
 
@@ -133,7 +145,10 @@ def repositories(folder: Path, distro: str) -> Path:
     built = json.loads((lab / ("built.json" if distro == "debian:12" else f"families/{plain}/built.json")).read_text())
     own = next(s for s in built["sources"] if s["name"] == "kernels" and s["distro"] == distro)
     url, key = f"file://{lab}/{own['path']}", f"{lab}/{own['key']}"
-    if distro == "debian:12":
+    if distro == "arch":
+        (files / "pacman.conf").write_text(f"[extra]\nServer = {url}\n")
+        (files / Path(ARCH_KEYRING).name).write_bytes(binary(Path(key).read_bytes()))
+    elif distro == "debian:12":
         shutil.copy("/etc/apt/sources.list.d/debian.sources", files)
         (files / "own.sources").write_text(f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: {key}\n")
     else:
@@ -155,7 +170,7 @@ def test_the_fence_lets_nothing_else_out(gap: Gap) -> None:
 
 @pytest.mark.parametrize("kind", ["changed", "cut off", "missing"])
 def test_a_damaged_bundle_is_found_before_anything_is_touched(gap: Gap, kind: str) -> None:
-    victim = next(gap.bundle.glob("repos/*/x86_64/nvidia-container-toolkit/libnvidia-container1[_-]*"))
+    victim = next(gap.bundle.glob("repos/*/x86_64/*/libnvidia-container*"))
     data, before = victim.read_bytes(), gap.sh(TREE)
     victim.unlink()  # it shares its bytes with the store
     if kind != "missing":
@@ -174,19 +189,21 @@ def test_a_damaged_bundle_is_found_before_anything_is_touched(gap: Gap, kind: st
 def test_what_the_bundle_lacks_is_found_before_anything_is_touched(gap: Gap, tmp_path: Path) -> None:
     before = gap.sh(TREE)
     more = tmp_path / "more.yml"
-    more.write_text(yaml.safe_dump(yaml.safe_load(gap.spec.read_text()) | {"cuda": {"versions": ["12.8", "13.0"]}}))
+    versions, lacking = LACKING[gap.distro]
+    more.write_text(yaml.safe_dump(yaml.safe_load(gap.spec.read_text()) | {"cuda": {"versions": versions}}))
     host = gap.json("provision", "--yes", exit=5, spec=more)
-    assert "cuda-toolkit-13-0" in json.dumps(host)
+    assert lacking in json.dumps(host)
     assert gap.sh(TREE) == before
 
 
 def test_a_node_is_provisioned_whole_from_the_bundle_alone(gap: Gap) -> None:
-    """The driver built by DKMS, CUDA, the toolkit, containerd: proven by a pod, and no packet went elsewhere."""
+    """The driver, built by DKMS but on Arch, CUDA, the toolkit, containerd: proven by a pod; no packet went elsewhere."""
     in_network(gap.node, "nft", "reset", "counters")
     done = gap.json("provision", "--yes")
     assert not failed(done)
     proven = {c["id"] for c in done["checks"] if c["status"] == "passed"}
-    assert {"containerd.cri-nvidia", "cuda.nvcc-12.8"} <= proven
+    compilers = {f"cuda.nvcc-{version}" for version in WISHES[gap.distro].get("cuda", {}).get("versions", ())}
+    assert {"driver.smi", "containerd.cri-nvidia", *compilers} <= proven
     assert gap.json("plan")["converged"]
     assert gap.json("provision", "--yes")["changed"] == []
     assert not failed(gap.json("verify"))
