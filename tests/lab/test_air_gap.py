@@ -197,7 +197,7 @@ def test_what_the_bundle_lacks_is_found_before_anything_is_touched(gap: Gap, tmp
 
 
 def test_a_node_is_provisioned_whole_from_the_bundle_alone(gap: Gap) -> None:
-    """The driver, built by DKMS but on Arch, CUDA, the toolkit, containerd: proven by a pod; no packet went elsewhere."""
+    """The driver (with DKMS, but on Arch), CUDA, the toolkit, containerd: a pod proves it; no packet went elsewhere."""
     in_network(gap.node, "nft", "reset", "counters")
     done = gap.json("provision", "--yes")
     assert not failed(done)
