@@ -12,6 +12,7 @@ _BEFORE = {
         "dkms.sh",
         "beside.sh",
         "marks.sh",
+        "changes.sh",
         "foretell.sh",
         *_MANAGERS,
     ),
