@@ -17,7 +17,7 @@ probe_disk() {
     [ -d "$folder" ] && set -- "$@" "$folder"
   done
   line "paths $*"
-  ask 5 df -P -k "$@"
+  ask_hardware 5 df -P -k "$@"
 }
 
 probe_journal() {
@@ -40,8 +40,8 @@ probe_first_boot() {
 probe_sharing() {
   set -- /proc/driver/nvidia/capabilities/gpu*/mig/gi*
   if [ -e "$1" ] && have nvidia-smi; then
-    ask 6 nvidia-smi mig -lgi
-    ask 6 nvidia-smi mig -lci
+    ask_hardware 6 nvidia-smi mig -lgi
+    ask_hardware 6 nvidia-smi mig -lci
   fi
   [ -r /usr/lib/gpunode/mig ] && line "program $(sha256sum </usr/lib/gpunode/mig | cut -d ' ' -f 1)"
   [ -r /var/lib/gpunode/mig ] && quote </var/lib/gpunode/mig

@@ -70,11 +70,32 @@ probe_units() {
     daemons
     return
   fi
+  units=
+  known_units
+  [ "$REPLY" ] || return 0
   # shellcheck disable=SC2086 # a list of names
-  units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload $UNITS)
+  units=$(ask 5 systemctl show -p Id,LoadState,ActiveState,UnitFileState,MainPID,ExecStart,FragmentPath,CanReload $REPLY)
+  by_lines
+  for text in $units; do
+    case $text in '| MainPID='[1-9]*) units=$units$newline$(process "${text#*=}") ;; esac
+  done
+  by_words
   printf '%s\n' "$units"
-  main_pids=$(printf '%s\n' "$units" | sed -n 's/^| MainPID=\([1-9][0-9]*\)$/\1/p')
-  for pid in $main_pids; do process "$pid"; done
+}
+
+# known_units: those of $UNITS, in $REPLY, that have a file where systemd looks for one, or run without: systemd would
+# look for each of the others anew whenever it is asked (systemd.unit(5))
+known_units() {
+  REPLY=
+  for unit in $UNITS; do
+    for folder in /etc/systemd/system /usr/lib/systemd/system /lib/systemd/system /usr/local/lib/systemd/system \
+      /run/systemd/system /run/systemd/generator /run/systemd/generator.early /run/systemd/generator.late \
+      /run/systemd/transient /etc/systemd/system.control /run/systemd/system.control /etc/systemd/system.attached \
+      /run/systemd/system.attached; do
+      exists "$folder/$unit" && break
+    done || [ -L "/run/systemd/units/invocation:$unit" ] || continue
+    REPLY="$REPLY $unit"
+  done
 }
 
 # daemons: without systemd the engines are found by their names, those in containers of their own left out
@@ -93,7 +114,7 @@ daemons() {
 
 # process PID: its arguments, separated by tabs
 process() {
-  [ -r "/proc/$1/cmdline" ] && line "process $1$tab$(tr '\0\n' '\t ' <"/proc/$1/cmdline" | head -c 4096)"
+  [ -r "/proc/$1/cmdline" ] && line "process $1$tab$(tr '\0\n' '\t ' <"/proc/$1/cmdline")"
 }
 
 probe_runtimes() {
@@ -138,37 +159,57 @@ bundled_containerd() {
 # rancher_folder KIND: sets $folder to the data folder of k3s or rke2: what its unit or its config files say
 rancher_folder() {
   [ "${units+set}" ] || units=$(probe_units)
-  unit_flags "$1.service" "$1"
-  folder=$(printf '%s\n' "$flags" | sed -n 's/.* \(--data-dir\|-d\)[= ]\([^ ]*\).*/\2/p')
-  [ "$folder" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
+  unit_flags "$1"
+  option --data-dir -d
+  folder=$REPLY
+  [ "$folder" ] || [ ! -d "/etc/rancher/$1" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
     "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.y*ml 2>/dev/null | tail -n 1)
   folder=${folder:-/var/lib/rancher/$1}
 }
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
 containerd_root() {
-  containerd_config=/etc/containerd/config.toml
   [ "${units+set}" ] || units=$(probe_units)
-  unit_flags containerd.service containerd
+  unit_flags containerd
+  option --config -c
+  containerd_config=${REPLY:-/etc/containerd/config.toml}
+  line "config containerd $containerd_config"
+}
+
+# unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process, which has
+# a tab behind each argument, where there is no unit
+unit_flags() {
+  flags=
+  by_lines
+  for text in $units; do
+    case $text in
+    '| ExecStart='*' argv[]='*)
+      text=${text##* argv\[\]=}
+      case ${text%% *} in */"$1") flags=${text%%;*} && break ;; esac
+      ;;
+    "| process "*)
+      text=${text#*"$tab"}
+      case ${text%%"$tab"*} in "$1" | */"$1") [ "$flags" ] || flags="$1 ${text#*"$tab"}" ;; esac
+      ;;
+    esac
+  done
+  by_words
+}
+
+# option LONG SHORT: sets $REPLY to the last value that $flags give to that option
+option() {
+  REPLY='' long=$1 short=$2
   set -f
   # shellcheck disable=SC2086 # words of a command line
   set -- $flags
   set +f
   while [ $# -gt 0 ]; do
     case $1 in
-    --config=* | -c=*) containerd_config=${1#*=} ;;
-    --config | -c) containerd_config=${2:-} ;;
+    "$long="* | "$short="*) REPLY=${1#*=} ;;
+    "$long" | "$short") REPLY=${2:-} ;;
     esac
     shift
   done
-  line "config containerd $containerd_config"
-}
-
-# unit_flags UNIT NAME: sets $flags to the command line of the unit, or of the process NAME where there is no unit
-unit_flags() {
-  flags=$(printf '%s\n' "$units" | sed -n "/^| ExecStart=.*argv\[\]=[^ ;]*\/$2 /s/.*argv\[\]=\([^;]*\).*/\1/p" | head -n 1)
-  [ "$flags" ] && return
-  flags=$(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}$2$tab/$2 /p" | head -n 1)
 }
 
 # ---------------------------------------------------------------- what runs in the engines
@@ -215,9 +256,9 @@ dockers() {
     user=${socket#/run/user/}
     line "docker rootless ${user%%/*}"
   done
-  pid=$(printf '%s\n' "$units" | docker_pid)
-  [ "$pid" ] || return 0
-  started "$pid"
+  docker_pid
+  [ "$REPLY" ] || return 0
+  started "$REPLY"
   for tool in nvidia-container-runtime-hook nvidia-cdi-hook; do # dockerd looks for them when it starts
     have "$tool" && line "docker hook $(stat -L -c %Z "$(command -v "$tool")")"
   done
@@ -234,24 +275,20 @@ dockers() {
   fi
 }
 
-# docker_pid: of dockerd, out of the units' properties, or of the processes where there is no systemd
+# docker_pid: sets $REPLY to that of dockerd, by the command lines of what runs
 docker_pid() {
-  main=0 id=
-  while IFS= read -r text; do
+  REPLY=
+  by_lines
+  for text in $units; do
     case $text in
-    '| MainPID='*) main=${text#*=} ;;
-    '| Id='*) id=${text#*=} ;;
     "| process "*"/dockerd$tab"* | "| process "*"${tab}dockerd$tab"*)
       text=${text#"| process "}
-      echo "${text%%"$tab"*}"
-      return
-      ;;
-    '| ')
-      case $id:$main in docker.service:[1-9]* | snap.docker.dockerd.service:[1-9]*) echo "$main" && return ;; esac
-      main=0
+      REPLY=${text%%"$tab"*}
+      break
       ;;
     esac
   done
+  by_words
 }
 
 dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
@@ -266,16 +303,20 @@ started() {
   done </proc/stat
 }
 
-# pods SOCKET: NAMESPACE/NAME of the pods that an engine for Kubernetes runs; without crictl the number of its tasks
+# pods SOCKET: NAMESPACE/NAME of the pods that an engine for Kubernetes runs; without crictl the number of its tasks.
+# containerd has a folder for each of them, in a folder that only root may read: where it is empty nobody is asked.
 pods() {
+  state=${1%/containerd.sock}
   case $1 in
   */crio/*) kind=crio ;;
   */k3s/*) kind=k3s ;;
-  */k0s/*) kind=k0s ;;
-  */microk8s/*) kind=microk8s ;;
+  */k0s/*) kind=k0s state=${1%.sock} ;;
+  */microk8s/*) kind=microk8s state=${1%.sock} ;;
   *) kind=containerd ;;
   esac
-  if have crictl; then
+  if [ -r "$state" ] && [ -r "$state/io.containerd.runtime.v2.task" ] && ! any "$state"/io.containerd.*/k8s.io/*; then
+    names "$kind"
+  elif have crictl; then
     # columns from the right: runtime (of late), attempt, namespace, name; the age before them is of several words
     pod='^.* \([^ ][^ ]*\)  *\([^ ][^ ]*\)  *[0-9][0-9]*'
     # shellcheck disable=SC2046 # a list of names
@@ -304,8 +345,8 @@ probe_kubernetes() {
 }
 
 probe_sysctl() {
-  for key in net.ipv4.ip_forward net.bridge.bridge-nf-call-iptables net.bridge.bridge-nf-call-ip6tables; do
-    first "/proc/sys/$(printf '%s' "$key" | tr . /)" && line "$key $REPLY"
+  for key in ipv4.ip_forward bridge.bridge-nf-call-iptables bridge.bridge-nf-call-ip6tables; do
+    first "/proc/sys/net/${key%%.*}/${key#*.}" && line "net.$key $REPLY"
   done
   return 0
 }

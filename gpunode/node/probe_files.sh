@@ -79,36 +79,24 @@ FILE_MAX=1048576 # bytes of a file that are sent
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
 crio_places() {
-  crio_config=/etc/crio/crio.conf crio_folder=/etc/crio/crio.conf.d
-  set -f
-  # shellcheck disable=SC2046 # words of a command line
-  set -- $(printf '%s\n' "$units" | sed -n "s/^| process [0-9]*$tab\([^$tab]*\/\)\{0,1\}crio$tab//p" | head -n 1)
-  set +f
-  while [ $# -gt 0 ]; do
-    case $1 in
-    --config=* | -c=*) crio_config=${1#*=} ;;
-    --config | -c) crio_config=${2:-} ;;
-    --config-dir=* | -d=*) crio_folder=${1#*=} ;;
-    --config-dir | -d) crio_folder=${2:-} ;;
-    esac
-    shift
-  done
+  unit_flags crio
+  option --config -c
+  crio_config=${REPLY:-/etc/crio/crio.conf}
+  option --config-dir -d
+  crio_folder=${REPLY:-/etc/crio/crio.conf.d}
 }
 
 probe_files() {
   [ "${units+set}" ] || units=$(probe_units)
   [ "${containerd_config:-}" ] || containerd_root >/dev/null
-  unit_flags docker.service dockerd
+  unit_flags dockerd
   docker_config=/etc/docker/daemon.json
   have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
-  pid=$(printf '%s\n' "$units" | docker_pid)
+  docker_pid
   # of one that runs, with what stands in the variables of its unit
-  [ ! -r "/proc/${pid:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$pid/cmdline")
-  case " $flags " in *" --config-file"[=\ ]*)
-    docker_config=${flags#*--config-file?}
-    docker_config=${docker_config%% *}
-    ;;
-  esac
+  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
+  option --config-file --config-file
+  docker_config=${REPLY:-$docker_config}
   line "docker_config $docker_config"
   crio_places
   set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
@@ -134,10 +122,14 @@ probe_files() {
     /etc/nvidia-imex/nodes_config.cfg /etc/udev/rules.d/*nvidia*
   # shellcheck disable=SC2046 # paths of configuration files, one word each
   set -- "$@" $(containerd_imports "$containerd_config" 3) \
-    $(grep -l -E '^[^#]*(nvidia|nouveau|nova_core)' /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* 2>/dev/null) \
-    $(grep -l -E '^[^#]*(nvidia|overlay|br_netfilter)' /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* 2>/dev/null) \
-    $(grep -l -E '^[^#;]*(bridge-nf-call|ip_forward)' /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* \
-      /usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null) $(rancher_files k3s) $(rancher_files rke2)
+    $(grep -l -E '^[^#]*(nvidia|nouveau|nova_core|overlay|br_netfilter|bridge-nf-call|ip_forward)' \
+      /etc/modprobe.d/* /usr/lib/modprobe.d/* /run/modprobe.d/* /etc/modules /etc/modules-load.d/* /usr/lib/modules-load.d/* \
+      /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* /usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
+  for kind in k3s rke2; do
+    rancher_folder "$kind"
+    [ "$folder" = "/var/lib/rancher/$kind" ] || set -- "$@" "$folder"/agent/etc/containerd/*.toml \
+      "$folder"/agent/etc/containerd/*.tmpl "$folder"/agent/etc/containerd/config*.toml.d/*.toml
+  done
   sent=$newline
   for file in "$@"; do
     exists "$file" || continue
@@ -147,16 +139,6 @@ probe_files() {
   done
   # shellcheck disable=SC2046,SC2086 # a list of paths
   files_meta $sent
-}
-
-# rancher_files KIND: containerd's files of k3s or rke2, where its data folder is not the usual one
-rancher_files() {
-  rancher_folder "$1"
-  [ "$folder" = "/var/lib/rancher/$1" ] && return
-  for file in "$folder"/agent/etc/containerd/*.toml "$folder"/agent/etc/containerd/*.tmpl \
-    "$folder"/agent/etc/containerd/config*.toml.d/*.toml; do
-    [ -e "$file" ] && echo "$file"
-  done
 }
 
 # files_meta PATH…: one stat for all, then the bytes of each
@@ -172,7 +154,8 @@ files_meta() {
     elif [ "$size" -gt "$FILE_MAX" ]; then
       remark "larger than $FILE_MAX bytes"
     elif [ "$size" -gt 0 ]; then
-      base64 "$path" 2>/dev/null </dev/null | sed 's/^/| /' || remark "no base64"
+      encoded=$(base64 "$path" 2>/dev/null </dev/null) || remark "no base64"
+      for text in $encoded; do line "$text"; done
     fi
   done
   for path in "$@"; do
@@ -185,7 +168,7 @@ files_meta() {
 containerd_imports() {
   [ -r "$1" ] && [ "$2" -gt 0 ] || return 0
   # shellcheck disable=SC2013 # words, not lines: one line may name several
-  for glob in $(sed -n '/^ *imports *=/,/\]/p' "$1" | sed -e 's/#.*//' -e 's/^ *imports *= *//' -e "s/[][\"',]/ /g"); do
+  for glob in $(sed -n -e '/^ *imports *=/,/\]/{' -e 's/#.*//' -e 's/^ *imports *= *//' -e "s/[][\"',]/ /gp" -e '}' "$1"); do
     case $glob in /*) ;; *) glob=${1%/*}/$glob ;; esac
     for import in $glob; do
       [ -f "$import" ] || continue

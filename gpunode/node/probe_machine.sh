@@ -50,7 +50,7 @@ probe_secure_boot() {
     # 4 bytes of attributes, then the value (UEFI specification, 3.3)
     [ -r "$file" ] && line "secure_boot $(od -An -tu1 -j4 -N1 "$file" 2>/dev/null)" && return
   done
-  if have mokutil; then ask 3 mokutil --sb-state; else remark "no readable SecureBoot variable and no mokutil"; fi
+  if have mokutil; then ask_hardware 3 mokutil --sb-state; else remark "no readable SecureBoot variable and no mokutil"; fi
 }
 
 # ---------------------------------------------------------------- kernels and their modules
@@ -152,7 +152,7 @@ pci_fabric() {
 }
 
 probe_lspci() {
-  if have lspci; then ask 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
+  if have lspci; then ask_hardware 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
 }
 
 probe_driver() {
@@ -196,7 +196,7 @@ probe_nvidia_smi() {
   answer=
   # an old nvidia-smi names the first field that it does not know: ask again without it
   while [ "$fields" ]; do
-    answer=$(ask 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
+    answer=$(ask_hardware 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
     case $answer in *'is not a valid field to query'*) ;; *) break ;; esac
     unknown=${answer#*\"}
     unknown=${unknown%%\"*}
@@ -213,11 +213,11 @@ probe_nvidia_smi() {
 
 probe_nvlink() {
   # a hung driver has cost its time above; links join at least two GPUs
-  case $answer in *"$newline| 1, "*) ask 5 nvidia-smi nvlink --status ;; esac
+  case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi nvlink --status ;; esac
 }
 
 probe_topology() {
-  case $answer in *"$newline| 1, "*) ask 5 nvidia-smi topo -m ;; esac
+  case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
 }
 
 probe_clients() {

@@ -6,7 +6,8 @@ TEXT_MAX=262144 # bytes of a command's output that are sent
 
 LC_ALL=C
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
-export LC_ALL PATH
+GOGC=off # engines are Go programs, and end before their garbage matters
+export LC_ALL PATH GOGC
 tab=$(printf '\t')
 newline='
 '
@@ -15,6 +16,9 @@ line() { printf '| %s\n' "$*"; }
 remark() { printf '! %s\n' "$*"; }
 have() { command -v "$1" >/dev/null 2>&1; }
 exists() { [ -e "$1" ] || [ -L "$1" ]; }
+any() { [ -e "$1" ]; } # of the files that a glob names
+by_lines() { set -f && IFS=$newline; }
+by_words() { set +f && unset IFS; }
 booted_systemd() { [ -d /run/systemd/system ]; }
 
 # first FILE: its first line, without a fork, in $REPLY
@@ -51,7 +55,7 @@ guard() {
 
 # within SECONDS COMMAND…: runs it, and kills it when it takes longer; exit status 124 or 137 then
 within() {
-  if [ "$coreutils_timeout" ]; then
+  if [ "$TIMEOUT" ]; then # devices.sh has tried it
     timeout -k 1 "$@"
     return
   fi
@@ -66,24 +70,27 @@ within() {
   kill "$watch" 2>/dev/null
   return "$status"
 }
-coreutils_timeout=
-timeout -k 1 1 true >/dev/null 2>&1 && coreutils_timeout=yes
 
-# ask SECONDS COMMAND…: what it prints, quoted, and a remark unless it ends well.  A process in uninterruptible sleep (a
-# GPU fell off the bus) outlives even SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output
-# open, and the probe goes on.
-ask() {
+# answer SECONDS COMMAND…: what it prints, and a last line unless it ends well
+answer() {
+  within "$@" </dev/null
+  status=$?
+  case $status in
+  0) ;;
+  124 | 137) printf '\nexit: no answer within %s s\n' "$1" ;;
+  *) printf '\nexit: %s\n' "$status" ;;
+  esac
+}
+
+# ask SECONDS COMMAND…: its answer, quoted, for programs that touch no hardware
+ask() { answer "$@" 2>&1 | quote; }
+
+# ask_hardware SECONDS COMMAND…: the same.  A process in uninterruptible sleep (a GPU fell off the bus) outlives even
+# SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output open, and the probe goes on.
+ask_hardware() {
   name="$2 ${3:-}"
   patience=$(($1 + 2))
-  {
-    within "$@" </dev/null
-    status=$?
-    case $status in
-    0) ;;
-    124 | 137) printf '\nexit: no answer within %s s\n' "$1" ;;
-    *) printf '\nexit: %s\n' "$status" ;;
-    esac
-  } 2>&1 | quote &
+  answer "$@" 2>&1 | quote &
   reader=$!
   guard "$patience" "$reader"
   watch=$!
