@@ -41,7 +41,7 @@ def run(*command: object, ok: Sequence[int] = (0,)) -> str:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""},  # as installed: compiled once, not each time
+        env={**os.environ, "NO_COLOR": "1", "PYTHONDONTWRITEBYTECODE": ""},  # compiled once, as when installed
     )
     if done.returncode not in ok:
         raise SystemExit(f"{command}: exit status {done.returncode}\n{done.stdout}\n{done.stderr}")

@@ -130,15 +130,29 @@ def target_options(command: Command) -> Command:
 
     @functools.wraps(command)
     def with_where(*args: Any, **options: Any) -> Any:
+        found = {name: options.pop(name) for name in _WHERE}
+        if found["inventory"]:
+            found["listing"] = _listing(found["inventory"], found["limit"], found["vault_password_files"])
         from gpunode.edge.detect import Where
 
-        found = {name: options.pop(name) for name in _WHERE}
         asked = options.pop("ask_become_pass")
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         found["become"] = found["become"] or asked
         return command(*args, where=Where(**found, become_password=password), **options)
 
     return options(*_TARGETS)(with_where)  # type: ignore[return-value]
+
+
+def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:
+    """The inventory's hosts, read while the rest is imported."""
+    from gpunode.edge import ahead
+
+    def read() -> Any:
+        from gpunode.edge.inventory import load_inventory
+
+        return load_inventory(sources, limit=limit, vault_password_files=vault_password_files)
+
+    return ahead.begin(read)
 
 
 PROBES = click.option(

@@ -198,4 +198,4 @@ def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, An
     if not made.nodes:
         made = lab_up(log=_log)
     lab_spec = yaml.safe_load(made.spec.read_text())
-    return dataclasses.replace(where, inventory=(str(made.inventory),)), merge_spec(lab_spec, spec_data)
+    return dataclasses.replace(where, inventory=(str(made.inventory),), listing=None), merge_spec(lab_spec, spec_data)

@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.model import NodeFacts
 from gpunode.edge.connect import NotServed, Ran, Target, parse_host, run_many
+
+if TYPE_CHECKING:
+    from gpunode.edge.inventory import InventoryHost
 
 SETTLE = 90  # seconds, for those who are about to change nodes
 
@@ -39,6 +42,8 @@ class Where:
     vault_password_files: tuple[str, ...] = ()
     break_lock: bool = False  # take nodes from another controller that is at work on them
     settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
+    # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (edge/ahead.py)
+    listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,9 +115,9 @@ def find_hosts(where: Where) -> list[Detected]:
     if where.limit and not where.inventory:
         raise InputError("--limit without an inventory", fix="name just the hosts you want")
     if where.inventory:
-        from gpunode.edge.inventory import load_inventory
+        from gpunode.edge import ssh  # noqa: F401  while the inventory is being read
 
-        listed = load_inventory(where.inventory, limit=where.limit, vault_password_files=where.vault_password_files)
+        listed = where.listing() if where.listing else _list(where)
         return [Detected(host=h.name, target=_become(h.target, where), groups=h.groups, spec=h.spec) for h in listed]
     if where.local:
         return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), where))]
@@ -124,6 +129,12 @@ def find_hosts(where: Where) -> list[Detected]:
     # two nodes behind one address: the port tells them apart (not by a colon, which Ansible reads as a range)
     named = [replace(t, name=f"{t.name}-{t.port or 22}") if names[t.name] > 1 else t for t in targets]
     return [Detected(host=target.name, target=target) for target in named]
+
+
+def _list(where: Where) -> tuple[InventoryHost, ...]:
+    from gpunode.edge.inventory import load_inventory
+
+    return load_inventory(where.inventory, limit=where.limit, vault_password_files=where.vault_password_files)
 
 
 def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = False) -> list[Path]:

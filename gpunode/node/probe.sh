@@ -17,7 +17,7 @@ probe_disk() {
     [ -d "$folder" ] && set -- "$@" "$folder"
   done
   line "paths $*"
-  ask_hardware 5 df -P -k "$@"
+  ask 5 df -P -k "$@"
 }
 
 probe_journal() {
@@ -63,6 +63,27 @@ probe_sharing() {
 
 # ---------------------------------------------------------------- all of it
 
+# probe: $wanted of $SECTIONS, then the files of $GPUNODE_IN/paths
+probe() {
+  echo "#: gpunode-probe 1"
+  for section in $SECTIONS; do
+    for name in $wanted; do
+      [ "$name" = "$section" ] || continue
+      echo "#: $section"
+      "probe_$section"
+    done
+  done
+  if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/paths" ]; then
+    # shellcheck disable=SC2154 # of probe_words.sh
+    IFS=$newline
+    # shellcheck disable=SC2046 # one path or glob a line
+    set -- $(cat "$GPUNODE_IN/paths")
+    unset IFS
+    files_meta "$@"
+  fi
+  echo "#: end"
+}
+
 wanted=$SECTIONS
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
   wanted=$(cat "$GPUNODE_IN/sections")
@@ -70,20 +91,5 @@ fi
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/settle" ] && [ -r /var/lib/gpunode/lock ] && have flock; then
   flock -s -w "$(cat "$GPUNODE_IN/settle")" /var/lib/gpunode/lock true
 fi
-echo "#: gpunode-probe 1"
-for section in $SECTIONS; do
-  for name in $wanted; do
-    [ "$name" = "$section" ] || continue
-    echo "#: $section"
-    "probe_$section"
-  done
-done
-if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/paths" ]; then
-  # shellcheck disable=SC2154 # of probe_words.sh
-  IFS=$newline
-  # shellcheck disable=SC2046 # one path or glob a line
-  set -- $(cat "$GPUNODE_IN/paths")
-  unset IFS
-  files_meta "$@"
-fi
-echo "#: end"
+all=$(probe) # said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
+printf '%s\n' "$all"

@@ -29,7 +29,6 @@ probe_system() {
   uid=$(id -u)
   line "uid $uid"
   line "user $(id -un 2>/dev/null || echo "$uid")"
-  line "groups $(id -Gn 2>/dev/null)"
   [ "$uid" = 0 ] || remark "not root: what only root may read is missing"
 }
 
@@ -249,12 +248,14 @@ probe_gpu_containers() {
     remark "sent without devices.sh"
     return
   fi
-  nvidia_nodes | while read -r number path; do
+  nodes=$(nvidia_nodes)
+  [ "$nodes" ] || return 0
+  printf '%s\n' "$nodes" | while read -r number path; do
     if [ -e "/dev/char/$number" ]; then line "linked $number $path"; else line "unlinked $number $path"; fi
   done
   if [ "$(id -u)" = 0 ]; then
     gpu_containers | sed 's/^/| container /'
-  elif [ -e /dev/nvidiactl ]; then
+  else
     remark "not root: containers are not seen"
   fi
 }
