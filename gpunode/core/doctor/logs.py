@@ -28,10 +28,12 @@ _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
 _XID_OF_PLUGIN = re.compile(r"XidCriticalError: Xid=(?P<code>\d{1,3}) on *Device=(?P<gpu>[\w-]+)", re.IGNORECASE)
 _XID_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE)
-# «Xid 79», «XID 错误：79», «Xid 48 / 171», «Xids 13, 31 and 43»
+# «Xid 79», «XID 错误：79», «Xid 48 / 171», «Xids 13, 31 and 43», «NvidiaXID79Error», «"xid": 79», DCGM's metric
 _XID_TOLD = re.compile(
     r"\bXids(?: errors?| codes?)?[ :]{1,2}(?P<list>\d{1,3}(?:(?:, ?(?:and )?| and |/)\d{1,3}\b)+)"
-    r"|\bXid(?:s|s? errors?| ?错误码?)?(?: codes?)?(?:[ =:：#(*`]{1,3}| is )(?P<codes>\d{1,3}\b(?!/)(?: / \d{1,3}\b)*)",
+    r"|XID_ERRORS\{[^}]*\} *(?P<metric>\d{1,3})\b"
+    r"|(?:(?<![A-Za-z])|Nvidia)Xid(?:s|s? errors?| ?错误码?| messages?)?(?:[ _]?codes?)?"
+    r"(?:[ _=:：#(*`'-]{0,3}| is |为|是)(?P<codes>\d{1,3}(?:\b|(?=Error))(?!/)(?: / \d{1,3}\b)*)",
     re.IGNORECASE,
 )
 # newer drivers leave out the code
@@ -133,7 +135,7 @@ class Scan:
         for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID):
             for match in pattern.finditer(text):
                 self._add_xid(match, evidence, pattern is _SXID)
-        lists = [match["list"] or match["codes"] for match in _XID_TOLD.finditer(text)]
+        lists = [next(filter(None, match.groups())) for match in _XID_TOLD.finditer(text)]
         told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
         for code in told:
             if code in self.faults.xids and code not in self._told:
