@@ -18,12 +18,16 @@ STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
-def program(script: str, request: Mapping[str, bytes] = {}) -> str:
+def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
     """The text to feed to `sh -s`: `script` runs with $GPUNODE_IN naming a 0700 folder that holds `request`.
 
-    The folder is removed at exit.  The script runs with standard input closed to it, because the shell reads the
-    program itself from there.  File names are plain names (letters, digits, `.`, `_`, `-`).
+    The folder is removed at exit; None is for a script that needs none.  The script runs with standard input closed
+    to it, because the shell reads the program itself from there.  File names are plain names (letters, digits, `.`,
+    `_`, `-`).
     """
+    ran = f"gpunode_script() (\n{script.rstrip()}\n)\ngpunode_script </dev/null\nexit $?\n"
+    if request is None:
+        return f"unset GPUNODE_IN\n{ran}"
     for name in request:
         if not _NAME.match(name):
             raise InputError(f"request file name {name!r}", expected="letters, digits, '.', '_' and '-'")
@@ -37,10 +41,7 @@ def program(script: str, request: Mapping[str, bytes] = {}) -> str:
         "export GPUNODE_IN LC_ALL=C\n"
         "trap 'rm -rf \"$GPUNODE_IN\"' EXIT\n"
         "trap 'exit 130' HUP INT TERM\n"
-        f"{unpack}"
-        f"gpunode_script() (\n{script.rstrip()}\n)\n"
-        "gpunode_script </dev/null\n"
-        "exit $?\n"
+        f"{unpack}{ran}"
     )
 
 

@@ -162,7 +162,7 @@ def _probe_program(settle: int) -> str:
     from gpunode.core.remote import program
     from gpunode.node import script
 
-    return program(script("probe.sh"), {"settle": f"{settle}\n".encode()} if settle else {})
+    return f"GPUNODE_SETTLE={settle:d}\n{program(script('probe.sh'), None)}"
 
 
 def _become(target: Target, where: Where) -> Target:

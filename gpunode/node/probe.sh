@@ -88,8 +88,8 @@ wanted=$SECTIONS
 if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/sections" ]; then
   wanted=$(cat "$GPUNODE_IN/sections")
 fi
-if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/settle" ] && [ -r /var/lib/gpunode/lock ] && have flock; then
-  flock -s -w "$(cat "$GPUNODE_IN/settle")" /var/lib/gpunode/lock true
+if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r /var/lib/gpunode/lock ] && have flock; then
+  flock -s -w "$GPUNODE_SETTLE" /var/lib/gpunode/lock true
 fi
 all=$(probe) # said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
 printf '%s\n' "$all"

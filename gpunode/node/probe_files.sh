@@ -57,9 +57,8 @@ probe_holds() {
 
 # probe_locks: who holds the package manager's locks, by /proc/locks, which names the inode of each lock
 probe_locks() {
-  for file in /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock /usr/lib/sysimage/rpm/.rpm.lock; do
-    [ -e "$file" ] || continue
-    inode=$(stat -c %i "$file" 2>/dev/null) || continue
+  stat -c '%i %n' /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/rpm/.rpm.lock \
+    /usr/lib/sysimage/rpm/.rpm.lock 2>/dev/null | while read -r inode file; do
     while read -r _ kind _ _ pid where _; do
       [ "$kind" != '->' ] && [ "${where##*:}" = "$inode" ] && first "/proc/$pid/comm" && line "$file $pid $REPLY"
     done </proc/locks

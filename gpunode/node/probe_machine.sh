@@ -14,7 +14,7 @@ probe_system() {
   first /proc/sys/kernel/random/boot_id && line "boot_id $REPLY"
   if booted_systemd; then line "init systemd"; else first /proc/1/comm && line "init $REPLY"; fi
   if have systemd-detect-virt; then
-    line "virtualization $(within 3 systemd-detect-virt 2>/dev/null)"
+    line "virtualization $(systemd-detect-virt 2>/dev/null)"
   else
     remark "no systemd-detect-virt"
   fi
@@ -114,6 +114,7 @@ probe_dkms() {
 # ---------------------------------------------------------------- devices
 
 probe_pci() {
+  ids=
   if [ ! -d /sys/bus/pci/devices ]; then
     remark "no /sys/bus/pci"
     return
@@ -130,7 +131,7 @@ probe_pci() {
 }
 
 pci_line() {
-  first "$1/device" && id=10de:${REPLY#0x}
+  first "$1/device" && id=10de:${REPLY#0x} ids=${ids:+$ids\\|}${REPLY#0x}
   subsystem=- driver=- virtual=no
   first "$1/subsystem_vendor" && subsystem=${REPLY#0x} && first "$1/subsystem_device" && subsystem=$subsystem:${REPLY#0x}
   [ -e "$1/driver" ] && driver=$(cd -P "$1/driver" 2>/dev/null && echo "${PWD##*/}")
@@ -150,7 +151,13 @@ pci_fabric() {
   esac
 }
 
+# probe_lspci: the names of NVIDIA's devices, picked out of the list that lspci reads whole, for all vendors
 probe_lspci() {
+  [ "${ids:-}" ] || return 0
+  for file in /usr/share/hwdata/pci.ids /usr/share/misc/pci.ids; do
+    [ -r "$file" ] && sed -n -e '/^10df /q' \
+      -e "/^10de /,\$s/^$tab\($ids\)  \(.*\)/| name 10de:\1 NVIDIA Corporation \2 [10de:\1]/p" "$file" && return
+  done
   if have lspci; then ask_hardware 5 lspci -D -nn -d 10de:; else remark "no lspci"; fi
 }
 

@@ -19,6 +19,7 @@ _PCI = re.compile(
     r"([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]) ([0-9a-f]{4}:[0-9a-f]{4}) ([0-9a-f]{4})"
     r" subsystem=(\S+) driver=(\S+) vf=(yes|no)\Z"
 )
+_NAME = re.compile(r"name (10de:[0-9a-f]{4}) (.+)\Z")
 _LSPCI = re.compile(r"(\S+) [^:]*: (.*?)(?: \(rev \w+\))?(?: \(prog-if .*)?\Z")
 
 
@@ -124,7 +125,7 @@ def _dkms(probe: Probe) -> Mapping[str, str]:
 
 def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, ...], bool]:
     """(GPUs, NVSwitches, is there an NVLink 5 fabric)."""
-    labels = {m[1]: m[2] for line in probe.lines("lspci") if (m := _LSPCI.match(line))}
+    labels = {m[1]: m[2] for line in probe.lines("lspci") if (m := _NAME.match(line) or _LSPCI.match(line))}
     devices = []
     fabric = False
     for line in probe.lines("pci"):
@@ -142,7 +143,7 @@ def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, 
             subsystem="" if subsystem == "-" else subsystem,
             driver="" if driver == "-" else driver,
             virtual_function=virtual == "yes",
-            label=labels.get(slot, ""),
+            label=labels.get(slot) or labels.get(name, ""),
         )
         devices.append(device)
     gpus = tuple(d for d in devices if d.class_code.startswith("03"))
