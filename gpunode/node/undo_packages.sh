@@ -13,7 +13,16 @@
 
 # ---------------------------------------------------------------- apt
 
-apt_marks() { apt-mark showmanual 2>/dev/null | sed 's/^/manual /'; }
+# as apt-mark showmanual has it, which reads all lists for that: what is installed and not noted as automatic
+apt_marks() {
+  states=/var/lib/apt/extended_states
+  [ -e "$states" ] || states=/dev/null
+  apt_installed | awk -v native="$(dpkg --print-architecture)" '
+    FILENAME != ARGV[1] { if (!($1 in automatic)) print "manual", $1; next }
+    $1 == "Package:" { name = $2 }
+    $1 == "Architecture:" { architecture = $2 }
+    $1 == "Auto-Installed:" && $2 == 1 { automatic[name (architecture == native ? "" : ":" architecture)] }' "$states" -
+}
 apt_automatic() { apt-mark auto "$@" >>"$log" 2>&1; }
 
 # what was removed in the meantime is held no longer

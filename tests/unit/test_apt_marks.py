@@ -1,0 +1,76 @@
+"""apt.sh: which packages somebody asked for."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpunode import node
+
+SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
+PROGRAM = "".join(Path(node.__path__[0], name).read_text() for name in ("apt.sh", "undo_packages.sh")) + "apt_marks\n"
+
+DPKG_QUERY = """\
+curl amd64 7.88-1 ii
+libcurl4 amd64 7.88-1 ii
+libc6 i386 2.36-9 ii
+zlib1g i386 1.2.13 ii
+tzdata all 2024a ii
+perl-base all 5.36 ii
+half amd64 1.0-1 iF
+held amd64 1.0-1 hi
+gone amd64 1.0-1 rc
+"""
+STATES = """\
+Package: libcurl4
+Architecture: amd64
+Auto-Installed: 1
+
+Package: zlib1g
+Architecture: i386
+Auto-Installed: 1
+
+Package: perl-base
+Architecture: amd64
+Auto-Installed: 1
+
+Package: held
+Architecture: amd64
+Auto-Installed: 0
+
+Package: curl
+Architecture: i386
+Auto-Installed: 1
+"""
+
+
+def marks(shell: list[str], program: str, path: str) -> list[str]:
+    done = subprocess.run(shell, input=program, capture_output=True, text=True, check=True, env={"PATH": path})
+    assert done.stderr == ""
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize("states", [True, False], ids=["noted", "nothing noted"])
+def test_who_is_not_noted_as_automatic_was_asked_for(shell: list[str], states: bool, tmp_path: Path) -> None:
+    for name, text in (("dpkg-query", DPKG_QUERY), ("dpkg", "amd64\n")):
+        (tmp_path / name).write_text(f"#!/bin/sh\ncat <<'END'\n{text}END\n")
+        (tmp_path / name).chmod(0o755)
+    file = tmp_path / "extended_states"
+    if states:
+        file.write_text(STATES)
+    program = PROGRAM.replace("/var/lib/apt/extended_states", str(file))
+    automatic = {"libcurl4", "zlib1g:i386", "perl-base"} if states else set()
+    installed = ["curl", "libcurl4", "libc6:i386", "zlib1g:i386", "tzdata", "perl-base", "half", "held"]
+    assert marks(shell, program, f"{tmp_path}:/usr/bin:/bin") == [
+        f"manual {name}" for name in installed if name not in automatic
+    ]
+
+
+@pytest.mark.skipif(not shutil.which("apt-mark"), reason="no apt")
+def test_apt_mark_says_the_same_of_this_machine() -> None:
+    said = subprocess.run(["apt-mark", "showmanual"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {*marks(["sh"], PROGRAM, "/usr/bin:/bin")} == {f"manual {name}" for name in said}
