@@ -47,6 +47,7 @@ from gpunode.edge.load import load_scheduler_rules
 
 FOLDER = Path(__file__).parents[1] / "cases" / "doctor"
 CASES = yaml.safe_load((FOLDER / "cases.yml").read_text(encoding="utf-8"))
+LINES = yaml.safe_load((FOLDER / "lines.yml").read_text(encoding="utf-8"))
 TEXTS = yaml.safe_load((FOLDER / "texts.yml").read_text(encoding="utf-8"))
 FAULTS = load_faults()
 IN_LOGS = [fault.id for fault in FAULTS.faults.values() if fault.signs]
@@ -75,6 +76,11 @@ def test_what_shows_a_fault_shows_no_unrelated_one(name: str) -> None:
     known = set(FAULTS.faults[name].causes) | related.get(name, set())
     known |= {other.id for other in FAULTS.faults.values() if name in other.causes}
     assert found <= known
+
+
+@pytest.mark.parametrize(("name", "line"), [(name, line) for name in LINES for line in LINES[name]])
+def test_one_message_or_title_shows_its_fault_and_no_other(name: str, line: str) -> None:
+    assert ids(line) == {name}
 
 
 @pytest.mark.parametrize("name", TEXTS)

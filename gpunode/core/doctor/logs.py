@@ -39,6 +39,10 @@ _XID_TOLD = re.compile(
 # newer drivers leave out the code
 _LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
 _SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
+_SXID_OF_FABRIC = re.compile(  # the fabric manager's log
+    r"detected NVSwitch (?:non-)?fatal error (?P<code>\d{5}) on .{0,20}NVSwitch pci bus id (?P<gpu>[0-9a-f:.]+)",
+    re.IGNORECASE,
+)
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
 _CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
 _FOLD = re.compile(r"\s*\n[\s>|]*")
@@ -132,9 +136,9 @@ class Scan:
 
     def _read_xids(self, text: str, number: int) -> None:
         evidence = Evidence(source=self.source, line=number, text=text[:_LINE])
-        for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID):
+        for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID, _SXID_OF_FABRIC):
             for match in pattern.finditer(text):
-                self._add_xid(match, evidence, pattern is _SXID)
+                self._add_xid(match, evidence, pattern in (_SXID, _SXID_OF_FABRIC))
         lists = [next(filter(None, match.groups())) for match in _XID_TOLD.finditer(text)]
         told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
         for code in told:

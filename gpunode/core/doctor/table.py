@@ -10,7 +10,8 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 
 LAYERS = ("package", "driver", "cuda", "mig", "container", "kubernetes")  # what is lower brings down what is above
-DRIVER_WORDS = ("xid", "fallen off ")  # every line that has, or means, a code of the driver has one
+# every line that has, or means, a code of the driver has one of these
+DRIVER_WORDS = ("xid", "fallen off ", "detected nvswitch ")
 Confidence = Literal["high", "medium", "low"]
 
 
