@@ -154,3 +154,35 @@ def test_check_mode_names_all_that_the_package_manager_would_change(
     )
     assert done.stderr == ""
     assert done.stdout == foretold
+
+
+@pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="no apt")
+def test_packages_of_the_sources_get_a_version_asked_for_and_of_another_version_all(node: Node, tmp_path: Path) -> None:
+    listed, sources, pins = tmp_path / "repo_Packages", tmp_path / "own.sources", tmp_path / "pins"
+    listed.write_text(
+        "Package: libnvidia-ml\nArchitecture: amd64\nVersion: 595.91-1\n\n"
+        "Package: libnvidia-ml\nArchitecture: amd64\nVersion: 600.10-1\n\n"
+        "Package: nvidia-open\nVersion: 595.91-1\nDescription: Package: nothing\n\n"
+    )
+    sources.write_text("Types: deb\n")
+    node.fake(
+        "apt-get",
+        f"""case $* in
+*indextargets*) echo {tmp_path}/repo_Packages ;;
+*' update '*) ;;
+*) cat "${{2%/*}}/.preferences" >{pins}; echo 'E: enough' >&2; exit 1 ;;
+esac""",
+    )
+    value = {
+        "install": [
+            {"name": "nvidia-open", "version": "595.91-1"},
+            {"name": "other", "version": "1.0"},
+            {"name": "make"},
+        ],
+        "refresh": [str(sources)],
+    }
+    assert node.run(value).status == "failed"
+    assert {*pins.read_text().strip().split("\n\n")} >= {
+        "Package: libnvidia-ml:any nvidia-open:any\nPin: version 595.91-1\nPin-Priority: 1001",
+        "Package: ?*\nPin: version 1.0\nPin-Priority: 1001",
+    }
