@@ -35,8 +35,9 @@ elif have journalctl; then
   limited journalctl -k -b --no-pager -o short-iso -n "$LINES" | log kernel
 fi
 if have journalctl; then
-  for unit in kubelet k3s k3s-agent rke2-server rke2-agent containerd docker crio nvidia-persistenced \
-    nvidia-fabricmanager nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot; do
+  for unit in kubelet k3s k3s-agent rke2-server rke2-agent k0scontroller k0sworker snap.microk8s.daemon-kubelite \
+    snap.microk8s.daemon-containerd snap.docker.dockerd containerd docker crio nvidia-persistenced nvidia-fabricmanager \
+    nvidia-imex nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot gpunode-mig gpunode-mps; do
     limited journalctl -b -u "$unit.service" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
   done
 fi
@@ -47,6 +48,7 @@ files dkms /var/lib/dkms/nvidia*/*/build/make.log
 files fabricmanager /var/log/fabricmanager.log
 files apt /var/log/apt/term.log
 files dnf /var/log/dnf.log
+files containerd-log /var/lib/rancher/*/agent/containerd/containerd.log
 files device-plugin /var/log/containers/*nvidia-device-plugin*.log /var/log/containers/*gpushare*.log
 files kube-scheduler /var/log/containers/kube-scheduler*.log
 files kubelet-devices /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
