@@ -45,6 +45,7 @@ _SXID_OF_FABRIC = re.compile(  # the fabric manager's log
 )
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
 _CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
+_CONDITION = re.compile(r"\b(if|when (the |your )?nvidia|unless|until|whether|ensure|make sure)\b", re.IGNORECASE)
 _FOLD = re.compile(r"\s*\n[\s>|]*")
 
 
@@ -206,6 +207,6 @@ def _lower(text: str) -> str:
 
 
 def _shows(text: str, fault: Fault, sign: Sign) -> bool:
-    if fault.unless and fault.unless.search(text):
+    if (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text)):
         return False
     return sign.pattern is None or sign.pattern.search(text) is not None

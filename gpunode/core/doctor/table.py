@@ -21,6 +21,7 @@ class Sign:
 
     text: str
     pattern: re.Pattern[str] | None = None
+    told: bool = False  # words of people: no sign where a condition is made
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +117,7 @@ def _fault(row: Mapping[str, Any]) -> Fault:
             id=row["id"],
             layer=row["layer"],
             severity=row["severity"],
-            signs=tuple(_sign(sign) for sign in row.get("match", ())),
+            signs=tuple(sign for match in row.get("match", ()) for sign in _signs(match)),
             within=tuple(row.get("within", ())),
             unless=re.compile(row["unless"], re.IGNORECASE) if "unless" in row else None,
             cause=row["cause"],
@@ -130,8 +131,10 @@ def _fault(row: Mapping[str, Any]) -> Fault:
         raise InputError(f"faults.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
 
 
-def _sign(sign: str | list[str]) -> Sign:
-    text, pattern = (sign, "") if isinstance(sign, str) else (sign[0], sign[1])
-    if text != text.lower() or "'" in text or '"' in text:
-        raise InputError(f"faults.toml: {text!r}", expected="lower case without quotation marks")
-    return Sign(text=text, pattern=re.compile(pattern, re.IGNORECASE) if pattern else None)
+def _signs(match: str | list[Any]) -> Iterable[Sign]:
+    """A text; or [text or texts, pattern], and "told" as third."""
+    texts, pattern, *told = match if isinstance(match, list) else (match, "")
+    for text in [texts] if isinstance(texts, str) else texts:
+        if text != text.lower() or "'" in text or '"' in text:
+            raise InputError(f"faults.toml: {text!r}", expected="lower case without quotation marks")
+        yield Sign(text=text, pattern=re.compile(pattern, re.IGNORECASE) if pattern else None, told=bool(told))
