@@ -131,12 +131,12 @@ def target_options(command: Command) -> Command:
     @functools.wraps(command)
     def with_where(*args: Any, **options: Any) -> Any:
         found = {name: options.pop(name) for name in _WHERE}
-        if found["inventory"]:
+        asked = options.pop("ask_become_pass")
+        password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
+        if found["inventory"]:  # not before: a vault's password may be asked for, too
             found["listing"] = _listing(found["inventory"], found["limit"], found["vault_password_files"])
         from gpunode.edge.detect import Where
 
-        asked = options.pop("ask_become_pass")
-        password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         found["become"] = found["become"] or asked
         return command(*args, where=Where(**found, become_password=password), **options)
 
