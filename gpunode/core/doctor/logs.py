@@ -44,8 +44,19 @@ _SXID_OF_FABRIC = re.compile(  # the fabric manager's log
     re.IGNORECASE,
 )
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
+_XID_PLAN = re.compile(  # a code that is worked on, not met
+    r"\[feature\]|\bsupport for\b|\bshould be\b|\binject|\bsimulat"
+    r"|\b(detect|treat|mark(ed)?|classify|map|ignored?)\b.{0,60} as\b",
+    re.IGNORECASE,
+)
 _CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
-_CONDITION = re.compile(r"\b(if|when (the |your )?nvidia|unless|until|whether|ensure|make sure)\b", re.IGNORECASE)
+# words that make of what is told a condition, an example or a plan
+_CONDITION = re.compile(
+    r"\b(if|when (the |your )?nvidia|unless|until|whether|ensure|make sure|errors? (such as|like)|would"
+    r"|will (result|fail)|could (cause|lead)|\w*detect(s|ion)? (of|when)|support for|feature request)\b"
+    r"|\[feature\]|如果|(将|会|可能)导致",
+    re.IGNORECASE,
+)
 _FOLD = re.compile(r"\s*\n[\s>|]*")
 
 
@@ -140,6 +151,8 @@ class Scan:
         for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID, _SXID_OF_FABRIC):
             for match in pattern.finditer(text):
                 self._add_xid(match, evidence, pattern in (_SXID, _SXID_OF_FABRIC))
+        if _XID_PLAN.search(text):
+            return
         lists = [next(filter(None, match.groups())) for match in _XID_TOLD.finditer(text)]
         told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
         for code in told:
