@@ -275,12 +275,18 @@ dockers() {
   fi
 }
 
-# docker_pid: sets $REPLY to that of dockerd, by the command lines of what runs
+# docker_pid: sets $REPLY to that of dockerd, by its unit, or by the command lines of what runs
 docker_pid() {
-  REPLY=
+  REPLY='' main=0 id=
   by_lines
-  for text in $units; do
+  for text in $units '| '; do
     case $text in
+    '| MainPID='*) main=${text#*=} ;;
+    '| Id='*) id=${text#*=} ;;
+    '| ')
+      case $id:$main in docker.service:[1-9]* | snap.docker.dockerd.service:[1-9]*) REPLY=$main && break ;; esac
+      main=0
+      ;;
     "| process "*"/dockerd$tab"* | "| process "*"${tab}dockerd$tab"*)
       text=${text#"| process "}
       REPLY=${text%%"$tab"*}

@@ -184,7 +184,8 @@ def test_systemd_says_which_process_is_dockerd(tmp_path: Path) -> None:
     blocks = f"MainPID=0\\nId=containerd.service\\n\\nMainPID={os.getpid()}\\nId=docker.service\\nCanReload=yes\\n"
     tool(tmp_path, "systemctl", f"printf '{blocks}\\nMainPID=0\\nId=docker.socket\\n'")
     script = SCRIPT.replace("booted_systemd() { [ -d /run/systemd/system ]; }", "booted_systemd() { true; }")
-    assert script != SCRIPT
+    script = script.replace('exists "$folder/$unit" && break', "true && break")
+    assert script.count("true && break") == 1
     for sections in (b"containers\n", b"units containers\n"):
         found = probe(SHELLS[0], tmp_path, script, sections).containers["docker"]
         assert (found.count, found.names) == (1, ("web",))
