@@ -216,7 +216,8 @@ refuse_surprises() {
     "remove it yourself if it may go, or choose other versions; gpunode removes only what its plan shows"
   held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
-    grep -s '"op":"packages","phase":"done"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
+    # of a transaction that failed at its end, too
+    grep -sE '"op":"packages","phase":"(done|failed)"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
       refuse "$name has to change, and is held by somebody else than gpunode" "$(manager_ unhold "$name"), if it may change"
   done
 }
