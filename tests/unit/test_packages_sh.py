@@ -186,3 +186,32 @@ esac""",
         "Package: libnvidia-ml:any nvidia-open:any\nPin: version 595.91-1\nPin-Priority: 1001",
         "Package: ?*\nPin: version 1.0\nPin-Priority: 1001",
     }
+
+
+@pytest.mark.parametrize(
+    ("journal", "refused"),
+    [
+        ("", True),
+        ('{"op":"packages","phase":"done","held":["make","nvidia-open"]}', False),
+        ('{"op":"packages","phase":"failed","added":[],"held":["nvidia-open"]}', False),  # a module was not built
+        ('{"op":"packages","phase":"done","held":["nvidia"],"unheld":["nvidia-open"]}', True),
+        ('{"op":"files","phase":"done","held":["nvidia-open"]}', True),
+    ],
+)
+def test_what_gpunode_holds_itself_may_change(journal: str, refused: bool, tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    state.mkdir()
+    (state / "journal.jsonl").write_text(journal)
+    for name, text in ((".before", NOW), (".would", "install nvidia-open 595.91.07-1\n"), (".to_remove", "")):
+        (tmp_path / name).write_text(text)
+    head = script("packages.sh").rpartition("\nmain\n")[0]
+    done = subprocess.run(
+        ["/bin/sh", "-s"],
+        input=f"{head}\nGPUNODE_STATE={state}\nmanager=apt\nrefuse_surprises\necho went on\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
+        check=False,
+    )
+    assert ("went on" in done.stdout) is not refused, done
+    assert ("is held by somebody else" in done.stdout) is refused
