@@ -44,8 +44,9 @@ _SXID_OF_FABRIC = re.compile(  # the fabric manager's log
     re.IGNORECASE,
 )
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
+_WORK = re.compile(r"^\W{0,4}(feat|docs|test|chore|refactor|ci)(\([^)]*\))?!?: ", re.IGNORECASE)  # titles of changes
 _XID_PLAN = re.compile(  # a code that is worked on, not met
-    r"\[feature\]|\bsupport for\b|\bshould be\b|\binject|\bsimulat"
+    r"\[feature\]|\bignore\b|\bsupport for\b|\bshould be\b|\binject|\bsimulat"
     r"|\b(detect|treat|mark(ed)?|classify|map|ignored?)\b.{0,60} as\b",
     re.IGNORECASE,
 )
@@ -151,7 +152,7 @@ class Scan:
         for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID, _SXID_OF_FABRIC):
             for match in pattern.finditer(text):
                 self._add_xid(match, evidence, pattern in (_SXID, _SXID_OF_FABRIC))
-        if _XID_PLAN.search(text):
+        if _WORK.match(text) or _XID_PLAN.search(text):
             return
         lists = [next(filter(None, match.groups())) for match in _XID_TOLD.finditer(text)]
         told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
@@ -220,6 +221,6 @@ def _lower(text: str) -> str:
 
 
 def _shows(text: str, fault: Fault, sign: Sign) -> bool:
-    if (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text)):
+    if _WORK.match(text) or (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text)):
         return False
     return sign.pattern is None or sign.pattern.search(text) is not None
