@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,10 @@ class Where:
     settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
     # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (edge/ahead.py)
     listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
+
+    def again(self) -> dict[str, Any]:
+        """The fields with which another process can mean the same hosts; passwords are to be asked for anew."""
+        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("become_password", "listing")}
 
 
 @dataclass(frozen=True, kw_only=True)

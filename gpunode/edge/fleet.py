@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
@@ -208,12 +208,9 @@ class _Run:
             self.runs.close()
 
     def _request(self) -> dict[str, Any]:
-        """What it takes to ask for the same again; passwords are asked for anew."""
-        where = asdict(replace(self.where, become_password=""))
-        del where["become_password"]
-        where["inventory"] = inventory_sources(self.where)
+        """What it takes to ask for the same again."""
         return {
-            "where": where,
+            "where": self.where.again() | {"inventory": inventory_sources(self.where)},
             "spec": self.planner.spec_data,
             "arguments": list(self.arguments),
             "rollout": self.rollout,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.edge.ahead import begin
+from gpunode.edge.detect import Where
 
 
 def calls(log: Path) -> list[int]:
@@ -79,3 +81,10 @@ def test_no_process_is_made_beside_other_threads(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(threading, "active_count", lambda: 2)
     begin(lambda: note(tmp_path / "log"))()
     assert calls(tmp_path / "log") == [os.getpid()]
+
+
+def test_a_run_that_is_gone_on_with_reads_its_inventory_itself() -> None:
+    where = Where(inventory=("hosts.yml",), limit="a", become_password="secret", listing=tuple)
+    asked = json.dumps(where.again())
+    assert "secret" not in asked
+    assert Where(**json.loads(asked) | {"inventory": ("hosts.yml",)}).listing is None
