@@ -192,7 +192,8 @@ class Scan:
                 for fault, sign in missing:
                     if not self._seen[fault.id] and self._try(near, 0, [(fault, sign)]):
                         self._folded.add(fault.id)
-            if not self._xids and (match := _XID.search(folded)):
+            lost = None if _LOST.search(text) else _LOST.search(folded)  # in one line it was read as it stands
+            if not self._xids and (match := _XID.search(folded) or lost):
                 self._read_xids(plain(folded[match.start() : match.end() + _AROUND]), 0)
 
 
