@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpunode.edge.inventory import InventoryHost
 
 SETTLE = 90  # seconds, for those who are about to change nodes
+KILLED = 128  # a shell's exit status for a program that a signal ended is that and the signal's number
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,6 +186,14 @@ def _read(host: Detected, ran: Ran) -> Detected:
         facts = parse_probe(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node that did not answer as it should
         said = " ".join(ran.stderr.split())[-300:]
+        if ran.rc < 0 or ran.rc > KILLED:
+            return replace(
+                host,
+                error=UnreachableError(
+                    f"{host.host}: the probe was killed there" + (f" ({said})" if said else ""),
+                    fix="if the host is shutting down or starting, try again when it is up",
+                ),
+            )
         return replace(
             host,
             probe=ran.stdout,

@@ -91,5 +91,6 @@ fi
 if [ "${GPUNODE_SETTLE:-0}" != 0 ] && [ -r /var/lib/gpunode/lock ] && have flock; then
   flock -s -w "$GPUNODE_SETTLE" /var/lib/gpunode/lock true
 fi
-all=$(probe) # said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
+# said at once: each line by itself would be a packet for SSH, which both ends encrypt and check
+all=$(probe) || exit
 printf '%s\n' "$all"

@@ -16,10 +16,13 @@ from sshd import Sshd, free_port
 from gpunode.core.errors import InputError, UnreachableError
 from gpunode.edge.connect import Target
 from gpunode.edge.detect import Where, detect, find_hosts, probe_by_ansible
+from gpunode.node import script
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 PROBES = Path(__file__).parents[1] / "cases/probes"
 H100 = PROBES / "debian12-h100-provisioned/probe.txt"
+
+SCRIPT = script("probe.sh")
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +177,16 @@ def test_a_node_whose_answer_is_no_probe_fails_with_what_it_said(
     assert found.error is not None
     assert found.error.exit == 1
     assert "no space left" in found.error.what
+
+
+def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that shuts down ends what runs on it, before it ends the connection."""
+    killed = SCRIPT.replace("\nprobe_disk() {\n", "\nprobe_disk() {\n  kill -TERM 0\n")
+    assert killed != SCRIPT
+    monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: f"setsid -w sh <<'END'\n{killed}\nEND")
+    [found] = detect(Where(inventory=(str(inventory),), limit="alive"))
+    assert found.error is not None
+    assert found.error.exit == 4, found.error
 
 
 # ---------------------------------------------------------------- by Ansible's connection
