@@ -93,6 +93,7 @@ probe_files() {
   have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
   docker_pid
   # of one that runs, with what stands in the variables of its unit
+  # shellcheck disable=SC2034 # option reads $flags
   [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
   option --config-file --config-file
   docker_config=${REPLY:-$docker_config}
