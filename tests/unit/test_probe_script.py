@@ -118,10 +118,10 @@ def test_an_old_nvidia_smi_is_asked_again_without_the_fields_it_does_not_know(tm
 def test_long_output_is_cut_and_said_to_be(tmp_path: Path) -> None:
     tool(
         tmp_path,
-        "dkms",
-        "i=0; while [ $i -lt 9000 ]; do echo 'nvidia/1.2, 6.1.0-a-very-long-name, x86_64: built'; i=$((i+1)); done",
+        "kubelet",
+        "i=0; while [ $i -lt 9000 ]; do echo 'Kubernetes v1.36.2, and a long story of how it came'; i=$((i+1)); done",
     )
-    text, _ = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"dkms"})
+    text, _ = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"kubernetes"})
     assert "! cut off at 262144 bytes" in text
     assert len(text) < 300_000
 
