@@ -176,22 +176,28 @@ containerd_root() {
   line "config containerd $containerd_config"
 }
 
-# unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process, which has
-# a tab behind each argument, where there is no unit
+# unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process where there
+# is no unit
 unit_flags() {
   flags=
   by_lines
   for text in $units; do
-    case $text in
-    '| ExecStart='*' argv[]='*)
-      text=${text##* argv\[\]=}
-      case ${text%% *} in */"$1") flags=${text%%;*} && break ;; esac
-      ;;
-    "| process "*)
-      text=${text#*"$tab"}
-      case ${text%%"$tab"*} in "$1" | */"$1") [ "$flags" ] || flags="$1 ${text#*"$tab"}" ;; esac
-      ;;
-    esac
+    case $text in '| ExecStart='*' argv[]='*) ;; *) continue ;; esac
+    text=${text##* argv\[\]=}
+    case ${text%% *} in */"$1") flags=${text%%;*} && break ;; esac
+  done
+  by_words
+  [ "$flags" ] || process_flags "$1"
+}
+
+# process_flags NAME: sets $flags to the command line of the process NAME, which has a tab behind each argument
+process_flags() {
+  flags=
+  by_lines
+  for text in $units; do
+    case $text in "| process "*) ;; *) continue ;; esac
+    text=${text#*"$tab"}
+    case ${text%%"$tab"*} in "$1" | */"$1") flags="$1 ${text#*"$tab"}" && break ;; esac
   done
   by_words
 }

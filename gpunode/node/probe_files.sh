@@ -78,7 +78,7 @@ FILE_MAX=1048576 # bytes of a file that are sent
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
 crio_places() {
-  unit_flags crio
+  process_flags crio
   option --config -c
   crio_config=${REPLY:-/etc/crio/crio.conf}
   option --config-dir -d

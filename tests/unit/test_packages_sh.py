@@ -114,6 +114,18 @@ def test_the_package_manager_of_another_distribution_is_not_used(tmp_path: Path,
     assert "no package manager was found" in outcome.message
 
 
+def call(commands: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Functions of packages.sh, with what they read in the folder of the request."""
+    return subprocess.run(
+        ["/bin/sh", "-s"],
+        input=script("packages.sh").rpartition("\nmain\n")[0] + f"\n{commands}\n",
+        text=True,
+        capture_output=True,
+        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(folder)},
+        check=False,
+    )
+
+
 NOW = """nvidia-open 580.95.05-1 hold
 libcuda1 580.95.05-1 -
 make 4.3-1 -
@@ -143,15 +155,7 @@ def test_check_mode_names_all_that_the_package_manager_would_change(
 ) -> None:
     for name, text in ((".before", NOW), (".would", would), (".differences", differences)):
         (tmp_path / name).write_text(text)
-    head = script("packages.sh").rpartition("\nmain\n")[0]
-    done = subprocess.run(
-        ["/bin/sh", "-s"],
-        input=f"{head}\nforetell\n",
-        text=True,
-        capture_output=True,
-        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
-        check=False,
-    )
+    done = call("foretell", tmp_path)
     assert done.stderr == ""
     assert done.stdout == foretold
 
@@ -204,14 +208,6 @@ def test_what_gpunode_holds_itself_may_change(journal: str, refused: bool, tmp_p
     (state / "journal.jsonl").write_text(journal)
     for name, text in ((".before", NOW), (".would", "install nvidia-open 595.91.07-1\n"), (".to_remove", "")):
         (tmp_path / name).write_text(text)
-    head = script("packages.sh").rpartition("\nmain\n")[0]
-    done = subprocess.run(
-        ["/bin/sh", "-s"],
-        input=f"{head}\nGPUNODE_STATE={state}\nmanager=apt\nrefuse_surprises\necho went on\n",
-        text=True,
-        capture_output=True,
-        env={"PATH": os.environ["PATH"], "GPUNODE_IN": str(tmp_path)},
-        check=False,
-    )
+    done = call(f"GPUNODE_STATE={state}\nmanager=apt\nrefuse_surprises\necho went on", tmp_path)
     assert ("went on" in done.stdout) is not refused, done
     assert ("is held by somebody else" in done.stdout) is refused

