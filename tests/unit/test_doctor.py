@@ -155,7 +155,8 @@ def test_causes_over_several_steps_count_and_circles_do_not_hang() -> None:
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"causes": ["nothing"]}, "causes nothing"),
+        ({"causes": ["nothing"]}, "names nothing"),
+        ({"said_by": ["nothing"]}, "names nothing"),
         ({"match": ["Upper"]}, "Upper"),
         ({"match": ["it's"]}, "it's"),
         ({"match": [["a", "("]]}, "one"),

@@ -31,7 +31,7 @@ _XID_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous 
 # «Xid 79», «XID 错误：79», «Xid 48 / 171», «Xids 13, 31 and 43», «NvidiaXID79Error», «"xid": 79», DCGM's metric
 _XID_TOLD = re.compile(
     r"\bXids(?: errors?| codes?)?[ :]{1,2}(?P<list>\d{1,3}(?:(?:, ?(?:and )?| and |/)\d{1,3}\b)+)"
-    r"|XID_ERRORS\{[^}]*\} *(?P<metric>\d{1,3})\b"
+    r"|XID_ERRORS\{[^}]*\} *(?P<metric>\d{1,3})\b|XID_ERRORS\{[^}]*err_code='(?P<label>\d{1,3})'"
     r"|(?:(?<![A-Za-z])|Nvidia)Xid(?:s|s? errors?| ?错误码?| messages?)?(?:[ _]?codes?)?"
     r"(?:[ _=:：#(*`'-]{0,3}| is |为|是)(?P<codes>\d{1,3}(?:\b|(?=Error))(?!/)(?: / \d{1,3}\b)*)",
     re.IGNORECASE,
@@ -44,7 +44,12 @@ _SXID_OF_FABRIC = re.compile(  # the fabric manager's log
     re.IGNORECASE,
 )
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
-_WORK = re.compile(r"^\W{0,4}(feat|docs|test|chore|refactor|ci)(\([^)]*\))?!?: ", re.IGNORECASE)  # titles of changes
+_WORK = re.compile(  # titles of changes, lines that a change adds to a document, entries of release notes
+    r"^\W{0,4}(feat|docs|test|chore|refactor|ci)(\([^)]*\))?!?: "
+    r"|^\W{0,4}(add|update|improve|extend)s? .{0,40}\b(docs?|documentation|guide)\b"
+    r"|^\+ ?(#|\||[-*] |[A-Z][a-z]+ [a-z])|^[-*] .*\[#\d+\]\(https?://\S+/(pull|issues)/\d+\)",
+    re.IGNORECASE,
+)
 _XID_PLAN = re.compile(  # a code that is worked on, not met
     r"\[feature\]|\bignore\b|\bsupport for\b|\bshould be\b|\binject|\bsimulat"
     r"|\b(detect|treat|mark(ed)?|classify|map|ignored?)\b.{0,60} as\b",
@@ -122,7 +127,9 @@ class Scan:
         return {
             name: tuple(evidence)
             for name, evidence in self._seen.items()
-            if evidence and (not faults[name].within or any(t in self._texts for t in faults[name].within))
+            if evidence
+            and (not faults[name].within or any(t in self._texts for t in faults[name].within))
+            and not any(self._seen.get(other) for other in faults[name].said_by)
         }
 
     def folded(self) -> frozenset[str]:
@@ -181,7 +188,8 @@ class Scan:
 
     def _finish(self) -> None:
         if self._short:
-            self._read_folded("\n".join(self._short))
+            lines = "\n".join(self._short).splitlines()
+            self._read_folded("\n".join(line for line in lines if not _WORK.match(line)))
             self._short = None
 
     def _read_folded(self, text: str) -> None:
@@ -212,7 +220,7 @@ def plain(line: str) -> str:
     if "&" in line:
         line = html.unescape(line)
     if "\\" in line:
-        line = _ESCAPED.sub("'", line)
+        line = _ESCAPED.sub("'", line).replace("\\x0a", " ")
     return line.translate(_QUOTES).strip()
 
 

@@ -34,6 +34,7 @@ class Fault:
     signs: tuple[Sign, ...] = ()  # none: seen in the state of a node only
     within: tuple[str, ...] = ()  # lower-case texts, one of which is somewhere in the same log
     unless: re.Pattern[str] | None = None
+    said_by: tuple[str, ...] = ()  # ids of faults with the same message in their train: where one is found, this is not
     cause: str
     fix: str
     command: str = ""  # what of gpunode mends it or says more
@@ -72,9 +73,9 @@ def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any], sxids: Mapp
     """The parsed files → value.  Raises InputError for a row that cannot be used."""
     rows = {row["id"]: _fault(row) for row in faults["fault"]}
     for fault in rows.values():
-        unknown = set(fault.causes) - rows.keys()
+        unknown = {*fault.causes, *fault.said_by} - rows.keys()
         if unknown:
-            raise InputError(f"faults.toml: {fault.id} causes {', '.join(sorted(unknown))}", expected="known ids")
+            raise InputError(f"faults.toml: {fault.id} names {', '.join(sorted(unknown))}", expected="known ids")
     return Faults(
         faults=rows,
         xids={row["code"]: Xid(**row) for row in xids["xid"]},
@@ -120,6 +121,7 @@ def _fault(row: Mapping[str, Any]) -> Fault:
             signs=tuple(sign for match in row.get("match", ()) for sign in _signs(match)),
             within=tuple(row.get("within", ())),
             unless=re.compile(row["unless"], re.IGNORECASE) if "unless" in row else None,
+            said_by=tuple(row.get("said_by", ())),
             cause=row["cause"],
             fix=row["fix"],
             command=row.get("command", ""),
