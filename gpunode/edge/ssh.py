@@ -100,6 +100,18 @@ class Connection:
         return rc, stdout, shell_started(self.target, rc, stdout, stderr)
 
 
+@contextlib.contextmanager
+def closing(stream: Any) -> Iterator[Any]:
+    """A channel or SFTP client, closed afterwards; over a broken connection that cannot be told to the other side."""
+    import paramiko
+
+    try:
+        yield stream
+    finally:
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+            stream.close()
+
+
 def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: float) -> tuple[str, str]:
     """Both outputs until the program ended; what a process that it left behind writes later is not waited for."""
     parts: tuple[list[bytes], list[bytes]] = ([], [])
@@ -280,7 +292,7 @@ def _socket(
     jump = options.get("proxyjump", ["none"])[0]
     command = options.get("proxycommand", ["none"])[0]
     if jump != "none":
-        with contextlib.closing(jumps.channel(target, jump, host, port)) as channel:
+        with closing(jumps.channel(target, jump, host, port)) as channel:
             yield channel
     elif command != "none":
         with _proxy(sshconfig.expand(command, target, options)) as sock:

@@ -20,6 +20,7 @@ from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.edge.bundle import push as module
 from gpunode.edge.bundle.push import BROUGHT, PARTS, Pushed, push
 from gpunode.edge.bundle.serve import server
+from gpunode.edge.ssh import closing
 
 pytest.importorskip("solv")
 pytest_plugins = ("bundle_fixtures",)
@@ -171,6 +172,17 @@ def test_a_file_goes_on_where_the_connection_broke(bundle: Path, tmp_path: Path,
     assert line.carried < 24 * MIB  # 16 MiB once, and what was on its way when the line broke; not 10 + 6 + 16
     bytes_told = [done for _, of, done, total in told if of == 3]
     assert bytes_told[-1] == 16 * MIB + 4
+
+
+def test_what_closing_a_broken_connection_says_hides_no_error() -> None:
+    class Broken:
+        def close(self) -> None:
+            raise EOFError
+
+    with pytest.raises(ZeroDivisionError), closing(Broken()):
+        raise ZeroDivisionError
+    with closing(Broken()):
+        pass
 
 
 def test_a_push_that_was_killed_is_taken_up_by_the_next(bundle: Path, tmp_path: Path, line: Line) -> None:

@@ -26,7 +26,7 @@ from gpunode.core.bundle.manifest import (
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.edge.bundle.store import PIECE, TRIES
 from gpunode.edge.shell import parse_host
-from gpunode.edge.ssh import Connection, connect
+from gpunode.edge.ssh import Connection, closing, connect
 
 PARTS = ".parts"  # below the destination: files that are half there, each named by its SHA-256
 BROUGHT = f"{PARTS}/brought"  # a path a line: what bundles brought there, or began to, until a push is at its end
@@ -202,7 +202,7 @@ def _sftp(connection: Connection) -> contextlib.AbstractContextManager[Any]:
             fix="copy the folder by other means: every file is in SHA256SUMS",
         )
     sftp.get_channel().settimeout(SILENCE)
-    return contextlib.closing(sftp)
+    return closing(sftp)
 
 
 @contextlib.contextmanager
