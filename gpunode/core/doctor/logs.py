@@ -14,6 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from gpunode.core.doctor.codes import FABRIC, LOST, REPORTS, SWITCH, XID, read_told
 from gpunode.core.doctor.table import DRIVER_WORDS, Fault, Faults, Sign
 
 KEPT = 5  # lines of evidence for one fault in one log; later ones are not looked for
@@ -24,35 +25,11 @@ _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _ESCAPED = re.compile(r"""\\+["']""")  # once, or as often as one log quotes another
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-# NVRM: Xid (PCI:0000:01:00): 79, …; with MIG (PCI:0000:01:00 GPU-I:05)
-_XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
-_XID_OF_PLUGIN = re.compile(r"XidCriticalError: Xid=(?P<code>\d{1,3}) on *Device=(?P<gpu>[\w-]+)", re.IGNORECASE)
-_XID_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE)
-# «Xid 79», «XID 错误：79», «Xid 48 / 171», «Xids 13, 31 and 43», «NvidiaXID79Error», «"xid": 79», DCGM's metric
-_XID_TOLD = re.compile(
-    r"\bXids(?: errors?| codes?)?[ :]{1,2}(?P<list>\d{1,3}(?:(?:, ?(?:and )?| and |/)\d{1,3}\b)+)"
-    r"|XID_ERRORS\{[^}]*\} *(?P<metric>\d{1,3})\b|XID_ERRORS\{[^}]*err_code='(?P<label>\d{1,3})'"
-    r"|(?:(?<![A-Za-z])|Nvidia)Xid(?:s|s? errors?| ?错误码?| messages?)?(?:[ _]?codes?)?"
-    r"(?:[ _=:：#(*`'-]{0,3}| is |为|是)(?P<codes>\d{1,3}(?:\b|(?=Error))(?!/)(?: / \d{1,3}\b)*)",
-    re.IGNORECASE,
-)
-# newer drivers leave out the code
-_LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
-_SXID = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
-_SXID_OF_FABRIC = re.compile(  # the fabric manager's log
-    r"detected NVSwitch (?:non-)?fatal error (?P<code>\d{5}) on .{0,20}NVSwitch pci bus id (?P<gpu>[0-9a-f:.]+)",
-    re.IGNORECASE,
-)
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
 _WORK = re.compile(  # titles of changes, lines that a change adds to a document, entries of release notes
     r"^\W{0,4}(feat|docs|test|chore|refactor|ci)(\([^)]*\))?!?: "
     r"|^\W{0,4}(add|update|improve|extend)s? .{0,40}\b(docs?|documentation|guide)\b"
     r"|^\+ ?(#|\||[-*] |[A-Z][a-z]+ [a-z])|^[-*] .*\[#\d+\]\(https?://\S+/(pull|issues)/\d+\)",
-    re.IGNORECASE,
-)
-_XID_PLAN = re.compile(  # a code that is worked on, not met
-    r"\[feature\]|\bignore\b|\bsupport for\b|\bshould be\b|\binject|\bsimulat"
-    r"|\b(detect|treat|mark(ed)?|classify|map|ignored?)\b.{0,60} as\b",
     re.IGNORECASE,
 )
 _CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
@@ -98,6 +75,8 @@ class Scan:
     _folded: set[str] = field(default_factory=set)
     _xids: dict[tuple[int, bool], XidSeen] = field(default_factory=dict)
     _told: dict[int, XidSeen] = field(default_factory=dict)
+    _unmet: set[int] = field(default_factory=set)  # codes that the text says were staged
+    _none: bool = False  # the text says that there is no code
     _texts: set[str] = field(default_factory=set)  # of `within`, that were there
     _short: list[str] | None = field(default_factory=list)
     _length: int = 0
@@ -139,8 +118,8 @@ class Scan:
     def xids(self) -> tuple[XidSeen, ...]:
         """Codes of the driver's own lines; where there are none, the few that the text speaks of."""
         self._finish()
-        told = tuple(self._told.values()) if len(self._told) < _CATALOGUE else ()
-        return tuple(self._xids.values()) or told
+        told = tuple(seen for code, seen in self._told.items() if code not in self._unmet)
+        return tuple(self._xids.values()) or (told if len(told) < _CATALOGUE and not self._none else ())
 
     def _try(self, line: str, number: int, signs: Iterable[tuple[Fault, Sign]]) -> bool:
         new, text = False, ""
@@ -156,16 +135,18 @@ class Scan:
 
     def _read_xids(self, text: str, number: int) -> None:
         evidence = Evidence(source=self.source, line=number, text=text[:_LINE])
-        for pattern in (_XID, _XID_BEFORE, _XID_OF_PLUGIN, _SXID, _SXID_OF_FABRIC):
+        for pattern in REPORTS:
             for match in pattern.finditer(text):
-                self._add_xid(match, evidence, pattern in (_SXID, _SXID_OF_FABRIC))
-        if _WORK.match(text) or _XID_PLAN.search(text):
+                self._add_xid(match, evidence, pattern in (SWITCH, FABRIC))
+        if _WORK.match(text):
             return
-        lists = [next(filter(None, match.groups())) for match in _XID_TOLD.finditer(text)]
-        told = [int(code) for codes in lists for code in re.findall(r"\d+", codes)] + [79] * bool(_LOST.search(text))
-        for code in told:
-            if code in self.faults.xids and code not in self._told:
-                self._told[code] = XidSeen(code=code, count=1, gpus=(), evidence=evidence, told=True)
+        told = read_told(text)
+        self._unmet.update(told.unmet)
+        self._none = self._none or told.none
+        for code in told.codes:
+            switch = code in self.faults.sxids
+            if code not in self._told and (switch or code in self.faults.xids):
+                self._told[code] = XidSeen(code=code, count=1, gpus=(), evidence=evidence, told=True, nvswitch=switch)
 
     def _add_xid(self, match: re.Match[str], evidence: Evidence, switch: bool) -> None:
         code, gpu = int(match["code"]), match["gpu"].lower().removeprefix("pci:")
@@ -200,8 +181,8 @@ class Scan:
                 for fault, sign in missing:
                     if not self._seen[fault.id] and self._try(near, 0, [(fault, sign)]):
                         self._folded.add(fault.id)
-            lost = None if _LOST.search(text) else _LOST.search(folded)  # in one line it was read as it stands
-            if not self._xids and (match := _XID.search(folded) or lost):
+            lost = None if LOST.search(text) else LOST.search(folded)  # in one line it was read as it stands
+            if not self._xids and (match := XID.search(folded) or lost):
                 self._read_xids(plain(folded[match.start() : match.end() + _AROUND]), 0)
 
 
