@@ -35,7 +35,7 @@ _TOLD = re.compile(
     r"|XidCriticalError +True\b.{0,200}\{'(?P<condition>\d{1,3})':true"
     r"|(?P<before>\d{1,3}) ?号 ?Xid|\bSXid(?: errors?)?[ :=]{1,2}(?P<switch>\d{5})\b"
     # «Xid 79», «Xid 48 / 171», «Xid 79 and 154», «NvidiaXID79Error», «'xid': 79»
-    rf"|(?:(?<![A-Za-z])|Nvidia)Xids?(?:{_WORD})*(?:[ _=:：#(*`'-]{{0,3}}| is |为|是)"
+    rf"|(?:(?<![A-Za-z])|Nvidia)Xids?(?:{_WORD})*(?:[ _=:：#({{*`'-]{{0,3}}| is |为|是)"
     rf"(?P<codes>\d{{1,3}}{_END}(?:/\d{{1,3}}{_END})?(?!/)(?:(?: / | and | & | \+ )\d{{1,3}}{_END}{_UNIT})*)",
     re.IGNORECASE,
 )
@@ -50,7 +50,7 @@ _PLAN = re.compile(  # a code that is worked on, looked for or explained, not me
 _STAGED = re.compile(r"\binject|\btrigger(s|ed|ing)? (an? )?Xid", re.IGNORECASE)
 _DENIED = re.compile(
     r"(\b(no|not|never|unlike|without|than|such as|like|e\.g\.,?|for example,?|the driver (logs|reports|prints))"
-    r"|没有|不是|并非)( an?| any| the)? ?$",
+    r"|没有|不是|并非|[会没未]报)( an?| any| the)? ?$",
     re.IGNORECASE,
 )
 _NONE = re.compile(
