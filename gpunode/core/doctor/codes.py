@@ -44,7 +44,7 @@ _PLAN = re.compile(  # a code that is worked on, looked for or explained, not me
     r"|\b(detect|treat|mark(ed)?|classify|map|ignored?)\b.{0,60} as\b"
     r"|\bgrep( -\w+)* (for )?'?(NVRM: )?Xid \d|\b(watch|look|search|check)( \w+){0,2} for Xid \d"
     r"|^\W*auto[- ]?detect|\b(address(es)?|handles?|catch(es)?) Xid \d|\bcauses (are|include)\b"
-    r"|XID\w*\{[^}]*\} *0(\.0)?$",
+    r"|XID\w*\{[^}]*\} *0(\.0)?$|^[-*•] *Xid \d+: [A-Z][a-z]",
     re.IGNORECASE,
 )
 _STAGED = re.compile(r"\binject|\btrigger(s|ed|ing)? (an? )?Xid", re.IGNORECASE)

@@ -29,7 +29,8 @@ _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong t
 _WORK = re.compile(  # titles of changes, lines that a change adds to a document, entries of release notes
     r"^\W{0,4}(feat|docs|test|chore|refactor|ci)(\([^)]*\))?!?: "
     r"|^\W{0,4}(add|update|improve|extend)s? .{0,40}\b(docs?|documentation|guide)\b"
-    r"|^\+ ?(#|\||[-*] |[A-Z][a-z]+ [a-z])|^[-*] .*\[#\d+\]\(https?://\S+/(pull|issues)/\d+\)",
+    r"|^\W{0,4}(handle|prevent|avoid|catch)s? (?!0x)"
+    r"|^\+(\t|  )|^\+ ?(#|\||[-*] |[A-Z][a-z]+ [a-z])|^[-*] .*\[#\d+\]\(https?://\S+/(pull|issues)/\d+\)",
     re.IGNORECASE,
 )
 _CATALOGUE = 6  # codes that are only spoken of, from which on a text explains codes and reports none
@@ -211,6 +212,7 @@ def _lower(text: str) -> str:
 
 
 def _shows(text: str, fault: Fault, sign: Sign) -> bool:
-    if _WORK.match(text) or (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text)):
+    if sign.pattern and not sign.pattern.search(text):
         return False
-    return sign.pattern is None or sign.pattern.search(text) is not None
+    excluded = (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text))
+    return not excluded and not _WORK.match(text)
