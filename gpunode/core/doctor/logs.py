@@ -18,7 +18,7 @@ from gpunode.core.doctor.codes import FABRIC, LOST, REPORTS, SWITCH, XID, read_t
 from gpunode.core.doctor.table import DRIVER_WORDS, Fault, Faults, Sign
 
 KEPT = 5  # lines of evidence for one fault in one log; later ones are not looked for
-SHORT = 2_000_000  # characters: longer logs come from machines, which break no lines
+SHORT = 2_000_000  # characters: longer logs come from machines, which break no lines and tell nothing
 _AROUND = 300  # characters on either side of a sign in joined text
 _LINE = 400  # characters of a line that are shown
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
@@ -126,7 +126,7 @@ class Scan:
         new, text = False, ""
         for fault, sign in signs:
             seen = self._seen[fault.id]
-            if len(seen) >= KEPT or (seen and seen[-1].line == number):
+            if len(seen) >= KEPT or (seen and seen[-1].line == number) or (sign.told and self._short is None):
                 continue
             text = text or plain(line)
             if _shows(text, fault, sign):
