@@ -119,6 +119,24 @@ def test_an_interrupted_transaction_is_finished_first(monkeypatch: pytest.Monkey
     assert "20261121T040000Z-1" in plan_text(plan)
 
 
+def test_packages_of_a_transaction_that_was_interrupted_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a package that is there in two versions nobody knows which one is whole."""
+    from gpunode.core.plan import pending_items
+
+    done = plan_case(CASES / "plans/arch-h100-provisioned", monkeypatch)
+    assert done.plan.converged
+
+    def pending(ident: str) -> dict[str, str]:
+        facts = replace(done.facts, unfinished=(ident,))
+        found = pending_items(facts, done.spec, done.solution, Planner({}).templates)
+        return {key.name: why for key, why in found.items() if key.option == "packages"}
+
+    again = pending("20261122T190745Z-packages-21667")
+    assert set(again) == {"nvidia-open", "nvidia-utils", "nvidia-container-toolkit"}
+    assert all("of a transaction that was interrupted" in why for why in again.values())
+    assert pending("20261122T190745Z-activate-21667") == {}
+
+
 def test_files_that_set_the_same_repository_up_in_another_way_are_removed(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpunode.core.model import ConfigFile
 

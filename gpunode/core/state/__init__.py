@@ -21,7 +21,7 @@ from gpunode.core.state.sharing import wanted_sharing
 from gpunode.core.state.smoke import smoke_request
 from gpunode.core.state.software import wanted_cuda, wanted_fabric, wanted_sources
 from gpunode.core.state.toolkit import wanted_config, wanted_toolkit
-from gpunode.core.state.values import ABSENT, FRESH, NOT_HELD, Key, Want, Wanted
+from gpunode.core.state.values import ABSENT, BROKEN_OFF, FRESH, NOT_HELD, Key, Want, Wanted
 
 __all__ = [
     "ABSENT",
@@ -68,6 +68,6 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
 
 def differs(item: Want, value: str) -> bool:
     """Whether the node's value is not the wanted one; a wanted package version may end in `*`."""
-    if value in ("", ABSENT) or value.endswith(NOT_HELD):
+    if value in ("", ABSENT) or value.endswith((NOT_HELD, BROKEN_OFF)):
         return value != item.value
     return not fnmatch.fnmatchcase(value, item.value)

@@ -14,7 +14,7 @@ from gpunode.core.openpgp import fingerprints
 from gpunode.core.sources import SourceFile
 from gpunode.core.state.driver import MODULE_FOR
 from gpunode.core.state.sharing import actual_sharing
-from gpunode.core.state.values import ABSENT, FRESH, IN_FORCE, NOT_HELD, PRESENT, Key, Want, Wanted
+from gpunode.core.state.values import ABSENT, BROKEN_OFF, FRESH, IN_FORCE, NOT_HELD, PRESENT, Key, Want, Wanted
 
 ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
 
@@ -39,6 +39,8 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         hold = isinstance(item.data, PackageWant) and item.data.hold
         # an rpm's epoch stands in no package name, and in no version that is asked for
         version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
+        if any("-packages-" in transaction for transaction in facts.unfinished):
+            return version + BROKEN_OFF
         return version + (NOT_HELD if hold and not found.held else "")
     if key.option in ("runfile", "uninstall"):
         there = facts.driver.runfile if key.role == "driver" else item.value if item.value in facts.cuda else ""

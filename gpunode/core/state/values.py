@@ -16,6 +16,7 @@ PRESENT = "present"
 FRESH = "fresh"
 IN_FORCE = "in force"
 NOT_HELD = ", not held"
+BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versions of it then
 
 
 class Key(NamedTuple):
