@@ -80,17 +80,23 @@ apt_recover() {
   [ -n "$(dpkg --audit 2>/dev/null)" ] || [ -n "$(ls /var/lib/dpkg/updates 2>/dev/null)" ] || return 0
   say note "dpkg was interrupted: dpkg --configure -a"
   dpkg --configure -a --force-confold --force-confdef >>"$log" 2>&1 </dev/null 9>&- && return
-  # what dpkg wants to have anew, apt fetches only when told
-  torn=$(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p')
-  # shellcheck disable=SC2086 # names
-  apt_ -s --fix-broken install ${torn:+--reinstall $torn} 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
+  # of what dpkg wants to have anew, apt first brings the others to its version
+  # shellcheck disable=SC2046 # names
+  apt_mend || apt_mend $(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p') || {
+    reason=$(sed -n 's/^E: //p' "$log" | tail -n 1)
+    fail "dpkg was interrupted and cannot be finished${reason:+: $reason}" "run dpkg --configure -a on the node and mend what it names"
+  }
+}
+
+# apt_mend [NAME…]: lets apt put right what is half there; NAME… are fetched anew, which it does only where it is told
+apt_mend() {
+  [ $# = 0 ] || set -- --reinstall "$@"
+  apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
   { requested remove && requested may_go; } >"$GPUNODE_IN/.planned"
   gone=$(grep -Fxv -f "$GPUNODE_IN/.planned" "$GPUNODE_IN/.mended" | tr '\n' ' ')
   [ -z "$gone" ] || refuse "dpkg was interrupted, and to mend it apt would remove ${gone% }" \
     "apt-get --fix-broken install on the node, if that may go; or install what it lacks"
-  # shellcheck disable=SC2086 # names
-  apt_ -y --fix-broken install ${torn:+--reinstall $torn} >>"$log" 2>&1 ||
-    fail "dpkg was interrupted and cannot be finished" "run dpkg --configure -a on the node and mend what it names"
+  apt_ -y --fix-broken install "$@" >>"$log" 2>&1 || return
   while read -r name; do back=1 && say changed "removed $name"; done <"$GPUNODE_IN/.mended"
 }
 

@@ -192,7 +192,7 @@ esac""",
     }
 
 
-def test_what_dpkg_wants_anew_is_asked_of_apt_by_name(tmp_path: Path) -> None:
+def test_what_dpkg_wants_anew_is_asked_of_apt_by_name_where_it_does_not_mend_it_by_itself(tmp_path: Path) -> None:
     """An unpacking that was killed leaves packages that apt's --fix-broken alone leaves as they are."""
     fakes = tmp_path / "bin"
     fakes.mkdir()
@@ -202,13 +202,15 @@ def test_what_dpkg_wants_anew_is_asked_of_apt_by_name(tmp_path: Path) -> None:
             "dpkg-query",
             "printf '%s\\n' 'ii  make' 'iFR nvidia-kernel-open-dkms' 'iHR libnvidia-ml1:amd64' 'iU  next'",
         ),
-        ("apt-get", f'shift 2; echo "$*" >>{tmp_path}/calls'),
+        ("apt-get", f'shift 2; echo "$*" >>{tmp_path}/calls; [ "$1$4" != -y ]'),
     ):
         (fakes / name).write_text(f"#!/bin/sh\n{body}\n")
         (fakes / name).chmod(0o755)
     done = call(f"PATH={fakes}:$PATH log={tmp_path}/log manager=apt\napt_recover 9>/dev/null", tmp_path)
-    rest = "--fix-broken install --reinstall nvidia-kernel-open-dkms libnvidia-ml1:amd64"
-    assert (tmp_path / "calls").read_text().splitlines() == [f"-s {rest}", f"-y {rest}"], done
+    plain, named = "--fix-broken install", "--reinstall nvidia-kernel-open-dkms libnvidia-ml1:amd64"
+    calls = [f"-s {plain}", f"-y {plain}", f"-s {plain} {named}", f"-y {plain} {named}"]
+    assert (tmp_path / "calls").read_text().splitlines() == calls, done
+    assert "cannot be finished" not in done.stdout
 
 
 @pytest.mark.parametrize(
