@@ -22,11 +22,11 @@ from benchmarks.measure import row
 from benchmarks.plan_fleet import Offline
 from benchmarks.plan_fleet import fleet as recorded
 from gpunode.core.errors import Exit
-from gpunode.edge import fleet
+from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Where
-from gpunode.edge.runner import Event, HostRun
-from gpunode.edge.runs import Runs
-from gpunode.edge.workflow import HostPlan, plan_one
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.workflow import HostPlan, plan_one
 
 SPEC = {"rollout": {"waves": [1, "10%", "100%"], "max_unavailable": "25%", "max_failures": "10%"}}
 FAILING = 0.01

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest, solve
     from gpunode.core.spec import Spec, parse_spec
     from gpunode.edge.detect import Detected, Where, detect
-    from gpunode.edge.fleet import provision
+    from gpunode.edge.fleet.provision import provision
+    from gpunode.edge.fleet.workflow import HostPlan, plan, verify
     from gpunode.edge.planner import Planner
-    from gpunode.edge.workflow import HostPlan, plan, verify
 
 __version__ = "0.1.0"
 
@@ -36,9 +36,9 @@ _HOMES = {
     "gpunode.core.solve": ("SolveRequest", "solve"),
     "gpunode.core.spec": ("Spec", "parse_spec"),
     "gpunode.edge.detect": ("Detected", "Where", "detect"),
-    "gpunode.edge.fleet": ("provision",),
+    "gpunode.edge.fleet.provision": ("provision",),
     "gpunode.edge.planner": ("Planner",),
-    "gpunode.edge.workflow": ("HostPlan", "plan", "verify"),
+    "gpunode.edge.fleet.workflow": ("HostPlan", "plan", "verify"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

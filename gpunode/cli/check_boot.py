@@ -36,11 +36,11 @@ def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> in
     """Say for each installed kernel whether the GPU will work after booting it, and why not."""
     from dataclasses import asdict
 
-    from gpunode.core.boot import boot_checks
-    from gpunode.core.report import checks_text
+    from gpunode.core.checks.boot import boot_checks
+    from gpunode.core.report.text import checks_text
     from gpunode.edge.detect import detect
+    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.load import load_knowledge
-    from gpunode.edge.progress import probing
 
     where = with_probes(where, probes)
     with probing(output_format) as on_done:

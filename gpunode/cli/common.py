@@ -145,10 +145,10 @@ def target_options(command: Command) -> Command:
 
 def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:
     """The inventory's hosts, read while the rest is imported."""
-    from gpunode.edge import ahead
+    from gpunode.edge.ansible import ahead
 
     def read() -> Any:
-        from gpunode.edge.inventory import load_inventory
+        from gpunode.edge.ansible.inventory import load_inventory
 
         return load_inventory(sources, limit=limit, vault_password_files=vault_password_files)
 

@@ -62,7 +62,7 @@ def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bo
 
     from gpunode.edge.detect import detect as ask
     from gpunode.edge.detect import save_probes
-    from gpunode.edge.progress import probing
+    from gpunode.edge.fleet.progress import probing
 
     where = with_probes(where, probes)
     with probing(output_format) as on_done:
@@ -247,7 +247,7 @@ def _knowledge() -> Knowledge:
 
 def _problems(facts: NodeFacts) -> Iterator[str]:
     """What looks wrong: failed health checks, and what the probe could not see."""
-    from gpunode.core.health import health_checks
+    from gpunode.core.checks.health import health_checks
 
     for check in health_checks(facts):
         if check.status in ("failed", "warning"):

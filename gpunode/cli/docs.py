@@ -156,7 +156,7 @@ def faults_page() -> str:
 
 def report_schema_text() -> str:
     """The JSON Schema of `gpunode report --format json`, as `--schema` prints it."""
-    from gpunode.core.reports.schema import report_schema
+    from gpunode.core.report.schema import report_schema
 
     return json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n"
 

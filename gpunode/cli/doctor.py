@@ -45,7 +45,7 @@ def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], outpu
     """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
-    from gpunode.edge.progress import probing
+    from gpunode.edge.fleet.progress import probing
 
     where = with_probes(where, probes)
     if logs and (where.hosts or where.inventory or where.local or where.probes):

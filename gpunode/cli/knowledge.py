@@ -11,8 +11,8 @@ from gpunode.cli.common import format_option, print_json
 from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
-    from gpunode.core.knowledge_rows import Row
-    from gpunode.core.pciids import PciGpu
+    from gpunode.core.knowledge.pciids import PciGpu
+    from gpunode.core.knowledge.rows import Row
 
 PCI_IDS = ("/usr/share/misc/pci.ids", "/usr/share/hwdata/pci.ids")
 
@@ -39,7 +39,7 @@ def knowledge() -> None:
 @format_option("text", "json")
 def show(key: str | None, output_format: str) -> int:
     """Print the rows that KEY names (a PCI id, product, branch, CUDA release, distribution, key), or what there is."""
-    from gpunode.core.knowledge_rows import find
+    from gpunode.core.knowledge.rows import find
 
     every = _rows()
     if not key:
@@ -77,7 +77,7 @@ def show(key: str | None, output_format: str) -> int:
 @format_option("text", "json")
 def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
     """Say which rows are old, and which GPUs a newer pci.ids names that gpunode does not know."""
-    from gpunode.core.pciids import Comparison, compare, parse_pci_ids
+    from gpunode.core.knowledge.pciids import Comparison, compare, parse_pci_ids
     from gpunode.edge.load import load_knowledge
 
     old = [row for row in _rows() if _age(row) > max_age]
@@ -125,7 +125,7 @@ def refresh(pci_ids: Path | None, supported_gpus: Path | None, output: Path, out
     """Write a GPU table that also has the GPUs of a newer list; what is known already stays as it is."""
     from dataclasses import replace
 
-    from gpunode.core.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
+    from gpunode.core.knowledge.pciids import add_gpus, compare, parse_pci_ids, parse_supported_gpus, version_of
     from gpunode.edge.load import knowledge_text, load_knowledge
 
     if not pci_ids and not supported_gpus:
@@ -161,7 +161,7 @@ def refresh(pci_ids: Path | None, supported_gpus: Path | None, output: Path, out
 
 
 def _rows() -> list[Row]:
-    from gpunode.core.knowledge_rows import rows
+    from gpunode.core.knowledge.rows import rows
     from gpunode.edge.load import knowledge_tables, load_knowledge
 
     return list(rows(knowledge_tables(), load_knowledge()))

@@ -21,7 +21,7 @@ from gpunode.cli.common import (
 from gpunode.core.errors import Exit, error_data
 
 if TYPE_CHECKING:
-    from gpunode.core.lockfile import Lock
+    from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
 
 DEFAULT_LOCK = Path("gpunode.lock")
@@ -47,7 +47,7 @@ def read_lock(path: Path) -> Lock:
     import tomllib
 
     from gpunode.core.errors import InputError
-    from gpunode.core.lockfile import parse_lock
+    from gpunode.core.plan.lockfile import parse_lock
 
     try:
         return parse_lock(tomllib.loads(path.read_text(encoding="utf-8")), str(path))
@@ -74,9 +74,9 @@ def read_lock(path: Path) -> Lock:
 @format_option("text", "json")
 def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
     """Record the exact driver, kernel, CUDA and toolkit of each class of hosts, or say what has changed since."""
-    from gpunode.core.lockfile import lock_differences, lock_text, make_lock
+    from gpunode.core.plan.lockfile import lock_differences, lock_text, make_lock
     from gpunode.edge.detect import detect
-    from gpunode.edge.progress import probing
+    from gpunode.edge.fleet.progress import probing
 
     where = with_probes(where, probes)
     with probing(output_format) as on_done:

@@ -21,9 +21,9 @@ from gpunode.cli.image import image_options
 from gpunode.cli.lock import locked_option
 
 if TYPE_CHECKING:
-    from gpunode.core.lockfile import Lock
+    from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
-    from gpunode.edge.workflow import HostPlan
+    from gpunode.edge.fleet.workflow import HostPlan
 
 
 @click.command(
@@ -64,10 +64,10 @@ def plan(
     output_format: str,
 ) -> int:
     """Say what provision would do on each host, step by step, with reasons."""
-    from gpunode.edge import workflow
+    from gpunode.edge.ansible.shards import write_shards
+    from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.planner import Planner
-    from gpunode.edge.progress import probing
-    from gpunode.edge.shards import write_shards
 
     if shards and not output:
         raise click.UsageError("--shards needs -o DIR: the shards stand in it")
@@ -94,8 +94,8 @@ def plan(
 def show_plans(hosts: list[HostPlan], *, diff: bool) -> None:
     """Plans on stdout, of many hosts by kind; hosts in error on stderr, of many among the plans, by cause."""
     from gpunode.core.model import HostResult
-    from gpunode.core.report import MANY, plan_text
-    from gpunode.core.report_fleet import plans_text
+    from gpunode.core.report.fleet import plans_text
+    from gpunode.core.report.text import MANY, plan_text
 
     if len(hosts) > MANY:
         errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]

@@ -10,7 +10,7 @@ import click
 
 from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
-from gpunode.cli.kube_options import cluster_options
+from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lock import locked_option
 from gpunode.cli.plan import show_plans
 from gpunode.cli.rollout import rollout_options
@@ -18,12 +18,12 @@ from gpunode.cli.rollout import rollout_options
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpunode.core.lockfile import Lock
     from gpunode.core.model import HostResult
-    from gpunode.edge.cluster import Api
+    from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
-    from gpunode.edge.events import EventLog
-    from gpunode.edge.workflow import HostPlan
+    from gpunode.edge.fleet.events import EventLog
+    from gpunode.edge.fleet.workflow import HostPlan
+    from gpunode.edge.kube.client import Api
 
 
 @click.command(
@@ -73,11 +73,12 @@ def provision(
     """
     from dataclasses import replace
 
-    from gpunode.edge import fleet, workflow
     from gpunode.edge.detect import SETTLE
+    from gpunode.edge.fleet import provision as fleet
+    from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.progress import fleet as fleet_progress
+    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.planner import Planner
-    from gpunode.edge.progress import fleet as fleet_progress
-    from gpunode.edge.progress import probing
 
     where, arguments = _split_arguments(replace(where, break_lock=break_lock, settle=0 if check else SETTLE))
     folder = _plan_folder(where)
@@ -121,8 +122,8 @@ def show_results(results: list[HostResult], output_format: str) -> None:
 
     Of a run that left hosts behind, also which, and the command to go on.
     """
-    from gpunode.core.report import MANY, checks_text, results_data
-    from gpunode.core.report_fleet import fleet_text, going_on, stop_text
+    from gpunode.core.report.fleet import fleet_text, going_on, stop_text
+    from gpunode.core.report.text import MANY, checks_text, results_data
 
     if output_format == "json":
         run, command = going_on(results)

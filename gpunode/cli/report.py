@@ -12,7 +12,7 @@ import click
 from gpunode.cli.common import format_option, print_json, spec_option
 
 if TYPE_CHECKING:
-    from gpunode.core.reports.model import Report
+    from gpunode.core.report.model import Report
 
 
 @click.command(
@@ -57,7 +57,7 @@ def report(
     from gpunode.edge import report as sources
 
     if schema:
-        from gpunode.core.reports.schema import report_schema
+        from gpunode.core.report.schema import report_schema
 
         print_json(report_schema())
         return 0
@@ -80,18 +80,18 @@ def report(
 
 def _text(made: Report, output_format: str) -> str:
     if output_format == "json":
-        from gpunode.core.reports.schema import report_data
+        from gpunode.core.report.schema import report_data
 
         return json.dumps(report_data(made), indent=2, ensure_ascii=False) + "\n"
     if output_format == "junit":
-        from gpunode.core.reports.junit import junit_text
+        from gpunode.core.report.junit import junit_text
 
         return junit_text(made)
     if output_format == "markdown":
-        from gpunode.core.reports.markdown import markdown_text
+        from gpunode.core.report.markdown import markdown_text
 
         return markdown_text(made)
-    from gpunode.core.reports.html import html_text
+    from gpunode.core.report.html import html_text
     from gpunode.edge.report import load_page
 
     return html_text(made, load_page())

@@ -13,7 +13,7 @@ import click
 from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
-    from gpunode.edge.events import EventLog
+    from gpunode.edge.fleet.events import EventLog
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -86,6 +86,6 @@ def run_options(command: Command) -> Command:
 
 
 def _event_log(path: Path) -> EventLog:
-    from gpunode.edge.events import EventLog
+    from gpunode.edge.fleet.events import EventLog
 
     return EventLog(path)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, print_json, worst_exit
-from gpunode.cli.kube_options import cluster_options
+from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.rollout import run_options
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpunode.core.model import HostResult
-    from gpunode.edge.cluster import Api
-    from gpunode.edge.events import EventLog
-    from gpunode.edge.runs import HostRow, RunRow, Runs
+    from gpunode.edge.fleet.events import EventLog
+    from gpunode.edge.fleet.runs import HostRow, RunRow, Runs
+    from gpunode.edge.kube.client import Api
 
 
 @click.group(
@@ -58,8 +58,8 @@ def list_runs(limit: int, output_format: str) -> int:
 @format_option("text", "json")
 def show(name: str, every: bool, output_format: str) -> int:
     """One run, host by host; of many hosts, how many ended how, the causes, and the slowest."""
-    from gpunode.core.report import MANY
-    from gpunode.core.report_fleet import run_text
+    from gpunode.core.report.fleet import run_text
+    from gpunode.core.report.text import MANY
 
     journal = _journal()
     run = journal.get(name)
@@ -133,12 +133,13 @@ def resume(
     from gpunode.cli.plan import show_plans
     from gpunode.cli.provision import ask, show_results
     from gpunode.core.errors import RefusedError
-    from gpunode.core.lockfile import parse_lock
-    from gpunode.edge import fleet, workflow
+    from gpunode.core.plan.lockfile import parse_lock
     from gpunode.edge.detect import SETTLE, Where, find_hosts, probe
+    from gpunode.edge.fleet import provision as fleet
+    from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.progress import fleet as fleet_progress
+    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.planner import Planner
-    from gpunode.edge.progress import fleet as fleet_progress
-    from gpunode.edge.progress import probing
 
     journal = _journal()
     run = journal.get(name)
@@ -194,7 +195,7 @@ def resume(
 
 
 def _journal() -> Runs:
-    from gpunode.edge.runs import Runs
+    from gpunode.edge.fleet.runs import Runs
 
     return Runs()
 

@@ -16,7 +16,7 @@ from gpunode.core.errors import Exit, InputError, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome, RuntimeName
-    from gpunode.edge.runtimes import Options, Subject
+    from gpunode.edge.host.runtimes import Options, Subject
 
 
 @click.group(
@@ -94,7 +94,7 @@ def _engine_options(*asked: Callable[[Any], Any]) -> Callable[[Command], Command
     def wrap(command: Command) -> Command:
         @functools.wraps(command)
         def with_options(**given: Any) -> Any:
-            from gpunode.edge.runtimes import Options
+            from gpunode.edge.host.runtimes import Options
 
             found = Options(
                 runtime=given.pop("name") or _only(given["root"]),
@@ -121,7 +121,7 @@ def _engine_options(*asked: Callable[[Any], Any]) -> Callable[[Command], Command
 
 def _only(root: Path) -> RuntimeName:
     """The one engine of this machine."""
-    from gpunode.edge.runtimes import installed
+    from gpunode.edge.host.runtimes import installed
 
     names = sorted({engine.name for engine in installed(root)})
     if len(names) == 1:
@@ -145,7 +145,7 @@ def _only(root: Path) -> RuntimeName:
 @format_option("text", "json")
 def configure(options: Options, dry_run: bool, output_format: str) -> int:
     """Let the engine know the nvidia runtime: edit, validate, write, restart, check; rolled back if it fails."""
-    from gpunode.edge import cdi, runtimes
+    from gpunode.edge.host import cdi, runtimes
 
     subject, edit, outcome = runtimes.configure(options, check=dry_run)
     outcome = cdi.with_specification(options, outcome, check=dry_run)
@@ -162,7 +162,7 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
 @format_option("text", "json")
 def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
     """Take back what configure did, to the byte; of what somebody else wrote only the nvidia entries go."""
-    from gpunode.edge import runtimes
+    from gpunode.edge.host import runtimes
 
     return _done(runtimes.unconfigure(options, check=dry_run), dry_run, output_format)
 
@@ -177,7 +177,7 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
 @format_option("text", "json")
 def diff(options: Options, output_format: str) -> int:
     """Show what configure would change, as unified diffs without secrets."""
-    from gpunode.edge import cdi, runtimes
+    from gpunode.edge.host import cdi, runtimes
 
     subject = runtimes.look(options)
     edit, misfits = runtimes.edit(subject), cdi.misfits(options)
@@ -198,7 +198,7 @@ def diff(options: Options, output_format: str) -> int:
 @format_option("text", "json")
 def status(options: Options, output_format: str) -> int:
     """Say whether the engine knows the nvidia runtime, from which files, and what stands in the way."""
-    from gpunode.edge import cdi, runtimes
+    from gpunode.edge.host import cdi, runtimes
 
     subject = runtimes.look(options)
     edit, misfits = runtimes.edit(subject), cdi.misfits(options)
@@ -226,7 +226,7 @@ def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_fo
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"dry_run": dry_run} | _outcome_data(outcome))
     elif outcome:
-        from gpunode.edge.runtimes import after
+        from gpunode.edge.host.runtimes import after
 
         show_outcome(subject.texts, edit, outcome, disrupts=after(subject, edit).disrupts, dry_run=dry_run)
     if outcome is None:
@@ -235,7 +235,7 @@ def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_fo
 
 
 def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
-    from gpunode.edge.runtimes import after
+    from gpunode.edge.host.runtimes import after
 
     known = {key: getattr(subject.request, key) for key in ("runtime", "distribution", "version")}
     return known | edit_data(subject.texts, edit, after(subject, edit).disrupts)

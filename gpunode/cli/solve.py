@@ -94,7 +94,7 @@ def solve(
     from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, solution_data
     from gpunode.core.solve import solve as decide
     from gpunode.core.spec import parse_spec
-    from gpunode.core.spec_toolkit import ToolkitSpec
+    from gpunode.core.spec.toolkit import ToolkitSpec
     from gpunode.edge.load import load_knowledge
 
     knowledge = load_knowledge()
@@ -125,10 +125,10 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     """The table of stacks that saved probes need."""
     from dataclasses import asdict
 
+    from gpunode.core.items.image import prepares
     from gpunode.core.solve import request_of
+    from gpunode.core.solve.stacks import fleet_stacks, stacks_text
     from gpunode.core.spec import parse_spec
-    from gpunode.core.stacks import fleet_stacks, stacks_text
-    from gpunode.core.state.image import prepares
     from gpunode.edge.detect import Where, detect
     from gpunode.edge.load import load_knowledge
 

@@ -75,8 +75,8 @@ def _undo(
     """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
     from dataclasses import replace
 
-    from gpunode.edge.progress import running
-    from gpunode.edge.undo import undo
+    from gpunode.edge.fleet.progress import running
+    from gpunode.edge.fleet.undo import undo
 
     where = replace(where, break_lock=break_lock)
     if check or not yes:
@@ -95,7 +95,7 @@ def _undo(
 
 def _show(results: list[HostResult], output_format: str) -> None:
     from gpunode.core.errors import Exit
-    from gpunode.core.report import results_data
+    from gpunode.core.report.text import results_data
 
     if output_format == "json":
         print_json({"hosts": results_data(results)})
@@ -132,7 +132,7 @@ def _show_runs(where: Where, output_format: str) -> int:
     from dataclasses import asdict
 
     from gpunode.core.errors import Exit, GpunodeError
-    from gpunode.edge.undo import list_runs
+    from gpunode.edge.fleet.undo import list_runs
 
     found = list_runs(where)
     codes: list[int] = []

@@ -12,7 +12,7 @@ from gpunode.cli.lock import locked_option
 from gpunode.cli.provision import show_results
 
 if TYPE_CHECKING:
-    from gpunode.core.lockfile import Lock
+    from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
 
 
@@ -40,11 +40,11 @@ def verify(
     where: Where, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
 ) -> int:
     """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""
-    from gpunode.edge import workflow
+    from gpunode.edge.fleet import workflow
+    from gpunode.edge.fleet.progress import probing
+    from gpunode.edge.fleet.runs import Runs
+    from gpunode.edge.fleet.since import verify_since
     from gpunode.edge.planner import Planner
-    from gpunode.edge.progress import probing
-    from gpunode.edge.runs import Runs
-    from gpunode.edge.since import verify_since
 
     planner = Planner(spec_data, to_run=False, lock=lock)
     runs = Runs() if since else None

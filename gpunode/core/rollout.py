@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpunode.core.spec_rollout import RolloutSpec, share
+from gpunode.core.spec.rollout import RolloutSpec, share
 
 State = Literal["waiting", "running", "done", "failed"]
 

@@ -15,7 +15,7 @@ import yaml
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
-from gpunode.core.spec_kube import Strategy
+from gpunode.core.spec.kubernetes import Strategy
 
 Engine = Literal["auto", "containerd", "docker", "crio", "podman"]
 Reboot = Literal["never", "if-needed", "always"]

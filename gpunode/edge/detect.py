@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.model import NodeFacts
-from gpunode.edge.connect import NotServed, Ran, Target, parse_host, run_many
+from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
 
 if TYPE_CHECKING:
-    from gpunode.edge.inventory import InventoryHost
+    from gpunode.edge.ansible.inventory import InventoryHost
 
 SETTLE = 90  # seconds, for those who are about to change nodes
 KILLED = 128  # a shell's exit status for a program that a signal ended is that and the signal's number
@@ -43,7 +43,7 @@ class Where:
     vault_password_files: tuple[str, ...] = ()
     break_lock: bool = False  # take nodes from another controller that is at work on them
     settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
-    # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (edge/ahead.py)
+    # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (edge/ansible/ahead.py)
     listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
 
     def again(self) -> dict[str, Any]:
@@ -120,7 +120,7 @@ def find_hosts(where: Where) -> list[Detected]:
     if where.limit and not where.inventory:
         raise InputError("--limit without an inventory", fix="name just the hosts you want")
     if where.inventory:
-        from gpunode.edge import ssh  # noqa: F401  while the inventory is being read
+        from gpunode.edge.ssh import connection as ssh  # noqa: F401  while the inventory is being read
 
         listed = where.listing() if where.listing else _list(where)
         return [Detected(host=h.name, target=_become(h.target, where), groups=h.groups, spec=h.spec) for h in listed]
@@ -137,7 +137,7 @@ def find_hosts(where: Where) -> list[Detected]:
 
 
 def _list(where: Where) -> tuple[InventoryHost, ...]:
-    from gpunode.edge.inventory import load_inventory
+    from gpunode.edge.ansible.inventory import load_inventory
 
     return load_inventory(where.inventory, limit=where.limit, vault_password_files=where.vault_password_files)
 
@@ -204,7 +204,7 @@ def _read(host: Detected, ran: Ran) -> Detected:
             ),
         )
     if host.target and host.target.connection == "local":
-        from gpunode.edge.nvml import local_gpus, merge_gpus
+        from gpunode.edge.host.nvml import local_gpus, merge_gpus
 
         facts = replace(facts, nvml=merge_gpus(facts.nvml, local_gpus()))
     return replace(host, probe=ran.stdout, facts=facts)
@@ -251,7 +251,7 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
     For hosts that paramiko cannot serve.  It runs the `ansible` of this Python, on the user's own inventory where
     there is one, and reads one JSON file per host.
     """
-    from gpunode.edge.inventory import inventory_vars
+    from gpunode.edge.ansible.inventory import inventory_vars
 
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:  # 0700: answers and passwords lie here for a moment
         folder = Path(name)

@@ -14,11 +14,11 @@ from typing import IO
 
 from gpunode.core.doctor import Diagnosis, Faults, diagnose, parse_faults, scan, split_sections, state_faults
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
-from gpunode.core.scheduler_rules import SchedulerRules
-from gpunode.edge.connect import run_many
 from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.ssh.many import run_many
 from gpunode.node import script
 
 CHUNK = 1 << 20  # bytes

@@ -17,14 +17,14 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.bundle.upstream import Upstream, parse_archives
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
-from gpunode.core.knowledge_kube import KubeKnowledge, parse_kube_knowledge
-from gpunode.core.knowledge_old import OldForms, parse_old_forms
+from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledge
+from gpunode.core.knowledge.kubernetes_old import OldForms, parse_old_forms
+from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.scheduler_rules import SchedulerRules, parse_rules
 from gpunode.core.sharing.mig import Product, parse_mig
 from gpunode.core.spec import Spec, parse_spec
-from gpunode.core.spec_source import SourceSpec
+from gpunode.core.spec.source import SourceSpec
 
 if TYPE_CHECKING:
     import yaml

@@ -11,17 +11,17 @@ from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash
-from gpunode.core.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
-from gpunode.core.gpu_containers import say_gpu_containers
+from gpunode.core.items import Key
+from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
+from gpunode.core.items.gpu_containers import say_gpu_containers
+from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.lockfile import Lock, class_of, with_lock
 from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
+from gpunode.core.plan.lockfile import Lock, class_of, with_lock
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
-from gpunode.core.spec_kube import SharingSpec
-from gpunode.core.state import Key
-from gpunode.core.state.smoke import smoke_now
+from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.edge.bundle.check import Bundles
 from gpunode.edge.runfile import check_given
 from gpunode.node import script

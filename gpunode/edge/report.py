@@ -12,15 +12,15 @@ from typing import Any
 from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError, error_data
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.report import plan_data
-from gpunode.core.reports import make_host, make_report
-from gpunode.core.reports.model import Host, HostRun, Report, Run, Seen
-from gpunode.core.reports.schema import seen_from
-from gpunode.core.reports.seen import see
+from gpunode.core.report import make_host, make_report
+from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
+from gpunode.core.report.schema import seen_from
+from gpunode.core.report.seen import see
+from gpunode.core.report.text import plan_data
 from gpunode.edge.detect import Where, detect
+from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import FOUND, RESULTS
-from gpunode.edge.runs import HostRow, Runs
 from gpunode.edge.state import state_dir
 
 _KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "error"}  # of a host's JSON → what it is

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import error_data
 from gpunode.core.model import HostResult
-from gpunode.core.report import plan_data, results_data
-from gpunode.core.reports.seen import see
+from gpunode.core.report.seen import see
+from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
 
 if TYPE_CHECKING:
+    from gpunode.edge.fleet.workflow import HostPlan
     from gpunode.edge.planner import Planner
-    from gpunode.edge.workflow import HostPlan
 
 FOUND = "found.jsonl"  # beside a plan: a line for each host
 RESULTS = "results.jsonl"  # in a run's folder: a line for each time that a host was ended with; the last one holds

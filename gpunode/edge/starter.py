@@ -9,8 +9,8 @@ from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.spec import parse_spec
+from gpunode.edge.ansible.inventory import inventory_vars
 from gpunode.edge.detect import Detected
-from gpunode.edge.inventory import inventory_vars
 
 SPEC, INVENTORY = "gpunode.yml", "hosts.yml"
 

@@ -1,6 +1,7 @@
 """What runs on a node: POSIX shell, sent as text by paramiko or by Ansible, or run locally."""
 
 from importlib import resources
+from importlib.resources.abc import Traversable
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
@@ -10,26 +11,32 @@ _BEFORE = {
         "devices.sh",
         "reload.sh",
         "dkms.sh",
-        "beside.sh",
-        "marks.sh",
+        "side_effects.sh",
+        "package_marks.sh",
         "changes.sh",
-        "foretell.sh",
+        "dry_run.sh",
         *_MANAGERS,
     ),
     "runfile.sh": ("common.sh", "dkms.sh"),
-    "recall.sh": ("common.sh", "loaded.sh", *_MANAGERS),
-    "putback.sh": ("common.sh", "devices.sh", "reload.sh"),
-    "activate.sh": ("common.sh", "loaded.sh", "devices.sh", "reload.sh"),
+    "read_journal.sh": ("common.sh", "driver_state.sh", *_MANAGERS),
+    "restore.sh": ("common.sh", "devices.sh", "reload.sh"),
+    "activate.sh": ("common.sh", "driver_state.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_engines.sh", "probe_files.sh"),
     "smoke.sh": ("common.sh",),
-    "cdi.sh": ("common.sh", "place.sh"),
-    "mig.sh": ("common.sh", "place.sh"),
-    "mps.sh": ("common.sh", "place.sh"),
+    "cdi.sh": ("common.sh", "install_file.sh"),
+    "mig.sh": ("common.sh", "install_file.sh"),
+    "mps.sh": ("common.sh", "install_file.sh"),
     "firstboot.sh": ("common.sh",),
 }
 
 
 def script(name: str) -> str:
     """The whole text of node script `name`, such as "probe.sh"; most stand behind parts that they share."""
-    parts = (*_BEFORE.get(name, ()), name)
-    return "".join(resources.files(__name__).joinpath(part).read_text(encoding="utf-8") for part in parts)
+    names = (*_BEFORE.get(name, ()), name)
+    return "".join(part(n).read_text(encoding="utf-8") for n in names)
+
+
+def part(name: str) -> Traversable:
+    """The file of that name, in whichever folder it is; names are unique."""
+    [path] = [p for f in resources.files(__name__).iterdir() if f.is_dir() and (p := f / name).is_file()]
+    return path

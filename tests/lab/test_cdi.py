@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.core.edits.cdi import stale
+from gpunode.core.cdi import stale
+from gpunode.core.items.requests.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome
-from gpunode.core.requests_cdi import cdi_request
 from gpunode.edge.planner import load_templates
 
 pytestmark = pytest.mark.lab

@@ -15,8 +15,8 @@ import pytest
 from daemon_node import IMAGE, DaemonNode
 
 from gpunode.core.edits import edit_runtime, request_of, unconfigure_runtime
+from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import NodeFacts, Outcome, RuntimeWish
-from gpunode.core.requests import edit_request
 
 FOLDER = os.environ.get("GPUNODE_CRIO_DIR", "")
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason="GPUNODE_CRIO_DIR names no folder")]

@@ -8,8 +8,8 @@ import pytest
 from daemon_node import DaemonNode
 
 from gpunode.core.edits import activation, edit_runtime
+from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import RuntimeWish
-from gpunode.core.requests import edit_request
 
 pytestmark = pytest.mark.lab
 

@@ -8,8 +8,8 @@ import pytest
 from daemon_node import DaemonNode
 
 from gpunode.core.edits import Activation, activation, edit_runtime
+from gpunode.core.edits.commit import FileChange, commit_request, edit_request
 from gpunode.core.model import Edit, NodeFacts, RuntimeName, RuntimeWish
-from gpunode.core.requests import FileChange, commit_request, edit_request
 
 pytestmark = pytest.mark.lab
 

@@ -18,8 +18,8 @@ import pytest
 import yaml
 from mirror import ExpiredKey, Mirror
 
+from gpunode.core.items.requests.packages import locked_by, packages_request
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_packages import locked_by, packages_request
 from gpunode.node import script
 
 pytestmark = [pytest.mark.lab, pytest.mark.timeout(1800)]

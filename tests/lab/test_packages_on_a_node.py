@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.items.requests.packages import locked_by, packages_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_packages import locked_by, packages_request
 from gpunode.lab import Lab
 from gpunode.node import script
 

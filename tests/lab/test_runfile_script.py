@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.items.requests.runfile import runfile_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_runfile import runfile_request
-from gpunode.core.solve_runfile import installer_options
+from gpunode.core.solve.runfile import installer_options
 from gpunode.edge.load import load_knowledge
 from gpunode.lab.packages_runfile import cuda_runfile, driver_runfile
 from gpunode.lab.packages_table import texts_in

@@ -10,8 +10,8 @@ import pytest
 from daemon_node import IMAGE, DaemonNode
 
 from gpunode.core.edits import edit_runtime
+from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import Edit, NodeFacts, RuntimeName, RuntimeWish
-from gpunode.core.requests import edit_request
 
 pytestmark = pytest.mark.lab
 

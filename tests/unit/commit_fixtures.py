@@ -1,4 +1,4 @@
-"""Nodes for tests of node/commit.sh."""
+"""Nodes for tests of node/commit/commit.sh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A root for node/commit.sh: one config file, one unit, a state folder, and shims in front of PATH."""
+"""A root for node/commit/commit.sh: one config file, one unit, a state folder, and shims in front of PATH."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.edits import Activation
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests import FileChange, commit_request
 from gpunode.node import script
 
 SHELLS = {"dash": ["dash"], "bash": ["bash", "--posix"], "busybox": ["busybox", "sh"]}

@@ -25,13 +25,14 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.rollout import Start
 from gpunode.core.spec import Spec
-from gpunode.edge import fleet, runs
+from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet import runs
+from gpunode.edge.fleet.executor import Rollout
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.workflow import HostPlan, plan_one
 from gpunode.edge.planner import Planner
-from gpunode.edge.rollout import Rollout
-from gpunode.edge.runner import Event, HostRun
-from gpunode.edge.runs import Runs
-from gpunode.edge.workflow import HostPlan, plan_one
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n-----END PGP PUBLIC KEY BLOCK-----\n"

@@ -1,4 +1,4 @@
-"""What node/recall.sh prints, made up for tests: a journal and a present."""
+"""What node/undo/read_journal.sh prints, made up for tests: a journal and a present."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.undo import record, undo_data
-from gpunode.core.journal import parse_recall
-from gpunode.core.takeback import TakeBack, scope_of, take_back
+from gpunode.core.undo.journal import parse_recall
+from gpunode.core.undo.plan import TakeBack, scope_of, take_back
 
 AT = "2026-11-22T01:00:00Z"
 OLD, OURS, THEIRS = "1" * 64, "2" * 64, "3" * 64  # hashes: before gpunode, as it wrote, somebody else's since
@@ -78,6 +78,6 @@ def undo_row(id: str, path: str, before: bytes | None, after: bytes) -> tuple[st
 
 
 def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> TakeBack:
-    """What takes back what the text of recall.sh tells."""
+    """What takes back what the text of read_journal.sh tells."""
     recall = parse_recall(text)
     return take_back(recall, scope_of(recall, verb=verb, parts=parts, to=to))

@@ -12,8 +12,8 @@ from gpunode.core.kube.applied import Applied
 from gpunode.core.kube.owned import INVENTORY, parse_inventory
 from gpunode.core.kube.render import Rendered
 from gpunode.core.spec import parse_spec
-from gpunode.edge.cluster import Api
-from gpunode.edge.kube_apply import apply
+from gpunode.edge.kube.apply import apply
+from gpunode.edge.kube.client import Api
 from gpunode.edge.load import load_kube_knowledge
 
 

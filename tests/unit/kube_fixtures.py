@@ -9,8 +9,8 @@ import pytest
 from api_server import ApiServer, workloads_become_ready
 from kube_cluster import quick
 
-from gpunode.edge.cluster import Api
-from gpunode.edge.kubeconfig import connect
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.edge.connect import Target
+from gpunode.edge.ssh.many import Target
 
 
 def free_port() -> int:

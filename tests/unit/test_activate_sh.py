@@ -1,4 +1,4 @@
-"""node/activate.sh exchanges a driver: in namespaces where /sys/module, modprobe and modinfo are the test's own."""
+"""node/activate/activate.sh exchanges a driver: in namespaces where /sys/module, modprobe and modinfo are the test's own."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.items.requests.activate import activate_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_activate import activate_request
 from gpunode.node import script
 
 # modules with what each needs; the version that is installed, and modules that it lacks, are files

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.edge.ahead import begin
+from gpunode.edge.ansible.ahead import begin
 from gpunode.edge.detect import Where
 
 

@@ -11,7 +11,7 @@ import pytest
 from gpunode import node
 
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]
-PROGRAM = "".join(Path(node.__path__[0], name).read_text() for name in ("apt.sh", "undo_packages.sh")) + "apt_marks\n"
+PROGRAM = "".join(node.part(name).read_text() for name in ("apt.sh", "undo_packages.sh")) + "apt_marks\n"
 
 DPKG_QUERY = """\
 curl amd64 7.88-1 ii

@@ -1,4 +1,4 @@
-"""node/beside.sh: what is new beside packages is only said from two whole lists; units that their scripts start."""
+"""node/packages/side_effects.sh: what is new beside packages is only said from two whole lists; units that their scripts start."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 NODE = resources.files("gpunode.node")
 PARTS = """
 log=$GPUNODE_IN/.log
-. "$NODE/common.sh"
-. "$NODE/beside.sh"
+. "$NODE/lib/common.sh"
+. "$NODE/packages/side_effects.sh"
 prior() { echo "$@"; }
 remember_made() { sed 's/^/file /' "$GPUNODE_IN/.files"; }
 """

@@ -10,7 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
-from gpunode.core.boot import boot_checks
+from gpunode.core.checks.boot import boot_checks
 from gpunode.core.model import ConfigFile, DriverState, FirstBoot, Kernel, NodeFacts, Package, PciDevice
 from gpunode.edge.load import load_knowledge
 

@@ -205,7 +205,9 @@ def test_the_real_pacman_takes_it(arch: Arch, over: str) -> None:
         f"[options]\nRootDir = {root}\nDBPath = {root}/var/lib/pacman\nCacheDir = {root}/cache\n"
         "Architecture = x86_64\nGPGDir = /nowhere\n[core]\nServer = http://192.0.2.1/\n"
     )
-    script = (Path(__file__).parents[2] / "gpunode/node/pacman.sh").read_text().replace("/etc/pacman.conf", "$CONF")
+    script = (
+        (Path(__file__).parents[2] / "gpunode/node/packages/pacman.sh").read_text().replace("/etc/pacman.conf", "$CONF")
+    )
     setting = f"GPUNODE_IN={root}/in CONF={root}/etc/pacman.conf log={root}/log; umask 077; alone() {{ :; }}\n"
 
     def pacman(*words: str) -> subprocess.CompletedProcess[str]:

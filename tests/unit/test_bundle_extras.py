@@ -14,7 +14,7 @@ import yaml
 from apt_server import Quiet, Web
 from bundle_site import NEEDS_GPG, Site
 
-from gpunode.core.knowledge_kube import Chart
+from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.edge import load
 from gpunode.edge.bundle.charts import CONTENT
 

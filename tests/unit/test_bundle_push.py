@@ -20,7 +20,7 @@ from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.edge.bundle import push as module
 from gpunode.edge.bundle.push import BROUGHT, PARTS, Pushed, push
 from gpunode.edge.bundle.serve import server
-from gpunode.edge.ssh import closing
+from gpunode.edge.ssh.connection import closing
 
 pytest.importorskip("solv")
 pytest_plugins = ("bundle_fixtures",)

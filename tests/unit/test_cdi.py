@@ -12,10 +12,11 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.cdi import KIND, read_spec, stale
+from gpunode.core.cdi import KIND, read_spec, stale
+from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.health import health_checks
+from gpunode.core.items import Key, Wanted, actual, wanted
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -30,10 +31,9 @@ from gpunode.core.model import (
     ToolkitChoice,
 )
 from gpunode.core.spec import parse_spec
-from gpunode.core.state import Key, Wanted, actual, wanted
-from gpunode.edge.cdi import misfits, with_specification
+from gpunode.edge.host.cdi import misfits, with_specification
+from gpunode.edge.host.runtimes import Options
 from gpunode.edge.planner import load_templates
-from gpunode.edge.runtimes import Options
 
 PLACE = "/run/cdi/nvidia.yaml"
 # as nvidia-ctk 1.20 writes it, for one GPU and one that is cut into two MIG devices
@@ -303,7 +303,7 @@ def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none(
 
 def answering(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     """What runs on this machine prints `text`."""
-    monkeypatch.setattr("gpunode.edge.cdi.local_run", lambda program, **_: (0, text, ""))
+    monkeypatch.setattr("gpunode.edge.host.cdi.local_run", lambda program, **_: (0, text, ""))
 
 
 PODMAN = Options(runtime="podman")
@@ -328,7 +328,7 @@ def test_podmans_outcome_is_that_of_the_edit_and_of_the_specification(monkeypatc
 
 
 def test_an_edit_that_failed_makes_no_specification(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gpunode.edge.cdi.local_run", None)
+    monkeypatch.setattr("gpunode.edge.host.cdi.local_run", None)
     assert with_specification(PODMAN, None, check=False) is None
     failed = Outcome(status="failed", message="no room")
     assert with_specification(PODMAN, failed, check=False) is failed

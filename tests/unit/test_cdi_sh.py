@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError
+from gpunode.core.items.requests.cdi import cdi_request
 from gpunode.core.model import (
     Outcome,
 )
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_cdi import cdi_request
 from gpunode.node import script
 
 SPEC = "# made for driver 580.95.05\n"

@@ -14,8 +14,8 @@ import yaml
 from sshd import Sshd, free_port
 
 from gpunode.core.errors import InputError, UnreachableError
-from gpunode.edge.connect import Target
 from gpunode.edge.detect import Where, detect, find_hosts, probe_by_ansible
+from gpunode.edge.ssh.many import Target
 from gpunode.node import script
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import parse_knowledge
-from gpunode.core.pciids import between, compare, parse_pci_ids, parse_supported_gpus
+from gpunode.core.knowledge.pciids import between, compare, parse_pci_ids, parse_supported_gpus
 from gpunode.edge.load import knowledge_tables, load_knowledge
 
 PCI_IDS = """# a list

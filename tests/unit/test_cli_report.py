@@ -18,10 +18,10 @@ from gpunode.core.errors import Exit
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Check, HostResult
 from gpunode.edge.detect import Detected
+from gpunode.edge.fleet.runs import HostRow, Runs
+from gpunode.edge.fleet.workflow import plan_one
 from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import keep_results
-from gpunode.edge.runs import HostRow, Runs
-from gpunode.edge.workflow import plan_one
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 NOTHING = {  # a spec that READY needs no step for
@@ -252,8 +252,8 @@ def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:
 
 
 def test_a_found_host_is_the_same_after_a_way_through_json() -> None:
-    from gpunode.core.reports.schema import seen_from
-    from gpunode.core.reports.seen import see
+    from gpunode.core.report.schema import seen_from
+    from gpunode.core.report.seen import see
     from gpunode.edge.load import load_knowledge
 
     for path in sorted(PROBES.glob("*/probe.txt")):

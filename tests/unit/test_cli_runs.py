@@ -14,7 +14,7 @@ from gpunode.cli.main import cli
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
-from gpunode.edge.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 DEAD = f"{socket.gethostname()}:999999999@1"

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpunode.cli.main import cli
-from gpunode.edge import runtimes
+from gpunode.edge.host import runtimes
 
 DOCKER = '{\n  "log-driver": "journald"\n}\n'
 TOML = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause:3.9" # ours\n'

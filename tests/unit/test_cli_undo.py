@@ -14,10 +14,10 @@ from journal_text import recall_text, wrote
 
 from gpunode.cli.undo import rollback, uninstall
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.edge import undo
-from gpunode.edge.connect import Ran, Target
+from gpunode.edge.ansible.runner import Event, HostRun
 from gpunode.edge.detect import Where
-from gpunode.edge.runner import Event, HostRun
+from gpunode.edge.fleet import undo
+from gpunode.edge.ssh.many import Ran, Target
 
 
 class Ansible:

@@ -18,8 +18,8 @@ from api_server import ApiServer, Fault
 from kube_cluster import node, quick
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.edge.cluster import Api, ApiError
-from gpunode.edge.kubeconfig import connect
+from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 

@@ -14,15 +14,15 @@ from kube_cluster import node, silent
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.draining import CORDONED
 from gpunode.core.model import HostResult, Kubernetes, NodeFacts, Plan, Step
-from gpunode.core.spec_rollout import DrainSpec
-from gpunode.edge import fleet
-from gpunode.edge.cluster import Api
-from gpunode.edge.cluster_nodes import ClusterNodes, concerns
+from gpunode.core.spec.rollout import DrainSpec
+from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.fleet.workflow import HostPlan
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.nodes import ClusterNodes, concerns
 from gpunode.edge.planner import Planned, Planner
-from gpunode.edge.runner import HostRun
-from gpunode.edge.runs import Runs
-from gpunode.edge.workflow import HostPlan
 
 pytest_plugins = ("kube_fixtures",)
 

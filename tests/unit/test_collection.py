@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 import gpunode
+from gpunode.core.items.requests.plan import ROLE_OPTIONS
 from gpunode.core.plan import TITLES
-from gpunode.core.requests_plan import ROLE_OPTIONS
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"

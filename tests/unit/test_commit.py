@@ -1,4 +1,4 @@
-"""node/commit.sh and files: bytes, modes, owners, labels, what is in the way, what is kept."""
+"""node/commit/commit.sh and files: bytes, modes, owners, labels, what is in the way, what is kept."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import struct
 import pytest
 from commit_node import Node, sha, unit
 
-from gpunode.core.requests import FileChange, commit_request
+from gpunode.core.edits.commit import FileChange, commit_request
 
 pytest_plugins = ("commit_fixtures",)
 

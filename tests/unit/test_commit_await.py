@@ -1,4 +1,4 @@
-"""node/commit.sh and a program that the kubelet starts anew by itself: awaited, judged, and put back."""
+"""node/commit/commit.sh and a program that the kubelet starts anew by itself: awaited, judged, and put back."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import pytest
 from commit_node import SHELLS, SYSTEMCTL, Node
 
 from gpunode.core.edits import Activation
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.model import Outcome
-from gpunode.core.requests import FileChange, commit_request
 
 
 class Kubelet(threading.Thread):
@@ -130,8 +130,8 @@ def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) 
 
 
 def test_the_order_is_configuration_manifest_and_what_goes_last(tmp_path: Path) -> None:
+    from gpunode.core.edits.commit import runtime_request
     from gpunode.core.model import Edit
-    from gpunode.core.requests import runtime_request
 
     after = Activation(unit="", verb="", config="/m/kube-scheduler.yaml")
     read = {"/m/kube-scheduler.yaml": ("0" * 64, 0o600), "/z.yaml": ("", 0), "/a.yaml": ("1" * 64, 0o644)}

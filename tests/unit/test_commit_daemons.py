@@ -1,4 +1,4 @@
-"""node/commit.sh asks real containerds what is in force.
+"""node/commit/commit.sh asks real containerds what is in force.
 
 GPUNODE_CONTAINERDS names containerd binaries (a list like PATH); without it there is nothing to run here.
 """
@@ -14,8 +14,8 @@ import pytest
 from commit_node import Node
 
 from gpunode.core.edits import Activation, RuntimeRequest, configure_runtime
+from gpunode.core.edits.commit import runtime_request, undo_label
 from gpunode.core.model import Outcome
-from gpunode.core.requests import runtime_request, undo_label
 
 BINARIES = [Path(name) for name in os.environ.get("GPUNODE_CONTAINERDS", "").split(os.pathsep) if name]
 pytestmark = pytest.mark.skipif(not BINARIES, reason="GPUNODE_CONTAINERDS names no containerd")

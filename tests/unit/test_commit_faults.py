@@ -1,4 +1,4 @@
-"""node/commit.sh on machines that fail: system calls, full and read-only disks, immutable files, no permission."""
+"""node/commit/commit.sh on machines that fail: system calls, full and read-only disks, immutable files, no permission."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 from commit_node import Node, unit
 
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.model import Outcome
-from gpunode.core.requests import FileChange, commit_request
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="mounts, owners and attributes need root")
 NOBODY = 65534

@@ -1,4 +1,4 @@
-"""node/commit.sh interrupted: killed before any command it runs, taking turns with others, read while it writes."""
+"""node/commit/commit.sh interrupted: killed before any command it runs, taking turns with others, read while it writes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import commit_node
 import pytest
 from commit_node import SHELLS, SYSTEMCTL, Node, sha, unit
 
+from gpunode.core.edits.commit import TRIES, FileChange, commit_request
 from gpunode.core.model import Outcome
-from gpunode.core.requests import TRIES, FileChange, commit_request
 
 # The external commands of the script; each of their calls is a place to be killed at.
 COMMANDS = (

@@ -1,4 +1,4 @@
-"""What node/commit.sh is asked, and what the action edit_file makes of its answer."""
+"""What node/commit/commit.sh is asked, and what the action edit_file makes of its answer."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.gpunode.node.plugins.action.edit_file import ActionModule
 
+from gpunode.core.edits.commit import FileChange, commit_request, edit_request, file_changes
 from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime, RuntimeWish
-from gpunode.core.requests import FileChange, commit_request, edit_request, file_changes
 
 
 def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:

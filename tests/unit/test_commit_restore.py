@@ -1,4 +1,4 @@
-"""node/commit.sh puts files back from the copies of earlier transactions."""
+"""node/commit/commit.sh puts files back from the copies of earlier transactions."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from commit_node import Node, sha
 
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.errors import InputError
-from gpunode.core.requests import FileChange, commit_request
 
 
 @pytest.fixture

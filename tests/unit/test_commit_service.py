@@ -1,4 +1,4 @@
-"""node/commit.sh and the engine: its own check, what is in force, the restart, health, containers, rollback."""
+"""node/commit/commit.sh and the engine: its own check, what is in force, the restart, health, containers, rollback."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 from commit_node import SYSTEMCTL, Node, unit
 
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.model import Outcome
-from gpunode.core.requests import FileChange, commit_request
 
 pytest_plugins = ("commit_fixtures",)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from edit_cases import OUTCOMES, Kind, applied, files, problems
 
-from gpunode.core.edits.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
-from gpunode.core.edits.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
+from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
 from gpunode.core.errors import GpunodeError
 from gpunode.edge.load import load_scheduler_rules
 

@@ -17,8 +17,8 @@ from sshd import Sshd, free_port, keygen
 
 from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.remote import program
-from gpunode.edge import shell
-from gpunode.edge.connect import NotServed, Target, connect, local_run, parse_host, run_many
+from gpunode.edge.ssh import shell
+from gpunode.edge.ssh.many import NotServed, Target, connect, local_run, parse_host, run_many
 
 
 @pytest.fixture(scope="module")
@@ -331,7 +331,7 @@ def test_a_process_left_behind_is_not_waited_for(server: Sshd) -> None:
 @pytest.mark.parametrize("way", ["ssh", "local"])
 def test_endless_output_is_cut_off_with_an_error(server: Sshd, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     monkeypatch.setattr(shell, "OUTPUT_LIMIT", 1 << 20)
-    monkeypatch.setattr("gpunode.edge.ssh.OUTPUT_LIMIT", 1 << 20)
+    monkeypatch.setattr("gpunode.edge.ssh.connection.OUTPUT_LIMIT", 1 << 20)
     target = server.target() if way == "ssh" else Target(name="here", connection="local")
     [ran] = run_many([target], "while :; do echo xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx; done", timeout=30)
     assert isinstance(ran.error, GpunodeError)

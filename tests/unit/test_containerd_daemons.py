@@ -21,7 +21,7 @@ from edit_cases import applied
 from test_edits import CASES, files, request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
-from gpunode.core.edits.containerd_files import differences
+from gpunode.core.edits.engines.containerd_files import differences
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Edit
 

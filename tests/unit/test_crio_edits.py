@@ -27,7 +27,7 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.crio_files import FOLDER, NAME
+from gpunode.core.edits.engines.crio_files import FOLDER, NAME
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
@@ -214,7 +214,7 @@ SHAPES = st.recursive(
 @given(st.dictionaries(st.just("crio"), st.dictionaries(st.just("runtime"), SHAPES)), st.booleans())
 @settings(max_examples=300, deadline=None)
 def test_any_shape_is_edited_or_refused_in_our_words(doc: dict[str, Any], in_place: bool) -> None:
-    from gpunode.core.edits import toml
+    from gpunode.core.edits.text import toml
 
     text = toml.literal(_without_none(doc))[1:-1].encode()
     edit = configure_runtime({ROOT: text}, request(in_place=in_place, cgroup_driver="systemd", cdi=True))

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.sources import render
 from gpunode.core.model import NodeFacts, Plan
-from gpunode.core.sources import render
 from gpunode.edge import load
 from gpunode.edge.planner import Planner
 

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.cli.docs import pages
 from gpunode.cli.main import COMMANDS, cli
-from gpunode.core.checks import CHECKS
+from gpunode.core.checks.ids import CHECKS
 
 ROOT = Path(__file__).parents[2]
 PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
@@ -53,8 +53,8 @@ def ids_in_the_code() -> set[str]:
     """What stands as a check's id in Python and in smoke.sh; what is put together from parts is not found."""
     python = "".join(p.read_text() for part in ("core", "edge") for p in (ROOT / "gpunode" / part).rglob("*.py"))
     found = set(re.findall(r'\bCheck\(\s*id="([^"]+)"', python))
-    found |= set(re.findall(r'"(kube\.[a-z-]+)"', (ROOT / "gpunode/core/kube/proofs.py").read_text()))
-    smoke = (ROOT / "gpunode/node/smoke.sh").read_text()
+    found |= set(re.findall(r'"(kube\.[a-z-]+)"', (ROOT / "gpunode/core/kube/checks/proofs.py").read_text()))
+    smoke = (ROOT / "gpunode/node/smoke/smoke.sh").read_text()
     return found | set(re.findall(r"\bcheck ([a-z]+\.[a-z-]+) ", smoke))
 
 

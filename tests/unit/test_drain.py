@@ -10,8 +10,8 @@ from kube_cluster import node, silent
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.draining import CORDONED, DrainOptions, drain_plan, pod_name
-from gpunode.edge.cluster import Api, ApiError
-from gpunode.edge.drain import cordon, drain, uncordon, wait_ready
+from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.drain import cordon, drain, uncordon, wait_ready
 
 pytest_plugins = ("kube_fixtures",)
 

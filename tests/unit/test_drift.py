@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.drift import drift_checks
+from gpunode.core.checks.drift import drift_checks
+from gpunode.core.items.sources import revoked_files
 from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, Service
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.sources import revoked_files
 from gpunode.edge.load import load_knowledge
 
 KEY = next(iter(sorted((Path(__file__).parents[1] / "cases/keys").glob("*.asc")))).read_bytes()

@@ -12,9 +12,9 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, NodeFacts, Package, PciDevice, Plan, Service
 from gpunode.core.solve import SolveRequest, parse_driver, solution_data, solve
-from gpunode.core.solve_fabric import IMEX_NODES
+from gpunode.core.solve.fabric import IMEX_NODES
 from gpunode.core.spec import parse_spec
-from gpunode.core.spec_toolkit import FabricSpec
+from gpunode.core.spec.toolkit import FabricSpec
 from gpunode.edge import load
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.planner import Planner

@@ -11,10 +11,18 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, parse_probe
-from gpunode.core.first_boot import PROGRAM, SCRIPTS, UNIT, UNIT_PATH, first_boot_checks, first_boot_program, prepared
-from gpunode.core.health import health_checks
+from gpunode.core.items.first_boot import (
+    PROGRAM,
+    SCRIPTS,
+    UNIT,
+    UNIT_PATH,
+    first_boot_checks,
+    first_boot_program,
+    prepared,
+)
 from gpunode.core.model import ConfigFile, FirstBoot, NodeFacts, Service
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load

@@ -12,9 +12,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpunode.core.report_fleet import stop_text
+from gpunode.core.report.fleet import stop_text
 from gpunode.core.rollout import make_pools
-from gpunode.core.spec_rollout import RolloutSpec, parse_rollout
+from gpunode.core.spec.rollout import RolloutSpec, parse_rollout
 
 WAVES = st.sampled_from([["100%"], ["1", "100%"], ["1", "10%", "100%"], ["2", "50%", "100%"]])
 BUDGETS = st.sampled_from(["1", "3", "50%", "100%"])

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.checks.health import health_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.health import health_checks
 
 CASES = Path(__file__).parents[1] / "cases/probes"
 

@@ -22,7 +22,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Distro, Kubernetes, NodeFacts, Runtime
 from gpunode.core.spec import parse_spec
 from gpunode.core.starter import Answers, parse_instances, spec_data, spec_text, suggested
-from gpunode.edge.inventory import load_inventory
+from gpunode.edge.ansible.inventory import load_inventory
 from gpunode.edge.load import load_spec
 from gpunode.edge.starter import write_files
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.edge.connect import Target
-from gpunode.edge.inventory import InventoryHost, inventory_vars, load_inventory
+from gpunode.edge.ansible.inventory import InventoryHost, inventory_vars, load_inventory
+from gpunode.edge.ssh.many import Target
 
 VAULT = (sys.executable, "-m", "ansible", "vault")
 DEFAULT_SSH_ARGS = ("-C", "-o", "ControlMaster=auto", "-o", "ControlPersist=60s")

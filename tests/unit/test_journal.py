@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from journal_text import OLD, OURS, line, packages, recall_text, state, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.journal import after_run, parse_recall, runs, signature, standing
+from gpunode.core.undo.journal import after_run, parse_recall, runs, signature, standing
 
 
 def records(*lines: dict[str, object]) -> tuple:  # type: ignore[type-arg]

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits import jsontext
 from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import jsontext
 
 KEYS = st.sampled_from(["a", "b", "runtimes", "nvidia", "x y", 'q"\\', "ключ", ""])
 LEAVES = st.none() | st.booleans() | st.integers() | st.sampled_from(["", "s", "5", ': {"a', 1.5, 2**53 + 1, [], {}])

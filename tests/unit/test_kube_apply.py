@@ -12,8 +12,8 @@ from kube_cluster import foreign, hows, inventory, mutating, node, put, rendered
 
 from gpunode.core.errors import Exit, InterruptedByUser
 from gpunode.core.kube.owned import INVENTORY, Key
-from gpunode.edge.cluster import Api
-from gpunode.edge.kube_apply import apply, remove
+from gpunode.edge.kube.apply import apply, remove
+from gpunode.edge.kube.client import Api
 
 pytest_plugins = ("kube_fixtures",)
 

@@ -14,7 +14,7 @@ from kube_cases import CASES, Case, complaint
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.kube import Release
-from gpunode.core.kube.checks import check_objects
+from gpunode.core.kube.checks.objects import check_objects
 from gpunode.edge.kube import chart_name, template
 
 FOLDER = os.environ.get("GPUNODE_CHARTS", "")

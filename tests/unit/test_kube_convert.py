@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kube_cases import KNOWN, SERVERS, complaint
 
-from gpunode.cli.kube_convert import convert as command
+from gpunode.cli.kube.convert import convert as command
 from gpunode.core.errors import Exit, InputError
 from gpunode.core.kube.cluster import parse_server
 from gpunode.core.kube.convert import Converted, Old, convert

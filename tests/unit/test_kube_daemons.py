@@ -19,8 +19,8 @@ from test_containerd_daemons import BINARIES, VERSIONS, Dump, applied, attempt, 
 from test_edits import CASES, files, request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
-from gpunode.core.edits.k0s import CONFIG as K0S
-from gpunode.core.edits.k0s import ROOTS
+from gpunode.core.edits.engines.k0s import CONFIG as K0S
+from gpunode.core.edits.engines.k0s import ROOTS
 
 pytestmark = pytest.mark.skipif(not BINARIES, reason="GPUNODE_CONTAINERDS names no containerd")
 ROOT = "/etc/containerd/config.toml"

@@ -21,10 +21,10 @@ from gpunode.core.edits import (
     runtime_files,
     runtime_state,
     unconfigure_runtime,
-    yamltext,
 )
-from gpunode.core.edits.k3s_node import has
+from gpunode.core.edits.engines.k3s_node import has
 from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import yamltext
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish

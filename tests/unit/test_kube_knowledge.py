@@ -8,8 +8,8 @@ from importlib.resources import files
 
 from kube_cases import KNOWN, SERVERS
 
-from gpunode.core.knowledge_kube import Server, server_of
-from gpunode.core.kube.check_words import image, label_key
+from gpunode.core.knowledge.kubernetes import Server, server_of
+from gpunode.core.kube.checks.words import image, label_key
 from gpunode.edge.load import load_old_forms
 
 OLD = load_old_forms()

@@ -9,7 +9,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.kube.plugin_config import check_plugin_config, plugin_config, resource_name
+from gpunode.core.kube.render.plugin_config import check_plugin_config, plugin_config, resource_name
 from gpunode.core.spec import parse_spec
 
 SHARED = "version: v1\nsharing:\n  timeSlicing:\n    resources: [{name: nvidia.com/gpu, replicas: 4}]\n"

@@ -11,9 +11,9 @@ from api_server import ApiServer
 from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
 
 from gpunode.core.errors import Exit
-from gpunode.edge.cluster import Api
-from gpunode.edge.kube_apply import remove
-from gpunode.edge.kubeconfig import connect
+from gpunode.edge.kube.apply import remove
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
 
 pytest_plugins = ("kube_fixtures",)
 

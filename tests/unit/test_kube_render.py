@@ -11,8 +11,8 @@ import pytest
 import yaml
 from kube_cases import CASES, Case, complaint
 
-from gpunode.core.kube.files import files_of
 from gpunode.core.kube.render import ORDER
+from gpunode.core.kube.render.files import files_of
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.folder.name)
 

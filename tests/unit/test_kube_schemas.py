@@ -9,8 +9,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.kube_schemas import kubelet_faults, scheduler_faults
-from gpunode.core.scheduler_rules import GROUP
+from gpunode.core.edits.kubernetes.schemas import kubelet_faults, scheduler_faults
+from gpunode.core.knowledge.scheduler import GROUP
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()

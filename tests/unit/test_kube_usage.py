@@ -17,7 +17,7 @@ from kube_cluster import node
 
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.usage import asked, usage
-from gpunode.core.kube.usage_text import usage_data, usage_text
+from gpunode.core.kube.usage.text import usage_data, usage_text
 
 pytest_plugins = ("kube_fixtures",)
 

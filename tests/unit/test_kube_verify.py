@@ -18,13 +18,13 @@ from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
 from gpunode.core.errors import Exit, RefusedError
-from gpunode.core.kube.proof_rules import devices
-from gpunode.core.kube.proofs import packed
+from gpunode.core.kube.checks.proof_rules import devices
+from gpunode.core.kube.checks.proofs import packed
 from gpunode.core.model import HostResult
-from gpunode.edge.cluster import Api
-from gpunode.edge.kube_apply import apply
-from gpunode.edge.kube_verify import verify
-from gpunode.edge.kubeconfig import connect
+from gpunode.edge.kube.apply import apply
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.verify import verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -248,7 +248,7 @@ def test_missing_rights_are_told_before_anything_is_started(server: ApiServer, a
 def test_a_namespace_that_does_not_go_is_a_failed_check(
     server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("gpunode.edge.kube_verify.GONE_SECONDS", 0.2)
+    monkeypatch.setattr("gpunode.edge.kube.verify.GONE_SECONDS", 0.2)
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)
     server.stuck.add("/gpunode-verify")

@@ -14,9 +14,9 @@ from test_drain import RULES, owner, pod
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.kube.draining import DrainOptions
-from gpunode.edge.cluster import Api
-from gpunode.edge.drain import cordon, drain, uncordon
-from gpunode.edge.kube_apply import apply
+from gpunode.edge.kube.apply import apply
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.drain import cordon, drain, uncordon
 
 pytest_plugins = ("kube_fixtures",)
 pytestmark = pytest.mark.skipif(not shutil.which("kubectl"), reason="needs kubectl")

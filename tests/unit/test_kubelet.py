@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.kubelet import (
+from gpunode.core.facts.kubelet import (
     driver_problem,
     engine_driver,
     kubelet_checks,

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli.main import cli
-from gpunode.core.edits.flags import flags_in, last_value
-from gpunode.core.edits.kubelet import KubeletRequest, configure_kubelet, kubelet_files, unconfigure_kubelet
-from gpunode.core.edits.kubelet_component import kubelet_activation
-from gpunode.core.edits.unitfile import program_of
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, kubelet_files, unconfigure_kubelet
+from gpunode.core.edits.kubernetes.kubelet_component import kubelet_activation
+from gpunode.core.edits.kubernetes.schemas import kubelet_faults
+from gpunode.core.edits.text.flags import flags_in, last_value
+from gpunode.core.edits.text.unitfile import program_of
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.kube_schemas import kubelet_faults
+from gpunode.core.knowledge.scheduler import minor_of
 from gpunode.core.model import Edit
-from gpunode.core.scheduler_rules import minor_of
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()

@@ -85,10 +85,10 @@ def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
 @pytest.mark.parametrize(
     ("library", "homes"),
     [
-        ("ansible_runner", {"gpunode/edge/runner.py"}),
-        ("pynvml", {"gpunode/edge/nvml.py"}),
-        ("kubernetes", {"gpunode/edge/kubeconfig.py"}),
-        ("urllib3", {"gpunode/edge/cluster.py"}),
+        ("ansible_runner", {"gpunode/edge/ansible/runner.py"}),
+        ("pynvml", {"gpunode/edge/host/nvml.py"}),
+        ("kubernetes", {"gpunode/edge/kube/kubeconfig.py"}),
+        ("urllib3", {"gpunode/edge/kube/client.py"}),
         ("gpunode.lab", {"gpunode/cli", "gpunode/lab"}),
         ("gpunode.cli", {"gpunode/cli", "gpunode/__main__.py"}),
         ("click", {"gpunode/cli"}),
@@ -127,7 +127,7 @@ def test_the_product_does_not_know_the_lab(path: Path) -> None:
     assert [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if LAB_WORD.search(line)] == []
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "gpunode/node").glob("*.sh")))
+@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "gpunode/node").rglob("*.sh")))
 def test_no_function_stands_twice_in_a_node_script_with_what_is_put_before_it(name: str) -> None:
     from gpunode.node import script
 
@@ -137,6 +137,6 @@ def test_no_function_stands_twice_in_a_node_script_with_what_is_put_before_it(na
 
 def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
     """`gpunode runtime` runs on nodes with click, PyYAML and Jinja alone (tests/lab/daemon_node.py)."""
-    code = "import sys, gpunode.edge.cdi, gpunode.edge.runtimes, gpunode.cli.runtime; print(*sys.modules)"
+    code = "import sys, gpunode.edge.host.cdi, gpunode.edge.host.runtimes, gpunode.cli.runtime; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) & {"ansible", "ansible_runner", "cattrs", "paramiko", "rich"} == set()

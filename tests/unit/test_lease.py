@@ -1,4 +1,4 @@
-"""A node is one controller's at a time: node/common.sh by the shell of this machine, on a state folder of its own."""
+"""A node is one controller's at a time: node/lib/common.sh by the shell of this machine, on a state folder of its own."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import subprocess
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from importlib import resources
 from pathlib import Path
 
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.journal import signature
 from gpunode.core.remote import parse_outcome, program
+from gpunode.core.undo.journal import signature
 from gpunode.edge.state import controller_name
+from gpunode.node import part
 
-COMMON = resources.files("gpunode.node").joinpath("common.sh").read_text(encoding="utf-8")
+COMMON = part("common.sh").read_text(encoding="utf-8")
 LEASE = 180
 
 

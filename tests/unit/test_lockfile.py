@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.lockfile import Locked, class_of, lock_differences, lock_text, make_lock, parse_lock, with_lock
 from gpunode.core.model import Distro, DriverState, Kernel, NodeFacts, PciDevice
+from gpunode.core.plan.lockfile import Locked, class_of, lock_differences, lock_text, make_lock, parse_lock, with_lock
 from gpunode.core.spec import parse_spec
 from gpunode.edge.planner import Planner
 

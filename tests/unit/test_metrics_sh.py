@@ -18,7 +18,7 @@ from gpunode.core.spec import parse_spec
 from gpunode.edge.planner import Planner, load_templates
 
 ROOT = Path(__file__).parents[2]
-SCRIPT = ROOT / "gpunode/node/metrics.sh"
+SCRIPT = ROOT / "gpunode/node/activate/metrics.sh"
 SHELLS = [shell for shell in ("dash", "bash", "busybox sh") if shutil.which(shell.split()[0])]
 FOLDER = "/var/lib/prometheus/node-exporter"
 
@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_plain_path_is_refused(folder: str) -> None:
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here")
-    from gpunode.core.sources import render
+    from gpunode.core.items.sources import render
 
     templates = load_templates()
     for name in ("metrics.service", "metrics.timer"):

@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.requests.packages import packages_request
+from gpunode.core.items.sources import keyrings_rid_of, revoked_files
 from gpunode.core.model import ConfigFile, NodeFacts, Package
 from gpunode.core.openpgp import fingerprints, without
-from gpunode.core.requests_packages import packages_request
-from gpunode.core.sources import keyrings_rid_of, revoked_files
 from gpunode.edge import load
 from gpunode.edge.planner import Planner
 
@@ -93,7 +93,7 @@ def test_a_file_that_went_with_its_package_is_put_back_as_it_was(shell: list[str
     (tmp_path / "in").mkdir()
     (tmp_path / "backup").mkdir()
     (tmp_path / "in/keep").write_text(f"{gone}\n{stays}\n{tmp_path}/never\n")
-    text = (Path(__file__).parents[2] / "gpunode/node/packages.sh").read_text()
+    text = (Path(__file__).parents[2] / "gpunode/node/packages/packages.sh").read_text()
     start = text.index("keep_files() {")
     functions = text[start : text.index("\nmain() {")]
     script = f"""

@@ -10,7 +10,7 @@ import pynvml
 import pytest
 
 from gpunode.core.model import NvmlGpu
-from gpunode.edge.nvml import local_gpus, merge_gpus
+from gpunode.edge.host.nvml import local_gpus, merge_gpus
 
 H100 = {
     "GetName": "NVIDIA H100 80GB HBM3",

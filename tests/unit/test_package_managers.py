@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.node import part
+
 SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
 
 # as dnf 4.14 prints it; a name that is too long for its column stands in a line of its own
@@ -126,8 +128,7 @@ class Manager:
         (self.folder / "in" / f"{hidden}{name}").write_text(text)
 
     def run(self, name: str, command: str) -> list[str]:
-        node = files("gpunode.node")
-        text = "".join(node.joinpath(part).read_text() for part in ("common.sh", f"{name}.sh"))
+        text = "".join(part(n).read_text() for n in ("common.sh", f"{name}.sh"))
         path = f"{self.folder / 'bin'}:{os.environ['PATH']}"
         done = subprocess.run(
             [*self.shell, "-s"],

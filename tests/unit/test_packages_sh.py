@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.items.requests.packages import packages_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_packages import packages_request
 from gpunode.node import script
 
 SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]

@@ -21,8 +21,8 @@ from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
 from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topology, Xid
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
-from gpunode.core.playbook import classes, dump, make_inventory, make_playbook
-from gpunode.core.report import plan_data, plan_text
+from gpunode.core.plan.playbook import classes, dump, make_inventory, make_playbook
+from gpunode.core.report.text import plan_data, plan_text
 from gpunode.edge import load, planner
 from gpunode.edge.planner import Planned, Planner
 
@@ -165,9 +165,9 @@ def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.
 
 
 def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.core.items import NOUVEAU_CONF
     from gpunode.core.model import ConfigFile
     from gpunode.core.plan import pending_items
-    from gpunode.core.state import NOUVEAU_CONF
 
     done = fresh(monkeypatch)
     planner = Planner({})

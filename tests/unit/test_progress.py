@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
-from gpunode.edge.progress import fleet, probing, running
-from gpunode.edge.runner import Event
+from gpunode.edge.fleet.progress import fleet, probing, running
 
 
 def event(kind: str, role: str = "driver", task: str = "Load the NVIDIA driver", message: str = "") -> Event:

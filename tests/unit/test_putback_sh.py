@@ -1,4 +1,4 @@
-"""node/putback.sh with a systemctl, modprobe and userdel of the test's own."""
+"""node/undo/restore.sh with a systemctl, modprobe and userdel of the test's own."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_undo import UndoWish, close_request
+from gpunode.core.undo.requests import UndoWish, close_request
 from gpunode.node import script
 
 SYSTEMCTL = """#!/bin/sh
@@ -39,7 +39,7 @@ class Node:
         files["state"] = f"{self.state}\n".encode()
         done = subprocess.run(
             ["sh", "-s"],
-            input=program(script("putback.sh"), files),
+            input=program(script("restore.sh"), files),
             capture_output=True,
             text=True,
             env={"PATH": f"{self.root}/bin:/usr/bin:/bin", "NODE": str(self.root), "TMPDIR": str(self.root)},

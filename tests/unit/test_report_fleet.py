@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.core.model import HostResult, Plan, Problem, Step
-from gpunode.core.report_fleet import fleet_text, going_on, plans_text, run_text, stop_text
+from gpunode.core.report.fleet import fleet_text, going_on, plans_text, run_text, stop_text
 
 
 def result(number: int, exit: int = 0, message: str = "done", **extra: object) -> HostResult:

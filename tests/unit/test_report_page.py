@@ -19,7 +19,7 @@ from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.select import Select
 
 from benchmarks.report import fleet, open_chromium
-from gpunode.core.reports.html import html_text
+from gpunode.core.report.html import html_text
 from gpunode.edge.report import load_page
 
 pytestmark = [

@@ -3,7 +3,13 @@
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.requests_activate import Activation, activate_nothing, activate_request, may_reboot, parse_activation
+from gpunode.core.items.requests.activate import (
+    Activation,
+    activate_nothing,
+    activate_request,
+    may_reboot,
+    parse_activation,
+)
 
 
 def test_every_key_becomes_one_file_of_lines() -> None:

@@ -9,10 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.edits.undo import undo_data
-from gpunode.core.errors import GpunodeError, InputError, RefusedError
-from gpunode.core.model import ConfigFile
-from gpunode.core.requests_component import (
+from gpunode.core.edits.kubernetes.request import (
     absent,
     component_of,
     component_paths,
@@ -21,6 +18,9 @@ from gpunode.core.requests_component import (
     recorded_edits,
     spec_values,
 )
+from gpunode.core.edits.undo import undo_data
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.model import ConfigFile
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()

@@ -1,9 +1,9 @@
 """What preflight compares, and a plan as role variables."""
 
+from gpunode.core.items.requests.plan import ROLE_OPTIONS, role_variables
+from gpunode.core.items.requests.preflight import mismatches
 from gpunode.core.model import Distro, Kernel, NodeFacts, PciDevice, Plan, Step
 from gpunode.core.plan import TITLES
-from gpunode.core.requests_plan import ROLE_OPTIONS, role_variables
-from gpunode.core.requests_preflight import mismatches
 
 FACTS = NodeFacts(
     arch="x86_64",

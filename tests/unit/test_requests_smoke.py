@@ -3,9 +3,9 @@
 import pytest
 
 from gpunode.core.errors import InputError
+from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+from gpunode.core.items.smoke import engine_log
 from gpunode.core.model import Check, Runtime
-from gpunode.core.requests_smoke import parse_checks, smoke_files
-from gpunode.core.state.smoke import engine_log
 
 
 def test_every_key_becomes_one_file_of_lines() -> None:

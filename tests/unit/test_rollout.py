@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from gpunode.core.errors import InputError
 from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, make_pools, next_actions, summary
 from gpunode.core.spec import parse_spec
-from gpunode.core.spec_rollout import RolloutSpec, share
+from gpunode.core.spec.rollout import RolloutSpec, share
 
 HOSTS = tuple(f"gpu{n:02d}" for n in range(20))
 

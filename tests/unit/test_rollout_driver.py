@@ -16,9 +16,9 @@ import pytest
 from gpunode.core.errors import Exit, InputError, UnreachableError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.rollout import make_pools
-from gpunode.core.spec_rollout import RolloutSpec
-from gpunode.edge.rollout import Hooks, Job, Results, Rollout
-from gpunode.edge.runs import HostRow, Runs
+from gpunode.core.spec.rollout import RolloutSpec
+from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
+from gpunode.edge.fleet.runs import HostRow, Runs
 
 
 class Fleet:

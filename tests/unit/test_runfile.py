@@ -11,12 +11,12 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.requests.runfile import runfile_request, runfile_value
 from gpunode.core.model import NodeFacts, Package, Plan
-from gpunode.core.requests_runfile import runfile_request, runfile_value
 from gpunode.core.solve import SolveRequest, solve
-from gpunode.core.solve_runfile import installer_options
+from gpunode.core.solve.runfile import installer_options
 from gpunode.core.spec import CudaSpec, DriverSpec, parse_spec
-from gpunode.core.spec_runfile import RunfileSpec
+from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.edge import load
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.planner import Planner

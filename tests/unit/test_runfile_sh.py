@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.items.requests.runfile import needs_file, runfile_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_runfile import needs_file, runfile_request
 from gpunode.edge.runfile import runfile_here
 from gpunode.node import script
 

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.edge.runner import Event, _waiting, run_playbook
+from gpunode.edge.ansible.runner import Event, _waiting, run_playbook
 
 SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
 CHECKED = "{{ lookup('ansible.builtin.config', 'HOST_KEY_CHECKING') }}"

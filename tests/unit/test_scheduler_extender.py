@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 import yaml
 
-from gpunode.core.edits.scheduler import SchedulerRequest, configure_scheduler
+from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler
 from gpunode.edge.load import load_scheduler_rules
 
 ROOT = Path(__file__).parents[1]

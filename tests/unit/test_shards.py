@@ -13,10 +13,10 @@ from test_plan import fresh
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Plan, Step
-from gpunode.core.playbook import classes, split
+from gpunode.core.plan.playbook import classes, split
+from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.detect import Detected, Where
-from gpunode.edge.shards import write_shards
-from gpunode.edge.workflow import HostPlan
+from gpunode.edge.fleet.workflow import HostPlan
 
 
 @pytest.fixture

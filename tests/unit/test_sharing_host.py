@@ -10,6 +10,8 @@ import yaml
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, parse_probe
+from gpunode.core.items.requests.sharing import boot_program, mig_request, mps_request
+from gpunode.core.items.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS
 from gpunode.core.model import (
     ConfigFile,
     Kubernetes,
@@ -22,11 +24,9 @@ from gpunode.core.model import (
     Sharing,
     SharingChoice,
 )
-from gpunode.core.requests_sharing import boot_program, mig_request, mps_request
 from gpunode.core.sharing.health import sharing_checks
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
-from gpunode.core.state.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS
 from gpunode.edge import load
 from gpunode.edge.load import load_knowledge, load_mig
 from gpunode.edge.planner import Planner

@@ -14,11 +14,11 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
-from gpunode.core.since import differences, since_checks, state_of
-from gpunode.edge import since
+from gpunode.core.plan.since import differences, since_checks, state_of
 from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet import since
+from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.planner import Planner
-from gpunode.edge.runs import HostRow, Runs
 
 PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
 FACTS = parse_probe(PROBE.read_text())

@@ -1,4 +1,4 @@
-"""node/smoke.sh with stand-ins of the tools that it uses; containers that run are tested on lab nodes."""
+"""node/smoke/smoke.sh with stand-ins of the tools that it uses; containers that run are tested on lab nodes."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.items.requests.smoke import parse_checks, smoke_files
 from gpunode.core.model import Check
 from gpunode.core.remote import program
-from gpunode.core.requests_smoke import parse_checks, smoke_files
 from gpunode.node import script
 
 

@@ -18,7 +18,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec
-from gpunode.core.spec_toolkit import ToolkitSpec
+from gpunode.core.spec.toolkit import ToolkitSpec
 from gpunode.edge.load import load_knowledge
 
 CASES = [

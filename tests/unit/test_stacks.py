@@ -10,8 +10,8 @@ from click.testing import CliRunner
 
 from gpunode.cli.main import cli
 from gpunode.core.solve import SolveRequest
+from gpunode.core.solve.stacks import fleet_stacks, stacks_text
 from gpunode.core.spec import DriverSpec
-from gpunode.core.stacks import fleet_stacks, stacks_text
 from gpunode.edge.load import load_knowledge
 
 KNOWLEDGE = load_knowledge()

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import UnreachableError
-from gpunode.edge import shell
-from gpunode.edge.connect import Ran, Target
+from gpunode.edge.ssh import shell
+from gpunode.edge.ssh.many import Ran, Target
 
 SUDO_USER = "gpunode-test"
 

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.sysctl import CONF, WANTED, boot_warnings, overrules, sysctl_checks
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.requests_activate import activate_request
-from gpunode.core.sysctl import CONF, WANTED, boot_warnings, overrules, sysctl_checks
 from gpunode.node import script
 
 SHELLS = [shell for shell in (["dash"], ["busybox", "sh"], ["bash"]) if shutil.which(shell[0])]

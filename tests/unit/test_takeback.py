@@ -9,8 +9,8 @@ import pytest
 from journal_text import OLD, OURS, THEIRS, back, coded, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.requests_undo import UndoWish, compared, diffs, undo_requests, undo_wish
-from gpunode.core.takeback import FileBack, TakeBack
+from gpunode.core.undo.plan import FileBack, TakeBack
+from gpunode.core.undo.requests import UndoWish, compared, diffs, undo_requests, undo_wish
 
 # ---------------------------------------------------------------- files
 
@@ -284,7 +284,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
         "user": {"nvidia-persistenced": "absent"},
     }
     assert found.notes == ("what the journal calls runes cannot be taken back by this version",)
-    assert [ask.script for ask in undo_requests(found)] == ["putback.sh", "activate.sh", "putback.sh"]
+    assert [ask.script for ask in undo_requests(found)] == ["restore.sh", "activate.sh", "restore.sh"]
 
 
 def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_taken_back() -> None:

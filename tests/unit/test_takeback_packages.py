@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from journal_text import back, packages, recall_text, state
 
-from gpunode.core.requests_undo import undo_requests
+from gpunode.core.undo.requests import undo_requests
 
 
 def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
@@ -163,8 +163,8 @@ def test_a_unit_that_stood_still_is_stopped_again_once_packages_are_back(verb: s
     asks = undo_requests(back(text, verb))
     stops = [(ask.script, ask.request["stop"]) for ask in asks if "stop" in ask.request]
     line = f"{PERSISTENCED}\n".encode()
-    assert [ask.script for ask in asks][-2:] == ["packages.sh", "putback.sh"]
-    assert stops == [("putback.sh", line)] * (2 if now == "active" else 1)
+    assert [ask.script for ask in asks][-2:] == ["packages.sh", "restore.sh"]
+    assert stops == [("restore.sh", line)] * (2 if now == "active" else 1)
     assert "stop" in asks[-1].request
     said = [ask for ask in undo_requests(back(text, verb), check=True) if "stop" in ask.request]
     assert len(said) == (1 if now == "active" else 0)  # check mode says it once

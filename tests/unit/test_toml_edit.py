@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toml_documents import document
 
-from gpunode.core.edits import toml
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.tomlscan import pairs, tables
+from gpunode.core.edits.text import toml
+from gpunode.core.edits.text.tomlscan import pairs, tables
 from gpunode.core.errors import InputError
 
 DOCUMENTS = st.integers(0, 1 << 32).map(lambda seed: document(Random(seed)))

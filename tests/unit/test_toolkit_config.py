@@ -14,13 +14,13 @@ from edit_cases import files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.toolkit import CONFIG, configure_toolkit
+from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
+from gpunode.core.items.requests.toolkit import toolkit_request, toolkit_settings
+from gpunode.core.items.toolkit import config_edit, config_hints, wanted_config
 from gpunode.core.model import ConfigFile, NodeFacts, Reason
-from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
 from gpunode.core.spec import Spec, parse_spec
-from gpunode.core.state.toolkit import config_edit, config_hints, wanted_config
 
 CASES = sorted((Path(__file__).parent.parent / "edits" / "toolkit").iterdir())
 AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]

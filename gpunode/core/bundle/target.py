@@ -7,11 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
+from gpunode.core.items import wanted
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import Distro, Kernel, NodeFacts, PackageWant, PciDevice, Repository, Solution
-from gpunode.core.solve_packages import headers_fit
+from gpunode.core.solve.packages import headers_fit
 from gpunode.core.spec import Spec
-from gpunode.core.state import wanted
 
 MANAGERS = {"ubuntu": "apt", "debian": "apt", "rhel": "dnf", "suse": "zypper", "arch": "pacman"}
 _TARGET = re.compile(r"(?P<distro>[a-z][a-z0-9-]*(:[\w.]+)?)/(?P<arch>x86_64|aarch64)\Z")

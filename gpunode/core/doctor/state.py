@@ -1,4 +1,4 @@
-"""Faults that no line of a log says: they lie in the state of a node, as the probe and node/logs.sh have it."""
+"""Faults that no line of a log says: they lie in the state of a node, as the probe and node/probe/logs.sh have it."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 
+from gpunode.core.cdi import KIND, stale
 from gpunode.core.doctor.logs import Evidence
-from gpunode.core.edits.cdi import KIND, stale
-from gpunode.core.kubelet import mismatch
+from gpunode.core.facts.kubelet import mismatch
+from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
-from gpunode.core.scheduler_rules import SchedulerRules
 
-Sections = Mapping[str, str]  # what node/logs.sh printed, by name
+Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Says = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 
@@ -125,6 +125,6 @@ _RULES: tuple[Callable[[NodeFacts], Says], ...] = (_driver, _fabric, _mig, _engi
 
 
 def split_sections(text: str) -> dict[str, str]:
-    """What node/logs.sh prints → text by name."""
+    """What node/probe/logs.sh prints → text by name."""
     parts = re.split(r"^=== gpunode log (\S+)\n", text, flags=re.M)
     return dict(zip(parts[1::2], parts[2::2], strict=True))

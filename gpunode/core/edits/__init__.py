@@ -10,14 +10,14 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.daemon_flags import flag_value
-from gpunode.core.edits import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
-from gpunode.core.edits.k3s import k3s, rke2
+from gpunode.core.edits.engines import containerd, crio, docker, k0s, microk8s, podman
+from gpunode.core.edits.engines.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
 from gpunode.core.edits.reverting import recorded
 from gpunode.core.edits.undo import remnant, revert, untouched
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
 
 __all__ = [

@@ -17,6 +17,7 @@ from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvl
 from gpunode.core.facts.engines import read_runtimes, read_units
 from gpunode.core.facts.first_boot import read_first_boot
 from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
+from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
     read_devices,
@@ -32,7 +33,6 @@ from gpunode.core.facts.packages import read_package_lock, read_packages
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
-from gpunode.core.kubelet import kubelets_first
 from gpunode.core.model import ConfigFile, NodeFacts
 
 __all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "lasting", "parse_probe", "redact"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 from collections.abc import Mapping
 
-from gpunode.core.edits.cdi import FOLDERS, read_spec
+from gpunode.core.cdi import FOLDERS, read_spec
 from gpunode.core.errors import InputError
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import Cdi, CdiGpu, CdiSpec, ConfigFile

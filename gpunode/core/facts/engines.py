@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from gpunode.core.daemon_flags import flag_value
+from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import ConfigFile, Runtime, RuntimeName, Service
 

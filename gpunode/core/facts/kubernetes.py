@@ -8,7 +8,7 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from gpunode.core.daemon_flags import flag_value
+from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError, RefusedError
-from gpunode.core.knowledge_kube import KubeKnowledge, Server
-from gpunode.core.kube.check_spec import check_spec
+from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
+from gpunode.core.kube.spec_problems import check_spec
 from gpunode.core.spec import Spec
-from gpunode.core.spec_kube import KubernetesSpec, SharingSpec
+from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 
 Object = dict[str, Any]
 

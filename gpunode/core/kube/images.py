@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from gpunode.core.kube import operator_values
-from gpunode.core.kube.helm import Release
-from gpunode.core.kube.proofs import IMAGE as PROOF
-from gpunode.core.kube.render import Rendered
+from gpunode.core.kube.checks.proofs import IMAGE as PROOF
+from gpunode.core.kube.render import Rendered, operator_values
+from gpunode.core.kube.render.helm import Release
 
 
 def images_of(rendered: Rendered) -> tuple[str, ...]:

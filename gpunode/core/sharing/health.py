@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER
-from gpunode.core.state.sharing import MIG_UNIT, MPS_UNIT, layout_words
 
 _PROVISION = "gpunode provision"
 

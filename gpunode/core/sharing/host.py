@@ -14,7 +14,7 @@ from gpunode.core.model import MigLayout, MigPlace, NodeFacts, PciDevice, Proble
 from gpunode.core.sharing.mig import Product, find_profile, product_of
 from gpunode.core.sharing.pack import place, why_not
 from gpunode.core.sharing.rules import mig_profiles, sharing_problems
-from gpunode.core.spec_kube import SharingSpec
+from gpunode.core.spec.kubernetes import SharingSpec
 
 MIG_MANAGER = "nvidia-mig-manager"  # NVIDIA's own unit that restores MIG at boot
 VOLTA = (7, 0)  # from it on MPS parts threads and memory: https://docs.nvidia.com/deploy/mps/

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from gpunode.core.model import Problem
-from gpunode.core.spec_kube import SharingSpec
+from gpunode.core.spec.kubernetes import SharingSpec
 
 MAX_CLIENTS = 48  # of one GPU under MPS, Volta and newer: https://docs.nvidia.com/deploy/mps/
 MAX_REPLICAS = 1000  # time-slices of one GPU: above it a number is a slip

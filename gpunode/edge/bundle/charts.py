@@ -11,7 +11,7 @@ from urllib.parse import urlencode, urljoin
 import yaml
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.knowledge_kube import Chart
+from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.edge.bundle.store import Challenge, Web
 
 MANIFEST = "application/vnd.oci.image.manifest.v1+json"

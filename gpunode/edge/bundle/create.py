@@ -39,7 +39,7 @@ from gpunode.core.bundle.upstream import ARCH_KEYRING, Upstream
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import NodeFacts
 from gpunode.core.openpgp import fingerprints
-from gpunode.core.spec_source import DISTRIBUTION
+from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose

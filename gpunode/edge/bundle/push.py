@@ -25,8 +25,8 @@ from gpunode.core.bundle.manifest import (
 )
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.edge.bundle.store import PIECE, TRIES
-from gpunode.edge.shell import parse_host
-from gpunode.edge.ssh import Connection, closing, connect
+from gpunode.edge.ssh.connection import Connection, closing, connect
+from gpunode.edge.ssh.shell import parse_host
 
 PARTS = ".parts"  # below the destination: files that are half there, each named by its SHA-256
 BROUGHT = f"{PARTS}/brought"  # a path a line: what bundles brought there, or began to, until a push is at its end

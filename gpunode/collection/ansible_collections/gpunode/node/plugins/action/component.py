@@ -18,7 +18,7 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
-        from gpunode.core.requests import TRIES
+        from gpunode.core.edits.commit import TRIES
 
         kind = next((kind for kind in ("scheduler", "kubelet") if args[kind]), "")
         if not kind:
@@ -32,15 +32,15 @@ class ActionModule(NodeAction):
 
     def _of_spec(self, config):
         """What gpunode.yml and gpunode_spec say of where the extender answers."""
-        from gpunode.core.requests_component import spec_values
+        from gpunode.core.edits.kubernetes.request import spec_values
         from gpunode.core.spec import merge_spec
         from gpunode.edge.load import load_spec_data
 
         return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
     def _attempt(self, kind, value):
+        from gpunode.core.edits.kubernetes.request import absent, component_request, recorded_edits
         from gpunode.core.errors import RefusedError
-        from gpunode.core.requests_component import absent, component_request, recorded_edits
 
         remove = absent(value)
         component, facts, texts = self._read(kind, value)
@@ -59,7 +59,7 @@ class ActionModule(NodeAction):
 
     def _read(self, kind, value):
         """The component, the probe of its files, and their bytes; asked again until the files name no further one."""
-        from gpunode.core.requests_component import component_of, component_paths, read_files
+        from gpunode.core.edits.kubernetes.request import component_of, component_paths, read_files
         from gpunode.edge.load import load_scheduler_rules
 
         paths = set(component_paths(value))

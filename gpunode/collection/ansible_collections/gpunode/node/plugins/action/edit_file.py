@@ -19,8 +19,8 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
-        from gpunode.core.requests_packages import packages_request
-        from gpunode.core.requests_runfile import runfile_request
+        from gpunode.core.items.requests.packages import packages_request
+        from gpunode.core.items.requests.runfile import runfile_request
 
         result = {}
         if args["recover"]:
@@ -40,7 +40,7 @@ class ActionModule(NodeAction):
         return result
 
     def _files(self, files):
-        from gpunode.core.requests import commit_request, file_changes
+        from gpunode.core.edits.commit import commit_request, file_changes
 
         changes = file_changes(files)
         diff = self._diff({change.path: change.data for change in changes}) if files else []
@@ -49,7 +49,7 @@ class ActionModule(NodeAction):
 
     def _again(self, attempt, value):
         """One edit; read and made anew when somebody else wrote the same files in between."""
-        from gpunode.core.requests import TRIES
+        from gpunode.core.edits.commit import TRIES
 
         for _try in range(TRIES):
             result = attempt(value)
@@ -59,8 +59,8 @@ class ActionModule(NodeAction):
 
     def _toolkit(self, settings):
         from gpunode.core.errors import RefusedError
-        from gpunode.core.requests_toolkit import toolkit_request, toolkit_settings
-        from gpunode.core.state.toolkit import config_edit
+        from gpunode.core.items.requests.toolkit import toolkit_request, toolkit_settings
+        from gpunode.core.items.toolkit import config_edit
 
         _text, facts = self.probe("files")
         edit = config_edit(facts, toolkit_settings(settings))
@@ -73,10 +73,10 @@ class ActionModule(NodeAction):
 
     def _attempt(self, value):
         from gpunode.core.edits import SECTIONS, edit_runtime
+        from gpunode.core.edits.commit import edit_request
         from gpunode.core.errors import RefusedError, StaleError
-        from gpunode.core.requests import edit_request
-        from gpunode.core.requests_activate import activate_request
-        from gpunode.core.requests_runtime import changed_files, runtime_wish
+        from gpunode.core.items.requests.activate import activate_request
+        from gpunode.core.items.requests.runtime import changed_files, runtime_wish
 
         _text, facts = self.probe(*SECTIONS)
         wish = runtime_wish(value)

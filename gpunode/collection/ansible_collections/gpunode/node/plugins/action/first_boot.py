@@ -14,8 +14,8 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"first_boot": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.first_boot import PROGRAM, SCRIPTS, first_boot_program
-        from gpunode.core.requests import FileChange, commit_request
+        from gpunode.core.edits.commit import FileChange, commit_request
+        from gpunode.core.items.first_boot import PROGRAM, SCRIPTS, first_boot_program
         from gpunode.node import script
 
         if not args["first_boot"]:

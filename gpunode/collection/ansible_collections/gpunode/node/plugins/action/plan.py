@@ -15,8 +15,8 @@ class ActionModule(NodeAction):
 
     def act(self, args):
         from gpunode.core.errors import Exit
-        from gpunode.core.report import plan_data
-        from gpunode.core.requests_plan import role_variables
+        from gpunode.core.items.requests.plan import role_variables
+        from gpunode.core.report.text import plan_data
         from gpunode.core.spec import merge_spec
         from gpunode.edge.load import load_spec_data
         from gpunode.edge.planner import Planner

@@ -19,7 +19,7 @@ class ActionModule(Activate):
     }
 
     def act(self, args):
-        from gpunode.core.requests_sharing import mps_request
+        from gpunode.core.items.requests.sharing import mps_request
 
         if args["mps"]:
             outcome, _text = self.node("mps.sh", mps_request(args["mps"], check=self.check))
@@ -32,8 +32,8 @@ class ActionModule(Activate):
         return self.rebooting(self._mig, value | {"reboot": policy}, args["reboot_timeout"])
 
     def _mig(self, value):
-        from gpunode.core.requests_activate import parse_activation
-        from gpunode.core.requests_sharing import mig_request
+        from gpunode.core.items.requests.activate import parse_activation
+        from gpunode.core.items.requests.sharing import mig_request
         from gpunode.node import script
 
         outcome, text = self.node("mig.sh", mig_request(value, script("mig.sh"), check=self.check))

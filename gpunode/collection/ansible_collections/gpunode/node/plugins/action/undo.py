@@ -16,7 +16,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.requests_undo import close_request, undo_wish
+        from gpunode.core.undo.requests import close_request, undo_wish
 
         if not args["what"]:
             return {}
@@ -33,7 +33,7 @@ class ActionModule(NodeAction):
             if not back.nothing:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
             if not wish.parts:
-                self.node("putback.sh", close_request(wish, scope.to, keep=bool(back.notes)))
+                self.node("restore.sh", close_request(wish, scope.to, keep=bool(back.notes)))
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
@@ -42,7 +42,7 @@ class ActionModule(NodeAction):
 
     def _diff(self, back):
         """Masked unified diffs of the files that are put back, or go."""
-        from gpunode.core.requests_undo import compared, diffs
+        from gpunode.core.undo.requests import compared, diffs
 
         paths = compared(back) if self._task.diff else []
         files = self.probe(paths=paths)[1].files if paths else {}
@@ -52,10 +52,10 @@ class ActionModule(NodeAction):
     def _back(self, wish, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
         from gpunode.core.errors import RefusedError
-        from gpunode.core.journal import parse_recall
-        from gpunode.core.takeback import scope_of, take_back
+        from gpunode.core.undo.journal import parse_recall
+        from gpunode.core.undo.plan import scope_of, take_back
 
-        outcome, text = self.node("recall.sh", {})
+        outcome, text = self.node("read_journal.sh", {})
         if outcome.status != "unchanged":
             raise RefusedError(outcome.message, fix=outcome.fix)
         recall = parse_recall(text)
@@ -64,8 +64,8 @@ class ActionModule(NodeAction):
 
     def _recovered(self):
         """What an interrupted run left is finished or undone first."""
-        from gpunode.core.requests import commit_request
-        from gpunode.core.requests_packages import packages_request
+        from gpunode.core.edits.commit import commit_request
+        from gpunode.core.items.requests.packages import packages_request
 
         files = result_of(self.node("commit.sh", commit_request())[0])
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
@@ -86,7 +86,7 @@ class ActionModule(NodeAction):
     def _taken_back(self, back):
         """(whether a file changed since it was read, result)."""
         from gpunode.core.errors import RefusedError
-        from gpunode.core.requests_undo import undo_requests
+        from gpunode.core.undo.requests import undo_requests
 
         if back.problems:
             raise RefusedError.of(back.problems)
@@ -98,7 +98,7 @@ class ActionModule(NodeAction):
         return stale, result
 
     def _asked(self, ask):
-        from gpunode.core.requests_activate import parse_activation
+        from gpunode.core.items.requests.activate import parse_activation
 
         outcome, text = self.node(ask.script, dict(ask.request))
         found = result_of(outcome)
@@ -112,7 +112,7 @@ class ActionModule(NodeAction):
 
 
 def _left(back, result):
-    from gpunode.core.requests_undo import undo_requests
+    from gpunode.core.undo.requests import undo_requests
 
     left = ", ".join(ask.title.lower() for ask in undo_requests(back))
     fix = "reboot the node, then run it again" if result.get("warnings") else "run it again and see the log"

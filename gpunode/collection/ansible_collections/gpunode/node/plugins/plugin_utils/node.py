@@ -16,7 +16,7 @@ try:
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
     from gpunode.core.remote import parse_outcome, program
-    from gpunode.core.requests_words import as_lines
+    from gpunode.core.validation import as_lines
     from gpunode.node import script
 except ImportError as error:
     GPUNODE_MISSING = str(error)
@@ -61,7 +61,7 @@ class NodeAction(ActionBase):
 
     def inventory_spec(self):
         """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
-        from gpunode.edge.inventory import merged_spec
+        from gpunode.edge.ansible.inventory import merged_spec
 
         manager = self._task.get_variable_manager()
         host = manager._inventory.get_host(self._vars["inventory_hostname"])
@@ -82,7 +82,7 @@ class NodeAction(ActionBase):
 
     def _signature(self):
         """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
-        from gpunode.core.journal import signature
+        from gpunode.core.undo.journal import signature
 
         role = self._task._role.get_name() if self._task._role else ""
         return signature(

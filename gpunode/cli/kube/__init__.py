@@ -1,0 +1,30 @@
+"""gpunode kube: a table of verbs, each imported when it is used."""
+
+from __future__ import annotations
+
+import click
+
+from gpunode.cli.lazy import LazyGroup, Table
+
+COMMANDS: Table = {
+    "render": ("gpunode.cli.kube.render:render", "Write the cluster's objects and helm values; needs no cluster."),
+    "apply": ("gpunode.cli.kube.apply:apply", "Make a cluster so: server-side apply, wait, delete what is left over."),
+    "verify": ("gpunode.cli.kube.verify:verify", "Prove that a cluster is so: differences, and pods on its GPUs."),
+    "status": ("gpunode.cli.kube.status:status", "Who uses which GPU: allocated and total, however they are shared."),
+    "remove": ("gpunode.cli.kube.apply:remove", "Take everything that apply made out of the cluster."),
+    "scheduler": ("gpunode.cli.kube.scheduler:scheduler", "This host's kube-scheduler: configure, unconfigure, diff."),
+    "kubelet": ("gpunode.cli.kube.kubelet:kubelet", "This host's kubelet: configure, unconfigure, diff."),
+    "convert": ("gpunode.cli.kube.convert:convert", "Bring old manifests to today's form, and say what changed."),
+}
+
+
+@click.group(
+    cls=LazyGroup,
+    table=COMMANDS,
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
+    "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml -o cluster/\n"
+    "  gpunode kube convert old.yaml",
+)
+def kube() -> None:
+    """Kubernetes: the objects that make a cluster use its GPUs."""

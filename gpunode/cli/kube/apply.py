@@ -1,0 +1,109 @@
+"""gpunode kube apply and remove."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, show_error, spec_option
+from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for, telling
+from gpunode.core.errors import RefusedError
+
+if TYPE_CHECKING:
+    from gpunode.core.kube.applied import Applied
+    from gpunode.edge.kube.client import Api
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube apply -c gpunode.yml --dry-run\n"
+    "  gpunode kube apply -c gpunode.yml -i inventory/hosts.yml\n"
+    "  gpunode kube apply --context prod --timeout 600\n\n"
+    "Exit codes: 0 applied and ready, 1 broke off or not ready, 2 usage or input, 3 differences (--dry-run), "
+    "4 no connection, 5 refused: nothing was changed."
+)
+@spec_option
+@pool_options
+@cluster_options
+@click.option("--dry-run", is_flag=True, help="Ask the server what would change, show it as diffs, change nothing.")
+@click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all workloads are ready.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="S", help="Seconds to wait for it."
+)
+@format_option("text", "json")
+def apply(
+    spec_data: Any,
+    inventory: tuple[str, ...],
+    limit: str,
+    connect: Callable[[], Api],
+    dry_run: bool,
+    wait: bool,
+    timeout: float,
+    output_format: str,
+) -> int:
+    """Make a cluster what gpunode.yml asks for: server-side apply, wait, and delete what is no longer wanted.
+
+    Nothing is changed unless everything may be: version, rights, foreign objects and a dry run of every object come
+    first. What is not gpunode's is never touched.
+    """
+    from gpunode.edge.kube.apply import apply as apply_to
+
+    with telling(output_format) as tell:
+        api = connect()
+        rendered = rendered_for(api, spec_data, inventory, limit)
+        applied = apply_to(api, rendered, dry_run=dry_run, wait=wait, timeout=timeout, tell=tell)
+    return show_applied(applied, api, output_format)
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube remove --dry-run\n"
+    "  gpunode kube remove --context prod\n\n"
+    "Exit codes: 0 gone, 1 broke off or not gone in time, 2 usage or input, 3 something would go (--dry-run), "
+    "4 no connection, 5 refused: nothing was changed."
+)
+@spec_option
+@cluster_options
+@click.option("--dry-run", is_flag=True, help="Say what would go, change nothing.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=120.0, show_default=True, metavar="S", help="Seconds to wait for it."
+)
+@format_option("text", "json")
+def remove(spec_data: Any, connect: Callable[[], Api], dry_run: bool, timeout: float, output_format: str) -> int:
+    """Take everything that apply made out of the cluster: objects, and labels and taints of nodes.
+
+    What was applied stands in the ConfigMap gpunode-inventory; gpunode.yml is needed only where we may not list
+    ConfigMaps of all namespaces.
+    """
+    from gpunode.core.spec import parse_spec
+    from gpunode.edge.kube.apply import remove as remove_from
+
+    namespace = parse_spec(spec_data).kubernetes.namespace
+    with telling(output_format) as tell:
+        api = connect()
+        applied = remove_from(api, namespace, dry_run=dry_run, timeout=timeout, tell=tell)
+    return show_applied(applied, api, output_format)
+
+
+def show_applied(applied: Applied, api: Api, output_format: str) -> int:
+    """The result: changes on stdout, what goes with them on stderr."""
+    from gpunode.core.kube.applied import applied_data, applied_lines
+
+    if output_format == "json":
+        print_json(applied_data(applied, api.server, api.context))
+        return int(applied.exit)
+    for line in applied_lines(applied):
+        click.echo(line)
+    for problem in applied.problems:
+        show_error(RefusedError(problem.what, fix=problem.fix))
+    for note in applied.notes:
+        click.echo(f"note: {note}", err=True)
+    for line in applied.waiting:
+        click.echo(f"{click.style('not ready: ', fg='red')}{line}", err=True)
+    if applied.error:
+        show_error(applied.error)
+        rest = ", ".join(map(str, applied.left)) or "nothing"
+        click.echo(f"not done: {rest}. What stands above is done; run the command again to go on.", err=True)
+    return int(applied.exit)

@@ -1,0 +1,86 @@
+"""What the verbs of gpunode kube that talk to a cluster share: which cluster, which pools, progress."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import Command, options
+
+if TYPE_CHECKING:
+    from gpunode.core.kube import Rendered
+    from gpunode.edge.kube.client import Api
+
+_CLUSTER = (
+    click.option(
+        "--kubeconfig", default="", metavar="FILE", help="Else $KUBECONFIG, ~/.kube/config, or the pod's own account."
+    ),
+    click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig; else its current one."),
+    click.option(
+        "--request-timeout",
+        type=click.FloatRange(0.1),
+        default=30.0,
+        show_default=True,
+        metavar="S",
+        help="Seconds that one request may take.",
+    ),
+)
+_POOLS = (
+    click.option(
+        "-i",
+        "--inventory",
+        multiple=True,
+        metavar="PATH",
+        help="Ansible inventory: its hosts are the nodes to label, and pools by kubernetes.pool. Repeatable.",
+    ),
+    click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern)."),
+)
+
+
+def cluster_options(command: Command) -> Command:
+    """--kubeconfig, --context and --request-timeout; the command gets `connect`, a function that opens the Api."""
+
+    @functools.wraps(command)
+    def with_cluster(*args: Any, kubeconfig: str, context: str, request_timeout: float, **given: Any) -> Any:
+        def connect() -> Api:
+            from gpunode.edge.kube.kubeconfig import connect
+
+            return connect(kubeconfig, context, timeout=request_timeout)
+
+        return command(*args, connect=connect, **given)
+
+    return options(*_CLUSTER)(with_cluster)  # type: ignore[return-value]
+
+
+def pool_options(command: Command) -> Command:
+    """-i and --limit."""
+    return options(*_POOLS)(command)
+
+
+def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str) -> Rendered:
+    """What this cluster needs, for the version that its server has."""
+    from gpunode.core.kube import cluster_of, render
+    from gpunode.edge.kube import specs_of
+    from gpunode.edge.load import load_kube_knowledge
+
+    return render(cluster_of(specs_of(spec_data, inventory, limit), api.version(), load_kube_knowledge()))
+
+
+@contextlib.contextmanager
+def telling(output_format: str) -> Iterator[Callable[[str], None]]:
+    """While the cluster works: call the function with what goes on.  Formats for machines get no lines."""
+    if output_format != "text":
+        yield lambda _: None
+    elif sys.stderr.isatty():
+        from rich.console import Console
+        from rich.markup import escape
+
+        with Console(stderr=True).status("connecting …") as status:
+            yield lambda text: status.update(escape(text))
+    else:
+        yield lambda text: click.echo(text, err=True)

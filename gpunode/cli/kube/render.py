@@ -1,0 +1,106 @@
+"""gpunode kube render."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, print_json, show_error, spec_option
+from gpunode.cli.kube.options import pool_options
+from gpunode.core.errors import Exit, InputError, RefusedError
+
+if TYPE_CHECKING:
+    from gpunode.core.kube import Rendered
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
+    "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml --server-version 1.34 -o cluster/\n"
+    "  gpunode kube render --server-version 1.34 --install helm --chart nvidia-device-plugin-0.20.0.tgz\n"
+    "  gpunode kube render --server-version 1.34 --format json\n\n"
+    "Exit codes: 0 written, 2 usage or input, 5 refused: nothing is written."
+)
+@spec_option
+@pool_options
+@click.option(
+    "--server-version", default="", metavar="V", help="The API server's, such as 1.34; else kubernetes.server_version."
+)
+@click.option("--install", type=click.Choice(("manifest", "helm", "operator")), help="In place of kubernetes.install.")
+@click.option(
+    "-o", "--output", default="-", metavar="DIR|-", show_default=True, help="A folder for git, or - for the output."
+)
+@click.option("--examples", is_flag=True, help="Print the examples too (a folder always gets them).")
+@click.option(
+    "--chart",
+    type=click.Path(exists=True, path_type=Path),
+    help="Render this chart (folder or .tgz) with our values, and print what it makes.",
+)
+@format_option("yaml", "json")
+def render(
+    spec_data: Any,
+    inventory: tuple[str, ...],
+    limit: str,
+    server_version: str,
+    install: str | None,
+    output: str,
+    examples: bool,
+    chart: Path | None,
+    output_format: str,
+) -> int:
+    """Write what the cluster needs: objects in the order of applying, values for helm charts, labels of nodes."""
+    from gpunode.core.kube import cluster_of
+    from gpunode.core.kube import render as render_cluster
+    from gpunode.core.kube.render import yaml_documents
+    from gpunode.core.kube.render.files import files_of, rendered_data
+    from gpunode.core.spec import merge_spec
+    from gpunode.edge.kube import specs_of, write_files
+    from gpunode.edge.load import load_kube_knowledge
+
+    data = merge_spec(spec_data, {"kubernetes": {"install": install}}) if install else spec_data
+    rendered = render_cluster(cluster_of(specs_of(data, inventory, limit), server_version, load_kube_knowledge()))
+    if output_format == "json":
+        print_json(rendered_data(rendered))
+        return Exit.REFUSED if rendered.problems else Exit.OK
+    if rendered.problems:
+        for problem in rendered.problems:
+            show_error(RefusedError(problem.what, fix=problem.fix))
+        return Exit.REFUSED
+    if chart:
+        click.echo(_chart(rendered, chart), nl=False)
+    elif output == "-":
+        click.echo(yaml_documents((*rendered.objects, *(rendered.examples if examples else ()))), nl=False)
+    else:
+        for name in (changed := write_files(Path(output), files_of(rendered))):
+            click.echo(f"{output.rstrip('/')}/{name}")
+        if not changed:
+            click.echo(f"{output} is as it should be")
+    _tell(rendered)
+    return Exit.OK
+
+
+def _chart(rendered: Rendered, path: Path) -> str:
+    from gpunode.core.kube.render import yaml_documents
+    from gpunode.edge.kube import chart_name, template
+
+    name = chart_name(path)
+    release = next((release for release in rendered.releases if release.chart.name == name), None)
+    if release is None:
+        known = ", ".join(release.chart.name for release in rendered.releases) or "no chart"
+        raise InputError(
+            f"{path} is the chart {name}, and this spec makes values for {known}", fix="try --install helm"
+        )
+    return yaml_documents(tuple(template(path, release)))
+
+
+def _tell(rendered: Rendered) -> None:
+    """What goes with the objects, on stderr: standard output is for kubectl."""
+    for note in rendered.notes:
+        click.echo(f"note: {note.what}: {note.why}", err=True)
+    for release in rendered.releases:
+        click.echo(f"helm: {release.command}", err=True)
+    for wish in rendered.nodes:
+        for command in wish.commands:
+            click.echo(f"node: {command}", err=True)

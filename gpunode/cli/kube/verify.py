@@ -1,0 +1,65 @@
+"""gpunode kube verify."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.cli.common import format_option, spec_option, worst_exit
+from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for, telling
+
+if TYPE_CHECKING:
+    from gpunode.edge.kube.client import Api
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode kube verify -c gpunode.yml -i inventory/hosts.yml\n"
+    "  gpunode kube verify --no-smoke --format json\n"
+    "  gpunode kube verify --keep --timeout 600\n\n"
+    "Exit codes: 0 all proven, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
+    "4 no connection, 5 refused."
+)
+@spec_option
+@pool_options
+@cluster_options
+@click.option(
+    "--smoke/--no-smoke", default=True, show_default=True, help="Start pods that use GPUs; --no-smoke only reads."
+)
+@click.option("--keep", is_flag=True, help="Leave the pods of failed proofs and their namespace, to look at them.")
+@click.option(
+    "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="S", help="Seconds for each proof."
+)
+@format_option("text", "json")
+def verify(
+    spec_data: Any,
+    inventory: tuple[str, ...],
+    limit: str,
+    connect: Callable[[], Api],
+    smoke: bool,
+    keep: bool,
+    timeout: float,
+    output_format: str,
+) -> int:
+    """Prove that a cluster is what gpunode.yml asks for, and that pods can use its GPUs.
+
+    The proof pods run in the namespace gpunode-verify, which is deleted afterwards, also when you interrupt it.
+    """
+    from gpunode.cli.provision import show_results
+    from gpunode.edge.kube.verify import verify as prove
+
+    signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
+    with telling(output_format) as tell:
+        api = connect()
+        rendered = rendered_for(api, spec_data, inventory, limit)
+        results = prove(api, rendered, smoke=smoke, keep=keep, timeout=timeout, tell=tell)
+    show_results(results, output_format)
+    return worst_exit(result.exit for result in results)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt

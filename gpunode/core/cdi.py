@@ -1,0 +1,166 @@
+"""CDI specifications of NVIDIA GPUs: reading them, and whether they still fit the driver and the devices.
+
+nvidia-ctk makes them (`nvidia-ctk cdi generate`, run by gpunode/node/activate/cdi.sh); nothing here writes one.
+Sources: the CDI specification, https://github.com/cncf-tags/container-device-interface/blob/main/SPEC.md, its cache
+(pkg/cdi/cache.go: the folder named last wins, and of one folder nobody) and nvidia-container-toolkit pkg/nvcdi.
+"""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.edits.request import check_size, decode
+from gpunode.core.errors import InputError
+from gpunode.core.model import CdiSpec, NodeFacts
+
+KIND = "nvidia.com/gpu"
+FOLDERS = ("/etc/cdi", "/run/cdi")  # the second one wins; engines call it /var/run/cdi
+PATH = "/var/run/cdi/nvidia.yaml"  # where nvidia-cdi-refresh.service puts it, nvidia-container-toolkit 1.18 and later
+_LIBRARY = re.compile(r"/lib(?:cuda|nvidia-ml)\.so\.(\d{3}\.[\d.]*\d)\Z")
+_DEVICE = re.compile(r"/dev/nvidia(\d{1,5})\Z")
+_MIG = re.compile(r"\d+:\d+\Z")
+
+
+def read_spec(path: str, data: bytes) -> CdiSpec:
+    """A specification's kind, devices, driver version and host paths; InputError (path:line:column) for broken ones."""
+    check_size(path, data)
+    doc = _mapping(_parse(path, decode(path, data)), path, "the file")
+    devices = _list(doc.get("devices"), path, "devices")
+    names = [_text(_mapping(device, path, "a device").get("name"), path, "a device's name") for device in devices]
+    edits = [_mapping(d.get("containerEdits") or {}, path, "containerEdits") for d in (doc, *devices)]
+    nodes = [path_of for edit in edits for path_of in _host_paths(edit, "deviceNodes", path)]
+    needs = [path_of for edit in edits for key in ("mounts", "hooks") for path_of in _host_paths(edit, key, path)]
+    return CdiSpec(
+        path=path,
+        kind=_text(doc.get("kind"), path, "kind"),
+        devices=tuple(names),
+        minors=tuple(sorted({int(m[1]) for node in nodes if (m := _DEVICE.search(node))})),
+        driver=next((m[1] for need in needs if (m := _LIBRARY.search(need))), ""),
+        needs=tuple(dict.fromkeys(needs)),
+    )
+
+
+def _parse(path: str, text: str) -> Any:
+    if path.endswith(".json"):
+        try:
+            return json.loads(text)
+        except json.JSONDecodeError as error:
+            raise InputError(f"{path}:{error.lineno}:{error.colno}: {error.msg}", expected="valid JSON") from None
+        except (RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
+            raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON") from None
+    import yaml
+
+    try:
+        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 # both are safe
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
+        raise InputError(f"{path}{where}: {error.problem or error.context}", expected="valid YAML") from None
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, OverflowError) as error:
+        # what the constructors of dates, numbers and merge keys raise
+        raise InputError(f"{path}: {str(error)[:200]}", expected="valid YAML") from None
+
+
+def _host_paths(edits: dict[str, Any], key: str, path: str) -> Iterator[str]:
+    for item in _list(edits.get(key), path, key):
+        entry = _mapping(item, path, f"an entry of {key}")
+        yield _text(entry.get("hostPath") or entry.get("path"), path, f"the path of an entry of {key}")
+
+
+def _mapping(value: Any, path: str, what: str) -> dict[str, Any]:
+    if not isinstance(value, dict):
+        raise InputError(f"{path}: {what} is no mapping", expected="a CDI specification")
+    return value
+
+
+def _list(value: Any, path: str, what: str) -> list[Any]:
+    if not isinstance(value, list | None):
+        raise InputError(f"{path}: {what} is no list", expected="a CDI specification")
+    return value or []
+
+
+def _text(value: Any, path: str, what: str) -> str:
+    if not isinstance(value, str):
+        raise InputError(
+            f"{path}: {what} is {str(value)[:40]!r}, no text", expected="a text (in quotes if it is a number)"
+        )
+    return value
+
+
+# ---------------------------------------------------------------- do they fit?
+
+
+def stale(facts: NodeFacts) -> tuple[str, ...]:
+    """Why the node's specification does not fit its driver and GPUs; () when it does."""
+    specs = [spec for spec in facts.cdi.specs if spec.error or spec.kind == KIND]
+    if not specs:
+        return (f"there is no CDI specification of {KIND} in {' or '.join(FOLDERS)}",)
+    broken = tuple(f"it cannot be read: {spec.error}" for spec in specs if spec.error)
+    if broken:
+        return broken
+    return tuple(reason for spec in specs for reason in _misfits(spec, facts)) + tuple(_conflicts(specs))
+
+
+def made_by_ctk(facts: NodeFacts) -> NodeFacts:
+    """The facts with only those specifications that nvidia-ctk made, by their usual names: those can be renewed."""
+    specs = [spec for spec in facts.cdi.specs if spec.kind == KIND or spec.error]
+    ours = tuple(spec for spec in specs if posixpath.basename(spec.path) in ("nvidia.yaml", "nvidia.json"))
+    return replace(facts, cdi=replace(facts.cdi, specs=ours))
+
+
+def _misfits(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
+    driver = facts.driver.userspace or facts.driver.loaded
+    if spec.driver and driver and spec.driver != driver:
+        yield f"{spec.path} is made for driver {spec.driver}; installed is {driver}"
+    gone = [need for need in spec.needs if need in facts.cdi.missing]
+    if gone:
+        yield f"{spec.path} brings files that are gone: {_some(gone)}"
+    yield from _devices(spec, facts)
+
+
+def _devices(spec: CdiSpec, facts: NodeFacts) -> Iterator[str]:
+    """GPUs and MIG devices against those of the loaded driver; without one nothing is known of them.
+
+    One that fell off the bus keeps its place in /proc, and NVML, which nvidia-ctk asks, leaves it out.
+    """
+    seen = {gpu.uuid for gpu in facts.nvml}
+    gpus = {gpu.minor: gpu for gpu in facts.cdi.gpus if gpu.uuid in seen or not seen}
+    if not gpus:
+        return
+    sliced = {gpu.uuid for gpu in facts.nvml if gpu.mig_current == "Enabled"}
+    bare = {minor for minor, gpu in gpus.items() if gpu.uuid in sliced and not gpu.mig_devices}  # nothing to give away
+    extra, lacking = set(spec.minors) - gpus.keys(), gpus.keys() - bare - set(spec.minors)
+    if extra:
+        yield f"{spec.path} names GPUs that are gone: {_nodes(extra)}"
+    if lacking:
+        yield f"{spec.path} lacks {_nodes(lacking)}"
+    uuids = {name for name in spec.devices if name.startswith("GPU-")}
+    known = {gpu.uuid for gpu in gpus.values()}
+    if not extra and uuids - known:
+        yield f"{spec.path} names GPUs that are gone: {_some(sorted(uuids - known))}"
+    named = sum(1 for name in spec.devices if _MIG.match(name)) or sum(n.startswith("MIG-") for n in spec.devices)
+    there = sum(gpu.mig_devices for gpu in gpus.values())
+    if named != there:
+        yield f"{spec.path} names {named} MIG devices; there are {there}"
+
+
+def _conflicts(specs: list[CdiSpec]) -> Iterator[str]:
+    for number, spec in enumerate(specs):
+        for other in specs[:number]:
+            alike = posixpath.dirname(spec.path) == posixpath.dirname(other.path)
+            if alike and set(spec.devices) & set(other.devices):
+                yield f"{other.path} and {spec.path} name the same devices: engines take neither"
+
+
+def _nodes(minors: Iterable[int]) -> str:
+    return _some([f"/dev/nvidia{minor}" for minor in sorted(minors)])
+
+
+def _some(names: list[str]) -> str:
+    rest = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + rest

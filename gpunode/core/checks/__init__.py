@@ -1,0 +1,1 @@
+"""Checks with stable ids: what verify, check-boot and kube verify report."""

@@ -1,0 +1,207 @@
+"""The request of node/commit/commit.sh: one transaction on files.
+
+Request files:
+  changes   lines N, `write` | `remove` | `read` | `restore`, mode of a new file, expected hash, file that a new one is
+            like or `-`, path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares;
+            `restore` takes an earlier transaction's copy, which stands in place of the file it is like
+  data.N    the new bytes of a file to write
+  after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to
+            validate), socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up),
+            handlers (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force, as TOML),
+            process (the program that the unit starts anew by itself: await), limit (seconds it has for that), reread
+            (yes: systemd reads its units again before the unit is told)
+  validate  the words of a command, one a line; @FILE@ stands for the config
+  health    commands, one a line, words separated by tabs: the first whose tool is there has to succeed
+  meant     the settings that may differ in what is in force afterwards: dotted paths, one a line
+  undo      JSON, kept as backup/ID/undo.json when the transaction is done: whose record it is (`label`), and how the
+            edit is taken back (core/edits/undo.py)
+  used      ids of transactions whose records are used up when this one is done: undo.json becomes undo.used.json
+  check     1 in check mode
+Without changes the script only finishes or undoes what an interrupted run left.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.core.edits import Activation, RuntimeRequest, activation, request_of, root_config, runtime_files
+from gpunode.core.edits.undo import undo_data
+from gpunode.core.errors import InputError
+from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.validation import as_lines
+
+TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
+_HELD = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*/[0-9]+\.old\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileChange:
+    """A file to have (`data`), to remove (`data` None), to put back (`held`), or only to compare (`read`).
+
+    `mode` is for a new file, such as 0o644; one that is there keeps its own.  `like` is a file whose owner a new one
+    gets, and which it is never more readable than.  `expect` is the sha256 the file had when it was read, "" when it
+    was absent, None when it does not matter.  `held` is an earlier transaction's copy, ID/N.old: bytes, owner and mode.
+    """
+
+    path: str
+    data: bytes | None = None
+    mode: int = 0o644
+    like: str = ""
+    expect: str | None = None
+    read: bool = False
+    held: str = ""
+
+
+def commit_request(
+    changes: Sequence[FileChange] = (), *, after: Activation | None = None, settle: int = 3, check: bool = False
+) -> dict[str, bytes]:
+    """Request files for one transaction, in the order in which the files are to be written."""
+    request: dict[str, bytes] = {}
+    lines = []
+    for n, change in enumerate(changes):
+        for path in filter(None, (change.path, change.like)):
+            if not path.startswith("/") or not path.isprintable() or "/../" in path:
+                raise InputError(f"path {path!r}", expected="an absolute path without control characters")
+        if change.held and not _HELD.match(change.held):
+            raise InputError(f"copy {change.held!r}", expected="ID/N.old in the journal's backup")
+        kinds = {"read": change.read, "restore": bool(change.held), "remove": change.data is None, "write": True}
+        action = next(kind for kind, fits in kinds.items() if fits)
+        like = change.held or change.like or "-"
+        expect = "any" if change.expect is None else change.expect or "absent"
+        lines.append(f"{n}\t{action}\t{change.mode:04o}\t{expect}\t{like}\t{change.path}\n")
+        if action == "write" and change.data is not None:
+            request[f"data.{n}"] = change.data
+    request["changes"] = "".join(lines).encode()
+    if after:
+        request |= _after(after, settle)
+    return request | ({"check": b"1\n"} if check else {})
+
+
+def _after(after: Activation, settle: int) -> dict[str, bytes]:
+    keys = {
+        "unit": after.unit,
+        "verb": after.verb,
+        "config": after.config,
+        "socket": after.socket,
+        "plugin": after.plugin,
+        "settle": str(settle),
+        # `containerd config dump` prints all that is in force; `crio config` leaves out what is default
+        "dump": "yes" if after.validate[-2:] == ("config", "dump") else "",
+        "process": after.process,
+        "reread": "yes" if after.reread else "",
+    }
+    return {
+        "after": "".join(f"{key} {value}\n" for key, value in keys.items() if value).encode(),
+        "validate": as_lines(after.validate),
+        "health": as_lines("\t".join(words) for words in after.health),
+    }
+
+
+def runtime_request(
+    edit: Edit,
+    files_read: Mapping[str, tuple[str, int]],
+    after: Activation,
+    *,
+    label: str = "",
+    used: Sequence[str] = (),
+    handlers: Sequence[str] = (),
+    place: Callable[[str], str] = str,
+    settle: int = 3,
+    check: bool = False,
+) -> dict[str, bytes]:
+    """The transaction of an engine's edit: every file that was read is compared, the root config is written last, and
+    after it what goes is removed.
+
+    `files_read` is path → (sha256, mode), with "" as hash of a file that must stay absent.  A new file is never more
+    readable than the root config, whose settings it may repeat; where there is none, than the most private file that
+    was read.  `label` says whose undo record to keep (`undo_label`), "" keeps none: taking an edit back is not itself
+    taken back.  `used` are the ids of the records that the edit has used up, `handlers` the runtimes that the engine
+    must know afterwards.  `place` gives the place on this machine of a path, where paths are those of another tree.
+    """
+
+    def order(path: str) -> tuple[bool, bool, str]:
+        """The root config last, since it names the others; behind it those that go, which it names no more."""
+        return edit.changes.get(path, b"") is None, place(path) == after.config, path
+
+    there = {path: mode for path, (sha256, mode) in files_read.items() if sha256}
+    like = min(there, key=lambda path: (place(path) != after.config, there[path] & 0o077, path), default="")
+    changes = [
+        FileChange(
+            path=place(path),
+            data=edit.changes.get(path),
+            like=place(like) if like else "",
+            expect=files_read.get(path, ("", 0))[0],
+            read=path not in edit.changes,
+        )
+        for path in sorted({*edit.changes, *files_read}, key=order)
+    ]
+    request = commit_request(changes, after=after, settle=settle, check=check)
+    if handlers:
+        request["after"] += f"handlers {' '.join(handlers)}\n".encode()
+    for one in used:
+        if not _ID.match(one):
+            raise InputError(f"transaction {one!r}", expected="the name of a folder in the journal's backup")
+    undo = {"label": label, **undo_data(edit.undo)}
+    return request | {
+        **({"meant": as_lines(edit.meant)} if edit.meant else {}),
+        **({"undo": json.dumps(undo).encode() + b"\n"} if label else {}),
+        **({"used": as_lines(used)} if used else {}),
+    }
+
+
+def undo_label(request: RuntimeRequest) -> str:
+    """Whose undo record: the engine, or the Kubernetes that brings it, its root config, and the runtime's name."""
+    return f"{request.distribution or request.runtime} {root_config(request)} {request.name}"
+
+
+def edit_request(
+    facts: NodeFacts, wish: RuntimeWish, edit: Edit, *, settle: int = 3, check: bool = False
+) -> dict[str, bytes]:
+    """The same for an engine as the probe found it, whose nvidia runtime the edit configures."""
+    after, runtime = activation(facts, wish, edit), facts.runtime(wish.runtime)
+    if runtime is None:
+        raise InputError(f"{wish.runtime} is not installed", expected="an engine that the probe found")
+    asked = request_of(runtime, wish)
+    paths = {*edit.changes, *_read(facts, runtime, asked), after.config}
+    read = {
+        path: (facts.files[path].sha256, facts.files[path].mode) if path in facts.files else ("", 0) for path in paths
+    }
+    return runtime_request(
+        edit, read, after, label=undo_label(asked), handlers=(asked.name,), settle=settle, check=check
+    )
+
+
+def _read(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> set[str]:
+    """The paths that the edit rests on, with those that are named and not there."""
+    read: set[str] = set(runtime.files)
+    while True:
+        texts = {path: facts.files[path].data or b"" for path in read if path in facts.files}
+        patterns = runtime_files(texts, request)
+        more = {path for path in facts.files if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)}
+        more |= {pattern for pattern in patterns if not set(pattern) & set("*?[")}
+        if more <= read:
+            return read
+        read |= more
+
+
+def file_changes(files: Sequence[Mapping[str, object]]) -> list[FileChange]:
+    """[{path, content (None removes the file), mode "0644"}] of a role's `_files` or `_sources` → changes."""
+    return [_file_change(file) for file in files]
+
+
+def _file_change(file: Mapping[str, object]) -> FileChange:
+    path, content, mode = file.get("path"), file.get("content"), file.get("mode") or "0644"
+    if not isinstance(path, str) or not isinstance(content, str | None):
+        raise InputError(f"file {path!r}", expected="path and content as text, content null to remove the file")
+    try:
+        bits = int(mode, 8) if isinstance(mode, str) else -1
+    except ValueError:
+        bits = -1
+    if not 0 <= bits <= 0o777:
+        raise InputError(f"{path}: mode {mode!r}", expected='octal digits in quotes, such as "0644"')
+    return FileChange(path=path, data=None if content is None else content.encode(), mode=bits)

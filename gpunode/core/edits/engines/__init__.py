@@ -1,0 +1,1 @@
+"""Container engines: files → files, one module or family of modules per engine."""

@@ -1,0 +1,292 @@
+"""containerd's config.toml: the nvidia runtime in the CRI plugin's table, in place or as a drop-in.
+
+containerd 1.x and engines of unknown version are edited in place, in the file whose CRI section is in force: there
+the CRI tables of an imported file replace those of the root.  From 2.0 on a drop-in holds only what is ours; it carries
+the root's version, because 2.3 does not start with a newer one.  What the files say together is in containerd_files.py,
+what they lack in containerd_wish.py; whatever is written is read again as the daemon does before it counts.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+from itertools import chain
+
+from gpunode.core.edits.engine import Activation, RuntimeState
+from gpunode.core.edits.engines.containerd_file import (
+    CONFIG,
+    IMAGES,
+    NAMES,
+    File,
+    drop_in_path,
+    parse,
+    read,
+    resolve,
+    settings,
+)
+from gpunode.core.edits.engines.containerd_files import Config, dumped, in_force, load, unmeant
+from gpunode.core.edits.engines.containerd_removal import unconfigure
+from gpunode.core.edits.engines.containerd_wish import (
+    RUNC,
+    RUNTIMES,
+    SOURCE,
+    Wish,
+    default_in_force,
+    runtimes_in_force,
+    wish,
+)
+from gpunode.core.edits.engines.dropin import encode
+from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.text import toml
+from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
+
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
+
+_CRI_OFF = "disables the CRI plugin"
+
+
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """The root, what it imports as far as it was read, and the drop-in's folder: a glob import brings in all of it."""
+    found, drop_in = [request.config or CONFIG], drop_in_path(request)
+    for path in found:
+        imports = parse(path, files[path], request).doc.get("imports") if path in files else None
+        for item in imports if isinstance(imports, list) else []:
+            if isinstance(item, str):
+                full = posixpath.normpath(posixpath.join(posixpath.dirname(path), item))
+                found += [one for one in (full, *resolve(full, files)) if one not in found]
+    return tuple(dict.fromkeys((*found, drop_in, f"{posixpath.dirname(drop_in)}/*.toml")))
+
+
+def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
+    enabled = _enable_cri(files, request) if request.enable_cri else {}
+    config = in_force({**files, **enabled}, request, mend=True)
+    wanted = wish(config, request)
+    if not wanted:
+        config = in_force({**files, **enabled}, request)
+        if not enabled:
+            return Edit(reasons=_remarks(config))
+    written, instead = _written(files, config, wanted, request) if wanted else ({}, "")
+    changes = changed(files, {**enabled, **written})
+    return Edit(
+        changes=changes,
+        reasons=(*_reasons(wanted, changes, bool(enabled), instead), *_remarks(config)),
+        meant=dumped(wanted.paths, off=bool(enabled) or config.without_cri is not None),
+    )
+
+
+def _enable_cri(files: Mapping[str, bytes], request: RuntimeRequest) -> dict[str, bytes]:
+    """The files that disable the CRI plugin, with its names taken out of disabled_plugins."""
+    names = {*NAMES, IMAGES}
+    after = {}
+    for path in patterns(files, request):
+        file = read(path, files[path], request) if path in files else None
+        disabled = file.names("disabled_plugins") if file else []
+        if file and names & set(disabled):
+            content = file.content.edit({("disabled_plugins",): [name for name in disabled if name not in names]})
+            after[path] = encode(content.text, files[path])
+    return after
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _written(
+    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+) -> tuple[dict[str, bytes], str]:
+    """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed.
+
+    The second value says why it is no drop-in where that was to be expected.
+    """
+    drop_in = config.merges and release(request.version) != (0, 0) and not request.in_place
+    refused: Refusal | None = None
+    for changes in chain(_as_drop_in(files, config, wanted, request) if drop_in else (), _in_place(config, wanted)):
+        try:
+            _prove(files, config, changes, wanted, request)
+        except Refusal as refusal:
+            refused = refused or refusal
+        else:
+            data = {path: encode(file.content.text, files.get(path, b"")) for path, file in changes.items()}
+            return data, _no_drop_in(changes, refused, request)
+    assert refused is not None
+    raise refused
+
+
+def _edited(file: File, config: Config, wanted: Wish) -> File:
+    """The file with what is wanted, below the name of the CRI plugin that counts in it."""
+
+    def full(path: toml.Path) -> toml.Path:
+        key = ".".join(path[:2]) if path[0] == "containerd" else path[0]
+        return ("plugins", config.plugin(file, key), *path)
+
+    sets = {full(path): value for path, value in wanted.sets.items()}
+    return replace(file, content=file.content.edit(sets, [full(path) for path in wanted.removes]))
+
+
+def _in_place(config: Config, wanted: Wish) -> Iterator[dict[str, File]]:
+    """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
+    with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
+    order = [config.root, *with_cri]
+    if not config.merges:
+        name = config.plugin(config.root, "")
+        order = [*(file for file in with_cri if name in file.plugins), config.root][:1]
+    for path, file in {file.path: file for file in order}.items():
+        yield {path: _edited(file, config, wanted)}
+
+
+def _as_drop_in(
+    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+) -> Iterator[dict[str, File]]:
+    """In our own file, and `imports` of the root where it does not cover that one yet."""
+    path, root = drop_in_path(request), config.root
+    if any(key[:3] == (*RUNTIMES, request.name) for key in wanted.sets):
+        # a runtime without its type fails when a container starts
+        wanted = replace(wanted, sets={**wanted.sets, (*RUNTIMES, request.name, "runtime_type"): RUNC})
+    roots = {} if root.path in files else {root.path: root}
+    present = config.file(path)
+    if present:
+        yield {path: _edited(present, config, wanted), **roots}
+        return
+    if path not in {found for item in root.imports for found in resolve(item, [path])}:
+        item = _import(path, config, files)
+        imports = [*root.content.doc.get("imports", []), item]
+        roots = {root.path: replace(root, content=root.content.edit({("imports",): imports}))}
+    if path in files:
+        found = read(path, files[path], request)
+        yield {path: _edited(found, config, wanted), **roots}
+        if not _only_ours(found, request):
+            return
+    for version in dict.fromkeys((root.version, config.version, 0)):
+        empty = File(path, toml.load(path, b""), version)
+        content = empty.content.edit({("version",): version} if version else {})
+        yield {path: _edited(replace(empty, content=content), config, wanted), **roots}
+
+
+def _import(path: str, config: Config, files: Mapping[str, bytes]) -> str:
+    """The usual glob, or the path alone where the glob would bring in files that nobody reads now."""
+    pattern = f"{posixpath.dirname(path)}/*.toml"
+    unread = set(resolve(pattern, files)) - {path, *(file.path for file in config.files)}
+    return path if unread or path not in resolve(pattern, [path]) else pattern
+
+
+def _only_ours(file: File, request: RuntimeRequest) -> bool:
+    """Whether a file says nothing but its version and the runtime that is being configured."""
+    ours = {("plugins", name, *RUNTIMES, request.name) for name in NAMES}
+    allowed = {("plugins", name, "containerd", "default_runtime_name") for name in NAMES} | {("version",)}
+    return all(path in allowed or path[:5] in ours for path in settings(file.content.doc))
+
+
+def _prove(
+    files: Mapping[str, bytes], before: Config, changes: Mapping[str, File], wanted: Wish, request: RuntimeRequest
+) -> None:
+    """Read the outcome as containerd does: it must say what was asked, and all else what it said before."""
+    path = request.config or CONFIG
+    after = load(files, request, {**{file.path: file for file in before.files}, **changes})
+    left = wish(after, request)
+    if left:
+        names = ", ".join(".".join(key) for key in left.paths)
+        others = [file.path for file in after.files if file.path not in changes and _says_one(file, left.paths)]
+        raise Refusal(f"another file that {path} imports overrules {names}", f"remove it there: {', '.join(others)}")
+    at = unmeant(before, after, wanted.paths)
+    if at:
+        raise Refusal(
+            f"{', '.join(changes)}: with it, {'.'.join(at)} would change too",
+            "remove that from the files that containerd does not read now, or import them",
+        )
+
+
+def _says_one(file: File, paths: Collection[toml.Path]) -> bool:
+    tables = [file.plugins[name] for name in NAMES if name in file.plugins]
+    return any(toml.lookup(table, path) is not None for table in tables for path in paths)
+
+
+# ---------------------------------------------------------------- saying
+
+
+def _no_drop_in(changes: Mapping[str, File], refused: Refusal | None, request: RuntimeRequest) -> str:
+    """Why the drop-in was not written, "" where it was or nobody asks."""
+    if drop_in_path(request) in changes or request.in_place:
+        return ""
+    if refused:
+        return refused.problem.what
+    return "this containerd is configured in place" if request.drop_in else ""
+
+
+def _reasons(wanted: Wish, changes: Mapping[str, bytes], enabled: bool, instead: str) -> list[Reason]:
+    def name(path: toml.Path) -> str:
+        return ".".join(path[1:] if path[0] == "containerd" else path)
+
+    said = [
+        f"{name(path)} as it is built in" if isinstance(value, dict) else f"{name(path)} = {toml.literal(value)}"
+        for path, value in wanted.sets.items()
+    ]
+    why = [f"sets {', '.join(said)}"] if said else []
+    why += [f"removes {name(path)}" for path in wanted.removes]
+    why += ["enables the CRI plugin"] if enabled else []
+    reasons = [Reason(what=" and ".join(sorted(changes)), why="; ".join(why), source=SOURCE)]
+    return [*reasons, *([Reason(what="no drop-in is written", why=instead, source=SOURCE)] if instead else [])]
+
+
+def _remarks(config: Config) -> tuple[Reason, ...]:
+    remarks = []
+    off, default = config.without_cri, default_in_force(config)
+    if off:
+        why = "disabled_plugins names it: Kubernetes cannot use this containerd, nor the nvidia runtime in it"
+        remarks.append(Reason(what=f"{off.path} {_CRI_OFF}", why=why, source=SOURCE))
+    elif default not in runtimes_in_force(config):
+        why = "there is no runtime of that name: containerd does not load its CRI plugin"
+        remarks.append(Reason(what=f"default_runtime_name is {default}", why=why, source=SOURCE))
+    for file in config.unseen:
+        why = "read as version 3, its CRI settings are not seen; config migrate of containerd 2.3 prints them so"
+        remarks.append(Reason(what=f"{file.path} is config version {file.version or 1}", why=why, source=SOURCE))
+    return tuple(remarks)
+
+
+def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What is in force, with the built-in runc."""
+    config = in_force(files, request)
+    runtimes = runtimes_in_force(config)
+    driver = toml.lookup(runtimes.get("runc", {}), ("options", "SystemdCgroup"))
+    cdi = None if (1, 0) < config.daemon < (1, 7) else bool(config.cri.get("enable_cdi", config.merges))
+    return RuntimeState(
+        runtimes=tuple(runtimes),
+        default=default_in_force(config),
+        path=str(toml.lookup(runtimes.get(request.name, {}), ("options", "BinaryName")) or ""),
+        cdi=cdi,
+        cgroup_driver="" if driver is None else "systemd" if driver else "cgroupfs",
+        files=tuple(file.path for file in config.files if file.path in files),
+        notes=_remarks(config),
+    )
+
+
+def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
+    """containerd reads its configuration only when it starts."""
+    unit = runtime.unit or "containerd.service"
+    read = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+    files = [data or b"" for data in {**read, **edit.changes}.values()]
+    socket = runtime.socket or "/run/containerd/containerd.sock"
+    disabled = any(reason.what.endswith(_CRI_OFF) for reason in edit.reasons) or _no_cri(files)
+    return Activation(
+        unit=unit,
+        verb="restart",
+        config=runtime.config,
+        validate=(runtime.binary or "containerd", "-c", "@FILE@", "config", "dump"),
+        socket=socket,
+        plugin="" if disabled else "cri",
+        health=(("ctr", "--address", socket, "version"),),
+        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
+    )
+
+
+def _no_cri(files: list[bytes]) -> bool:
+    """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
+    for data in files:
+        try:
+            disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
+        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+            continue
+        if isinstance(disabled, list) and set(NAMES) & {str(item) for item in disabled}:
+            return True
+    return False

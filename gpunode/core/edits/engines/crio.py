@@ -1,0 +1,347 @@
+"""CRI-O's configuration: the nvidia runtime as a drop-in in crio.conf.d, or in place.
+
+A runtime's table is written whole, since a later file replaces it so (crio_files.py: how CRI-O reads its files).
+Sources: cri-o pkg/config/config.go (ValidateDefaultRuntime, TranslateMonitorFields), pkg/config/reload.go; tried with
+`crio config` of 1.28.11, 1.31.13 and 1.36.3.
+"""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from gpunode.core.edits.engine import Activation, RuntimeState
+from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.engines.crio_files import (
+    CDI,
+    CGROUP,
+    CONFIG,
+    CONMON_CGROUP,
+    DEFAULT,
+    FLAGS,
+    INHERITED,
+    NAME,
+    Document,
+    InForce,
+    documents_of,
+    drop_in_of,
+    folder,
+    in_force,
+    read,
+)
+from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.text import toml
+from gpunode.core.facts.daemon_flags import flag_values
+from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
+
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
+
+# where nvidia-container-toolkit 1.18.0 to 1.19.0 wrote the drop-in: CRI-O does not look there
+UNREAD = f"/etc/crio/conf.d/{NAME}"
+SOURCE = "https://github.com/cri-o/cri-o/blob/main/docs/crio.conf.5.md"
+_SECTION = ("crio", "runtime")
+LOW_LEVEL = "nvidia-container-toolkit internal/oci/runtime_low_level.go"
+_CDI_DIRS = ["/etc/cdi", "/var/run/cdi"]
+TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
+_CANDIDATES = ("nvidia-container-runtime", "runtimes")  # what nvidia-container-runtime may wrap: the first found
+_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
+
+
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """The root, all that lies in the folder of drop-ins, the file that others write in vain, and the toolkit's own."""
+    found = folder(request)
+    return (request.config or CONFIG, f"{found}/*", f"{found}/*/*", f"{found}/*/*/*", UNREAD, TOOLKIT)
+
+
+def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Files → files.  A missing root counts as empty, as CRI-O takes it."""
+    documents = documents_of(files, request)
+    sets, unset = _wanted(documents, request)
+    candidates = _candidates(files, documents, request)
+    if not sets and not unset and not candidates:
+        return Edit(reasons=tuple(_remarks(files, documents, request)))
+    texts = {document.path: document.text for document in documents}
+    for path in unset:
+        texts[path] = toml.edit(texts[path], removes=[(*_SECTION, DEFAULT)])
+    for key, value in sets.items():
+        path = _home(documents, key, request)
+        texts[path] = toml.edit(texts.get(path, ""), {(*_SECTION, *key): value})
+    if candidates:
+        texts[TOOLKIT] = toml.edit(dropin.load(TOOLKIT, files[TOOLKIT])[0], {_CANDIDATES: candidates})
+    data = {path: dropin.encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
+    _prove({**files, **data}, request)
+    changes = changed(files, data)
+    keys = [*sets, *[(DEFAULT,)] * bool(unset)]
+    return Edit(
+        changes=changes,
+        reasons=(*_reasons(sets, unset, candidates, changes), *_remarks(files, documents, request)),
+        meant=tuple(dict.fromkeys(".".join((*_SECTION, *key)) for key in keys)),
+    )
+
+
+# ---------------------------------------------------------------- deciding
+
+
+def _wanted(documents: Sequence[Document], request: RuntimeRequest) -> tuple[dict[toml.Path, Any], list[str]]:
+    """What to set below [crio.runtime], only what differs from what is in force; and files to unset the default in."""
+    now = in_force(documents, request)
+    sets: dict[toml.Path, Any] = {}
+    unset: list[str] = []
+    if request.default_runtime == "nvidia" and now.default != request.name:
+        sets[(DEFAULT,)] = request.name
+    if request.default_runtime == "runc" and now.default == request.name:
+        unset, back = _former_default(documents, request)
+        sets |= {} if back is None else {(DEFAULT,): back}
+    runtime = _runtime(now, request)
+    if now.runtimes.get(request.name) != runtime:
+        sets["runtimes", request.name] = runtime
+    sets |= _cgroup(now, request) | _cdi(now, request)
+    _not_by_flags(sets, unset, request)
+    return sets, unset
+
+
+def _runtime(now: InForce, request: RuntimeRequest) -> dict[str, Any]:
+    """The runtime's table as it should be: one that is there keeps its keys, a new one inherits from the default."""
+    have = now.runtimes.get(request.name)
+    if have is None:
+        parent = _parent(now, request)
+        inherited = {key: parent[key] for key in INHERITED if parent.get(key)}
+        return {"runtime_path": request.path, "runtime_type": "oci", **inherited}
+    if have.get("runtime_type", "") not in ("", "oci"):
+        raise Refusal(
+            f"runtimes.{request.name} is there with runtime_type = {toml.literal(have['runtime_type'])}",
+            "remove that runtime, or choose another name for ours",
+        )
+    own = (
+        {"inherit_default_runtime": False} if have.get("inherit_default_runtime") else {}
+    )  # it would overrule the path
+    return {**have, "runtime_path": request.path, **own}
+
+
+def _parent(now: InForce, request: RuntimeRequest) -> Mapping[str, Any]:
+    """The runtime to inherit from: the default one, or the first usual one, of those that conmon runs."""
+    for name in (now.default, "crun", "runc"):
+        found = None if name == request.name else now.runtimes.get(name)
+        if found is not None and found.get("runtime_type", "") in ("", "oci"):
+            return found
+    return {}
+
+
+def _low_level(documents: Sequence[Document], request: RuntimeRequest) -> str:
+    """The binary of the runtime to wrap where nvidia-container-runtime would not find it on the PATH, else ""."""
+    binary = str(_parent(in_force(documents, request), request).get("runtime_path", ""))
+    return binary if posixpath.dirname(binary) not in ("", *_PATH) else ""
+
+
+def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> list[str]:
+    """The toolkit's list with that binary behind what is there; [] where the list can stay.
+
+    CRI-O's own packages keep crun and runc in /usr/libexec/crio: no container of the nvidia runtime would start.
+    """
+    binary = _low_level(documents, request)
+    if not binary or TOOLKIT not in files or posixpath.dirname(request.path) not in _PATH:
+        return []
+    have = toml.lookup(dropin.load(TOOLKIT, files[TOOLKIT])[1], _CANDIDATES)
+    have = ["runc", "crun"] if have is None else have  # its own default
+    if not isinstance(have, list) or not all(isinstance(name, str) for name in have):
+        raise Refusal(f"{TOOLKIT}: {'.'.join(_CANDIDATES)} is no list of names", 'write runtimes = ["runc", "crun"]')
+    return [] if any(name.startswith("/") for name in have) else [*have, binary]
+
+
+def _former_default(documents: Sequence[Document], request: RuntimeRequest) -> tuple[list[str], str | None]:
+    """Where to unset the default so that what stood below it counts again, or else what to set.
+
+    A usual runtime that has a table, or "", for which CRI-O takes its built-in one.
+    """
+    drop_in = drop_in_of(request)
+    mine = [d.path for d in documents if d.path == drop_in and d.section.get(DEFAULT) == request.name]
+    rest = [Document(d.path, d.text, {}, d.runtimes) if d.path in mine else d for d in documents]
+    if in_force(rest, request).default != request.name:
+        return mine, None
+    tables = {name for document in documents for name in document.runtimes}
+    return [], next((name for name in ("crun", "runc") if name in tables), "")
+
+
+def _cgroup(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
+    """cgroup_manager; conmon itself then has to be in the pod's cgroup: a slice is refused with cgroupfs."""
+    wish = request.cgroup_driver
+    if not wish or (now.section.get(CGROUP) or "systemd") == wish:
+        return {}
+    pod = wish == "cgroupfs" and now.section.get(CONMON_CGROUP) != "pod"
+    return {(CGROUP,): wish} | ({(CONMON_CGROUP,): "pod"} if pod else {})
+
+
+def _cdi(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
+    """cdi_spec_dirs, of 1.24 and later: CDI is on where there are any; there is no other switch."""
+    if request.cdi is None:
+        return {}
+    if (0, 0) < release(request.version) < (1, 24):
+        if request.cdi:
+            raise Refusal(f"CRI-O {request.version} has no CDI", "install CRI-O 1.24 or later, or leave cdi out")
+        return {}
+    if bool(now.section.get(CDI, _CDI_DIRS)) is request.cdi:
+        return {}
+    return {(CDI,): _CDI_DIRS if request.cdi else []}
+
+
+def _not_by_flags(sets: Mapping[toml.Path, Any], unset: Sequence[str], request: RuntimeRequest) -> None:
+    """Refuse what an argument of the daemon overrules."""
+    keys = {key[0] for key in sets} | ({DEFAULT} if unset else set())
+    for key, flag in FLAGS.items():
+        if key in keys and flag_values(request.flags, flag):
+            raise _overruled(flag, key)
+    if "runtimes" in keys and any(f"{request.name}:" in word for word in flag_values(request.flags, "--runtimes")):
+        raise _overruled("--runtimes", f"runtimes.{request.name}")
+
+
+def _overruled(flag: str, key: str) -> Refusal:
+    return Refusal(
+        f"CRI-O is started with {flag}, which overrules {key} of its files",
+        f"remove {flag} from the unit (systemctl cat crio) and its files in /etc/sysconfig or /etc/default",
+    )
+
+
+# ---------------------------------------------------------------- writing
+
+
+def _home(documents: Sequence[Document], key: toml.Path, request: RuntimeRequest) -> str:
+    """The file for a setting: the drop-in, or a later one that has the last word; in place the last, or the root."""
+    drop_in = drop_in_of(request)
+    for document in reversed(documents):
+        has = key[-1] in (document.runtimes if key[0] == "runtimes" else document.section)
+        if has and (request.in_place or _later(document.path, drop_in, request)):
+            return document.path
+    return (request.config or CONFIG) if request.in_place else drop_in
+
+
+def _later(path: str, drop_in: str, request: RuntimeRequest) -> bool:
+    return path != (request.config or CONFIG) and path.split("/") > drop_in.split("/")
+
+
+def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
+    """Read the outcome as CRI-O does: it must say what was asked."""
+    left, _ = _wanted(documents_of(files, request), request)
+    if left:
+        names = ", ".join(".".join(key) for key in left)
+        raise Refusal(f"{names} would not be in force", "look into the files of CRI-O, and report this")
+
+
+# ---------------------------------------------------------------- saying
+
+
+def _reasons(
+    sets: Mapping[toml.Path, Any], unset: Sequence[str], candidates: Sequence[str], changes: Mapping[str, bytes]
+) -> Iterator[Reason]:
+    said = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
+    said += [f"unsets {DEFAULT} in {path}" for path in unset]
+    if said:
+        yield Reason(what=" and ".join(sorted(set(changes) - {TOOLKIT})), why="; ".join(said), source=SOURCE)
+    if candidates:
+        why = f"names {candidates[-1]}, which is not on the PATH, as a runtime that nvidia-container-runtime may wrap"
+        yield Reason(what=TOOLKIT, why=why, source=LOW_LEVEL)
+
+
+def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> Iterator[Reason]:
+    """What an edit of these files cannot mend."""
+    if UNREAD in files:
+        yield Reason(
+            what=f"{UNREAD} has no effect",
+            why=f"CRI-O reads {folder(request)}; nvidia-container-toolkit 1.18.0 to 1.19.0 wrote it there: remove it",
+            source=SOURCE,
+        )
+    binary = _low_level(documents, request)
+    if binary and (TOOLKIT not in files or posixpath.dirname(request.path) not in _PATH):
+        yield Reason(
+            what=f"{binary} is not on the PATH",
+            why="nvidia-container-runtime looks for the runtime that it wraps there: nvidia-ctk config --in-place "
+            f"--set nvidia-container-runtime.runtimes={binary} names it",
+            source=LOW_LEVEL,
+        )
+
+
+def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Takes the runtime out of every file that has it, and the default where it names it; an empty drop-in goes."""
+    documents = documents_of(files, request)
+    drop_in, usual = drop_in_of(request), _instead(documents, request)
+    changes: dict[str, bytes | None] = {}
+    reasons = []
+    for document in documents:
+        removes: list[toml.Path] = [("runtimes", request.name)] if request.name in document.runtimes else []
+        default = document.section.get(DEFAULT) == request.name
+        if not removes and not default:
+            continue
+        instead = usual if default and document.path != drop_in else ""  # what stood below a drop-in counts again
+        removes += [(DEFAULT,)] if default and not instead else []
+        sets: dict[toml.Path, Any] = {(*_SECTION, DEFAULT): instead} if instead else {}
+        text = toml.edit(document.text, sets, [(*_SECTION, *key) for key in removes])
+        gone = document.path == drop_in and dropin.empty(document.path, text)
+        changes[document.path] = None if gone else dropin.encode(text, files[document.path])
+        said = [f"removes {'.'.join(key)}" for key in removes] + [f"sets {DEFAULT} = {instead}"] * bool(sets)
+        reasons.append(Reason(what=document.path, why="removes it" if gone else "; ".join(said), source=SOURCE))
+        left = ", ".join(key for key in read(document.path, text.encode()).section if key != DEFAULT)
+        if document.path == drop_in and left:
+            reasons.append(Reason(what=f"{left} in {drop_in}", why="stays: it is not the runtime's"))
+    if changes and flag_values(request.flags, FLAGS[DEFAULT])[-1:] == [request.name]:
+        raise _overruled(FLAGS[DEFAULT], DEFAULT)
+    return Edit(changes=changes, reasons=tuple(reasons), meant=_meant(request) if changes else ())
+
+
+def _instead(documents: Sequence[Document], request: RuntimeRequest) -> str:
+    """The default to set where nothing below ours names one and only another usual runtime has a table, else ""."""
+    rest = [
+        Document(
+            document.path,
+            document.text,
+            {key: value for key, value in document.section.items() if (key, value) != (DEFAULT, request.name)},
+            {name: table for name, table in document.runtimes.items() if name != request.name},
+        )
+        for document in documents
+    ]
+    tables = {name for document in rest for name in document.runtimes}
+    usual = next((name for name in ("crun", "runc") if name in tables), "")
+    return "" if in_force(rest, request).default in tables else usual
+
+
+def _meant(request: RuntimeRequest) -> tuple[str, ...]:
+    return (".".join((*_SECTION, DEFAULT)), ".".join((*_SECTION, "runtimes", request.name)))
+
+
+def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What is in force."""
+    documents = documents_of(files, request)
+    now = in_force(documents, request)
+    dirs = now.section.get(CDI, _CDI_DIRS)
+    return RuntimeState(
+        runtimes=tuple(now.runtimes),
+        default=now.default,
+        path=str(now.runtimes.get(request.name, {}).get("runtime_path", "")),
+        cdi=None if (0, 0) < release(request.version) < (1, 24) else bool(dirs),
+        cgroup_driver=now.section.get(CGROUP) or "systemd",
+        files=tuple(document.path for document in documents),
+        notes=tuple(_remarks(files, documents, request)),
+    )
+
+
+def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
+    """CRI-O is restarted, and conmon keeps the containers meanwhile.
+
+    On SIGHUP 1.26 and later read the runtimes anew (pkg/config/reload.go) and say so, but go on with those they started
+    with: 1.36.3 then does not find a runtime that is new.
+    """
+    unit = runtime.unit or "crio.service"
+    socket = runtime.socket or "/run/crio/crio.sock"
+    request = RuntimeRequest(runtime="crio", config=runtime.config, flags=runtime.flags)
+    root = ("--config", "@FILE@") if runtime.config in facts.files or runtime.config in edit.changes else ()
+    return Activation(
+        unit=unit,
+        verb="restart",
+        config=runtime.config,
+        validate=(runtime.binary or "crio", *root, "--config-dir", folder(request), "config"),
+        socket=socket,
+        health=(
+            ("crictl", "--runtime-endpoint", f"unix://{socket}", "version"),
+            ("curl", "-fsS", "-m", "10", "--unix-socket", socket, "http://localhost/info"),
+        ),
+        disrupts=f"restarts {unit}: running containers keep running" if edit.changes else "",
+    )

@@ -1,0 +1,293 @@
+"""Docker's daemon.json: one file, no drop-ins; merged key by key, all else of its bytes kept.
+
+What dockerd takes is in docker_settings.py and docker_file.py, how it takes a change up in docker_activation.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from gpunode.core.edits.engine import RuntimeState
+from gpunode.core.edits.engines.docker_activation import activation, is_rootless, is_snap
+from gpunode.core.edits.engines.docker_checks import CGROUP_KEY
+from gpunode.core.edits.engines.docker_file import DaemonFile, Runtime, read
+from gpunode.core.edits.engines.docker_settings import arguments
+from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.text import jsontext
+from gpunode.core.errors import InputError
+from gpunode.core.model import Edit, Reason
+
+__all__ = ["CONFIG", "activation", "configure", "patterns", "state", "unconfigure"]
+
+CONFIG = "/etc/docker/daemon.json"
+SOURCE = "https://docs.docker.com/reference/cli/dockerd/#daemon-configuration-file"
+_SNAP = "/snap/docker/"
+RUNC_SHIM = "io.containerd.runc.v2"
+# dockerd's own names: an entry of that name would stand for every container's runtime
+_STOCK = ("runc", RUNC_SHIM, "io.containerd.runtime.v1.linux")
+Sets = dict[jsontext.Path, Any]
+Flags = Mapping[str, list[str]]
+
+
+def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+    """daemon.json alone."""
+    return (request.config or CONFIG,)
+
+
+def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Files → files.  A missing daemon.json counts as empty, as dockerd takes it."""
+    if request.name in _STOCK:
+        raise InputError(f"runtime name {request.name!r}", expected="another name: it is one of dockerd's own")
+    if request.drop_in:
+        raise InputError(f"drop-in {request.drop_in}", expected="none: Docker reads one file", fix="leave it out")
+    file = read(files, request.config or CONFIG, request)
+    sets = _wanted(file, request)
+    _check_default(file, sets, request)
+    if not sets:
+        return Edit()
+    settings = ", ".join(f"{'.'.join(key)} = {value!r}" for key, value in sets.items())
+    reasons = (Reason(what=file.path, why=f"sets {settings}", source=SOURCE), *_elsewhere(file.path, request))
+    return _edited(files, file, sets, (), request, reasons)
+
+
+def _wanted(file: DaemonFile, request: RuntimeRequest) -> Sets:
+    """What has to be set: nothing where all of it is in force."""
+    flags = arguments(request.flags)
+    sets = _runtime(file, flags, request) | _default(file, flags, request)
+    return sets | _cgroup(file, flags, request) | _cdi(file, flags, request)
+
+
+def _edited(
+    files: Mapping[str, bytes],
+    file: DaemonFile,
+    sets: Sets,
+    removes: Collection[jsontext.Path],
+    request: RuntimeRequest,
+    reasons: tuple[Reason, ...],
+) -> Edit:
+    """The edit of the file's text, which jsontext has proven to say what it said but for `sets` and `removes`.
+
+    Nothing is left to do then, and the other runtimes are in force as they were: dockerd merges keys that stand twice.
+    """
+    text = jsontext.edit("{}\n" if file.blank else file.text, sets, removes)
+    data = file.bytes_of(text)
+    after = read({file.path: data}, file.path, request)
+    left = _wanted(after, request) if sets else _unwanted(after, request)
+    others = [{name: one for name, one in each.runtimes.items() if name != request.name} for each in (file, after)]
+    if left or others[0] != others[1]:
+        raise Refusal(
+            f"{file.path} is written in a way that gpunode cannot edit", "write each key once, or edit the file by hand"
+        )
+    return Edit(
+        changes=changed(files, {file.path: data}),
+        reasons=reasons,
+        meant=tuple(dict.fromkeys(".".join(key[:2]) for key in (*sets, *removes))),
+    )
+
+
+def _elsewhere(path: str, request: RuntimeRequest) -> tuple[Reason, ...]:
+    """What is special about the file of a user's own dockerd, and of the one in a snap."""
+    if is_rootless(path):
+        why = (
+            "rootless Docker: its user restarts it (systemctl --user restart docker), and NVIDIA's runtime needs "
+            "no-cgroups = true in /etc/nvidia-container-runtime/config.toml there"
+        )
+        return (Reason(what=path, why=why, source="https://docs.docker.com/engine/security/rootless/"),)
+    if is_snap(path) and not request.path.startswith(_SNAP):
+        why = f"the docker snap sees no {request.path} of the host: its own toolkit is in {_SNAP}current/usr/bin"
+        return (Reason(what=path, why=why, source="https://github.com/canonical/docker-snap"),)
+    return ()
+
+
+# ---------------------------------------------------------------- what has to be set
+
+
+def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    """runtimes.NAME: its path, or BinaryName of an entry that names containerd's shim for runc.
+
+    Those of --add-runtime are added to the file's, whose entry counts where both have one.
+    """
+    added = f"{request.name}={request.path}" in flags.get("runtimes", ())
+    now = file.runtimes.get(request.name, Runtime())
+    if now.kind == RUNC_SHIM and not (0, 0) < release(request.version) < (24, 0):
+        if now.options.get("BinaryName") == request.path:
+            return {}
+        return {("runtimes", request.name, now.keys.get("options", "options"), "BinaryName"): request.path}
+    if now.kind:
+        raise Refusal(
+            f"runtimes.{request.name} has a runtimeType, which excludes a path",
+            f"remove runtimes.{request.name} from {file.path}",
+        )
+    if is_snap(file.path) and now.path.startswith(_SNAP) and not request.path.startswith(_SNAP):
+        return {}  # the toolkit that the snap brings, which it has entered itself
+    if now.path == request.path or (added and not now.keys and not _needs_entry(flags, request)):
+        return {}
+    sets: Sets = {("runtimes", request.name, now.keys.get("path", "path")): request.path}
+    return sets if "args" in now.keys else sets | {("runtimes", request.name, "runtimeArgs"): []}
+
+
+def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:
+    """Whether the file's default has to be one of the file's runtimes: before 25.0 it is checked by itself."""
+    return request.default_runtime == "nvidia" and "default-runtime" not in flags and release(request.version) < (25, 0)
+
+
+def _default(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    now = _default_now(file, flags)
+    wish = {"nvidia": request.name, "runc": "runc", "keep": now}[request.default_runtime]
+    if "default-runtime" in flags:
+        _flag(now == wish, "--default-runtime", wish)
+        return {}
+    return {} if now == wish else {("default-runtime",): wish}
+
+
+def _default_now(file: DaemonFile, flags: Flags) -> str:
+    return (flags.get("default-runtime") or [""])[-1] or file.default or "runc"
+
+
+def _flag(right: bool, flag: str, wish: str) -> None:
+    if not right:
+        raise Refusal(
+            f"docker's unit gives {flag} as an argument, so daemon.json cannot set it to {wish}",
+            f"remove {flag} from the unit (systemctl cat docker; systemctl edit docker), or set it to {wish} there",
+        )
+
+
+def _check_default(file: DaemonFile, sets: Sets, request: RuntimeRequest) -> None:
+    """A default that no runtime has keeps dockerd from starting; from 25.0 on it may be the name of a shim."""
+    flags = arguments(request.flags)
+    default = sets.get(("default-runtime",)) or _default_now(file, flags)
+    added = [word.partition("=")[0] for word in flags.get("runtimes", ())]
+    known = {*_STOCK, *file.runtimes, *added, request.name}
+    shim = not (0, 0) < release(request.version) < (25, 0) and "/" not in default and default.find(".") > 0
+    if default not in known and not shim:
+        raise Refusal(
+            f"the default runtime {default} is none of the runtimes: dockerd does not start so",
+            "name the default runtime (--set-as-default, or runtimes.docker.default_runtime), or add that runtime",
+        )
+
+
+def _cgroup_drivers(options: Collection[str]) -> list[str]:
+    """The values of native.cgroupdriver among options as dockerd reads them: any case, spaces around the sign."""
+    pairs = [[part.strip() for part in option.split("=", 1)] for option in options]
+    return [pair[1] for pair in pairs if len(pair) == 2 and pair[0].lower() == CGROUP_KEY]
+
+
+def _cgroup(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    now = _cgroup_drivers(file.exec_opts)
+    if not request.cgroup_driver:
+        if any(driver not in ("", "systemd", "cgroupfs") for driver in now):
+            raise Refusal(
+                f"{file.path}: exec-opts has {CGROUP_KEY}={now[0]}: dockerd does not start so",
+                f"set {CGROUP_KEY} to systemd or cgroupfs",
+            )
+        return {}
+    wish = f"{CGROUP_KEY}={request.cgroup_driver}"
+    if "exec-opts" in flags:
+        _flag(_cgroup_drivers(flags["exec-opts"]) == [request.cgroup_driver], "--exec-opt", wish)
+        return {}
+    if now and set(now) == {request.cgroup_driver}:
+        return {}
+    kept: list[str] = []
+    for option in file.exec_opts:  # in the place of the first, the others go
+        kept += [option] if not _cgroup_drivers([option]) else [wish] if wish not in kept else []
+    return {("exec-opts",): kept if wish in kept else [*kept, wish]}
+
+
+def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
+    """features.cdi: from 25.0 on asked for, from 28.2 on there unless forbidden."""
+    if request.cdi is None:
+        return {}
+    number = release(request.version)
+    if (0, 0) < number < (25, 0):
+        if not request.cdi:
+            return {}
+        raise Refusal(f"Docker {request.version} has no CDI", "install Docker 25.0 or later, or leave cdi out")
+    dirs = tuple(flags.get("cdi-spec-dirs", ())) or file.cdi_dirs
+    if request.cdi and dirs == ("",):
+        raise Refusal('cdi-spec-dirs is [""], which turns CDI off', "remove cdi-spec-dirs, or name the folders there")
+    if "features" in flags:
+        wish = f"cdi={'true' if request.cdi else 'false'}"
+        _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", wish)
+        return {}
+    builtin = number >= (28, 2) if number > (0, 0) else None
+    if file.features.get("cdi", builtin) is request.cdi:
+        return {}
+    return {("features", "cdi"): request.cdi}
+
+
+def _features(file: DaemonFile, flags: Flags) -> dict[str, bool]:
+    """Those in force; `--feature cdi` means true."""
+    given = [word.partition("=") for word in flags.get("features", ())]
+    return {**file.features, **{name: value.lower() in ("", "1", "t", "true") for name, _, value in given}}
+
+
+# ---------------------------------------------------------------- the way back
+
+
+def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+    """Without a record: runtimes.NAME goes, `runtimes` when nothing else is in it, and a default that names it.
+
+    What configure may have set besides (features.cdi, exec-opts) stays and is said: it may be somebody else's.
+    """
+    path = request.config or CONFIG
+    file = read(files, path, request)
+    flags = arguments(request.flags)
+    if request.name in flags.get("default-runtime", ()):
+        raise Refusal(
+            f"docker's unit gives --default-runtime {request.name}: without that runtime dockerd does not start",
+            "remove --default-runtime from the unit (systemctl edit docker)",
+        )
+    removes = _unwanted(file, request)
+    reasons = _left(file, flags, request)
+    if not removes:
+        return Edit(reasons=reasons)
+    gone = ", ".join(".".join(key) for key in removes)
+    reasons = (Reason(what=path, why=f"removes {gone}", source=SOURCE), *reasons, *_elsewhere(path, request)[:1])
+    return _edited(files, file, {}, removes, request, reasons)
+
+
+def _unwanted(file: DaemonFile, request: RuntimeRequest) -> list[jsontext.Path]:
+    """What has to go: nothing where no key names the runtime."""
+    removes: list[jsontext.Path] = []
+    if file.default == request.name:
+        removes.append(("default-runtime",))
+    if request.name in file.runtimes:
+        alone = set(file.runtimes) == {request.name}
+        removes.append(("runtimes",) if alone else ("runtimes", request.name))
+    return removes
+
+
+def _left(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> tuple[Reason, ...]:
+    said = []
+    if "cdi" in file.features:
+        said.append(f"features.cdi stays {'true' if file.features['cdi'] else 'false'}")
+    if _cgroup_drivers(file.exec_opts):
+        said.append(f"exec-opts stays {list(file.exec_opts)}")
+    if any(word.partition("=")[0] == request.name for word in flags.get("runtimes", ())):
+        said.append(f"--add-runtime {request.name} stays in docker's unit")
+    return tuple(Reason(what=file.path, why=why, source="") for why in said)
+
+
+# ---------------------------------------------------------------- what is in force
+
+
+def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+    """What is in force, arguments of dockerd counted in."""
+    path = request.config or CONFIG
+    file = read(files, path, request)
+    flags = arguments(request.flags)
+    given = dict(word.partition("=")[::2] for word in flags.get("runtimes", ()))
+    runtimes = {name: Runtime(path=binary) for name, binary in given.items()} | dict(file.runtimes)
+    mine = runtimes.get(request.name, Runtime())
+    drivers = _cgroup_drivers([*flags.get("exec-opts", ()), *file.exec_opts])
+    number = release(request.version)
+    cdi = _features(file, flags).get("cdi", number >= (28, 2) if number >= (25, 0) else None)
+    return RuntimeState(
+        runtimes=tuple(runtimes),
+        default=_default_now(file, flags),
+        path=mine.path or (str(mine.options.get("BinaryName", "")) if mine.kind == RUNC_SHIM else ""),
+        cdi=cdi,
+        cgroup_driver=drivers[-1] if drivers else "",
+        files=(path,) if path in files else (),
+    )

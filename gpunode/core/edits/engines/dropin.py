@@ -1,0 +1,39 @@
+"""What the engines share whose settings are TOML files laid over each other."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import toml
+
+BOM = b"\xef\xbb\xbf"  # BurntSushi/toml, which CRI-O and podman read with, skips it
+
+
+def load(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
+    """Text and plain values of a file, a byte order mark left out; InputError carries path:line:column."""
+    return toml.parse(path, data.removeprefix(BOM))
+
+
+def encode(text: str, before: bytes) -> bytes:
+    """The bytes of a text, with the byte order mark that the file had."""
+    return (BOM if before.startswith(BOM) else b"") + text.encode()
+
+
+def table(value: Any, name: str, engine: str) -> dict[str, Any]:
+    """A table, {} when it is not there; Refusal for anything else."""
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise Refusal(f"{name} is no table", f"make it a table: {engine} expects one there")
+    return value
+
+
+def empty(path: str, text: str) -> bool:
+    """Whether a file says nothing, not even in a comment; headers of empty tables do not count."""
+    return not _filled(toml.parse(path, text.encode())[1]) and "#" not in text
+
+
+def _filled(doc: Mapping[str, Any]) -> bool:
+    return any(_filled(value) if isinstance(value, dict) else True for value in doc.values())

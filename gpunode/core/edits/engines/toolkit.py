@@ -1,0 +1,86 @@
+"""The NVIDIA Container Toolkit's own config.toml: files → files, every other byte kept.
+
+The packages write the file once, with every key that has a default (nvidia-ctk config --in-place), and never again; a
+missing file or key means the default.  nvidia-container-runtime reads it for each container: nothing is restarted.
+Sources: NVIDIA/nvidia-container-toolkit api/config/v1, packaging/debian/nvidia-container-toolkit-base.postinst.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import toml
+from gpunode.core.edits.undo import record
+from gpunode.core.errors import InputError
+from gpunode.core.model import Edit, Reason
+
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+SOURCE = "github NVIDIA/nvidia-container-toolkit api/config/v1/config.go"
+_CLI, _RUNTIME = "nvidia-container-cli", "nvidia-container-runtime"
+_PLACES: Mapping[str, toml.Path] = {
+    "no_cgroups": (_CLI, "no-cgroups"),
+    "mode": (_RUNTIME, "mode"),
+    "log_level": (_RUNTIME, "log-level"),
+    "accept_nvidia_visible_devices_envvar_when_unprivileged": (
+        "accept-nvidia-visible-devices-envvar-when-unprivileged",
+    ),
+    "accept_nvidia_visible_devices_as_volume_mounts": ("accept-nvidia-visible-devices-as-volume-mounts",),
+    "ldconfig": (_CLI, "ldconfig"),
+    "user": (_CLI, "user"),
+    "load_kmods": (_CLI, "load-kmods"),
+    "swarm_resource": ("swarm-resource",),
+    "supported_driver_capabilities": ("supported-driver-capabilities",),
+    "disable_require": ("disable-require",),
+    "ignore_imex_channel_requests": ("features", "ignore-imex-channel-requests"),
+    "cuda_compat_mode": (_RUNTIME, "modes", "legacy", "cuda-compat-mode"),
+}
+_LOGS: Mapping[toml.Path, str] = {
+    (_CLI, "debug"): "/var/log/nvidia-container-toolkit.log",
+    (_RUNTIME, "debug"): "/var/log/nvidia-container-runtime.log",
+}
+
+
+def configure_toolkit(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Edit:
+    """What changes in the file so that it says `settings` (keys of toolkit.config in gpunode.yml).
+
+    An Edit without changes and problems: it says so already.  Where the file is written in a way that cannot be edited,
+    a Problem and no change.  Raises InputError for a file that is no TOML, and for settings that do not exist.
+    """
+    unknown = [key for key in settings if key not in (*_PLACES, "debug")]
+    if unknown:
+        raise InputError(f"toolkit config: unknown key {unknown[0]!r}", expected=", ".join((*_PLACES, "debug")))
+    data = files.get(CONFIG)
+    text, doc = dropin.load(CONFIG, data or b"")
+    try:
+        sets, removes = _wanted(doc, settings)
+        after = toml.edit(text, sets, removes)
+    except Refusal as refusal:
+        return Edit(problems=(replace(refusal.problem, what=f"{CONFIG}: {refusal.problem.what}"),))
+    if after == text:
+        return Edit()
+    said = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
+    said += [f"removes {'.'.join(key)}" for key in removes]
+    changes = {CONFIG: dropin.encode(after, data or b"")}
+    return Edit(
+        changes=changes,
+        undo={CONFIG: record(data, changes[CONFIG])},
+        reasons=(Reason(what=CONFIG, why="; ".join(said), source=SOURCE),),
+    )
+
+
+def _wanted(doc: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[dict[toml.Path, Any], list[toml.Path]]:
+    """What to set and to remove, only what differs from what the file says."""
+    asked: dict[toml.Path, Any] = {_PLACES[key]: value for key, value in settings.items() if key in _PLACES}
+    asked |= dict(_LOGS) if settings.get("debug") else {}
+    removes = [key for key in _LOGS if settings.get("debug") is False and _logs(doc, key)]
+    # a value of another type has to be written anew: 0 is not false to the toolkit
+    sets = {key: value for key, value in asked.items() if repr(toml.lookup(doc, key)) != repr(value)}
+    return sets, removes
+
+
+def _logs(doc: Mapping[str, Any], key: toml.Path) -> bool:
+    return toml.lookup(doc, key) not in (None, "", "/dev/null")  # /dev/null is the default of the runtime

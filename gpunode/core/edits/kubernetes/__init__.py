@@ -1,0 +1,1 @@
+"""Kubernetes' own components on a host: kube-scheduler and kubelet."""

@@ -1,0 +1,318 @@
+"""The kubelet's settings that GPU nodes need, where they stand: flags of its unit, or its configuration file.
+
+Files → files.  A flag counts over the configuration file: a setting that stands in a flag is changed there, else in the
+file; node labels have no field and are a flag always.  Source: kubernetes.io kubelet, kubelet-config-v1beta1.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from gpunode.core.edits.kubernetes.schemas import kubelet_faults
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.reverting import recorded, reverted
+from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
+from gpunode.core.edits.text.unitfile import Program, append_word, change_program, program_of, unit_patterns
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.knowledge.scheduler import Gone, SchedulerRules, minor_of
+from gpunode.core.model import Edit, Reason, Undo
+
+NAME = "kubelet"
+CONFIG = "/var/lib/kubelet/config.yaml"
+EXTRA = "KUBELET_EXTRA_ARGS"  # the variable that kubeadm's drop-in leaves to people
+_FLAGS_FILES = ("/etc/default/kubelet", "/etc/sysconfig/kubelet")
+_LABEL = re.compile(r"(?P<prefix>[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?\Z")
+_VALUE = re.compile(r"([A-Za-z0-9]([\w.-]{0,61}[A-Za-z0-9])?)?\Z")
+_QUANTITY = re.compile(r"\d+(\.\d+)?(m|k|M|G|T|P|Ki|Mi|Gi|Ti|Pi)?\Z")
+_RESOURCES = ("cpu", "memory", "ephemeral-storage", "pid")
+# labels of Kubernetes' own that a kubelet may give its node; with another one it does not start from 1.16 on
+_ALLOWED = frozenset(
+    "beta.kubernetes.io/arch beta.kubernetes.io/instance-type beta.kubernetes.io/os kubernetes.io/arch "
+    "failure-domain.beta.kubernetes.io/region failure-domain.beta.kubernetes.io/zone kubernetes.io/hostname "
+    "kubernetes.io/os node.kubernetes.io/instance-type topology.kubernetes.io/region "
+    "topology.kubernetes.io/zone".split()
+)
+_MEND = "mend it first, then run again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class KubeletRequest:
+    """What is asked; "" and {} leave what is there.  `unit` is the file that systemd starts the kubelet by.
+
+    Feature gates that the release does not know, or has no use for, go in any case.
+    """
+
+    server_version: str = ""
+    unit: str = ""
+    cgroup_driver: Literal["", "systemd", "cgroupfs"] = ""
+    node_labels: Mapping[str, str] = field(default_factory=dict)
+    system_reserved: Mapping[str, str] = field(default_factory=dict)
+    kube_reserved: Mapping[str, str] = field(default_factory=dict)
+
+
+def kubelet_files(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[str, ...]:
+    """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
+    found = [*unit_patterns(files, request.unit), *_FLAGS_FILES]
+    if request.unit not in files:
+        return tuple(found)
+    try:
+        path = last_value(flags_in(program_of(files, request.unit, NAME).words), "config")
+    except Refusal:  # configure says it
+        path = None
+    return tuple(dict.fromkeys([*found, *([path] if path else [])]))
+
+
+def configure_kubelet(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
+    """What changes so that the kubelet has the settings; problems and errors as of every edit."""
+    check_kubelet_request(request)
+    return recorded(files, lambda: _configured(files, request, rules))
+
+
+def unconfigure_kubelet(
+    files: Mapping[str, bytes], request: KubeletRequest, undo: Sequence[Mapping[str, Undo]] = ()
+) -> Edit:
+    """What takes configure back, by its records, newest first; without one nobody knows whose a setting is."""
+
+    def left(after: Mapping[str, bytes]) -> Edit:
+        if undo:
+            raise Refusal(
+                "lines that configure wrote have changed since, and cannot be told from others",
+                "take them out by hand: gpunode kube kubelet diff shows what is asked for",
+            )
+        return Edit()
+
+    return recorded(files, lambda: reverted(files, undo, left))
+
+
+def check_kubelet_request(request: KubeletRequest) -> None:
+    """Raise InputError for what no kubelet takes."""
+    minor = minor_of(request.server_version)
+    for key, value in request.node_labels.items():
+        if not _LABEL.match(key) or not _VALUE.match(value):
+            raise InputError(f"node label {key}={value}", expected="[PREFIX/]NAME=VALUE in letters, digits, '-_.'")
+        if minor >= 16 and not _may_set(key):
+            raise InputError(
+                f"node label {key}",
+                expected="a prefix of your own, node.kubernetes.io/ or kubelet.kubernetes.io/: "
+                "a kubelet may not give itself another one of Kubernetes', and does not start with it",
+                fix=f"kubectl label node NAME {key}={value}",
+            )
+    for what in ("system_reserved", "kube_reserved"):
+        for key, value in getattr(request, what).items():
+            if key not in _RESOURCES or not _QUANTITY.match(value):
+                raise InputError(
+                    f"{what.replace('_', ' ')} {key}={value}", expected=f"{', '.join(_RESOURCES)} = 500m, 1Gi, 1000"
+                )
+
+
+def _may_set(key: str) -> bool:
+    prefix = key.partition("/")[0] if "/" in key else ""
+    if not re.search(r"(\A|\.)(kubernetes|k8s)\.io\Z", prefix):
+        return True
+    return key in _ALLOWED or bool(re.search(r"(\A|\.)(node|kubelet)\.kubernetes\.io\Z", prefix))
+
+
+# ---------------------------------------------------------------- configuring
+
+
+@dataclass(frozen=True)
+class _State:
+    """The files as far as they are edited, and why."""
+
+    files: Mapping[str, bytes]
+    unit: str
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def program(self) -> Program:
+        return program_of(self.files, self.unit, NAME)
+
+    @property
+    def flags(self) -> list[Flag]:
+        return flags_in(self.program.words)
+
+    @property
+    def config(self) -> str:
+        """The configuration file that the kubelet is given and that is there, else ""."""
+        path = last_value(self.flags, "config") or ""
+        return path if path in self.files else ""
+
+    def with_files(self, files: Mapping[str, bytes], *reasons: Reason) -> _State:
+        return _State(files, self.unit, (*self.reasons, *reasons)) if files != self.files else self
+
+
+def _configured(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
+    if request.unit not in files:
+        raise RefusedError(f"{request.unit} is not there", fix=f"name the unit of {NAME}: --unit PATH")
+    state = _without_gates(_State(files, request.unit), minor_of(request.server_version), rules)
+    if request.cgroup_driver:
+        state = _with_setting(state, "cgroup-driver", request.cgroup_driver, request, rules)
+    for flag in ("system-reserved", "kube-reserved"):
+        wanted = getattr(request, flag.replace("-", "_"))
+        if wanted:
+            state = _with_setting(state, flag, wanted, request, rules)
+    if request.node_labels:
+        state = _with_flag(state, "node-labels", request.node_labels)
+    changes = {path: data for path, data in state.files.items() if files.get(path) != data}
+    notes = (*_faults(state, request, rules), *_notes(changes, request)) if changes else ()
+    return Edit(changes=dict(changes), reasons=(*state.reasons, *notes))
+
+
+def _with_setting(
+    state: _State, flag: str, value: str | Mapping[str, str], request: KubeletRequest, rules: SchedulerRules
+) -> _State:
+    """A setting where it counts: in its flag where that is given, else in the configuration file, else a new flag."""
+    moved = next(one for one in rules.kubelet if one.flag == flag)
+    if (
+        any(one.name == flag for one in state.flags)
+        or not state.config
+        or minor_of(request.server_version) < moved.start
+    ):
+        return _with_flag(state, flag, value)
+    text, said = yamltext.parse(state.config, state.files[state.config])
+    after = text
+    values = value if isinstance(value, Mapping) else {"": value}
+    for key, one in values.items():
+        place = (*moved.field, key) if key else moved.field
+        if yamledit.value_at(said, place) != one:
+            after = yamledit.set_value(after, place, one)
+    reason = Reason(what=f"{state.config}: {'.'.join(moved.field)}", why=f"is {_listed(value)}", source=moved.source)
+    return state.with_files({**state.files, state.config: after.encode()}, reason)
+
+
+def _with_flag(state: _State, flag: str, value: str | Mapping[str, str]) -> _State:
+    """A flag with a value, or with the keys of a value among those that it has."""
+    old = last_value(state.flags, flag)
+    text = value if isinstance(value, str) else _listed(_pairs(old or "") | dict(value))
+    if old == text:
+        return state
+    reason = Reason(
+        what=f"--{flag}",
+        why=f"is {text}",
+        source="https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
+    )
+    if old is not None:
+        change = change_flags(state.program.words, want={flag: text})
+        return state.with_files(change_program(state.files, state.program, change), reason)
+    return state.with_files(_appended(state, f"--{flag}={text}"), reason)
+
+
+def _appended(state: _State, word: str) -> dict[str, bytes]:
+    """The files with a new flag: in the variable for people, in the file for it, or behind the other flags."""
+    program = state.program
+    for segment in reversed(program.segments):
+        if segment.variable == EXTRA:
+            return append_word(state.files, segment, word)
+    file = next((path for path in reversed(program.environment_files) if path in _FLAGS_FILES), "")
+    if EXTRA in program.variables and file:
+        text = state.files.get(file, b"").decode()
+        gap = "" if not text or text.endswith("\n") else "\n"
+        return {**state.files, file: f"{text}{gap}{EXTRA}={word}\n".encode()}
+    name, _, value = word[2:].partition("=")
+    return change_program(state.files, program, change_flags(program.words, want={name: value}))
+
+
+def _pairs(text: str) -> dict[str, str]:
+    """ "a=b,c=d" as a mapping; a key alone has no value."""
+    return {key.strip(): value for key, _, value in (one.partition("=") for one in text.split(",")) if key.strip()}
+
+
+def _listed(value: str | Mapping[str, str]) -> str:
+    return value if isinstance(value, str) else ",".join(f"{key}={one}" for key, one in value.items())
+
+
+# ---------------------------------------------------------------- gates
+
+
+def _without_gates(state: _State, minor: int, rules: SchedulerRules) -> _State:
+    """Without feature gates that the release does not know, or that only say what is so anyway."""
+    old = last_value(state.flags, "feature-gates")
+    if old is not None:
+        gates = _pairs(old)
+        gone = dict(_obsolete(gates, minor, rules))
+        if gone:
+            rest = {name: value for name, value in gates.items() if name not in gone}
+            words = state.program.words
+            change = (
+                change_flags(words, want={"feature-gates": _listed(rest)})
+                if rest
+                else change_flags(words, drop=("feature-gates",))
+            )
+            reasons = [_gate_reason("--feature-gates", gate, minor) for gate in gone.values()]
+            state = state.with_files(change_program(state.files, state.program, change), *reasons)
+    if not state.config:
+        return state
+    text, said = yamltext.parse(state.config, state.files[state.config])
+    there = said.get("featureGates")
+    gone = (
+        dict(_obsolete({k: str(v).lower() for k, v in there.items()}, minor, rules)) if isinstance(there, dict) else {}
+    )
+    if isinstance(there, dict) and set(gone) == set(there) and gone:
+        text = yamledit.remove(text, ("featureGates",))
+    else:
+        for name in gone:
+            text = yamledit.remove(text, ("featureGates", name))
+    reasons = [_gate_reason(f"{state.config}: featureGates", gate, minor) for gate in gone.values()]
+    return state.with_files({**state.files, state.config: text.encode()}, *reasons)
+
+
+def _obsolete(gates: Mapping[str, str], minor: int, rules: SchedulerRules) -> Iterator[tuple[str, Gone]]:
+    for gate in rules.gates:
+        said = gates.get(gate.name)
+        if said is not None and (minor >= gate.gone or (gate.default and minor >= gate.default and said == "true")):
+            yield gate.name, gate
+
+
+def _gate_reason(what: str, gate: Gone, minor: int) -> Reason:
+    fate = f"a kubelet of 1.{gate.gone} or later does not start with it"
+    why = f"{fate}: {gate.instead}" if minor >= gate.gone else f"{gate.instead}, and {fate}"
+    return Reason(what=f"{what}: {gate.name}", why=why, source=gate.source)
+
+
+# ---------------------------------------------------------------- what a reader should know
+
+
+def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> Iterator[Reason]:
+    """What the kubelet has against its configuration file: a wrong type is refused, an unknown field only said."""
+    if not state.config:
+        return
+    _, said = yamltext.parse(state.config, state.files[state.config])
+    for fault in kubelet_faults(said, minor_of(request.server_version), rules):
+        if "unknown field" not in fault:
+            raise Refusal(f"{state.config}: kubelet {request.server_version} would not start with it: {fault}", _MEND)
+        yield Reason(what=f"{state.config}: {fault}", why="the kubelet passes over it, with a warning", source="")
+
+
+def _notes(changes: Mapping[str, bytes], request: KubeletRequest) -> Iterator[Reason]:
+    if request.node_labels:
+        why = "are given when a node registers; one that is registered already needs kubectl label node"
+        yield Reason(
+            what="node labels",
+            why=why,
+            source="https://kubernetes.io/docs/reference/command-line-tools-reference/kubelet/",
+        )
+    for path in sorted(changes):
+        if path.startswith(("/usr/lib/", "/lib/")):
+            why = "belongs to a package, whose next update may write it anew"
+            yield Reason(what=path, why=why, source="")
+        if path in (CONFIG, posixpath.join(posixpath.dirname(CONFIG), "kubeadm-flags.env")):
+            why = (
+                "is written anew by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
+            )
+            yield Reason(
+                what=path,
+                why=why,
+                source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/kubeadm-reconfigure/",
+            )
+    if request.cgroup_driver:
+        why = "pods that run were started with the other one: drain the node first, and give the engine the same"
+        yield Reason(
+            what="cgroup driver",
+            why=why,
+            source="https://kubernetes.io/docs/tasks/administer-cluster/kubeadm/configure-cgroup-driver/",
+        )

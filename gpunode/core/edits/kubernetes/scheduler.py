@@ -1,0 +1,320 @@
+"""gpushare's extender in a kube-scheduler: its configuration, and the static pod or systemd unit that names it.
+
+Files → files, as for container engines: `configure_scheduler` and `unconfigure_scheduler` edit the files they are
+given, `scheduler_files` says which those are.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import ipaddress
+import posixpath
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import urlsplit
+
+from gpunode.core.edits.kubernetes import scheduler_pod
+from gpunode.core.edits.kubernetes.scheduler_config import (
+    Wish,
+    merged_config,
+    merged_policy,
+    new_config,
+    new_policy,
+    without_extender,
+)
+from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
+from gpunode.core.edits.kubernetes.scheduler_policy import converted_policy
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.reverting import recorded, reverted
+from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
+from gpunode.core.edits.text.unitfile import Program, change_program, program_of, unit_patterns
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
+from gpunode.core.model import Edit, Reason, Undo
+
+NAME = "kube-scheduler"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchedulerRequest:
+    """What is asked: which kube-scheduler (a manifest or a unit), of which release, and where the extender answers.
+
+    `extender_url` "" keeps that of a gpushare extender which is there, else it follows from `proxy_mode`, the mode of
+    kube-proxy: a NodePort (0: the usual one) answers on 127.0.0.1 with iptables alone.  `config` is where a new
+    configuration goes.
+    """
+
+    server_version: str = ""
+    manifest: str = ""
+    unit: str = ""
+    extender_url: str = ""
+    proxy_mode: Literal["", "iptables", "ipvs", "nftables"] = ""
+    node_port: int = 0
+    node_address: str = ""
+    config: str = ""
+
+
+def scheduler_files(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> tuple[str, ...]:
+    """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
+    found = [request.config or rules.config_file, rules.policy_file]
+    if request.unit:
+        found += unit_patterns(files, request.unit)
+    else:
+        found += [request.manifest, f"{posixpath.dirname(request.manifest)}/kube-apiserver.yaml"]
+    if (request.manifest or request.unit) not in files:
+        return tuple(found)
+    try:
+        host = host_of(files, request)
+        for name in ("config", "policy-config-file"):
+            if path := last_value(host.flags, name):
+                found.append(host.path_of(path))
+    except Refusal:  # configure says it
+        pass
+    return tuple(dict.fromkeys(found))
+
+
+def configure_scheduler(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+    """What changes so that kube-scheduler asks gpushare's extender.
+
+    An Edit without changes and problems: it does already.  What would not work is the Edit's Problem, with no change.
+    Raises InputError for files that cannot be read and requests that make no sense.
+    """
+    _check_request(request)
+    return recorded(files, lambda: _configured(files, request, rules))
+
+
+def unconfigure_scheduler(
+    files: Mapping[str, bytes],
+    request: SchedulerRequest,
+    rules: SchedulerRules,
+    undo: Sequence[Mapping[str, Undo]] = (),
+) -> Edit:
+    """What changes so that kube-scheduler no longer asks it: to the byte by configure's records, newest first."""
+    _check_request(request)
+    return recorded(files, lambda: reverted(files, undo, lambda left: _taken_out(left, request, rules)))
+
+
+def _check_request(request: SchedulerRequest) -> None:
+    minor_of(request.server_version)
+    if bool(request.manifest) == bool(request.unit):
+        raise InputError("a static pod's manifest or a unit", expected="one of the two", fix="--manifest or --unit")
+    for path in (request.manifest, request.unit, request.config):
+        if path and (not path.startswith("/") or posixpath.normpath(path) != path or not path.isprintable()):
+            raise InputError(f"path {path!r}", expected="an absolute, normalised path")
+    url = urlsplit(request.extender_url)
+    if request.extender_url and (url.scheme not in ("http", "https") or not url.hostname or url.query or url.fragment):
+        raise InputError(
+            f"extender URL {request.extender_url!r}", expected="http://HOST:PORT/gpushare-scheduler or https://…"
+        )
+    if re.search(r"\s", request.extender_url):
+        raise InputError(f"extender URL {request.extender_url!r}", expected="a URL without blanks")
+
+
+# ---------------------------------------------------------------- who starts it
+
+
+@dataclass(frozen=True)
+class Host:
+    """What starts the scheduler, a static pod or a unit, with its flags."""
+
+    pod: Pod | None
+    program: Program | None
+
+    @property
+    def words(self) -> list[str]:
+        return list(self.pod.words) if self.pod else self.program.words if self.program else []
+
+    @property
+    def flags(self) -> list[Flag]:
+        return flags_in(self.words)
+
+    def path_of(self, path: str) -> str:
+        """Where a file that a flag names is on the host; of a file that is not mounted, where it would be."""
+        return (scheduler_pod.host_path(self.pod, path) if self.pod else None) or path
+
+
+def host_of(files: Mapping[str, bytes], request: SchedulerRequest) -> Host:
+    """What starts the scheduler; RefusedError where it is not there, Refusal where it is something else."""
+    path = request.manifest or request.unit
+    if path not in files:
+        raise RefusedError(f"{path} is not there", fix=f"name what starts {NAME}: --manifest PATH or --unit PATH")
+    if request.manifest:
+        return Host(pod_of(path, files[path]), None)
+    return Host(None, program_of(files, path, NAME))
+
+
+def image_version(files: Mapping[str, bytes], manifest: str) -> str:
+    """The release that the manifest's image names, "" where it names none."""
+    image = pod_of(manifest, files[manifest]).image
+    found = re.search(r":(v?1\.\d+[^@/:]*)(@|\Z)", image)
+    return found[1] if found else ""
+
+
+# ---------------------------------------------------------------- configuring
+
+
+def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+    host = host_of(files, request)
+    wish = _wish(files, request, rules)
+    flag, path, data, reasons = _configuration(files, host, request, wish)
+    place = host.path_of(path)
+    after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, flag) == path
+    old = (last_value(host.flags, "policy-config-file") or "") if flag == "config" else ""
+    reasons += _name_it(after, host, wish, flag=flag, path=path, file=place, old=old, kept=kept)
+    if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
+        mark = hashlib.sha256(data).hexdigest()[:16]
+        after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
+        reasons += (Reason(what=host.pod.path, why="an annotation has the kubelet start the pod anew", source=""),)
+    changes = {path: data for path, data in after.items() if files.get(path) != data}
+    return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, wish)) if changes else ())
+
+
+def _configuration(
+    files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wish: Wish
+) -> tuple[str, str, bytes, tuple[Reason, ...]]:
+    """The flag that names the configuration, its path as the scheduler sees it, its bytes, and why."""
+    rules, minor, flags = wish.rules, wish.minor, host.flags
+    config, policy = last_value(flags, "config"), last_value(flags, "policy-config-file")
+    if (name := last_value(flags, "policy-configmap")) and last_value(flags, "use-legacy-policy-config") != "true":
+        raise Refusal(
+            f"{NAME} reads its Policy from the ConfigMap {name}",
+            "save it in a file, and name that by --policy-config-file in place of --policy-configmap",
+        )
+    if policy and rules.policy(minor):
+        return ("policy-config-file", policy, *merged_policy(*_there(files, host, policy), wish))
+    if config:
+        return ("config", config, *merged_config(*_there(files, host, config), wish))
+    if rules.best(minor) == "Policy":
+        path = request.config or rules.policy_file
+        if path in files:
+            return ("policy-config-file", path, *merged_policy(path, files[path], wish))
+        return "policy-config-file", path, new_policy(wish), _new(path, wish)
+    path = request.config or rules.config_file
+    if policy:
+        extra, reasons = converted_policy(*_there(files, host, policy), wish)
+        return "config", path, new_config(wish, flags, extra), reasons
+    if files.get(path, b"").strip():  # made by hand, and not named yet
+        return ("config", path, *merged_config(path, files[path], wish))
+    return "config", path, new_config(wish, flags), _new(path, wish)
+
+
+def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, bytes]:
+    place = host.path_of(path)
+    if place not in files:
+        raise Refusal(f"{place}, which {NAME} is given, is not there", "create it, or take the flag away")
+    return place, files[place]
+
+
+def _new(path: str, wish: Wish) -> tuple[Reason, ...]:
+    why = f"a {wish.rules.best(wish.minor)} configuration, which {NAME} 1.{wish.minor} takes"
+    return (Reason(what=path, why=why, source=wish.rules.api_source(wish.minor)),)
+
+
+def _name_it(
+    after: dict[str, bytes], host: Host, wish: Wish, *, flag: str, path: str, file: str, old: str, kept: bool
+) -> tuple[Reason, ...]:
+    """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
+    gone = wish.rules.gone_flags(wish.minor)
+    drop = {one.name for one in host.flags if one.name in gone}
+    change = change_flags(host.words, drop=drop, want={flag: path})
+    reasons = [
+        Reason(
+            what=f"--{name}",
+            why=f"{NAME} 1.{wish.minor} has it no more: {gone[name].instead}",
+            source=gone[name].source,
+        )
+        for name in sorted(drop)
+    ]
+    if change.more or change.anew:
+        reasons.append(Reason(what=f"--{flag}", why=f"names {path}", source=wish.rules.api_source(wish.minor)))
+    if host.program:
+        after |= change_program(after, host.program, change)
+    elif host.pod:
+        pod = scheduler_pod.with_words(host.pod, change)
+        if not kept:  # else it is there, and mounted as somebody wants it
+            pod, more = scheduler_pod.with_file(pod, path, file)
+            reasons += more
+        if old:
+            pod = scheduler_pod.without_file(pod, host.path_of(old))
+        after[host.pod.path] = pod.text.encode()
+    return tuple(reasons)
+
+
+# ---------------------------------------------------------------- where the extender answers
+
+
+def _wish(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Wish:
+    """A NodePort answers on 127.0.0.1 with kube-proxy's iptables mode alone; else on the node's address."""
+    loopback = request.proxy_mode in ("", "iptables")
+    address = "127.0.0.1" if loopback else request.node_address or _advertised(files, request)
+    if ":" in address:
+        address = f"[{address}]"
+    default = f"http://{address}:{request.node_port or rules.node_port}{rules.url_path}" if address else ""
+    return Wish(minor_of(request.server_version), request.extender_url, default, rules, loopback=loopback)
+
+
+def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
+    """The address of this node by the API server's manifest beside the scheduler's, "" where it does not say."""
+    beside = f"{posixpath.dirname(request.manifest)}/kube-apiserver.yaml" if request.manifest else ""
+    if beside not in files:
+        return ""
+    try:
+        containers = yamledit.value_at(yamltext.parse(beside, files[beside])[1], ("spec", "containers", 0))
+    except InputError:
+        return ""
+    command = yamledit.value_at(containers, ("command",))
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    address = last_value(flags_in(words), "advertise-address") or ""
+    try:
+        return str(ipaddress.ip_address(address))
+    except ValueError:
+        return ""
+
+
+def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wish: Wish) -> tuple[Reason, ...]:
+    """What a reader should know besides."""
+    notes = []
+    if not request.extender_url and not request.proxy_mode:
+        why = "answers with kube-proxy's iptables mode alone; with another one give --extender-url"
+        notes.append(
+            Reason(what=wish.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/")
+        )
+    if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != wish.minor:
+        why = f"the manifest's image is {version}, and 1.{wish.minor} was asked for"
+        notes.append(Reason(what=host.pod.path, why=why, source=""))
+    return tuple(notes)
+
+
+# ---------------------------------------------------------------- taking it out, without a record
+
+
+def _taken_out(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+    host = host_of(files, request)
+    after, reasons = dict(files), tuple[Reason, ...]()
+    for flag in ("config", "policy-config-file"):
+        path = last_value(host.flags, flag)
+        place = host.path_of(path) if path else ""
+        if place not in files:
+            continue
+        data, why = without_extender(place, files[place], rules)
+        reasons += why
+        if data == files[place]:
+            continue
+        if data is not None:
+            after[place] = data
+            if host.pod:
+                mark = hashlib.sha256(data).hexdigest()[:16]
+                after[host.pod.path] = scheduler_pod.with_mark(host.pod, mark).text.encode()
+            continue
+        del after[place]
+        change = change_flags(host.words, drop={flag})
+        if host.program:
+            after |= change_program(after, host.program, change)
+        elif host.pod:
+            pod = scheduler_pod.without_mark(scheduler_pod.with_words(host.pod, change))
+            after[host.pod.path] = scheduler_pod.without_file(pod, place).text.encode()
+    changes = {path: after.get(path) for path in files if files[path] != after.get(path)}
+    return Edit(changes=changes, reasons=reasons)

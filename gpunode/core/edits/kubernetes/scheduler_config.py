@@ -1,0 +1,231 @@
+"""The configuration of kube-scheduler with gpushare's extender in it: a KubeSchedulerConfiguration, or a Policy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+import yaml
+
+from gpunode.core.edits.kubernetes.scheduler_moved import moved_flags, with_profile
+from gpunode.core.edits.kubernetes.scheduler_ranges import profiles_of
+from gpunode.core.edits.kubernetes.schemas import extender_faults, scheduler_faults
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text.flags import Flag
+from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
+from gpunode.core.model import Reason
+
+_VERBS = {"filterVerb": "filter", "bindVerb": "bind", "nodeCacheCapable": True, "ignorable": False}
+_BY_HAND = "take it out, or into one extender, then run again"
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What the configuration should say: the extender's URL, "" keeps one that is there, else `default`.
+
+    `loopback`: whether a NodePort answers on 127.0.0.1; where not, a URL that says so becomes the default one.
+    """
+
+    minor: int
+    url: str
+    default: str
+    rules: SchedulerRules
+    loopback: bool = True
+
+    def extender(self, *, policy: bool = False) -> dict[str, Any]:
+        """The extender as upstream has it; a Policy spells enableHttps."""
+        url = self.url or self.default
+        if not url:
+            raise Refusal(
+                "a NodePort does not answer on 127.0.0.1 with this kube-proxy, and the node's address is unknown",
+                "give --extender-url, such as http://NODE:32766/gpushare-scheduler, or --node-address",
+            )
+        https = {"enableHttps" if policy else "enableHTTPS": url.startswith("https:")}
+        resources = [{"name": self.rules.resource, "ignoredByScheduler": False}]
+        verbs = {"filterVerb": "filter", "bindVerb": "bind", **https, "nodeCacheCapable": True}
+        return {"urlPrefix": url, **verbs, "managedResources": resources, "ignorable": False}
+
+
+# ---------------------------------------------------------------- new ones
+
+
+def new_policy(wish: Wish) -> bytes:
+    """A Policy with the extender alone: predicates and priorities stay what kube-scheduler has by default."""
+    policy = {"kind": "Policy", "apiVersion": "v1", "extenders": [wish.extender(policy=True)]}
+    return (json.dumps(policy, indent=2) + "\n").encode()
+
+
+def new_config(wish: Wish, flags: Sequence[Flag], extra: Mapping[str, Any] = {}) -> bytes:
+    """A KubeSchedulerConfiguration with the extender, and what the flags said that --config makes it pass over."""
+    api = wish.rules.best(wish.minor)
+    config: dict[str, Any] = {"apiVersion": f"{GROUP}/{api}", "kind": "KubeSchedulerConfiguration"}
+    config |= moved_flags(flags, wish.rules)
+    config |= with_profile(flags, {key: value for key, value in extra.items() if key != "extenders"}, api)
+    config["extenders"] = [*extra.get("extenders", ()), wish.extender()]
+    _check(config, "the flags as a configuration", wish)
+    return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000).encode()
+
+
+# ---------------------------------------------------------------- those that are there
+
+
+def merged_config(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reason, ...]]:
+    """The configuration with the extender, in a version that the server takes; all else stays as it is written.
+
+    Raises Refusal for what kube-scheduler would not start with, InputError for what is no YAML.
+    """
+    text, said = yamltext.parse(path, data)
+    if said.get("kind") != "KubeSchedulerConfiguration":
+        raise Refusal(
+            f"{path} holds {said.get('kind') or 'no kind'}, not KubeSchedulerConfiguration", "name the right file"
+        )
+    text, reasons = _migrated(path, text, said, wish)
+    _check(yamltext.load(text), path, wish)
+    text, more = _with_extender(path, text, wish, policy=False)
+    _check(yamltext.load(text), path, wish)
+    return text.encode(), (*reasons, *more)
+
+
+def merged_policy(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reason, ...]]:
+    """The Policy with the extender; JSON stays JSON."""
+    text, said = yamltext.parse(path, data)
+    if said.get("kind", "Policy") != "Policy":
+        raise Refusal(f"{path} holds {said['kind']}, not Policy", "name the right file")
+    text, reasons = _with_extender(path, text, wish, policy=True)
+    for fault in extender_faults(yamltext.load(text).get("extenders")):
+        raise Refusal(f"{path}: {fault}", _BY_HAND)
+    return text.encode(), reasons
+
+
+def _migrated(path: str, text: str, said: Mapping[str, Any], wish: Wish) -> tuple[str, tuple[Reason, ...]]:
+    """The text in the version to write, where the server does not read the one it has."""
+    version = str(said.get("apiVersion", ""))
+    group, _, api = version.rpartition("/")
+    takes = wish.rules.takes(wish.minor)
+    if not takes:
+        raise Refusal(
+            f"{path}: kube-scheduler 1.{wish.minor} takes no configuration that gpunode writes",
+            "take --config away; a Policy (--policy-config-file) holds the extender",
+        )
+    if group != GROUP or api in takes:
+        return text, ()
+    best = wish.rules.best(wish.minor)
+    if api not in ("v1beta1", "v1beta2", "v1beta3") or api > best > "v1beta":
+        raise Refusal(f"{path}: {version} is not known to kube-scheduler 1.{wish.minor}", f"write it as {GROUP}/{best}")
+    text = yamledit.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
+    source = wish.rules.api_source(wish.minor)
+    reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{wish.minor} takes {', '.join(takes)}", source=source)]
+    for place in _arguments(said):
+        held = str(yamledit.value_at(said, (*place, "apiVersion")) or "")
+        if held.startswith(f"{GROUP}/") and held.rpartition("/")[2] not in takes:
+            text = yamledit.set_value(text, (*place, "apiVersion"), f"{GROUP}/{best}")
+    for key in ("healthzBindAddress", "metricsBindAddress"):
+        if key in said and best in ("v1beta3", "v1"):
+            text = yamledit.remove(text, (key,))
+            reasons.append(Reason(what=f"{path}: {key}", why=f"{best} has it no more", source=source))
+    return text, tuple(reasons)
+
+
+def _arguments(said: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
+    """Where the arguments of plugins stand: some say their own version, too."""
+    for at, profile in profiles_of(said):
+        configs = profile.get("pluginConfig")
+        for number in range(len(configs) if isinstance(configs, list) else 0):
+            yield ("profiles", at, "pluginConfig", number, "args")
+
+
+def _check(data: Any, path: str, wish: Wish) -> None:
+    faults = scheduler_faults(data, wish.minor, wish.rules)
+    if faults:
+        raise Refusal(
+            f"{path}: kube-scheduler 1.{wish.minor} would not start with it: {'; '.join(faults[:5])}",
+            "mend the file, then run again",
+        )
+
+
+# ---------------------------------------------------------------- the extender in it
+
+
+def ours(extender: Any, rules: SchedulerRules) -> bool:
+    """Whether an extender is gpushare's: it manages the resource, at a URL that ends as gpushare's does."""
+    return manages(extender, rules) and str(_get(extender, "urlPrefix")).rstrip("/").endswith(rules.url_path)
+
+
+def manages(extender: Any, rules: SchedulerRules) -> bool:
+    resources = _get(extender, "managedResources")
+    names = [_get(one, "name") for one in resources] if isinstance(resources, list) else []
+    return rules.resource in names
+
+
+def _get(holder: Any, key: str) -> Any:
+    """A value by its key; the case of a Policy's extenders does not matter."""
+    if not isinstance(holder, dict):
+        return None
+    return next((value for name, value in holder.items() if str(name).lower() == key.lower()), None)
+
+
+def _with_extender(path: str, text: str, wish: Wish, *, policy: bool) -> tuple[str, tuple[Reason, ...]]:
+    said = yamltext.load(text)
+    extenders = said.get("extenders") if isinstance(said, dict) else None
+    if extenders is not None and not isinstance(extenders, list):
+        raise Refusal(f"{path}: extenders is no list", "mend the file, then run again")
+    for at, one in enumerate(extenders or ()):
+        if ours(one, wish.rules):
+            return _mended(path, text, at, one, wish)
+        if manages(one, wish.rules) or _get(one, "bindVerb"):
+            what = f"manages {wish.rules.resource}" if manages(one, wish.rules) else "binds pods, which only one can"
+            raise Refusal(f"{path}: another extender, {_get(one, 'urlPrefix')}, {what}", _BY_HAND)
+    extender = wish.extender(policy=policy)
+    text = yamledit.append(text, ("extenders",), extender)
+    why = f"gpushare's extender at {extender['urlPrefix']} decides on {wish.rules.resource}"
+    return text, (Reason(what=path, why=why, source=wish.rules.extender_source),)
+
+
+def _mended(path: str, text: str, at: int, there: Mapping[str, Any], wish: Wish) -> tuple[str, tuple[Reason, ...]]:
+    """An extender of gpushare's that is there: its URL as asked, its verbs as gpushare has them."""
+    url = str(_get(there, "urlPrefix"))
+    if not wish.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        url = wish.extender()["urlPrefix"]
+    wanted: dict[str, Any] = {"urlPrefix": wish.url or url, **_VERBS}
+    reasons = []
+    for key, value in wanted.items():
+        name = next((name for name in there if str(name).lower() == key.lower()), key)
+        if there.get(name, False) != value:
+            text = yamledit.set_value(text, ("extenders", at, name), value)
+            why = f"is {json.dumps(value)}, it was {json.dumps(there.get(name))}"
+            reasons.append(Reason(what=f"{path}: {key}", why=why, source=wish.rules.extender_source))
+    for number, one in enumerate(_get(there, "managedResources")):
+        if _get(one, "name") == wish.rules.resource and _get(one, "ignoredByScheduler"):
+            key = next(name for name in one if str(name).lower() == "ignoredbyscheduler")
+            place = ("extenders", at, _key(there, "managedResources"), number, key)
+            text = yamledit.set_value(text, place, False)
+            why = "kube-scheduler itself counts the resource too"
+            reasons.append(Reason(what=f"{path}: {key}", why=why, source=wish.rules.extender_source))
+    return text, tuple(reasons)
+
+
+def _key(holder: Mapping[str, Any], key: str) -> str:
+    return next(str(name) for name in holder if str(name).lower() == key.lower())
+
+
+def without_extender(path: str, data: bytes, rules: SchedulerRules) -> tuple[bytes | None, tuple[Reason, ...]]:
+    """The file without gpushare's extender; None where nothing but what configure writes is left."""
+    text, said = yamltext.parse(path, data)
+    extenders = said.get("extenders")
+    mine = [at for at, one in enumerate(extenders or ()) if ours(one, rules)] if isinstance(extenders, list) else []
+    if not mine:
+        return data, ()
+    written = {"apiVersion", "kind", "extenders", "clientConnection", "leaderElection"}
+    why = "gpushare's extender goes"
+    reasons = (Reason(what=path, why=why, source=""),)
+    if len(mine) == len(extenders or ()) and set(said) <= written and path in (rules.config_file, rules.policy_file):
+        return None, reasons
+    for at in reversed(mine):
+        text = yamledit.remove(text, ("extenders", at))
+    if len(mine) == len(extenders or ()):
+        text = yamledit.remove(text, ("extenders",))
+    return text.encode(), reasons

@@ -1,0 +1,212 @@
+"""The static pod of a kube-scheduler, as kubeadm writes it and people change it: its words, its files, its mounts."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text.flags import WordChange, apply_words, words_in
+from gpunode.core.model import Reason
+
+_NAME = "kube-scheduler"
+_VOLUME = "scheduler-config"
+_MARK = "gpunode-scheduler-config"  # an annotation: another hash has the kubelet start the pod anew
+_MEND = "mend the manifest, then run again"
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A manifest: its text and values, which container is the scheduler's, and where its words stand.
+
+    `places` has for every word the path of the item it is, and its number within that item where it is one of several.
+    """
+
+    path: str
+    text: str
+    data: Mapping[str, Any]
+    container: int
+    words: tuple[str, ...]
+    places: tuple[tuple[tuple[str | int, ...], int | None], ...]
+
+    @property
+    def at(self) -> tuple[str | int, ...]:
+        return ("spec", "containers", self.container)
+
+    @property
+    def image(self) -> str:
+        return str(yamledit.value_at(self.data, (*self.at, "image")) or "")
+
+
+def pod_of(path: str, data: bytes) -> Pod:
+    """The manifest's Pod; Refusal for what is no Pod of a kube-scheduler, InputError for what is no YAML."""
+    text, said = yamltext.parse(path, data)
+    if said.get("kind") != "Pod":
+        raise Refusal(f"{path} holds {said.get('kind') or 'no kind'}, not Pod", f"name the static pod of {_NAME}")
+    containers = yamledit.value_at(said, ("spec", "containers"))
+    for at, container in enumerate(containers if isinstance(containers, list) else []):
+        if not isinstance(container, dict):
+            raise Refusal(f"{path}: spec.containers[{at}] is no mapping", _MEND)
+        words, places = _words(path, container, at)
+        named = any(posixpath.basename(word) == _NAME for word in words)
+        if named or (words and container.get("name") == _NAME):
+            return Pod(path, text, said, at, words, places)
+    raise Refusal(f"{path}: no container runs {_NAME}", f"name the static pod of {_NAME}: --manifest PATH")
+
+
+def _words(path: str, container: Mapping[str, Any], at: int) -> tuple[tuple[str, ...], tuple[Any, ...]]:
+    words: list[str] = []
+    places: list[tuple[tuple[str | int, ...], int | None]] = []
+    for key in ("command", "args"):
+        items = container.get(key)
+        if items is not None and (not isinstance(items, list) or not all(isinstance(item, str) for item in items)):
+            raise Refusal(f"{path}: {key} of container {at} is no list of text", _MEND)
+        for number, item in enumerate(items or ()):
+            place = ("spec", "containers", at, key, number)
+            inner = words_in(item, sh=True)
+            if len(inner) > 1 and any(posixpath.basename(word.text) == _NAME for word in inner):
+                words += [word.text for word in inner]
+                places += [(place, one) for one in range(len(inner))]
+            else:
+                words.append(item)
+                places.append((place, None))
+    return tuple(words), tuple(places)
+
+
+# ---------------------------------------------------------------- changing it
+
+
+def with_words(pod: Pod, change: WordChange) -> Pod:
+    """The manifest with a change of the scheduler's words; new ones come at the end of its list, or into its script."""
+    if change.nothing:
+        return pod
+    text = pod.text
+    scripts: dict[tuple[str | int, ...], WordChange] = {}
+    for at in sorted({*change.gone, *(change.anew or {})}, reverse=True):
+        place, inner = pod.places[at]
+        if inner is not None:
+            part = scripts.get(place, WordChange())
+            if at in change.gone:
+                part = replace(part, gone=part.gone | {inner})
+            else:
+                part = replace(part, anew={**(part.anew or {}), inner: (change.anew or {})[at]})
+            scripts[place] = part
+        elif at in change.gone:
+            text = yamledit.remove(text, place)
+        else:
+            text = yamledit.set_value(text, place, (change.anew or {})[at])
+    if change.more:
+        place, inner = pod.places[max(change.after, 0)]
+        if inner is not None:
+            scripts[place] = replace(scripts.get(place, WordChange()), more=change.more, after=inner)
+        else:
+            last = pod.places[-1][0]
+            for word in change.more:
+                text = yamledit.append(text, last[:-1], word)
+    for place, part in scripts.items():
+        text = yamledit.in_scalar(text, place, partial(_script, change=part))
+    return pod_of(pod.path, text.encode())
+
+
+def _script(text: str, change: WordChange) -> str:
+    return apply_words(text, words_in(text, sh=True), change)
+
+
+# ---------------------------------------------------------------- the files it sees
+
+
+def host_path(pod: Pod, path: str) -> str | None:
+    """Where a path of the container is on the host, None where it is not mounted.
+
+    Refusal where it lies in a volume that is no place of the host's.
+    """
+    mounts = yamledit.value_at(pod.data, (*pod.at, "volumeMounts")) or []
+    best: Mapping[str, Any] | None = None
+    for mount in mounts if isinstance(mounts, list) else []:
+        top = str(mount.get("mountPath", "")).rstrip("/") if isinstance(mount, dict) else ""
+        if (path == top or path.startswith(f"{top}/")) and (best is None or len(top) >= len(_top(best))):
+            best = mount
+    if best is None:
+        return None
+    volume = _volume(pod, str(best.get("name")))
+    source = yamledit.value_at(volume, ("hostPath", "path"))
+    if not isinstance(source, str):
+        raise Refusal(f"{pod.path}: {path} lies in the volume {best.get('name')}, which is no hostPath", _MEND)
+    rest = path[len(_top(best)) :].lstrip("/")
+    return posixpath.normpath(posixpath.join(source, str(best.get("subPath") or ""), rest))
+
+
+def _top(mount: Mapping[str, Any]) -> str:
+    return str(mount.get("mountPath", "")).rstrip("/")
+
+
+def _volumes(pod: Pod) -> list[Mapping[str, Any]]:
+    found = yamledit.value_at(pod.data, ("spec", "volumes"))
+    return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
+
+
+def _volume(pod: Pod, name: str) -> Mapping[str, Any]:
+    return next((one for one in _volumes(pod) if one.get("name") == name), {})
+
+
+def with_file(pod: Pod, path: str, file: str) -> tuple[Pod, tuple[Reason, ...]]:
+    """The manifest with the host's `file` mounted at `path`, read-only, and as a file that has to be there."""
+    source = "https://kubernetes.io/docs/concepts/storage/volumes/#hostpath-volume-types"
+    if host_path(pod, path) is not None:
+        return _as_file(pod, file, source)
+    names = [str(one.get("name")) for one in _volumes(pod)]
+    same = [str(one.get("name")) for one in _volumes(pod) if yamledit.value_at(one, ("hostPath", "path")) == file]
+    if same:
+        text, name = pod.text, same[0]
+    else:
+        name = next(n for n in (_VOLUME, *(f"{_VOLUME}-{i}" for i in range(2, 99))) if n not in names)
+        volume = {"hostPath": {"path": file, "type": "File"}, "name": name}
+        text = yamledit.append(pod.text, ("spec", "volumes"), volume)
+    mount = {"mountPath": path, "name": name, "readOnly": True}
+    text = yamledit.append(text, (*pod.at, "volumeMounts"), mount)
+    why = f"the volume {name} shows it to the scheduler's container"
+    made, more = _as_file(pod_of(pod.path, text.encode()), file, source)
+    return made, (Reason(what=file, why=why, source=source), *more)
+
+
+def _as_file(pod: Pod, file: str, source: str) -> tuple[Pod, tuple[Reason, ...]]:
+    """With type File in place of FileOrCreate, which makes an empty file where there is none."""
+    volumes = yamledit.value_at(pod.data, ("spec", "volumes"))
+    for at, volume in enumerate(volumes if isinstance(volumes, list) else []):
+        host = yamledit.value_at(volume, ("hostPath", "path"))
+        if host == file and yamledit.value_at(volume, ("hostPath", "type")) == "FileOrCreate":
+            text = yamledit.set_value(pod.text, ("spec", "volumes", at, "hostPath", "type"), "File")
+            why = "type File in place of FileOrCreate, which makes an empty configuration where there is none"
+            return pod_of(pod.path, text.encode()), (Reason(what=file, why=why, source=source),)
+    return pod, ()
+
+
+def without_file(pod: Pod, file: str) -> Pod:
+    """The manifest without the mount and the volume of exactly this file."""
+    text = pod.text
+    names = [str(one.get("name")) for one in _volumes(pod) if yamledit.value_at(one, ("hostPath", "path")) == file]
+    for place, key in (((*pod.at, "volumeMounts"), "name"), (("spec", "volumes"), "name")):
+        items = yamledit.value_at(pod.data, place)
+        for at in reversed(range(len(items) if isinstance(items, list) else 0)):
+            if isinstance(items[at], dict) and items[at].get(key) in names:
+                text = yamledit.remove(text, (*place, at))
+    return pod_of(pod.path, text.encode())
+
+
+def with_mark(pod: Pod, mark: str) -> Pod:
+    """The manifest with an annotation that differs, so that the kubelet starts the pod anew."""
+    return pod_of(pod.path, yamledit.set_value(pod.text, ("metadata", "annotations", _MARK), mark).encode())
+
+
+def without_mark(pod: Pod) -> Pod:
+    """The manifest without that annotation."""
+    text = yamledit.remove(pod.text, ("metadata", "annotations", _MARK))
+    if yamledit.value_at(pod.data, ("metadata", "annotations")) and not yamledit.value_at(
+        yamltext.load(text), ("metadata", "annotations")
+    ):
+        text = yamledit.remove(text, ("metadata", "annotations"))
+    return pod_of(pod.path, text.encode())

@@ -1,0 +1,1 @@
+"""Editing text of one format and keeping every other byte."""

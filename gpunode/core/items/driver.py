@@ -1,0 +1,67 @@
+"""The driver's part of the wanted state."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpunode.core.items.fence import CONF as FENCE_CONF
+from gpunode.core.items.fence import fence_patterns
+from gpunode.core.items.sources import render
+from gpunode.core.items.values import ABSENT, IN_FORCE, PRESENT, Key, Want, file_want, no_file, package_want
+from gpunode.core.model import DriverChoice, NodeFacts
+from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
+from gpunode.core.module_parameters import Parameters
+from gpunode.core.spec import DriverSpec
+
+MODULE_FOR = "nvidia module for kernel "
+NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
+PIN_CONF = "/etc/apt/preferences.d/gpunode-nvidia-driver"
+
+
+def wanted_driver(
+    facts: NodeFacts, spec: DriverSpec, driver: DriverChoice, templates: Mapping[str, str]
+) -> Iterator[tuple[Key, Want]]:
+    """Packages, modules for every kernel, and services; nothing of a driver that is only verified."""
+    if driver.method == "preinstalled":
+        return
+    loaded = driver.version if driver.runfile else "" if facts.driver.runfile else facts.driver.userspace
+    if driver.pin and facts.package_manager in ("apt", ""):  # elsewhere a lock on the packages does it
+        text = render(templates["driver-pin.j2"], pin=driver.pin)
+        yield Key("driver", "sources", PIN_CONF), file_want(PIN_CONF, text)
+    if driver.runfile:
+        yield Key("driver", "runfile", "driver"), Want(value=driver.version, data=driver.runfile)
+    elif facts.driver.runfile:
+        yield Key("driver", "uninstall", "driver"), Want(value=ABSENT)
+    for package in (*driver.kernel_packages, *driver.packages):
+        yield Key("driver", "packages", package.name), package_want(package)
+    for name in driver.remove:
+        yield Key("driver", "packages", name), Want(value=ABSENT)
+    if patterns := fence_patterns(facts, driver):
+        text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
+        yield Key("driver", "sources", FENCE_CONF), file_want(FENCE_CONF, text)
+    elif FENCE_CONF in facts.files:
+        yield Key("driver", "sources", FENCE_CONF), no_file(FENCE_CONF)
+    yield Key("driver", "files", NOUVEAU_CONF), file_want(NOUVEAU_CONF, templates["nouveau.conf.j2"])
+    yield from _parameters(facts, spec.module_parameters, templates)
+    yield Key("driver", "activate", "module nouveau"), Want(value=ABSENT)
+    if facts.driver.nova:
+        yield Key("driver", "activate", "module nova_core"), Want(value=ABSENT)
+    yield Key("driver", "activate", "module nvidia"), Want(value=PRESENT)
+    yield Key("driver", "activate", "module version"), Want(value=loaded or PRESENT)
+    built = "runfile" if driver.runfile else "packages"
+    if facts.driver.loaded_flavour not in ("", driver.flavour):
+        yield Key("driver", "activate", "module flavour"), Want(value=driver.flavour)
+    for kernel in facts.kernels:
+        if kernel.image:
+            yield Key("driver", built, f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT, data=driver.flavour)
+    for unit in driver.services:
+        yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
+
+
+def _parameters(facts: NodeFacts, wanted: Parameters, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+    if any(wanted.values()):
+        text = render(templates["nvidia-parameters.conf.j2"], parameters=wanted)
+        yield Key("driver", "files", PARAMETERS_CONF), file_want(PARAMETERS_CONF, text)
+        yield Key("driver", "activate", "parameters"), Want(value=IN_FORCE, data=wanted)
+    elif PARAMETERS_CONF in facts.files:
+        yield Key("driver", "files", PARAMETERS_CONF), no_file(PARAMETERS_CONF)

@@ -1,0 +1,1 @@
+"""Values of role options → requests of node scripts."""

@@ -1,0 +1,79 @@
+"""The NVIDIA Container Toolkit's part of the wanted state: its packages and its own config.toml."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.items.values import ABSENT, Key, Want, Wanted, package_want
+from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Solution
+from gpunode.core.spec import Spec
+
+CONFIGURED = "configured"
+_ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
+ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
+
+
+# nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
+TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
+_BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
+
+
+def wanted_toolkit(facts: NodeFacts, solution: Solution) -> Iterator[tuple[Key, Want]]:
+    """The packages of the NVIDIA Container Toolkit, and those that have to go for them.
+
+    An nvidia-docker2 that is bound to a version of docker-ce makes apt refuse everything once docker-ce is newer: it
+    goes with the first packages that are installed, those of the driver.
+    """
+    toolkit = solution.toolkit
+    if toolkit is None:
+        return
+    for package in toolkit.packages:
+        yield Key("toolkit", "packages", package.name), package_want(package)
+    for name in toolkit.remove:
+        found = facts.packages.get(name)
+        bound = _BOUND.search(found.version) if found else None
+        why = f"asks for docker-ce {bound[1]} and no other: Docker cannot be upgraded beside it" if bound else ""
+        reasons = (Reason(what=name, why=why, source=_ARCHIVED),) if bound else ()
+        early = bound and solution.driver and solution.driver.packages
+        yield Key("driver" if early else "toolkit", "packages", name), Want(value=ABSENT, reasons=reasons)
+
+
+def wanted_config(facts: NodeFacts, spec: Spec) -> Wanted:
+    """The settings in the toolkit's own file, where any are asked for, with the edit of the file as it is now."""
+    settings = spec.toolkit.config.settings
+    if not settings:
+        return Wanted(items={}, edits={})
+    edit = config_edit(facts, settings)
+    want = Want(value=CONFIGURED, data=settings, reasons=(*edit.reasons, *config_hints(facts, spec)))
+    return Wanted(items={Key("toolkit", "config", CONFIG): want}, edits={CONFIG: edit}, problems=edit.problems)
+
+
+def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:
+    """What changes in the toolkit's file as the probe read it; what stands against it is a Problem of the Edit."""
+    file = facts.files.get(CONFIG)
+    try:
+        if file is not None and file.sha256 and file.data is None and file.size:
+            raise RefusedError(f"{CONFIG} could not be read", fix="probe again as root")
+        data = {CONFIG: file.data or b""} if file is not None else {}
+        return configure_toolkit(data, settings)
+    except GpunodeError as error:
+        what = f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}"
+        return Edit(problems=(Problem(what=what, fix=error.fix or "mend the file, or take the key out"),))
+
+
+def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
+    """What the toolkit's settings should rather be on this node; nothing is set that nobody asked for."""
+    config, hints = spec.toolkit.config, []
+    rootless = any(ROOTLESS in note for note in facts.notes)
+    if rootless and config.no_cgroups is None and config.mode not in ("cdi", "jit-cdi"):
+        hints.append("a rootless engine cannot set device cgroups: set toolkit.config.no_cgroups, or mode cdi")
+    if config.no_cgroups and config.mode not in ("cdi", "jit-cdi") and not rootless:
+        hints.append(
+            "no_cgroups: an engine that runs as root denies the GPU then (NVML: Unknown Error); it is for rootless"
+        )
+    source = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
+    return tuple(Reason(what="toolkit config", why=hint, source=source) for hint in hints)

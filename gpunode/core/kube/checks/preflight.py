@@ -1,0 +1,170 @@
+"""What must hold before anything is applied, judged from what the cluster says of itself."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from gpunode.core.knowledge.kubernetes import Server
+from gpunode.core.kube.cluster import Cluster, Object
+from gpunode.core.kube.owned import Key, is_ours, owner_words
+from gpunode.core.kube.render import NodeWish, Rendered
+from gpunode.core.model import Problem
+
+# On by default since then: https://kubernetes.io/blog/2019/09/18/kubernetes-1-16-release-announcement/
+SERVER_SIDE_APPLY = Server(1, 16)
+GPU_OPERATOR = "/apis/nvidia.com/v1/clusterpolicies"
+# Images whose containers hand out GPUs to the kubelet: NVIDIA's device plugin, Aliyun's, NVIDIA's DRA driver
+_OFFERS = re.compile(r"k8s-device-plugin|gpushare-plugin|gpushare-device-plugin|dra-driver-(?:nvidia-)?gpu")
+
+
+@dataclass(frozen=True, order=True)
+class Right:
+    """A verb on a resource; `namespace` "" for the whole cluster."""
+
+    verb: str
+    group: str
+    resource: str
+    namespace: str = ""
+
+    def __str__(self) -> str:
+        resource = f"{self.resource}.{self.group}" if self.group else self.resource
+        return f"{self.verb} {resource}" + (f" in {self.namespace}" if self.namespace else "")
+
+
+def server_problems(server: Server, said: str, where: str) -> Iterator[Problem]:
+    """The server against `kubernetes.server_version`: a spec for another version is likely for another cluster."""
+    if server < SERVER_SIDE_APPLY:
+        yield Problem(
+            what=f"Kubernetes {server} has no server-side apply (it needs {SERVER_SIDE_APPLY})",
+            fix="gpunode kube render -o FOLDER, and kubectl apply -f FOLDER",
+        )
+    if said and said.removeprefix("v").split(".")[:2] != [str(server.major), str(server.minor)]:
+        yield Problem(
+            what=f"kubernetes.server_version is {said}, and {where} runs {server}",
+            fix="is it the right cluster (--context)? Else set kubernetes.server_version to it, or leave it out",
+        )
+
+
+def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequence[NodeWish]) -> Iterator[Problem]:
+    """Selectors that no node fits while one nearly does; a cluster whose GPU nodes come later is none of it."""
+    spec = cluster.spec
+    selectors = {
+        "kubernetes.node_selector": spec.node_selector,
+        "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
+    }
+    for where, selector in selectors.items():
+        labelled = any(wish.hosts and set(selector.items()) <= set(wish.labels.items()) for wish in wishes)
+        if not selector or labelled or any(_fits(selector, node) for node in nodes):
+            continue
+        for key, value in selector.items():
+            near = _near(key, value, nodes)
+            if near:
+                yield Problem(
+                    what=f"no node carries {key}={value} ({where}); {near[0]} carries {near[1]}",
+                    fix=f"write {near[1]} in {where}, or label the nodes: kubectl label nodes NODE {key}={value}",
+                )
+
+
+def _fits(selector: Mapping[str, str], node: Object) -> bool:
+    return set(selector.items()) <= set((node["metadata"].get("labels") or {}).items())
+
+
+def _near(key: str, value: str, nodes: Sequence[Object]) -> tuple[str, str] | None:
+    """(node, label) that is almost KEY=VALUE, where none is it."""
+    carried = {
+        f"{k}={v}": node["metadata"]["name"]
+        for node in nodes
+        for k, v in (node["metadata"].get("labels") or {}).items()
+    }
+    wanted = f"{key}={value}"
+    if wanted in carried:
+        return None
+    near = difflib.get_close_matches(wanted, carried, n=1, cutoff=0.85)
+    return (carried[near[0]], near[0]) if near else None
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:
+    """Host of the inventory → name of its node (by name, hostname label or address); problems for those without one."""
+    known: dict[str, str] = {}
+    for node in nodes:
+        name = node["metadata"]["name"]
+        addresses = [a["address"] for a in (node.get("status") or {}).get("addresses") or []]
+        aliases = [(node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", ""), *addresses, name]
+        known |= {alias: name for alias in aliases if alias}
+    found = {host: known[host] for host in hosts if host in known}
+    lost = [host for host in hosts if host not in known]
+    if not lost:
+        return found, []
+    near = difflib.get_close_matches(lost[0], known, n=1)
+    names = ", ".join(sorted({node["metadata"]["name"] for node in nodes})[:5]) or "none"
+    return found, [
+        Problem(
+            what=f"{', '.join(lost)} of the inventory: no node of this cluster has that name or address",
+            fix=f"did you mean {near[0]}?"
+            if near
+            else f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
+        )
+    ]
+
+
+# ---------------------------------------------------------------- others
+
+
+def foreign_problem(wanted: Key, live: Object) -> Problem:
+    place = f"-n {wanted.namespace} " if wanted.namespace else ""
+    command = f"kubectl {place}label {wanted.kind.lower()} {wanted.name} app.kubernetes.io/managed-by=gpunode"
+    return Problem(
+        what=f"{wanted} is there already, and is not gpunode's but {owner_words(live)}'s",
+        fix=f"delete it; or hand it over: {command} --overwrite",
+    )
+
+
+def other_problems(
+    rendered: Rendered, daemon_sets: Sequence[Object], policies: Sequence[Object], nodes: Sequence[Object]
+) -> Iterator[Problem]:
+    """What else in the cluster already hands out the same GPUs: the GPU Operator, another device plugin.
+
+    `nodes`: those that the inventory names, [] where nobody knows which they are.
+    """
+    if policies and rendered.cluster.spec.install != "operator":
+        yield Problem(
+            what=f"NVIDIA's GPU Operator runs here (ClusterPolicy {policies[0]['metadata']['name']}): "
+            "it would undo what we do",
+            fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
+        )
+        return  # the daemon sets are its own
+    if not any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects):
+        return
+    charts = {release.name for release in rendered.releases}  # ours, on the nodes of other pools
+    for found in daemon_sets:
+        metadata = found["metadata"]
+        chart = (metadata.get("annotations") or {}).get("meta.helm.sh/release-name")
+        if is_ours(found) or chart in charts or not offers_gpus(found) or not _meets(found, nodes):
+            continue
+        yield Problem(
+            what=f"DaemonSet {metadata['namespace']}/{metadata['name']} hands out GPUs already: two of its kind on "
+            "one node hand out the same GPU twice",
+            fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
+            f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
+        )
+
+
+def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
+    """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
+    selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}
+    if nodes:
+        return any(_fits(selector, node) for node in nodes)
+    return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
+
+
+def offers_gpus(daemon_set: Object) -> bool:
+    """Whether its pods are a device plugin or DRA driver of NVIDIA GPUs."""
+    containers = daemon_set["spec"]["template"]["spec"]["containers"]
+    feature_discovery = all("feature-discovery" in " ".join((c["name"], *c.get("command", ()))) for c in containers)
+    return not feature_discovery and any(_OFFERS.search(c.get("image", "")) for c in containers)

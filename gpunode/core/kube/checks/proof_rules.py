@@ -1,0 +1,168 @@
+"""What counts as proof: when waiting for a proof's pods is over, and what they proved."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from dataclasses import dataclass
+from typing import Literal
+
+from gpunode.core.kube.checks.ready import pod_trouble, unschedulable
+from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.render.gpushare import MEMORY
+from gpunode.core.model import Check
+
+_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+_SMI = re.compile(r"^\s*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
+Until = Literal["ended", "running", "unschedulable"]
+Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Proof:
+    """Objects, the names of the pods to watch, when they are done, and the rule that judges them."""
+
+    id: str
+    title: str
+    objects: tuple[Object, ...]
+    pods: tuple[str, ...]
+    until: Until
+    rule: Rule
+    expected: tuple[int, ...] = ()  # packed: pods by card, the most first; cards: memory of a card
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """What became of a proof's pods: live objects (None: never there) and logs, in the order of `Proof.pods`."""
+
+    pods: tuple[Object | None, ...]
+    logs: tuple[str, ...]
+
+
+def is_done(until: Until, live: Object | None) -> bool:
+    """Whether waiting longer for this pod would change nothing."""
+    if live is None:
+        return False
+    phase = (live.get("status") or {}).get("phase")
+    if phase in ("Succeeded", "Failed"):
+        return True
+    if until == "unschedulable":
+        return bool(unschedulable(live) or live["spec"].get("nodeName"))
+    return until == "running" and phase == "Running" and _all_ready(live)
+
+
+def _all_ready(live: Object) -> bool:
+    statuses = (live.get("status") or {}).get("containerStatuses") or []
+    return bool(statuses) and all("running" in (status.get("state") or {}) for status in statuses)
+
+
+def judge(proof: Proof, seen: Seen) -> Check:
+    """What the pods proved."""
+    undone = [
+        f"{name}: {_why(live)}"
+        for name, live in zip(proof.pods, seen.pods, strict=True)
+        if not is_done(proof.until, live) or (proof.until == "running" and _phase(live) != "Running")
+    ]
+    if undone:
+        return _failed(proof, "; ".join(undone[:3]))
+    problem, says = _RULES[proof.rule](proof, seen)
+    return _failed(proof, problem) if problem else Check(id=proof.id, status="passed", message=f"{proof.title}: {says}")
+
+
+def _passed(proof: Proof, seen: Seen) -> tuple[str, str]:
+    (live,), (log,) = seen.pods, seen.logs
+    last = " | ".join(log.strip().splitlines()[-3:])
+    if _phase(live) == "Succeeded" and "Test PASSED" in log:
+        return "", "Test PASSED"
+    return f"{_why(live) if _phase(live) != 'Succeeded' else 'it did not say Test PASSED'}: {last or 'no log'}", ""
+
+
+def _one_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
+    found = devices(seen.logs[0])
+    if len(found) == 1:
+        return "", f"{found[0]} on {_node(seen.pods[0])}"
+    listed = ", ".join(found) or seen.logs[0].strip().partition("\n")[0] or "nothing"
+    return f"the container sees {len(found)} GPUs: {listed}", ""
+
+
+def _shared_gpu(proof: Proof, seen: Seen) -> tuple[str, str]:
+    found = Counter(uuid for log in seen.logs for uuid in devices(log))
+    blind = [name for name, log in zip(proof.pods, seen.logs, strict=True) if len(devices(log)) != 1]
+    if blind:
+        return f"{', '.join(blind)} do not see exactly one GPU", ""
+    uuid, count = found.most_common(1)[0]
+    return ("", f"{count} of them on {uuid}") if count > 1 else ("each pod has a GPU of its own", "")
+
+
+def _pending(proof: Proof, seen: Seen) -> tuple[str, str]:
+    (live,) = seen.pods
+    node = _node(live)
+    if node or not live:
+        return f"it was put on {node}", ""
+    return "", unschedulable(live)
+
+
+def _cards(proof: Proof, seen: Seen) -> tuple[str, str]:
+    """Every pod knows its card, and no card carries more than it has."""
+    cards = [_card(live) for live in seen.pods]
+    if "" in cards:
+        return f"{proof.pods[cards.index('')]} runs without {_INDEX}: the extender did not bind it", ""
+    on: Counter[str] = Counter()
+    for live, card in zip(seen.pods, cards, strict=True):
+        on[card] += sum(int(c["resources"]["limits"][MEMORY]) for c in live["spec"]["containers"]) if live else 0
+    if any(memory > proof.expected[0] for memory in on.values()):
+        return f"a GPU with {proof.expected[0]} carries {max(on.values())}", ""
+    return "", ", ".join(f"{memory} on GPU {card}" for card, memory in sorted(on.items()))
+
+
+def _packed(proof: Proof, seen: Seen) -> tuple[str, str]:
+    cards = Counter(_card(live) for live in seen.pods)
+    counts = tuple(sorted(cards.values(), reverse=True))
+    where = ", ".join(f"{count} on GPU {card or '?'}" for card, count in sorted(cards.items()))
+    if counts == proof.expected and "" not in cards:
+        return "", where
+    return f"they are spread: {where}; packed would be {' + '.join(map(str, proof.expected))}", ""
+
+
+_RULES = {
+    "passed": _passed, "one-gpu": _one_gpu, "shared": _shared_gpu, "pending": _pending, "cards": _cards,
+    "packed": _packed,
+}  # fmt: skip
+
+
+def devices(log: str) -> list[str]:
+    """UUIDs that `nvidia-smi -L` lists: MIG instances where there are any, else GPUs.
+
+    >>> devices("GPU 0: NVIDIA A100 (UUID: GPU-1)\\n  MIG 1g.5gb     Device  0: (UUID: MIG-2)\\n")
+    ['MIG-2']
+    """
+    found = _SMI.findall(log)
+    mig = [uuid for kind, uuid in found if kind == "MIG"]
+    return mig or [uuid for _, uuid in found]
+
+
+def _failed(proof: Proof, why: str) -> Check:
+    return Check(
+        id=proof.id,
+        status="failed",
+        message=f"{proof.title}: {why}",
+        fix="gpunode kube verify --keep leaves the pods for kubectl -n gpunode-verify describe; gpunode verify NODE",
+    )
+
+
+def _phase(live: Object | None) -> str:
+    return str(((live or {}).get("status") or {}).get("phase", ""))
+
+
+def _node(live: Object | None) -> str:
+    return str(((live or {}).get("spec") or {}).get("nodeName") or "")
+
+
+def _card(live: Object | None) -> str:
+    return str((((live or {}).get("metadata") or {}).get("annotations") or {}).get(_INDEX, ""))
+
+
+def _why(live: Object | None) -> str:
+    if live is None:
+        return "it was not made"
+    return pod_trouble(live) or f"is {_phase(live) or 'not started'} on {_node(live) or 'no node'}"

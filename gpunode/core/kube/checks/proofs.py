@@ -1,0 +1,255 @@
+"""Pods that prove that a cluster's GPUs can be used: what is started for each pool, and what counts as proof.
+
+A proof is planned from the usage at hand, so that it fits; where nothing is free it stays unproven, which is no
+failure.  The edge starts the objects, waits for `until`, and asks `judge` what came of it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from gpunode.core.kube.checks.proof_rules import Proof, Rule, Until
+from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool
+from gpunode.core.kube.objects import pod, selector
+from gpunode.core.kube.render.dra import DRIVER, claim_template
+from gpunode.core.kube.render.gpushare import MEMORY
+from gpunode.core.kube.usage import Kind, Usage, Use
+from gpunode.core.model import Check
+
+NAMESPACE = "gpunode-verify"
+IMAGE = "cuda-sample"
+_LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes from the host, with the driver
+_KIND: Mapping[str, tuple[Kind, ...]] = {
+    "none": ("gpu",),
+    "time-slicing": ("slices", "mig"),
+    "mps": ("slices",),
+    "mig": ("mig", "gpu"),
+    "gpushare": ("gpushare",),
+    "dra": ("dra",),
+}
+
+
+def namespace_object() -> Object:
+    labels = {**OWNED, "app.kubernetes.io/part-of": "gpunode", "pod-security.kubernetes.io/enforce": "baseline"}
+    return {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE, "labels": labels}}
+
+
+# ---------------------------------------------------------------- what a pool offers
+
+
+def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
+    """(node, use) of what this pool's sharing offers; `names`: host of the inventory → node, {} where none is known."""
+    nodes = {names[host] for host in pool.hosts if host in names}
+    return [
+        (node.name, use)
+        for node in found.nodes
+        for use in node.uses
+        if use.kind in _KIND[pool.sharing.strategy] and (not pool.hosts or node.name in nodes)
+    ]
+
+
+def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str, str]) -> Check:
+    """Whether every node of the pool (where the inventory names them) offers what its sharing should."""
+    silent = sorted({names[host] for host in pool.hosts if host in names} - {node for node, use in there if use.total})
+    what = " or ".join(_KIND[pool.sharing.strategy])
+    if silent or not any(use.total for _, use in there):
+        return Check(
+            id="kube.allocatable",
+            status="failed",
+            message=f"{', '.join(silent) or 'no node'} offers nothing of the kind {what} ({pool.sharing.strategy})",
+            fix="gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE",
+        )
+    totals: Counter[str] = Counter()
+    for _, use in there:
+        totals[use.resource] += use.total
+    return Check(
+        id="kube.allocatable",
+        status="passed",
+        message=", ".join(f"{count} {resource}" for resource, count in totals.items()),
+    )
+
+
+# ---------------------------------------------------------------- plans
+
+
+def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
+    """The proofs of one pool, or for what cannot be proven now why not."""
+    if pool.sharing.strategy == "dra":
+        yield from _dra_proofs(cluster, there)
+        return
+    gpushare = pool.sharing.strategy == "gpushare"
+    one = _unit(there) if gpushare else 1
+    node, use = max(there, key=lambda at: _largest_gap(at[1]))
+    if _largest_gap(use) < one:
+        ids = ("kube.vectoradd", "kube.which-gpu")
+        yield from (_busy(found, f"all {use.resource} are in use") for found in ids)
+    else:
+        limits = {use.resource: str(one)}
+        yield _proof("kube.vectoradd", "a pod adds two vectors on a GPU", cluster, node, [limits], "ended", "passed")
+        yield _proof(
+            "kube.which-gpu", "a container gets exactly one GPU", cluster, node, [limits], "running", "one-gpu"
+        )
+    if use.replicas > 1:
+        yield _shared(cluster, there)
+    if gpushare:
+        yield from _gpushare_proofs(cluster, there, one)
+    else:
+        most, node = max((other.total, name) for name, other in there if other.resource == use.resource)
+        yield _too_large(cluster, "kube.too-many-stays-pending", node, use.resource, most + 1)
+
+
+def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check:
+    """One pod more than the node has GPUs: two of them must share one."""
+    found = "kube.shared-gpu"
+    fits = [(use.total // use.replicas + 1, node, use) for node, use in there if use.replicas > 1]
+    fits = [(count, node, use) for count, node, use in fits if use.free >= count]
+    if not fits:
+        return _busy(found, "no node has one share more free than it has GPUs")
+    count, node, use = min(fits, key=lambda fit: fit[0])
+    limits = [{use.resource: "1"}] * count
+    return _proof(found, f"{count} pods on {count - 1} GPUs", cluster, node, limits, "running", "shared")
+
+
+def _too_large(cluster: Cluster, found: str, node: str, resource: str, amount: int) -> Proof:
+    """More than the largest node of the pool has; on that node, as one of another pool may have it."""
+    title = f"a request of {amount} {resource} stays Pending"
+    return _proof(found, title, cluster, node, [{resource: str(amount)}], "unschedulable", "pending")
+
+
+def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: int) -> Iterator[Proof | Check]:
+    """3 + 5 of a GPU's memory; more than the largest GPU has; a StatefulSet that is packed onto one GPU."""
+    card, node = max(((gpu.total, name) for name, use in there for gpu in use.gpus), default=(0, there[0][0]))
+    found = "kube.gpushare-two-pods"
+    fit = next(((node, use) for node, use in there if _largest_gap(use) >= 8 * unit), None)
+    if fit:
+        limits = [{MEMORY: str(3 * unit)}, {MEMORY: str(5 * unit)}]
+        title = f"pods with {3 * unit} and {5 * unit} {fit[1].unit} run side by side"
+        size = (max(gpu.total for gpu in fit[1].gpus),)
+        yield _proof(found, title, cluster, fit[0], limits, "running", "cards", expected=size)
+    else:
+        yield _busy(found, f"no GPU has {8 * unit} {there[0][1].unit} of memory free")
+    yield _too_large(cluster, "kube.gpushare-too-large-stays-pending", node, MEMORY, card + 1)
+    yield _binpack(cluster, there, 3 * unit)
+
+
+def _binpack(cluster: Cluster, there: Sequence[tuple[str, Use]], each: int) -> Proof | Check:
+    found = "kube.gpushare-binpack"
+    fits = [(node, packed({gpu.name: gpu.total - gpu.allocated for gpu in use.gpus}, each, 3)) for node, use in there]
+    node, expected = next((fit for fit in fits if fit[1]), ("", ()))
+    if not expected:
+        return _busy(found, f"no node has room for three pods of {each} {there[0][1].unit}")
+    name = "binpack"
+    labels = {**selector(f"verify-{name}"), **OWNED}
+    template = _spec(cluster, node, {MEMORY: str(each)}, hold=True)
+    del template["restartPolicy"]  # a StatefulSet's pods always start again
+    spec = {
+        "serviceName": name, "replicas": 3, "podManagementPolicy": "Parallel", "selector": {"matchLabels": labels},
+        "template": {"metadata": {"labels": labels}, "spec": template},
+    }  # fmt: skip
+    item = {"apiVersion": "apps/v1", "kind": "StatefulSet", "metadata": _metadata(name), "spec": spec}
+    return Proof(
+        id=found,
+        title=f"three pods of {each} {there[0][1].unit} are packed",
+        objects=(item,),
+        pods=tuple(f"{name}-{i}" for i in range(3)),
+        until="running",
+        rule="packed",
+        expected=expected,
+    )
+
+
+def packed(free: Mapping[str, int], size: int, count: int) -> tuple[int, ...]:
+    """Pods by card as the extender packs them: each on the card with the least memory left that has room.
+
+    https://github.com/AliyunContainerService/gpushare-scheduler-extender pkg/cache/nodeinfo.go; () when one has none.
+
+    >>> packed({"0": 16, "1": 16}, 3, 3), packed({"0": 4, "1": 16}, 3, 3), packed({"0": 2}, 3, 1)
+    ((3,), (2, 1), ())
+    """
+    left = dict(free)
+    on: Counter[str] = Counter()
+    for _ in range(count):
+        room = [name for name, memory in left.items() if memory >= size]
+        if not room:
+            return ()
+        card = min(room, key=lambda name: left[name])
+        left[card] -= size
+        on[card] += 1
+    return tuple(sorted(on.values(), reverse=True))
+
+
+def _dra_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
+    node = next((name for name, use in there if use.resource == f"{DRIVER}/gpu" and use.free), "")
+    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
+    if not node or not api:
+        yield _busy("kube.dra-claim", "no whole GPU of the DRA driver is free")
+        return
+    template = {**claim_template(api, "gpu", DRIVER), "metadata": _metadata("gpu")}
+    spec = _spec(cluster, node, {}, hold=False)
+    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
+    spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    item = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata("dra-claim"), "spec": spec}
+    yield Proof(
+        id="kube.dra-claim", title="a pod gets a GPU by a claim", objects=(template, item), pods=("dra-claim",),
+        until="ended", rule="passed",
+    )  # fmt: skip
+
+
+def _largest_gap(use: Use) -> int:
+    """What one pod can have at most: of gpushare all of it on one GPU."""
+    if use.kind == "gpushare":
+        return max((gpu.total - gpu.allocated for gpu in use.gpus), default=0)
+    return use.free
+
+
+def _unit(there: Sequence[tuple[str, Use]]) -> int:
+    """A GiB in the units of this resource."""
+    return 1024 if any(use.unit == "MiB" for _, use in there) else 1
+
+
+def _busy(found: str, why: str) -> Check:
+    return Check(id=found, status="not-proven", message=why, fix="run it again when GPUs are free")
+
+
+def _proof(
+    found: str,
+    title: str,
+    cluster: Cluster,
+    node: str,
+    limits: Sequence[Mapping[str, str]],
+    until: Until,
+    rule: Rule,
+    *,
+    expected: tuple[int, ...] = (),
+) -> Proof:
+    name = found.removeprefix("kube.")
+    names = tuple(name if len(limits) == 1 else f"{name}-{i}" for i in range(len(limits)))
+    hold = until != "ended"
+    items = tuple(
+        {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(n), "spec": _spec(cluster, node, limit, hold=hold)}
+        for n, limit in zip(names, limits, strict=True)
+    )
+    return Proof(id=found, title=title, objects=items, pods=names, until=until, rule=rule, expected=expected)
+
+
+def _metadata(name: str) -> Object:
+    return {"name": name, "namespace": NAMESPACE, "labels": {**selector(f"verify-{name}"), **OWNED}}
+
+
+def _spec(cluster: Cluster, node: str, limits: Mapping[str, str], *, hold: bool) -> Object:
+    """A pod that the scheduler may put on this node only; `hold`: it lists its GPUs and stays."""
+    main: Object = {"name": "cuda", "image": cluster.image(IMAGE), "imagePullPolicy": cluster.spec.images.pull_policy}
+    main |= {"command": list(_LIST)} if hold else {}
+    main |= {"resources": {"limits": dict(limits)}} if limits else {}
+    fields = [{"key": "metadata.name", "operator": "In", "values": [node]}]
+    terms = {"nodeSelectorTerms": [{"matchFields": fields}]}
+    there = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
+    return pod(
+        cluster,
+        containers=[main],
+        restartPolicy="Never",
+        terminationGracePeriodSeconds=1,
+        automountServiceAccountToken=False,
+        affinity=there,
+    )

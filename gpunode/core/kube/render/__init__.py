@@ -1,0 +1,209 @@
+"""Spec → everything a cluster needs: objects in the order in which they can be applied, releases, nodes, notes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import yaml
+
+from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Cluster, Object
+from gpunode.core.kube.render.dcgm import monitoring
+from gpunode.core.kube.render.device_plugin import device_plugin
+from gpunode.core.kube.render.dra import dra_examples, dra_problem
+from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
+from gpunode.core.kube.render.helm import Release, check_values, releases
+from gpunode.core.kube.render.operator_values import operator_problem, operator_release
+from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sharing, plugin_config
+from gpunode.core.kube.render.runtime_class import PRESENT, namespace, runtime_class
+from gpunode.core.model import Problem, Reason
+
+# An object stands after those it needs.
+ORDER = (
+    "Namespace", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
+    "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet", "StatefulSet", "Pod",
+    "ServiceMonitor", "PrometheusRule",
+)  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeWish:
+    """What the nodes of a pool have to carry; `hosts` is () where no inventory names them."""
+
+    pool: str
+    hosts: tuple[str, ...]
+    labels: dict[str, str]
+    taints: tuple[str, ...]
+
+    @property
+    def commands(self) -> tuple[str, ...]:
+        """The same by kubectl."""
+        nodes = " ".join(self.hosts) or "NODE"
+        pairs = " ".join(f"{key}={value}" for key, value in self.labels.items())
+        label = (f"kubectl label nodes {nodes} {pairs} --overwrite",) if pairs else ()
+        return (*label, *(f"kubectl taint nodes {nodes} {taint} --overwrite" for taint in self.taints))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rendered:
+    """What `gpunode kube render` writes and `apply` applies; nothing of it may be applied while there are problems."""
+
+    cluster: Cluster
+    objects: tuple[Object, ...]
+    releases: tuple[Release, ...]
+    examples: tuple[Object, ...]
+    nodes: tuple[NodeWish, ...]
+    notes: tuple[Reason, ...]
+    problems: tuple[Problem, ...]
+
+
+def render(cluster: Cluster) -> Rendered:
+    """Everything; equal input gives equal bytes."""
+    operator = cluster.spec.install == "operator"
+    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
+    objects += [] if operator else runtime_class(cluster)  # the operator makes its own
+    objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
+    charts = [operator_release(cluster), *releases(cluster)] if operator else releases(cluster)
+    return Rendered(
+        cluster=cluster,
+        objects=in_order(objects),
+        releases=tuple(charts),
+        examples=in_order(
+            [*dra_examples(cluster), *(gpushare_examples(cluster) if cluster.pools_of("gpushare") else [])]
+        ),
+        nodes=tuple(_node_wishes(cluster)),
+        notes=tuple(_notes(cluster)),
+        problems=tuple(_problems(cluster, charts)),
+    )
+
+
+def in_order(objects: list[Object]) -> tuple[Object, ...]:
+    """By kind, and within a kind as they came."""
+    return tuple(sorted(objects, key=lambda found: ORDER.index(found["kind"])))
+
+
+def yaml_documents(objects: tuple[Object, ...]) -> str:
+    """Several documents of one YAML stream."""
+    return "".join(f"---\n{yaml_text(found)}" for found in objects)
+
+
+def yaml_text(data: Any) -> str:
+    """YAML as people write it: keys in their order, texts of several lines as blocks."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A SafeDumper that writes texts of several lines as blocks, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def _node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
+    spec = cluster.spec
+    chosen = len(cluster.plugin_pools) > 1 or bool(cluster.pools_of("dra"))
+    taints = ("nvidia.com/gpu=present:NoSchedule",) if spec.taint else ()
+    for pool in cluster.pools:
+        strategy = pool.sharing.strategy
+        labels = {**spec.node_selector, **spec.runtime_class.node_selector}
+        if strategy == "gpushare":
+            labels[GPUSHARE_LABEL] = "true"
+            labels |= {"nvidia.com/gpu.deploy.device-plugin": "false"} if spec.install == "operator" else {}
+        elif chosen or strategy in ("mps", "dra"):
+            labels[POOL_LABEL] = pool.name
+        if strategy == "mps" and spec.install == "helm":
+            labels["nvidia.com/mps.capable"] = "true"  # the chart's MPS daemon selects it
+        charts = spec.install == "helm" or strategy == "dra"
+        if charts and not spec.node_feature_discovery and spec.install != "operator":
+            labels["nvidia.com/gpu.present"] = "true"  # the charts' affinity, where nobody discovers
+        if labels or taints:
+            yield NodeWish(pool=pool.name, hosts=pool.hosts, labels=labels, taints=taints)
+
+
+# ---------------------------------------------------------------- notes and problems
+
+
+def _notes(cluster: Cluster) -> Iterator[Reason]:
+    spec, known = cluster.spec, cluster.knowledge
+    if cluster.server < known.oldest:
+        kinds = "RuntimeClass " + (known.api("RuntimeClass", cluster.server) or "is not there: pods cannot name one")
+        yield Reason(
+            what=f"Kubernetes {cluster.server} is older than {known.oldest}",
+            why=f"its objects are not checked against its schemas; {kinds}; kube-scheduler's configuration differs",
+        )
+    url = extender_url(cluster)
+    if cluster.pools_of("gpushare") and url:
+        yield Reason(
+            what=f"kube-scheduler of every control-plane node has to call {url}",
+            why=f"gpunode kube scheduler configure --server-version {cluster.server} --extender-url {url}",
+        )
+    if cluster.pools_of("gpushare"):
+        yield Reason(
+            what="gpushare counts memory and limits nobody",
+            why="a container may use more than it asked for, and none gets memory of two GPUs",
+        )
+    api = known.api("DeviceClass", cluster.server)
+    if cluster.pools_of("dra") and "beta" in api:
+        yield Reason(
+            what=f"DRA is off by default on {cluster.server}",
+            why="feature gate DynamicResourceAllocation on every component, and "
+            f"--runtime-config={api}=true on kube-apiserver; from 1.34 on it is on",
+        )
+    if cluster.pools_of("mps"):
+        yield Reason(what="MPS is experimental in the device plugin", why="since 0.15.0, by its README")
+    if spec.install == "manifest" and spec.feature_discovery and not spec.node_feature_discovery:
+        yield Reason(
+            what="GPU Feature Discovery writes files that only Node Feature Discovery turns into labels",
+            why="set kubernetes.node_feature_discovery, or leave it where the cluster has one already",
+        )
+    if cluster.pools_of("mig") or any(pool.sharing.mig.profiles for pool in cluster.pools):
+        yield Reason(what="MIG instances are made on the hosts", why="gpunode provision; objects only offer them")
+    if cluster.runtime_class and cluster.plugin_pools:
+        yield Reason(
+            what=f"pods that use a GPU have to say runtimeClassName: {cluster.runtime_class}",
+            why="an engine's default runtime is not nvidia (runtimes.*.default_runtime)",
+        )
+
+
+def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
+    for pool in cluster.pools:
+        yield from check_sharing(pool)
+        if pool.sharing.strategy in ("time-slicing", "mps") and pool.sharing.replicas < 2:
+            continue  # said already, in the words of the spec
+        yield from check_plugin_config(plugin_config(pool.sharing, cluster.spec.device_plugin))
+    for found in (dra_problem(cluster), operator_problem(cluster) if cluster.spec.install == "operator" else None):
+        if found:
+            yield Problem(what=found[0], fix=found[1])
+    if cluster.pools_of("gpushare") and not extender_url(cluster):
+        yield Problem(
+            what=f"with kube-proxy's mode {cluster.spec.gpushare.kube_proxy} 127.0.0.1 does not lead to the extender",
+            fix="set kubernetes.gpushare.extender_url: http://ADDRESS:NODEPORT of a control-plane node, or "
+            f"http://CLUSTER-IP:{PORT} (kubectl -n {cluster.spec.namespace} get service {EXTENDER})",
+        )
+    if cluster.server < cluster.knowledge.critical_anywhere and cluster.spec.namespace != "kube-system":
+        yield Problem(
+            what=f"Kubernetes {cluster.server} allows system-node-critical pods in kube-system only",
+            fix="set kubernetes.namespace: kube-system",
+        )
+    for release in charts:
+        yield from check_values(release.chart, release.values, cluster.knowledge)
+        if cluster.server < release.chart.kube:
+            yield Problem(
+                what=f"chart {release.chart.name} needs Kubernetes {release.chart.kube}, this is {cluster.server}",
+                fix="upgrade the cluster, or choose kubernetes.install: manifest",
+            )
+        if release.namespace in PRESENT[1:]:
+            yield Problem(
+                what=f"NVIDIA's charts refuse the namespace {release.namespace}", fix="set kubernetes.namespace"
+            )

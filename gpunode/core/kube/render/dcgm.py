@@ -1,0 +1,157 @@
+"""Monitoring: the DCGM exporter, its Service, and what the Prometheus operator needs to know of it."""
+
+from __future__ import annotations
+
+import hashlib
+
+from gpunode.core.kube.cluster import Cluster, Object, tolerations
+from gpunode.core.kube.objects import (
+    config_map,
+    container,
+    daemon_set,
+    env,
+    field,
+    host_path,
+    labels,
+    mount,
+    pod,
+    selector,
+    thing,
+)
+from gpunode.core.kube.render.dcgm_alerts import alert_rules
+from gpunode.core.kube.render.dcgm_dashboard import dashboard
+
+EXPORTER = "dcgm-exporter"
+PORT = 9400
+
+# Everything that the dashboard and the alerts read, and no profiling metric: those collide with profilers.
+COUNTERS = """\
+DCGM_FI_DEV_SM_CLOCK, gauge, SM clock frequency (in MHz).
+DCGM_FI_DEV_MEM_CLOCK, gauge, Memory clock frequency (in MHz).
+DCGM_FI_DEV_GPU_TEMP, gauge, GPU temperature (in C).
+DCGM_FI_DEV_MEMORY_TEMP, gauge, Memory temperature (in C).
+DCGM_FI_DEV_POWER_USAGE, gauge, Power draw (in W).
+DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION, counter, Total energy consumption since boot (in mJ).
+DCGM_FI_DEV_PCIE_REPLAY_COUNTER, counter, Total number of PCIe retries.
+DCGM_FI_DEV_GPU_UTIL, gauge, GPU utilization (in %).
+DCGM_FI_DEV_MEM_COPY_UTIL, gauge, Memory utilization (in %).
+DCGM_FI_DEV_FB_FREE, gauge, Framebuffer memory free (in MiB).
+DCGM_FI_DEV_FB_USED, gauge, Framebuffer memory used (in MiB).
+DCGM_FI_DEV_XID_ERRORS, gauge, Value of the last XID error encountered.
+DCGM_FI_DEV_THERMAL_VIOLATION, counter, Throttling duration due to thermal constraints (in ns).
+DCGM_FI_DEV_POWER_VIOLATION, counter, Throttling duration due to power constraints (in ns).
+DCGM_FI_DEV_ECC_SBE_VOL_TOTAL, counter, Total number of single-bit volatile ECC errors.
+DCGM_FI_DEV_ECC_DBE_VOL_TOTAL, counter, Total number of double-bit volatile ECC errors.
+DCGM_FI_DEV_ROW_REMAP_FAILURE, gauge, Whether remapping of rows has failed.
+DCGM_FI_DEV_ROW_REMAP_PENDING, gauge, Whether rows wait for a reset of the GPU to be remapped.
+DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL, counter, Total number of NVLink bandwidth counters for all lanes.
+DCGM_FI_DRIVER_VERSION, label, Driver Version
+"""
+
+
+def monitoring(cluster: Cluster) -> list[Object]:
+    """Exporter, Service, dashboard; ServiceMonitor and PrometheusRule where the Prometheus operator is there."""
+    spec = cluster.spec
+    if not spec.monitoring.enabled:
+        return []
+    found = [] if spec.install != "manifest" else [_account(cluster), _counters(cluster), _service(cluster)]
+    found += [_exporter(cluster)] if spec.install == "manifest" else []
+    found.append(_dashboard(cluster))
+    if spec.monitoring.prometheus_operator:
+        found += [_monitor(cluster)] if spec.install == "manifest" else []
+        found.append(_rules(cluster))
+    return found
+
+
+def _account(cluster: Cluster) -> Object:
+    return thing("ServiceAccount", "v1", EXPORTER, EXPORTER, {}, namespace=cluster.spec.namespace)
+
+
+def _counters(cluster: Cluster) -> Object:
+    return config_map(cluster, "dcgm-counters", EXPORTER, {"counters.csv": COUNTERS})
+
+
+def _service(cluster: Cluster) -> Object:
+    port = {"name": "metrics", "port": PORT, "targetPort": "metrics"}
+    spec = {"selector": selector(EXPORTER), "ports": [port]}
+    return thing("Service", "v1", EXPORTER, EXPORTER, {"spec": spec}, namespace=cluster.spec.namespace)
+
+
+def _exporter(cluster: Cluster) -> Object:
+    health = {"httpGet": {"path": "/health", "port": "metrics"}, "initialDelaySeconds": 45}
+    main = container(
+        cluster, EXPORTER, EXPORTER,
+        args=["-f", "/etc/gpunode/counters.csv"],
+        env=[
+            *env(DCGM_EXPORTER_KUBERNETES="true", DCGM_EXPORTER_LISTEN=f":{PORT}"),
+            field("NODE_NAME", "spec.nodeName"),
+            *env(NVIDIA_VISIBLE_DEVICES="all", NVIDIA_DRIVER_CAPABILITIES="compute,utility"),
+        ],
+        ports=[{"name": "metrics", "containerPort": PORT}],
+        resources={
+            "requests": {"cpu": "100m", "memory": "128Mi"},
+            "limits": {"memory": "512Mi"},
+        },
+        # DCGM reads some fields as root only
+        securityContext={"runAsUser": 0, "capabilities": {"drop": ["ALL"], "add": ["SYS_ADMIN"]}},
+        livenessProbe={**health, "periodSeconds": 10},
+        readinessProbe=health,
+        volumeMounts=[
+            mount("pod-resources", "/var/lib/kubelet/pod-resources", readOnly=True),
+            mount("counters", "/etc/gpunode", readOnly=True),
+        ],
+    )  # fmt: skip
+    spec = pod(
+        cluster, containers=[main],
+        serviceAccountName=EXPORTER,
+        automountServiceAccountToken=False,
+        priorityClassName=cluster.spec.device_plugin.priority_class,
+        volumes=[
+            host_path("pod-resources", f"{cluster.spec.kubelet_dir}/pod-resources", "Directory"),
+            {"name": "counters", "configMap": {"name": "dcgm-counters"}},
+        ],
+        tolerations=tolerations(cluster),
+    )  # fmt: skip
+    sums = {"gpunode/config-sha256": hashlib.sha256(COUNTERS.encode()).hexdigest()}
+    return daemon_set(cluster, EXPORTER, spec, annotations=sums)
+
+
+def node_relabeling() -> Object:
+    """The alerts count GPUs by node; the exporter's own name for it has changed between its versions."""
+    return {"sourceLabels": ["__meta_kubernetes_pod_node_name"], "targetLabel": "node", "action": "replace"}
+
+
+def _monitor(cluster: Cluster) -> Object:
+    spec = {
+        "selector": {"matchLabels": selector(EXPORTER)},
+        "namespaceSelector": {"matchNames": [cluster.spec.namespace]},
+        "endpoints": [
+            {
+                "port": "metrics",
+                "path": "/metrics",
+                "interval": cluster.spec.monitoring.interval,
+                "honorLabels": True,  # pod and container are those that use the GPU, not the exporter's
+                "relabelings": [node_relabeling()],
+            }
+        ],
+    }
+    return _selected(cluster, "ServiceMonitor", EXPORTER, spec)
+
+
+def _rules(cluster: Cluster) -> Object:
+    groups = [{"name": "gpunode", "rules": alert_rules()}]
+    return _selected(cluster, "PrometheusRule", "gpunode", {"groups": groups})
+
+
+def _selected(cluster: Cluster, kind: str, name: str, spec: Object) -> Object:
+    """An object of the Prometheus operator, with the labels by which a Prometheus selects it."""
+    found = thing(kind, "monitoring.coreos.com/v1", name, EXPORTER, {"spec": spec}, namespace=cluster.spec.namespace)
+    found["metadata"]["labels"] = {**cluster.spec.monitoring.labels, **labels(EXPORTER)}
+    return found
+
+
+def _dashboard(cluster: Cluster) -> Object:
+    """Grafana's sidecar loads ConfigMaps with this label."""
+    found = config_map(cluster, "gpunode-dashboard", EXPORTER, {"gpunode.json": dashboard()})
+    found["metadata"]["labels"]["grafana_dashboard"] = "1"
+    return found

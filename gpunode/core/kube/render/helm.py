@@ -1,0 +1,145 @@
+"""Values for NVIDIA's helm charts, checked against the keys that the charts know."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
+from gpunode.core.kube.cluster import Cluster, tolerations
+from gpunode.core.kube.render.dcgm import COUNTERS, EXPORTER, node_relabeling
+from gpunode.core.kube.render.device_plugin import PLUGIN, by_cdi, default_config, plugin_affinity, plugin_configs
+from gpunode.core.kube.render.dra import dra_values
+from gpunode.core.model import Problem
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A helm release: `helm upgrade --install NAME CHART --version … --namespace … -f values`."""
+
+    name: str
+    chart: Chart
+    namespace: str
+    values: Mapping[str, Any]
+
+    @property
+    def command(self) -> str:
+        """What installs it, from the folder of the values file."""
+        oci = self.chart.repository.startswith("oci://")
+        source = f"{self.chart.repository}/{self.chart.name}" if oci else f"{self.chart.name}"
+        repo = "" if oci else f" --repo {self.chart.repository}"
+        return (
+            f"helm upgrade --install {self.name} {source}{repo} --version {self.chart.version} "
+            f"--namespace {self.namespace} --create-namespace -f {self.name}.yml"
+        )
+
+
+def releases(cluster: Cluster) -> list[Release]:
+    """The charts of `install: helm`, and those that have no manifest of ours (DRA driver, Node Feature Discovery)."""
+    found = []
+    if cluster.spec.install == "helm" and cluster.plugin_pools:
+        found.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
+    elif cluster.spec.install != "operator" and cluster.spec.node_feature_discovery:
+        found.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
+    if cluster.spec.install != "operator" and cluster.pools_of("dra"):
+        found.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
+    if cluster.spec.install == "helm" and cluster.spec.monitoring.enabled:
+        found.append(_release(cluster, "dcgm-exporter", exporter_values(cluster)))
+    return found
+
+
+def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
+    repository, tag = cluster.image_parts(PLUGIN)
+    spec = cluster.spec
+    nested = discovery_values(cluster) if spec.node_feature_discovery else {}
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        **({"nvidiaDriverRoot": "/"} if by_cdi(cluster) else {}),
+        "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
+        "runtimeClassName": cluster.runtime_class or None,
+        "priorityClassName": spec.device_plugin.priority_class,
+        "nodeSelector": dict(spec.node_selector),
+        "affinity": plugin_affinity(cluster),
+        "tolerations": tolerations(cluster),
+        "gfd": {"enabled": spec.feature_discovery},
+        # the chart's condition would bring Node Feature Discovery with GFD
+        "nfd": {"enabled": spec.node_feature_discovery, **nested},
+    }
+
+
+def discovery_values(cluster: Cluster) -> dict[str, Any]:
+    """Node Feature Discovery: publish nvidia.com labels, look at display and 3D controllers."""
+    repository, tag = cluster.image_parts("node-feature-discovery")
+    pci = {"deviceClassWhitelist": ["02", "03"], "deviceLabelFields": ["vendor"]}
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        "master": {"config": {"extraLabelNs": ["nvidia.com"]}},
+        "worker": {"config": {"sources": {"pci": pci}}, "tolerations": tolerations(cluster)},
+    }
+
+
+def exporter_values(cluster: Cluster) -> dict[str, Any]:
+    repository, tag = cluster.image_parts(EXPORTER)
+    watched = cluster.spec.monitoring
+    return {
+        "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
+        "imagePullSecrets": _secrets(cluster),
+        "runtimeClassName": cluster.runtime_class,
+        "priorityClassName": cluster.spec.device_plugin.priority_class,
+        "nodeSelector": dict(cluster.spec.node_selector),
+        "tolerations": tolerations(cluster),
+        "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
+        "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read
+        "serviceMonitor": {
+            "enabled": watched.prometheus_operator,
+            "interval": watched.interval,
+            "honorLabels": True,
+            "additionalLabels": dict(watched.labels),
+            "relabelings": [node_relabeling()],
+        },
+    }
+
+
+def _release(cluster: Cluster, name: str, values: Mapping[str, Any]) -> Release:
+    return Release(name=name, chart=cluster.knowledge.charts[name], namespace=cluster.spec.namespace, values=values)
+
+
+def _secrets(cluster: Cluster) -> list[dict[str, str]]:
+    return [{"name": name} for name in cluster.spec.images.pull_secrets]
+
+
+# ---------------------------------------------------------------- what a chart does not know
+
+
+def check_values(chart: Chart, values: Any, knowledge: KubeKnowledge) -> Iterator[Problem]:
+    """Keys that the chart would ignore without a word, each with the nearest one that it knows."""
+    if not isinstance(values, Mapping):
+        yield Problem(what=f"the values of {chart.name} are {values!r}", fix="write a mapping")
+        return
+    known = set(chart.keys)
+    for prefix, name in chart.subcharts.items():
+        known |= {f"{prefix}.{key}" for key in knowledge.charts[name].keys} | {f"{prefix}.enabled"}
+    for path in _paths(values):
+        parts = path.split(".")
+        if any(".".join(parts[:n]) in known for n in range(1, len(parts) + 1)):
+            continue
+        if any(key.startswith(f"{path}.") for key in known):  # a branch, emptied
+            continue
+        near = difflib.get_close_matches(path, known, n=1)
+        yield Problem(
+            what=f"chart {chart.name} {chart.version} knows no value {path!r}",
+            fix=f"did you mean {near[0]!r}?" if near else "helm show values prints those it knows",
+        )
+
+
+def _paths(values: Mapping[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        path = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            yield from _paths(value, f"{path}.")
+        else:
+            yield path

@@ -1,0 +1,300 @@
+"""Who uses which GPU: nodes, pods, ResourceSlices and ResourceClaims → allocated and total, of every kind of sharing.
+
+The API knows counts for whole GPUs, shares and MIG instances (the kubelet alone knows which GPU a container got),
+and single GPUs for gpushare (annotations of the pods) and DRA (claims name devices).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import yaml
+
+from gpunode.core.kube.cluster import POOL_LABEL, Object
+from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.render.gpushare import COUNT, MEMORY
+
+Kind = Literal["gpu", "slices", "mig", "gpushare", "dra"]
+WHOLE = "nvidia.com/gpu"
+_SHARED = ".shared"
+_MIG = "nvidia.com/mig-"
+_DRA_DRIVERS = ("gpu.nvidia.com",)
+_INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+_ENDED = ("Succeeded", "Failed")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PodUse:
+    """What a pod holds of a resource; `gpus` amount by GPU where that is known (gpushare: index, DRA: device)."""
+
+    namespace: str
+    name: str
+    amount: int
+    gpus: Mapping[str, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuUse:
+    """One GPU: `name` is its index (gpushare) or its device (DRA)."""
+
+    name: str
+    allocated: int
+    total: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """A resource of a node.  `replicas`: shares of one GPU.  `pending`: gpushare memory with no GPU named yet."""
+
+    kind: Kind
+    resource: str
+    allocated: int
+    total: int
+    replicas: int = 1
+    gpus: tuple[GpuUse, ...] = ()
+    pods: tuple[PodUse, ...] = ()
+    pending: int = 0
+    unit: str = ""
+
+    @property
+    def free(self) -> int:
+        return max(0, self.total - self.allocated)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeUse:
+    name: str
+    address: str
+    product: str
+    state: str  # Ready, NotReady, and SchedulingDisabled as kubectl get nodes says it
+    uses: tuple[Use, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """A pod that asks for GPUs and has no node."""
+
+    namespace: str
+    name: str
+    asks: Mapping[str, int]
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Usage:
+    nodes: tuple[NodeUse, ...]
+    waiting: tuple[Waiting, ...]
+
+
+def usage(
+    nodes: Iterable[Object],
+    pods: Sequence[Object],
+    *,
+    slices: Sequence[Object] = (),
+    claims: Sequence[Object] = (),
+    configs: Mapping[str, str] = {},
+) -> Usage:
+    """Everything that uses GPUs; nodes without any are left out.
+
+    `configs`: the device plugin's configurations by pool, for the replicas of nodes that Feature Discovery has not
+    labelled.
+    """
+    live = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
+    by_node: dict[str, list[Object]] = {}
+    for pod in live:
+        by_node.setdefault(pod["spec"].get("nodeName") or "", []).append(pod)
+    found = []
+    for node in nodes:
+        name = node["metadata"]["name"]
+        uses = (*_uses(node, by_node.get(name, []), configs), *_dra(name, slices, claims))
+        if uses:
+            found.append(_node_use(node, uses))
+    return Usage(nodes=tuple(sorted(found, key=lambda n: n.name)), waiting=tuple(_waiting(by_node.get("", []))))
+
+
+# ---------------------------------------------------------------- extended resources
+
+
+def is_gpu_resource(name: str) -> bool:
+    return name in (MEMORY, WHOLE, WHOLE + _SHARED) or name.startswith(_MIG)
+
+
+def asked(pod: Object, resource: str) -> int:
+    """What the scheduler counts for the pod: its containers and sidecars together, or one init container if more.
+
+    https://kubernetes.io/docs/concepts/workloads/pods/sidecar-containers/#resource-sharing-within-containers
+    """
+    spec = pod["spec"]
+    running = sum(_of(container, resource) for container in spec.get("containers") or [])
+    beside = most = 0
+    for container in spec.get("initContainers") or []:
+        if container.get("restartPolicy") == "Always":
+            beside += _of(container, resource)
+            most = max(most, beside)
+        else:
+            most = max(most, beside + _of(container, resource))
+    return max(running + beside, most)
+
+
+def _of(container: Object, resource: str) -> int:
+    resources = container.get("resources") or {}
+    value = (resources.get("requests") or {}).get(resource) or (resources.get("limits") or {}).get(resource)
+    return quantity(value) if value else 0
+
+
+def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> Iterator[Use]:
+    status = node.get("status") or {}
+    allocatable = status.get("allocatable") or {}
+    for resource in sorted(filter(is_gpu_resource, allocatable)):
+        total = quantity(allocatable[resource])
+        holders = [(pod, amount) for pod in pods if (amount := asked(pod, resource))]
+        if not total and not holders:
+            continue  # a device plugin that went leaves a zero behind: kubelets forget it when they restart
+        if resource == MEMORY:
+            yield _gpushare(total, quantity(allocatable.get(COUNT, "0")), holders)
+            continue
+        replicas = 1 if resource.startswith(_MIG) else _replicas(node, resource, configs)
+        kind: Kind = "mig" if resource.startswith(_MIG) else "slices" if replicas > 1 or _SHARED in resource else "gpu"
+        held = tuple(PodUse(**_name(pod), amount=amount, gpus={}) for pod, amount in holders)
+        yield Use(
+            kind=kind,
+            resource=resource,
+            allocated=sum(pod.amount for pod in held),
+            total=total,
+            replicas=replicas,
+            pods=held,
+        )
+
+
+def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
+    """Shares of one GPU: what Feature Discovery wrote on the node, else what the pool's configuration says."""
+    labels = node["metadata"].get("labels") or {}
+    if (label := labels.get("nvidia.com/gpu.replicas", "")).isdigit():
+        return max(1, int(label))
+    text = configs.get(labels.get(POOL_LABEL, "")) or configs.get("default") or next(iter(configs.values()), "")
+    sharing = (yaml.safe_load(text) or {}).get("sharing") or {} if text else {}
+    for strategy in ("timeSlicing", "mps"):
+        for found in (sharing.get(strategy) or {}).get("resources") or []:
+            if found.get("name") in (resource, resource.removesuffix(_SHARED)):
+                return int(found.get("replicas", 1))
+    return 1
+
+
+# ---------------------------------------------------------------- gpushare
+
+
+def _gpushare(total: int, count: int, holders: Sequence[tuple[Object, int]]) -> Use:
+    """Memory by GPU.  All GPUs of a node count as equal, as the extender does it."""
+    each = total // count if count else 0
+    on: dict[str, int] = {str(index): 0 for index in range(count)}
+    held = []
+    pending = 0
+    for pod, amount in holders:
+        index = (pod["metadata"].get("annotations") or {}).get(_INDEX, "")
+        known = index in on
+        if known:
+            on[index] += amount
+        else:
+            pending += amount
+        held.append(PodUse(**_name(pod), amount=amount, gpus={index: amount} if known else {}))
+    return Use(
+        kind="gpushare",
+        resource=MEMORY,
+        allocated=sum(pod.amount for pod in held),
+        total=total,
+        gpus=tuple(GpuUse(name=name, allocated=amount, total=each) for name, amount in on.items()),
+        pods=tuple(held),
+        pending=pending,
+        unit="MiB" if each > 100 else "GiB",  # the plugin's --memory-unit: no GPU has that many GiB… or so few MiB
+    )
+
+
+# ---------------------------------------------------------------- DRA
+
+
+def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Iterator[Use]:
+    """Devices that NVIDIA's driver offers on this node, by the kind that it gives them (gpu, mig)."""
+    devices: dict[str, list[tuple[str, str]]] = {}  # type → (pool, device)
+    newest: dict[str, int] = {}
+    mine = [s["spec"] for s in slices if s["spec"].get("nodeName") == node and s["spec"].get("driver") in _DRA_DRIVERS]
+    for spec in mine:
+        newest[spec["pool"]["name"]] = max(newest.get(spec["pool"]["name"], 0), spec["pool"].get("generation", 0))
+    for spec in mine:
+        if spec["pool"].get("generation", 0) < newest[spec["pool"]["name"]]:
+            continue  # the driver is replacing it
+        for device in spec.get("devices") or []:
+            attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
+            kind = (attributes.get("type") or {}).get("string", "gpu")
+            devices.setdefault(kind, []).append((spec["pool"]["name"], device["name"]))
+    taken = _taken(claims)
+    for kind, there in sorted(devices.items()):
+        gpus = tuple(GpuUse(name=at[1], allocated=min(1, len(taken.get(at, ()))), total=1) for at in there)
+        held: dict[tuple[str, str], dict[str, int]] = {}
+        for at in there:
+            for user in taken.get(at, ()):
+                held.setdefault(user, {})[at[1]] = 1
+        yield Use(
+            kind="dra",
+            resource=f"{_DRA_DRIVERS[0]}/{kind}",
+            allocated=sum(gpu.allocated for gpu in gpus),
+            total=len(gpus),
+            gpus=gpus,
+            pods=tuple(
+                PodUse(namespace=namespace, name=name, amount=len(on), gpus=on)
+                for (namespace, name), on in held.items()
+            ),
+        )
+
+
+def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[tuple[str, str]]]:
+    """(pool, device) → (namespace, pod) of those that use it; of a claim that no pod uses yet its own name."""
+    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+    for claim in claims:
+        status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
+        pods = [use["name"] for use in status.get("reservedFor") or [] if use.get("resource") == "pods"]
+        results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
+        for result in results:
+            if result.get("driver") in _DRA_DRIVERS and not result.get("adminAccess"):
+                users = pods or [f"(claim {claim['metadata']['name']})"]
+                found.setdefault((result["pool"], result["device"]), []).extend((namespace, name) for name in users)
+    return found
+
+
+# ---------------------------------------------------------------- nodes and pods
+
+
+def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
+    status, labels = node.get("status") or {}, node["metadata"].get("labels") or {}
+    addresses = {a["type"]: a["address"] for a in reversed(status.get("addresses") or [])}
+    ready = any(c["type"] == "Ready" and c["status"] == "True" for c in status.get("conditions") or [])
+    off = bool((node.get("spec") or {}).get("unschedulable"))
+    return NodeUse(
+        name=node["metadata"]["name"],
+        address=addresses.get("InternalIP") or next(iter(addresses.values()), "unknown"),
+        product=labels.get("nvidia.com/gpu.product", ""),
+        state=("Ready" if ready else "NotReady") + (",SchedulingDisabled" if off else ""),
+        uses=uses,
+    )
+
+
+def _waiting(pods: Iterable[Object]) -> Iterator[Waiting]:
+    from gpunode.core.kube.checks.ready import unschedulable
+
+    for pod in pods:
+        resources = {
+            name
+            for container in (*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or []))
+            for given in (container.get("resources") or {}).values()
+            if isinstance(given, Mapping)
+            for name in given
+            if is_gpu_resource(name)
+        }
+        asks = {name: asked(pod, name) for name in sorted(resources)}
+        if asks:
+            yield Waiting(**_name(pod), asks=asks, why=unschedulable(pod))
+
+
+def _name(pod: Object) -> dict[str, str]:
+    return {"namespace": pod["metadata"]["namespace"], "name": pod["metadata"]["name"]}

@@ -1,0 +1,111 @@
+"""Many hosts in a few lines: plans by what is to be done, results by how they ended and by cause, the slowest."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from gpunode.core.model import HostResult, Plan
+from gpunode.core.plan import class_key
+from gpunode.core.report.text import plan_text
+
+_CAUSES, _NAMED, _SLOWEST = 10, 8, 5  # causes that are told, hosts that are named for each, slowest hosts
+_ENDS = {0: "done or unchanged", 1: "failed", 3: "pending", 4: "unreachable", 5: "refused", 130: "interrupted"}
+
+
+def fleet_text(results: Iterable[HostResult]) -> str:
+    """How many ended how, the causes of what did not end well, the most frequent first, and who took longest."""
+    found = list(results)
+    by_exit: dict[int, list[HostResult]] = {}
+    for result in found:
+        by_exit.setdefault(int(result.exit), []).append(result)
+    ends = ", ".join(f"{len(some)} {_ENDS.get(code, f'exit {code}')}" for code, some in sorted(by_exit.items()))
+    lines = [f"{len(found)} hosts: {ends}"]
+    for code, some in sorted(by_exit.items()):
+        lines += _causes(some) if code else []
+    return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in found})])
+
+
+def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff: bool = False) -> str:
+    """How many hosts have what to do: one plan of each kind in full, for the most hosts first; problems by cause.
+
+    `errors` are of hosts that have no plan.
+    """
+    kinds: dict[str, list[Plan]] = {}
+    for plan in plans:
+        if plan.steps and not plan.problems:
+            kinds.setdefault(class_key(plan), []).append(plan)
+    refused = [HostResult(host=p.host, message=_problems(p)) for p in plans if p.problems]
+    todo = sum(map(len, kinds.values()))
+    lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
+    lines[0] += f", {len(refused)} refused" if refused else ""
+    lines[0] += f", {len(errors)} without a plan" if errors else ""
+    lines += _causes([*refused, *errors])
+    ranked = sorted(kinds.values(), key=len, reverse=True)
+    for same in ranked[:_CAUSES]:
+        lines.append(f"{len(same)} hosts like this one: {_names([p.host for p in same])}")
+        lines += [f"  {line}" for line in plan_text(same[0], diff=diff).splitlines()]
+    if len(ranked) > _CAUSES:
+        lines.append(f"and {len(ranked) - _CAUSES} other plans: --format json has them all")
+    return "\n".join(lines)
+
+
+def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
+    """A run by its journal: `states` of all its hosts, and those that ended, with `seconds` in `extra`."""
+    counts = Counter(states.values())
+    lines = [f"{len(states)} hosts: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))]
+    lines += _causes([result for result in ended if result.exit])
+    return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in ended})])
+
+
+def going_on(results: Sequence[HostResult]) -> tuple[str, str]:
+    """The run that the results are of, and the command to go on with it; ("", "") where there is none to go on with."""
+    run = next((str(r.extra["run"]) for r in results if r.extra.get("run")), "")
+    return (run, f"gpunode runs resume {run}") if run and any(r.exit for r in results) else ("", "")
+
+
+def stop_text(results: Sequence[HostResult]) -> str:
+    """What a run that did not bring all hosts to their end leaves: done, failed, not begun with, and how to go on."""
+    run, command = going_on(results)
+    if not run:
+        return ""
+    begun = [r for r in results if not r.extra.get("left")]
+    bad = [r.host for r in begun if r.exit]
+    left = [r.host for r in results if r.extra.get("left")]
+    lines = [f"run {run}: {len(begun) - len(bad)} done, {len(bad)} not done, {len(left)} not begun with"]
+    lines += [f"  not done: {_names(bad)}"] if bad else []
+    lines += [f"  not begun with: {_names(left)}"] if left else []
+    return "\n".join([*lines, f"go on: {command}"])
+
+
+def _causes(results: Sequence[HostResult]) -> list[str]:
+    """What was said of hosts, equal words once, with the hosts that it was said of."""
+    causes: dict[str, list[str]] = {}
+    for result in results:
+        text = re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", result.message)
+        causes.setdefault(text, []).append(result.host)
+    ranked = sorted(causes.items(), key=lambda item: -len(item[1]))
+    lines = []
+    for message, hosts in ranked[:_CAUSES]:
+        lines += [f"  {len(hosts):>6}  {message}", f"          {_names(hosts)}"]
+    if len(ranked) > _CAUSES:
+        lines.append(f"          and {len(ranked) - _CAUSES} other causes: --format json has them all")
+    return lines
+
+
+def _slowest(seconds: Mapping[str, float]) -> list[str]:
+    ranked = [host for host in sorted(seconds, key=lambda host: -seconds[host])[:_SLOWEST] if seconds[host] >= 1]
+    return ["slowest: " + ", ".join(f"{host} {_time(seconds[host])}" for host in ranked)] if ranked else []
+
+
+def _time(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _names(hosts: Sequence[str]) -> str:
+    return ", ".join(hosts[:_NAMED]) + (f" … ({len(hosts)} in all)" if len(hosts) > _NAMED else "")
+
+
+def _problems(plan: Plan) -> str:
+    return "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)

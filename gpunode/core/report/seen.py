@@ -1,0 +1,78 @@
+"""Facts of a host → what a report shows of it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from gpunode.core.checks.health import health_checks
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.model import Check, NodeFacts
+from gpunode.core.plan.lockfile import class_of
+from gpunode.core.report.model import Finding, Gpu, Seen, Versions
+
+
+def see(facts: NodeFacts, knowledge: Knowledge) -> Seen:
+    """One host's versions, GPUs and health."""
+    return Seen(
+        kind=class_of(facts),
+        versions=_versions(facts),
+        gpus=tuple(_gpus(facts, knowledge)),
+        nvswitches=len(facts.nvswitches),
+        topology=facts.topology,
+        links_down=facts.nvlink_inactive,
+        checks=tuple(map(finding, health_checks(facts, knowledge.revoked_keys()))),
+    )
+
+
+def finding(check: Check) -> Finding:
+    return Finding(id=check.id, status=check.status, message=check.message, fix=check.fix)
+
+
+def fleet_gpus(gpus: Sequence[Gpu]) -> str:
+    """ "8 × H100 SXM5 80GB", in the order of their PCI slots."""
+    counts = Counter(gpu.model or gpu.id for gpu in gpus)
+    return ", ".join(f"{count} × {model}" for model, count in counts.items())
+
+
+def _versions(facts: NodeFacts) -> Versions:
+    kubernetes = facts.kubernetes
+    return Versions(
+        distro=facts.distro.key,
+        arch=facts.arch,
+        kernel=facts.kernel,
+        driver=facts.driver.loaded or facts.driver.userspace,
+        flavour=facts.driver.loaded_flavour,
+        cuda=facts.cuda,
+        toolkit=facts.toolkit,
+        engines=tuple(f"{r.distribution or r.name} {r.version}".strip() for r in facts.runtimes),
+        kubernetes=f"{kubernetes.kind} {kubernetes.kubelet}".strip(),
+    )
+
+
+def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
+    by_slot = {gpu.slot: gpu for gpu in facts.nvml}
+    cut = Counter(instance.gpu for instance in facts.sharing.instances)
+    xids: dict[str, set[int]] = {}
+    for xid in facts.xids:
+        xids.setdefault(xid.slot, set()).add(xid.code)
+    for device in facts.gpus:
+        known, nvml = knowledge.gpu(device.id), by_slot.get(device.slot)
+        yield Gpu(
+            slot=device.slot,
+            id=device.id,
+            model=_model(known.name if known else "", nvml.name if nvml else "", device.label),
+            index=nvml.index if nvml else None,
+            uuid=nvml.uuid if nvml else "",
+            memory_mib=nvml.memory_mib if nvml else None,
+            driver=device.driver,
+            mig=nvml.mig_current if nvml else "",
+            mig_devices=cut[nvml.index] if nvml else 0,
+            ecc_errors=nvml.ecc_uncorrected if nvml else None,
+            xids=tuple(sorted(xids.get(device.slot, ()))),
+        )
+
+
+def _model(*names: str) -> str:
+    """The first that is known, without the vendor's name."""
+    return next(filter(None, names), "").removeprefix("NVIDIA ")

@@ -1,0 +1,218 @@
+"""Hosts → the report: problems and drift over the fleet, pools by stages, versions by class, GPUs by model, waves."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from gpunode.core.report.model import (
+    STATES,
+    STATUSES,
+    ClassRow,
+    Finding,
+    Gpu,
+    GpuRow,
+    Host,
+    Issue,
+    PoolRow,
+    Report,
+    Run,
+    Seen,
+    Status,
+    Variant,
+    VersionCount,
+    Wave,
+)
+from gpunode.core.report.seen import fleet_gpus
+
+# Checks that find what has moved since a host was set up, and does not hurt yet.
+_DRIFT = re.compile(r"plan\.(?!problem)|boot\.|driver\.held|repository\.twice|fence\.")
+COMPONENTS: Mapping[str, Callable[[Seen], str]] = {
+    "kernel": lambda seen: seen.versions.kernel,
+    "driver": lambda seen: f"{seen.versions.driver} {seen.versions.flavour}".strip(),
+    "CUDA": lambda seen: ", ".join(seen.versions.cuda),
+    "toolkit": lambda seen: seen.versions.toolkit,
+    "engines": lambda seen: ", ".join(seen.versions.engines),
+    "Kubernetes": lambda seen: seen.versions.kubernetes,
+}
+
+
+def make_report(
+    hosts: Iterable[Host], *, title: str, made: str, version: str, source: str, run: Run | None = None
+) -> Report:
+    """The report of these hosts; `made` is the time of it in UTC."""
+    ordered = sorted(hosts, key=lambda host: (STATES.index(host.state), host.name))
+    issues = _issues(ordered)
+    return Report(
+        title=title,
+        made=made,
+        version=version,
+        source=source,
+        states=_states(ordered),
+        problems=tuple(issue for issue in issues if not _is_drift(issue)),
+        drift=tuple(issue for issue in issues if _is_drift(issue)),
+        pools=tuple(_pool(name, members) for name, members in _by(ordered, lambda host: host.pool).items()),
+        classes=tuple(_class(kind, members) for kind, members in _by(_read(ordered), _kind).items()),
+        gpus=_gpus(ordered),
+        run=replace(run, waves=_waves(ordered)) if run else None,
+        hosts=tuple(ordered),
+    )
+
+
+def _by(hosts: Iterable[Host], key: Callable[[Host], str]) -> dict[str, list[Host]]:
+    groups: dict[str, list[Host]] = {}
+    for host in hosts:
+        groups.setdefault(key(host), []).append(host)
+    return dict(sorted(groups.items()))
+
+
+def _read(hosts: Iterable[Host]) -> list[Host]:
+    return [host for host in hosts if host.seen]
+
+
+def _kind(host: Host) -> str:
+    return host.seen.kind if host.seen else ""
+
+
+def _states(hosts: Iterable[Host]) -> dict[str, int]:
+    counts = Counter(host.state for host in hosts)
+    return {state: counts[state] for state in STATES if counts[state]}
+
+
+# ---------------------------------------------------------------- problems and drift
+
+
+def _is_drift(issue: Issue) -> bool:
+    return issue.status in ("pending", "warning") and bool(_DRIFT.match(issue.id))
+
+
+def _issues(hosts: Sequence[Host]) -> list[Issue]:
+    """Findings of all hosts by status and id, the worst and most frequent first."""
+    found: dict[tuple[Status, str], dict[tuple[str, str], list[str]]] = {}
+    for host in hosts:
+        for finding in host.findings:
+            messages = found.setdefault((finding.status, finding.id), {})
+            messages.setdefault(_shared(finding, host.name), []).append(host.name)
+    issues = []
+    for (status, check_id), messages in found.items():
+        ranked = sorted(messages.items(), key=lambda item: -len(item[1]))
+        variants = tuple(Variant(message=m, fix=f, hosts=tuple(names)) for (m, f), names in ranked)
+        hit = len({name for names in messages.values() for name in names})
+        issues.append(Issue(id=check_id, status=status, hosts=hit, variants=variants))
+    return sorted(issues, key=lambda issue: (STATUSES.index(issue.status), -issue.hosts, issue.id))
+
+
+def _shared(finding: Finding, host: str) -> tuple[str, str]:
+    own = rf"(?<![\w.-]){re.escape(host)}(?![\w-])"
+    return re.sub(own, "HOST", finding.message), re.sub(own, "HOST", finding.fix)
+
+
+# ---------------------------------------------------------------- pools, classes, GPUs
+
+
+def _pool(name: str, hosts: Sequence[Host]) -> PoolRow:
+    roles = Counter(role for host in hosts for role in {_role(f) for f in host.findings} - {""})
+    return PoolRow(
+        name=name,
+        hosts=len(hosts),
+        gpus=sum(len(host.seen.gpus) for host in hosts if host.seen),
+        reached=sum(map(_reached, hosts)),
+        accepted=sum(map(_accepted, hosts)),
+        provisioned=sum(map(_provisioned, hosts)),
+        healthy=sum(map(_healthy, hosts)),
+        states=_states(hosts),
+        steps=dict(sorted(roles.items())),
+    )
+
+
+def _role(finding: Finding) -> str:
+    """Of plan.driver.packages it is driver."""
+    parts = finding.id.split(".")
+    return parts[1] if finding.status == "pending" and parts[0] == "plan" and len(parts) == 3 else ""
+
+
+def _has(host: Host, *statuses: str) -> bool:
+    return any(finding.status in statuses for finding in host.findings)
+
+
+def _reached(host: Host) -> bool:
+    return host.state != "unreachable" and (host.seen is not None or not _has(host, "unreachable"))
+
+
+def _accepted(host: Host) -> bool:
+    return _reached(host) and not _has(host, "refused")
+
+
+def _provisioned(host: Host) -> bool:
+    ended = host.run is None or host.run.state == "done"
+    return _accepted(host) and ended and not _has(host, "pending")
+
+
+def _healthy(host: Host) -> bool:
+    return _provisioned(host) and not _has(host, "failed")
+
+
+def _class(kind: str, hosts: Sequence[Host]) -> ClassRow:
+    versions = {}
+    for name, of in COMPONENTS.items():
+        found: dict[str, list[str]] = {}
+        for host in hosts:
+            if host.seen:
+                found.setdefault(of(host.seen), []).append(host.name)
+        ranked = sorted(found.items(), key=lambda item: (-len(item[1]), item[0]))
+        versions[name] = tuple(VersionCount(version=v, hosts=tuple(sorted(names))) for v, names in ranked)
+    first = hosts[0].seen
+    return ClassRow(kind=kind, gpus=fleet_gpus(first.gpus) if first else "", hosts=len(hosts), versions=versions)
+
+
+def _gpus(hosts: Sequence[Host]) -> tuple[GpuRow, ...]:
+    models: dict[str, list[tuple[str, Gpu]]] = {}
+    for host in hosts:
+        for gpu in host.seen.gpus if host.seen else ():
+            models.setdefault(gpu.id, []).append((host.name, gpu))
+    rows = [_gpu_row(found) for found in models.values()]
+    return tuple(sorted(rows, key=lambda row: (-row.gpus, row.model)))
+
+
+def _gpu_row(found: Sequence[tuple[str, Gpu]]) -> GpuRow:
+    gpus = [gpu for _, gpu in found]
+    memory = Counter(gpu.memory_mib for gpu in gpus if gpu.memory_mib).most_common(1)
+    return GpuRow(
+        model=gpus[0].model,
+        id=gpus[0].id,
+        gpus=len(gpus),
+        hosts=len({name for name, _ in found}),
+        unseen=sum(gpu.index is None for gpu in gpus),
+        memory_mib=memory[0][0] if memory else None,
+        mig=sum(gpu.mig.lower() == "enabled" for gpu in gpus),
+        ecc_errors=sum(bool(gpu.ecc_errors) for gpu in gpus),
+        xids=sum(bool(gpu.xids) for gpu in gpus),
+    )
+
+
+# ---------------------------------------------------------------- a run
+
+
+def _waves(hosts: Sequence[Host]) -> tuple[Wave, ...]:
+    members: dict[tuple[str, int], list[Host]] = {}
+    for host in hosts:
+        if host.run:
+            members.setdefault((host.pool, host.run.wave), []).append(host)
+    waves = []
+    for (pool, number), found in sorted(members.items()):
+        runs = [host.run for host in found if host.run]
+        ends = [run.ended for run in runs]
+        waves.append(
+            Wave(
+                pool=pool,
+                number=number + 1,
+                hosts=len(runs),
+                done=sum(run.state == "done" for run in runs),
+                failed=sum(run.state == "failed" for run in runs),
+                started=min((run.started for run in runs if run.started), default=""),
+                ended=max(ends) if all(ends) else "",
+            )
+        )
+    return tuple(waves)

@@ -1,0 +1,129 @@
+"""What belongs to many GPUs in one node or rack: fabric manager and its kin, the IMEX domain, DCGM.
+
+Fabric manager, NSCQ, NVSDM and IMEX must have the driver's exact version, so they stand in the driver's own transaction
+and the fabric manager starts with its modules (`joined`).  What has a version or a configuration of its own is the
+FabricChoice, which the role `fabric` does afterwards.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
+from gpunode.core.solve.families import version_wish
+from gpunode.core.solve.notes import Notes
+
+if TYPE_CHECKING:
+    from gpunode.core.solve import SolveRequest
+
+IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
+METRICS, METRICS_TIMER = "/usr/lib/gpunode/metrics", "gpunode-metrics.timer"
+
+
+def joined(
+    request: SolveRequest,
+    gpus: Sequence[GpuModel],
+    branch: Branch,
+    names: Table,
+    *,
+    own: bool,
+    notes: Notes,
+    knowledge: Knowledge,
+) -> tuple[list[PackageWant], tuple[str, ...]] | None:
+    """Packages and services that go with the driver, only where the hardware asks; None when it cannot be served."""
+    rule = knowledge.rules["fabric_equals_driver"]
+    switches = bool(request.nvswitches) or request.nvlink5_fabric
+    imex = any(g.fabric == "imex" for g in gpus)
+    if not switches and not imex:
+        return [], ()
+    if not {"fabric", "imex"} <= names.keys():
+        notes.refuse(
+            "this node has an NVSwitch fabric, and the distribution has no fabric manager",
+            "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
+        )
+        return None
+    suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
+    version = version_wish(request, branch)
+    equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
+    apart: list[str] = []
+    if request.nvlink5_fabric and not own:
+        apart = list(names["fabric_nvlink5"])
+        equal += names["fabric_nvlink5_x86_64"] if request.arch == "x86_64" else []
+    if switches:
+        notes.because(
+            "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
+        )
+    if imex:
+        equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
+        nodes = "fabric.imex_nodes names" if request.fabric.imex_nodes else "you write, or fabric.imex_nodes names"
+        notes.because(
+            "fabric",
+            f"NVLink spans nodes: IMEX, at the driver's version, needs {IMEX_NODES}, which {nodes}",
+            rule["source"],
+        )
+    wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in apart)]
+    return wants, ("nvidia-fabricmanager.service",) if switches else ()
+
+
+def solve_fabric(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    driver: DriverChoice | None,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> FabricChoice | None:
+    """The IMEX domain, DCGM and metrics, where the spec asks for them."""
+    nodes = request.fabric.imex_nodes
+    if nodes and not any(g.fabric == "imex" for g in gpus):
+        notes.refuse(
+            "fabric.imex_nodes is set, and no GPU here belongs to an NVLink domain of several nodes",
+            "take it out for this node, or set it for the nodes with GB200 and GB300 only (inventory group)",
+        )
+        return None
+    dcgm = _dcgm(request, row, driver, knowledge, notes) if request.fabric.dcgm != "none" else ()
+    metrics = request.fabric.metrics
+    if not nodes and not dcgm and not metrics:
+        return None
+    services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm, METRICS_TIMER: metrics}
+    old = tuple(n for n in knowledge.packages["dcgm"]["replaced"] if n in request.installed) if dcgm else ()
+    return FabricChoice(
+        packages=dcgm,
+        repository="nvidia-cuda" if dcgm else "",
+        services=tuple(unit for unit, wanted in services.items() if wanted),
+        imex_nodes=nodes,
+        remove=old,
+        metrics=metrics,
+    )
+
+
+def _dcgm(
+    request: SolveRequest, row: DistroRow, driver: DriverChoice | None, knowledge: Knowledge, notes: Notes
+) -> tuple[PackageWant, ...]:
+    names = knowledge.packages["dcgm"]
+    if not row.dir:
+        notes.refuse(
+            f"fabric.dcgm: NVIDIA has no repository for {row.key}, and {row.key} itself has no DCGM",
+            "set fabric.dcgm to none; a container (dcgm-exporter) brings its own",
+        )
+        return ()
+    number = driver.branch if driver else int((re.match(r"\d+", request.loaded_driver) or ["0"])[0])
+    branch = knowledge.branches.get(number)
+    major = branch.cuda_major if branch else 0
+    if major < names["first_cuda"]:
+        notes.refuse(
+            f"fabric.dcgm: DCGM 4 needs a driver for CUDA {names['first_cuda']} or later"
+            + (f", and {number} is one for {major}" if major else ", and it is not known which one is here"),
+            f"take a newer branch ({names['first_branch']} or later), or set fabric.dcgm to none",
+        )
+        return ()
+    asked = request.fabric.dcgm
+    epoch = names["deb_epoch"] if row.family in ("ubuntu", "debian") else ""
+    version = "" if asked == "auto" else f"{epoch}{asked}-*"
+    notes.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
+    return tuple(
+        PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]
+    )

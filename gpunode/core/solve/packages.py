@@ -1,0 +1,301 @@
+"""Branch and flavour → package names, headers for every kernel, services, and what must go."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
+from gpunode.core.solve.fabric import joined
+from gpunode.core.solve.families import (
+    arch_dkms,
+    arch_own,
+    header_packages,
+    rpm_repository,
+    stream,
+    suse_leftovers,
+    suse_own,
+    version_wish,
+)
+from gpunode.core.solve.notes import Notes
+
+if TYPE_CHECKING:
+    from gpunode.core.solve import SolveRequest
+
+# Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
+_OF_BRANCH = re.compile(
+    r"(nvidia-(open|driver|driver-pinning|headless|headless-no-dkms|dkms|kernel-source|kernel-common|utils|compute-utils|"
+    r"firmware|fabricmanager|imex)|cuda-drivers(-fabricmanager)?|libnvidia-(compute|nscq)|linux-modules-nvidia)"
+    r"-(?P<branch>\d{3})(?P<rest>[.-].*)?\Z"
+)
+# Packages that hold a part of a driver, whoever made them.
+DRIVER_PACKAGE = re.compile(
+    r"nvidia-(?!container|docker|cuda-|nsight|visual|fs|gds|mig-|vaapi|driver-assistant|texture)|"
+    r"nvidia$|lib(32-)?nvidia-(?!container|egl)|lib(cuda1|cudadebugger1|nvcuvid1|nvoptix1)\b|cuda-drivers|"
+    r"(dkms|kmod|lib32|opencl|xserver-xorg-video|xorg-x11-drv|firmware|glx-alternative)-nvidia|"
+    r"linux-(modules|objects|signatures)-nvidia"
+)
+_LEGACY = re.compile(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
+_RIVALS: dict[Flavour, tuple[str, ...]] = {
+    "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
+    "proprietary": ("nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms", "nvidia-dkms-open", "nvidia-open"),
+}
+
+
+def driver_choice(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    branch: Branch,
+    flavour: Flavour,
+    *,
+    own: bool,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> DriverChoice | None:
+    """The packages of the driver, held against unattended upgrades where the spec says so."""
+    if own and row.family == "debian" and not _has_components(request, row, notes):
+        return None
+    deb = row.family in ("ubuntu", "debian")
+    source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository" if deb else row.family]
+    wants = _WAYS[own, row.family](request, row, branch, flavour, gpus, knowledge)
+    joined_to = joined(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    if joined_to is None:
+        return None
+    fabric, services = joined_to
+    packages = tuple(
+        PackageWant(name=p.name, version=p.version, hold=request.driver.hold and p.name not in row.needs)
+        for p in (*wants, *fabric)
+    )
+    notes.because("packages", _names(packages), source["source"])
+    _say_version(request, branch, own=own, notes=notes)
+    dkms = not own or row.family == "debian" or (row.family == "arch" and arch_dkms(request, row, knowledge))
+    headers = headers_of(request, row, knowledge, notes) if dkms else ()
+    if headers is None:
+        return None
+    replaced = () if own else _replaced(request, row, branch, knowledge, notes)
+    removed = tuple(dict.fromkeys([*_conflicts(request, branch, flavour, packages, source), *replaced]))
+    # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
+    changes_hands = bool(replaced) or (own and row.family == "debian" and bool(removed))
+    return DriverChoice(
+        branch=branch.branch,
+        flavour=flavour,
+        version=request.driver.version,
+        newest=branch.latest,
+        method="packages",
+        packages=packages,
+        repository="" if own and row.family != "suse" else "nvidia-cuda",
+        kernel_packages=headers,
+        services=("nvidia-persistenced.service", *services),
+        remove=removed,
+        may_go=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
+        pin="" if own or row.modular else version_wish(request, branch),
+        stream="" if own else stream(row, branch, flavour, knowledge),
+    )
+
+
+def _names(packages: Sequence[PackageWant]) -> str:
+    return ", ".join(p.name for p in packages)
+
+
+def _say_version(request: SolveRequest, branch: Branch, *, own: bool, notes: Notes) -> None:
+    if request.driver.version:
+        notes.because("version", f"{request.driver.version}, as asked", "driver.version")
+    elif branch.latest:
+        where = "the distribution has" if own else "the repository has"
+        notes.because(
+            "version", f"the newest of {branch.branch} that {where}; newest known: {branch.latest}", branch.source
+        )
+
+
+# ---------------------------------------------------------------- names by repository
+
+
+def _cuda_repository(
+    request: SolveRequest,
+    row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    _gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
+    names, family = knowledge.packages["cuda-repository"], knowledge.packages[row.family]
+    version = version_wish(request, branch)
+    meta = names[flavour]
+    pinned = branch.branch >= family["pinned_from"]
+    pin = names["pin"].format(pin=request.driver.version or branch.branch)
+    if branch.branch < family["unversioned_from"]:
+        meta += f"-{branch.branch}"
+    return [
+        *([PackageWant(name=pin)] if pinned else []),
+        PackageWant(name=meta, version=version),
+        *(PackageWant(name=n, version=version) for n in family["persistenced"]),
+    ]
+
+
+def _ubuntu_own(
+    request: SolveRequest,
+    row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    _gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
+    names, family = knowledge.packages["ubuntu-own"], knowledge.packages["ubuntu"]
+    words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
+    version = version_wish(request, branch)
+    modules: list[str] = []
+    for kernel in request.kernels or ():
+        modules.append(names["modules"].format(release=kernel.release, **words))
+    for kind in _ubuntu_flavours(request, row, family):
+        modules.append(names["modules_meta"].format(flavour=kind, **words))
+    return [
+        *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
+        *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"]),
+    ]
+
+
+def _ubuntu_flavours(request: SolveRequest, row: DistroRow, family: Table) -> list[str]:
+    """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
+    found = []
+    for kernel in request.kernels:
+        match = re.match(family["kernel"], kernel.release)
+        flavour = match["flavour"] if match else "generic"
+        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{row.ga_kernel}.")
+        found.append(f"{flavour}-hwe-{row.key.partition(':')[2]}" if hwe else flavour)
+    return found or ["generic"]
+
+
+def _debian_own(
+    request: SolveRequest,
+    row: DistroRow,
+    branch: Branch,
+    flavour: Flavour,
+    gpus: Sequence[GpuModel],
+    knowledge: Knowledge,
+) -> list[PackageWant]:
+    names = knowledge.packages["debian-own"]
+    version = version_wish(request, branch)
+    if branch.branch in names["tesla"].get(row.key, ()):
+        apart = [names["tesla_proprietary"], *names["tesla_userspace"]]
+        wanted = [PackageWant(name=name.format(branch=branch.branch), version=version) for name in apart]
+        return [replace(one, version="") if one.name == "nvidia-persistenced" else one for one in wanted]
+    gsp = branch.branch >= 535 and any(g.open != "no" for g in gpus)
+    return [
+        PackageWant(name=names[flavour], version=version),
+        *(PackageWant(name=n, version=version if n != "nvidia-persistenced" else "") for n in names["userspace"]),
+        *([PackageWant(name=names["gsp"], version=version)] if gsp else []),
+    ]
+
+
+def _has_components(request: SolveRequest, row: DistroRow, notes: Notes) -> bool:
+    if request.components is None:
+        notes.because(
+            "repository", f"needs the components {' '.join(row.components)} in the node's sources", row.source
+        )
+        return True
+    missing = [c for c in row.components if c not in request.components]
+    if missing:
+        notes.refuse(
+            f"Debian's driver is in {' '.join(row.components)}, and the node's sources lack {' '.join(missing)}",
+            f"add {' '.join(missing)} to the Debian entries in /etc/apt/sources.list.d/ (or sources.list), or set "
+            "driver.branch to auto",
+        )
+    return not missing
+
+
+_WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the distribution's own, family)
+    (False, "ubuntu"): _cuda_repository,
+    (False, "debian"): _cuda_repository,
+    (False, "rhel"): rpm_repository,
+    (False, "suse"): rpm_repository,
+    (True, "ubuntu"): _ubuntu_own,
+    (True, "debian"): _debian_own,
+    (True, "suse"): suse_own,
+    (True, "arch"): arch_own,
+}
+
+
+# ---------------------------------------------------------------- kernels and conflicts
+
+
+def headers_of(
+    request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes
+) -> tuple[PackageWant, ...] | None:
+    """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""
+    family = knowledge.packages[row.family]
+    if not request.kernels:
+        names = row.headers_meta or (family["headers_meta"][request.arch],)
+        notes.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
+        return tuple(PackageWant(name=n) for n in names)
+    found: list[PackageWant] = []
+    for kernel in request.kernels:
+        wants = header_packages(row, kernel) if row.kernels else _deb_headers(request, family, kernel)
+        if not wants and not kernel.headers:
+            notes.refuse(
+                f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
+                "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel",
+            )
+            return None
+        if not wants:
+            notes.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
+        found += wants
+    wants = list(dict.fromkeys(found))
+    if wants:
+        notes.because(
+            "headers", f"DKMS builds the module for each kernel that can boot: {_names(wants)}", family["source"]
+        )
+    return tuple(wants)
+
+
+def _deb_headers(request: SolveRequest, family: Table, kernel: Kernel) -> list[PackageWant]:
+    match = re.match(family["kernel"], kernel.release)
+    if not match:
+        return []
+    # where the image's metapackage is, that of the headers brings the headers of the next kernel along
+    follows = f"linux-image-{match['flavour']}" in request.installed
+    names = [family["headers"].format(release=kernel.release), *([f"linux-headers-{match['flavour']}"] * follows)]
+    return [PackageWant(name=n) for n in names]
+
+
+def headers_fit(row: DistroRow, family: Table, release: str) -> bool:
+    """Whether a kernel is one of that distribution's, by its release."""
+    return bool(header_packages(row, Kernel(release=release)) if row.kernels else re.match(family["kernel"], release))
+
+
+def _conflicts(
+    request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
+) -> tuple[str, ...]:
+    """Installed packages of another branch or flavour; the package manager would stumble over them."""
+    wanted = {p.name for p in packages}
+    rivals = names.get("rivals", _RIVALS)[flavour]
+    switched = request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
+    found = []
+    for name in request.installed:
+        match = _OF_BRANCH.match(name)
+        other = match is not None and int(match["branch"]) != branch.branch
+        # nvidia-driver-pinning-580.95.05 beside the pin that is wanted now
+        pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
+        # the names without a branch keep the branch they came with, where another one is wanted
+        meta = switched and name in ("nvidia-open", "cuda-drivers")
+        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in rivals):
+            found.append(name)
+    more = suse_leftovers(request.installed, branch, flavour, names) if "generations" in names else []
+    return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
+
+
+def _replaced(
+    request: SolveRequest, row: DistroRow, branch: Branch, knowledge: Knowledge, notes: Notes
+) -> tuple[str, ...]:
+    """What is installed of the distribution's own driver and has to go before NVIDIA's packages; nothing on others."""
+    names = knowledge.packages.get(f"{row.family}-own", {})
+    if branch.branch < names.get("only_own_from", 0):
+        return ()
+    found = tuple(name for name in names.get("only_own", ()) if name in request.installed)
+    if found:
+        why = f"{row.key}'s own driver gives way to NVIDIA's packages: {', '.join(found)}, and what depends on them"
+        notes.because("packages", why, names["source"])
+    return found

@@ -1,0 +1,161 @@
+"""NVIDIA's self-extracting installers in place of packages: which file, from where, and with which options."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table, version_tuple
+from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
+from gpunode.core.solve.notes import Notes
+from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of
+from gpunode.core.spec.runfile import RunfileSpec
+from gpunode.core.spec.source import filled_in
+
+if TYPE_CHECKING:
+    from gpunode.core.solve import SolveRequest
+
+
+def runfile_driver(
+    request: SolveRequest,
+    row: DistroRow,
+    gpus: Sequence[GpuModel],
+    branch: Branch,
+    flavour: Flavour,
+    knowledge: Knowledge,
+    notes: Notes,
+) -> DriverChoice | None:
+    """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem in `notes`."""
+    table, version = knowledge.driver_runfile, request.driver.version or branch.latest
+    if not version:
+        notes.refuse(
+            f"no version of driver branch {branch.branch} is known, and a runfile is of one version",
+            "set driver.version to the exact one",
+        )
+        return None
+    if request.nvswitches or request.nvlink5_fabric or any(g.fabric == "imex" for g in gpus):
+        notes.refuse(
+            "this node has an NVLink fabric: its manager must be of the driver's exact version, and no runfile has it",
+            "set driver.method to packages",
+        )
+        return None
+    runfile = _driver_file(request.driver.runfile, version, request.arch, flavour, table, notes)
+    headers = headers_of(request, row, knowledge, notes)
+    if runfile is None or headers is None:
+        return None
+    notes.because("method", f"{runfile.name}, as asked; DKMS builds its modules for each kernel", "driver.method")
+    why = "as asked" if request.driver.version else f"the newest known of {branch.branch}"
+    notes.because("version", f"{version}, {why}", "driver.version" if request.driver.version else branch.source)
+    needs = [name for name in row.needs if "versionlock" not in name]
+    return DriverChoice(
+        branch=branch.branch,
+        flavour=flavour,
+        version=version,
+        newest=branch.latest,
+        method="runfile",
+        packages=tuple(PackageWant(name=name) for name in (*needs, "dkms")),  # which needs the compiler and make
+        repository="",
+        kernel_packages=headers,
+        # the installer refuses to work beside them, or breaks them
+        remove=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)),
+        runfile=runfile,
+    )
+
+
+def installer_options(version: str, flavour: Flavour, table: Table) -> tuple[str, ...]:
+    """The words for nvidia-installer of that version: it refuses those that it does not know yet."""
+    exact = version_tuple(version)
+    words = [row["word"] for row in table["options"] if version_tuple(row["since"]) <= exact]
+    modules = next((row for row in table["modules"] if version_tuple(row["since"]) <= exact), None)
+    return (*words, *filter(None, [modules[flavour] if modules else ""]))
+
+
+def _driver_file(
+    spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table, notes: Notes
+) -> Runfile | None:
+    words = {"version": version, "arch": arch, "folder": table["folders"].get(arch, arch)}
+    return _runfile(
+        spec,
+        "driver.runfile",
+        name=table["name"].format(**words),
+        version=version,
+        arch=arch,
+        urls=tuple(url.format(**words) for url in table["urls"]),
+        published=True,
+        options=installer_options(version, flavour, table),
+        source=table["source"],
+        notes=notes,
+    )
+
+
+def cuda_runfiles(
+    versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str, knowledge: Knowledge, notes: Notes
+) -> tuple[Runfile, ...] | None:
+    """The toolkits' installers, in the order of `versions`; None with a problem in `notes`."""
+    found = [_cuda_file(v, specs.get(v, RunfileSpec()), arch, knowledge.cuda_runfile, notes) for v in versions]
+    return tuple(runfile for runfile in found if runfile) if all(found) else None
+
+
+def _cuda_file(version: str, spec: RunfileSpec, arch: str, table: Table, notes: Notes) -> Runfile | None:
+    key, update = f"cuda.runfiles.{version}", table["updates"].get(version)
+    if update is None and not (spec.url or spec.path):
+        notes.refuse(f"the name of CUDA {version}'s runfile is not known", f"set {key}: {{url: …, sha256: …}}")
+        return None
+    words = {
+        "full": update["version"] if update else version,
+        "driver": f"_{update['driver']}" if update and update["driver"] else "",
+        "system": table["systems"].get(arch, arch),
+    }
+    name = table["name"].format(**words)
+    return _runfile(
+        spec,
+        key,
+        name=name,
+        version=version,
+        arch=arch,
+        urls=(table["url"].format(name=name, **words),),
+        published=False,
+        options=(*table["options"], f"--toolkitpath=/usr/local/cuda-{version}"),
+        source=table["source"],
+        notes=notes,
+    )
+
+
+def _runfile(
+    spec: RunfileSpec,
+    key: str,
+    *,
+    name: str,
+    version: str,
+    arch: str,
+    urls: tuple[str, ...],
+    published: bool,
+    options: tuple[str, ...],
+    source: str,
+    notes: Notes,
+) -> Runfile | None:
+    """The vendor's file, or the one that the spec names; refused where no checksum would tell a wrong one.
+
+    `published`: the vendor's server has the file's SHA-256 beside it.
+    """
+    own = "path" if spec.path else "url" if spec.url else ""
+    if not spec.sha256 and (own or not published):
+        which = f"{key}.{own}" if own else name
+        hint = "NVIDIA publishes it as URL.sha256sum" if published else "sha256sum FILE, of a file that you trust"
+        notes.refuse(f"no checksum of {which} is known", f"set {key}.sha256 ({hint})")
+        return None
+    words = {"version": version, "arch": arch}
+    path, url = (filled_in(text, words) for text in (spec.path, spec.url))
+    origin = path or url or urls[0]
+    notes.because("runfile", f"{name} from {origin}", key if own else source)
+    if not spec.sha256:
+        notes.because("runfile", "its SHA-256 is the one that NVIDIA's server has beside it", source)
+    return Runfile(
+        name=name,
+        version=version,
+        arch=arch,
+        urls=() if path else (url,) if url else urls,
+        path=path,
+        sha256=spec.sha256.lower(),
+        options=options,
+    )

@@ -1,0 +1,221 @@
+"""gpunode.yml: what the user wants, as frozen dataclasses.  Each key's `option` documents it."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError
+from gpunode.core.module_parameters import check_parameters
+from gpunode.core.spec.bundle import BundleSpec, check_bundle
+from gpunode.core.spec.image import ImageSpec, check_image
+from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
+from gpunode.core.spec.option import option
+from gpunode.core.spec.rollout import RolloutSpec, check_rollout
+from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
+from gpunode.core.spec.source import SourceSpec, check_sources
+from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec, check_toolkit
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSpec:
+    """Which NVIDIA driver, and where from."""
+
+    branch: str = option("auto", "driver branch: auto, a number such as 580, distro (the distribution's own), or none")
+    flavour: Literal["auto", "open", "proprietary"] = option("auto", "kernel modules: auto, open or proprietary")
+    method: Literal["auto", "packages", "runfile", "preinstalled"] = option(
+        "auto", "how: auto, packages, runfile, or preinstalled (only verify what is there)"
+    )
+    version: str = option("", "exact driver version such as 580.178.04; empty takes the newest of the branch")
+    hold: bool = option(True, "hold the driver packages against unattended upgrades")
+    runfile: RunfileSpec = option(RunfileSpec(), "the file of method runfile")
+    module_parameters: Mapping[str, Mapping[str, str]] = option(
+        {}, "parameters of its kernel modules, such as {nvidia: {NVreg_EnableGpuFirmware: 0}}"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CudaSpec:
+    """Which CUDA toolkits on the host itself (containers bring their own)."""
+
+    versions: tuple[str, ...] = option(
+        (), "toolkit versions to install side by side, such as ['12.8', '13.0']; newest is the newest that fits"
+    )
+    default: str = option("", "the version /usr/local/cuda leads to; empty means the last of versions")
+    method: Literal["packages", "runfile"] = option("packages", "how: packages or runfile")
+    runfiles: Mapping[str, RunfileSpec] = option({}, "the files of method runfile, by version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeSpec:
+    """One container engine."""
+
+    manage: Literal["auto", "install", "configure", "ignore"] = option(
+        "auto",
+        "auto (configure when it is installed; beside a kubelet only the engine it uses), install, "
+        "configure (it must be installed), or ignore",
+    )
+    default_runtime: Literal["nvidia", "runc", "keep"] = option(
+        "nvidia", "runtime of containers that name none; keep leaves the default as it is"
+    )
+    cdi: bool | None = option(None, "enable CDI; null leaves the engine's own default")
+    cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = option(
+        "auto", "cgroup driver; auto follows the kubelet where there is one, else leaves it as it is"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimesSpec:
+    containerd: RuntimeSpec = option(RuntimeSpec(), "containerd")
+    docker: RuntimeSpec = option(RuntimeSpec(), "Docker Engine")
+    crio: RuntimeSpec = option(RuntimeSpec(), "CRI-O (never installed by gpunode)")
+    podman: RuntimeSpec = option(
+        RuntimeSpec(default_runtime="keep"),
+        "Podman (never installed by gpunode): its GPUs come by CDI, not by a runtime",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class VerifySpec:
+    image: str = option("", "image for the container checks; empty makes a tiny local one from the node's own busybox")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """gpunode.yml.  An empty file is a valid one: every key has a default."""
+
+    driver: DriverSpec = option(DriverSpec(), "NVIDIA driver")
+    cuda: CudaSpec = option(CudaSpec(), "CUDA toolkits on the host")
+    toolkit: ToolkitSpec = option(ToolkitSpec(), "NVIDIA Container Toolkit")
+    fabric: FabricSpec = option(FabricSpec(), "NVLink domains and DCGM")
+    runtimes: RuntimesSpec = option(RuntimesSpec(), "container engines")
+    sources: Mapping[str, SourceSpec] = option(
+        {}, "mirrors, by repository name: nvidia-cuda, nvidia-container-toolkit, or distribution for all the rest"
+    )
+    bundle: BundleSpec = option(BundleSpec(), "the bundle that nodes without a network use")
+    proxy: str = option("", "HTTP proxy for the package manager on the nodes; empty means none")
+    reboot: Literal["never", "if-needed", "always"] = option(
+        "if-needed", "may provision reboot a node: never, if-needed, always (after a driver change)"
+    )
+    reboot_controller: bool = option(False, "may provision reboot the machine that it runs on itself")
+    image: ImageSpec = option(ImageSpec(), "machines and images prepared before their GPUs are there")
+    rollout: RolloutSpec = option(RolloutSpec(), "how a fleet is gone through: waves and budgets")
+    verify: VerifySpec = option(VerifySpec(), "verify")
+    sharing: SharingSpec = option(SharingSpec(), "how containers share a GPU")
+    kubernetes: KubernetesSpec = option(KubernetesSpec(), "objects in the cluster")
+
+
+def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
+    """Plain data (what a YAML loader gives) → Spec.
+
+    Unknown keys are refused with the nearest known one, wrong types and values with the path of the key.
+    Raises InputError.
+    """
+    spec = _structure(Spec, {} if data is None else data, path="", where=where)
+    _check(spec, where)
+    return typing.cast(Spec, spec)
+
+
+def merge_spec(base: Any, over: Any) -> Any:
+    """Plain data merged key by key: mappings merge, everything else of `over` replaces."""
+    if isinstance(base, Mapping) and isinstance(over, Mapping):
+        keys = [*base, *(k for k in over if k not in base)]
+        return {
+            k: merge_spec(base[k], over[k]) if k in base and k in over else (over if k in over else base)[k]
+            for k in keys
+        }
+    return over
+
+
+def _structure(kind: Any, value: Any, *, path: str, where: str) -> Any:
+    spot = path or "the top level"
+    origin = typing.get_origin(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        if value is None:
+            return kind()
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
+        hints = typing.get_type_hints(kind)
+        for key in value:
+            if key not in hints:
+                near = difflib.get_close_matches(str(key), hints, n=1)
+                raise InputError(
+                    f"{where}: unknown key {_join(path, key)!r}",
+                    expected=f"one of {', '.join(hints)}",
+                    fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
+                )
+        return kind(**{k: _structure(hints[k], v, path=_join(path, k), where=where) for k, v in value.items()})
+    if origin is Literal:
+        choices = typing.get_args(kind)
+        if value not in choices:
+            near = difflib.get_close_matches(str(value), choices, n=1)
+            raise InputError(
+                f"{where}: {spot} is {value!r}",
+                expected=f"one of {', '.join(choices)}",
+                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+            )
+        return value
+    if origin is tuple:
+        items = value if isinstance(value, list | tuple) else [value]
+        inner = typing.get_args(kind)[0]
+        return tuple(_structure(inner, v, path=f"{path}[{i}]", where=where) for i, v in enumerate(items))
+    if origin in (Mapping, dict) or kind is Mapping:
+        if not isinstance(value, Mapping):
+            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
+        inner = typing.get_args(kind)[1]
+        return {str(k): _structure(inner, v, path=_join(path, k), where=where) for k, v in value.items()}
+    if origin in (types.UnionType, typing.Union):
+        if value is None:
+            return None
+        inner = next(a for a in typing.get_args(kind) if a is not type(None))
+        return _structure(inner, value, path=path, where=where)
+    if kind is bool and isinstance(value, bool):
+        return value
+    if kind is int and isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+        return str(value)
+    raise InputError(
+        f"{where}: {spot} is {value!r}",
+        expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
+        fix="see docs/spec.md",
+    )
+
+
+def _join(path: str, key: object) -> str:
+    return f"{path}.{key}" if path else str(key)
+
+
+def _check(spec: Spec, where: str) -> None:
+    if not re.fullmatch(r"auto|distro|none|\d{3}", spec.driver.branch):
+        raise InputError(
+            f"{where}: driver.branch is {spec.driver.branch!r}",
+            expected="auto, distro, none, or three digits such as 580",
+            fix="gpunode solve --gpu … shows what fits",
+        )
+    check_bundle(spec.bundle, where)
+    check_image(spec.image, where)
+    check_parameters(spec.driver.module_parameters, where)
+    check_rollout(spec.rollout, where)
+    if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
+        raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
+    for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):
+        if not re.fullmatch(r"\d+\.\d+|newest", v):
+            raise InputError(
+                f"{where}: CUDA version {v!r}",
+                expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
+            )
+    if spec.cuda.default and spec.cuda.default not in spec.cuda.versions:
+        raise InputError(
+            f"{where}: cuda.default is {spec.cuda.default!r}",
+            expected=f"one of cuda.versions ({', '.join(spec.cuda.versions) or 'none'})",
+        )
+    check_toolkit(spec.toolkit, spec.fabric, where)
+    check_runfiles(spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
+    check_sources(spec.sources, where)

@@ -1,0 +1,76 @@
+"""The part of gpunode.yml about how a fleet is gone through: waves and budgets."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError
+from gpunode.core.spec.option import option
+
+
+@dataclass(frozen=True, kw_only=True)
+class DrainSpec:
+    """Hosts that are nodes of Kubernetes, emptied as kubectl drain does before they are disturbed."""
+
+    when: Literal["never", "disruptive", "always"] = option(
+        "never", "which nodes are cordoned and drained first: none, those that a step disturbs, or all with steps"
+    )
+    delete_local_data: bool = option(False, "also evict pods with emptyDir volumes, whose data are lost")
+    force: bool = option(False, "also evict pods that nothing starts again")
+    timeout: int = option(600, "seconds that draining one node may take")
+    ready_timeout: int = option(900, "seconds until the node is Ready and offers its GPUs again")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RolloutSpec:
+    """How many hosts of a pool are worked on, and when it stops.  Hosts with the same values and name are one pool."""
+
+    pool: str = option("", "name of the pool that budgets are counted in; hosts with other values are another one")
+    waves: tuple[str, ...] = option(
+        ("100%",), "hosts that are done when a wave is over, counted from the first: [1, 10%, 100%]; a canary first"
+    )
+    max_unavailable: str = option("100%", "hosts of the pool that may be in work or broken at any time: 5, or 10%")
+    max_failures: str = option("0", "failed hosts with which it still goes on to a further host: 3, or 5%")
+    soak: int = option(0, "seconds after a wave, before its hosts are verified once more and the next wave starts")
+    drain: DrainSpec = option(DrainSpec(), "nodes of Kubernetes")
+    order: Literal["inventory", "name"] = option("inventory", "which hosts come first: as in the inventory, or by name")
+
+
+def check_rollout(rollout: RolloutSpec, where: str) -> None:
+    """Raises InputError for counts that are none, and for waves that do not grow to the whole."""
+    counts = [("rollout.max_unavailable", rollout.max_unavailable), ("rollout.max_failures", rollout.max_failures)]
+    for name, text in [*counts, *(("rollout.waves", wave) for wave in rollout.waves)]:
+        if not re.fullmatch(r"\d+|(\d|[1-9]\d|100)%", text):
+            raise InputError(f"{where}: {name} has {text!r}", expected="a number of hosts such as 5, or 0% to 100%")
+    if share(rollout.max_unavailable, 100) == 0:
+        raise InputError(f"{where}: rollout.max_unavailable is 0", expected="at least 1: nothing could ever be done")
+    if not rollout.waves or rollout.waves[-1] != "100%":
+        raise InputError(f"{where}: rollout.waves ends with {rollout.waves[-1:]}", expected="100% as the last wave")
+    if min(rollout.drain.timeout, rollout.drain.ready_timeout) < 1:
+        raise InputError(f"{where}: rollout.drain has a timeout below 1", expected="seconds")
+    if rollout.soak < 0:
+        raise InputError(f"{where}: rollout.soak is {rollout.soak}", expected="0 or more seconds")
+    for kind in ("%", ""):
+        sizes = [int(w.rstrip("%")) for w in rollout.waves if w.endswith("%") == bool(kind)]
+        if sizes != sorted(set(sizes)):
+            raise InputError(
+                f"{where}: rollout.waves are {', '.join(rollout.waves)}", expected="each larger than before"
+            )
+
+
+def parse_rollout(data: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Some of the keys of `rollout`, as options give them → fields of RolloutSpec.  Raises InputError."""
+    found: dict[str, Any] = {key: tuple(map(str, value)) if key == "waves" else value for key, value in data.items()}
+    check_rollout(RolloutSpec(**found), where)
+    return found
+
+
+def share(text: str, count: int) -> int:
+    """ "5" or "10%" of `count` hosts → hosts; of a share that is not 0 at least one."""
+    if not text.endswith("%"):
+        return min(int(text), count)
+    percent = int(text[:-1])
+    return max(1, count * percent // 100) if percent and count else 0

@@ -1,0 +1,53 @@
+"""NVIDIA's self-extracting installers in gpunode.yml: `driver.runfile` and `cuda.runfiles`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from gpunode.core.errors import InputError
+from gpunode.core.spec.option import option
+
+_PLACES = ("{version}", "{arch}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunfileSpec:
+    """Where a runfile comes from.  In `url` and `path`, {version} and {arch} stand for what is installed."""
+
+    url: str = option("", "URL of a mirror, {version} and {arch} filled in; empty means NVIDIA's own server")
+    path: str = option("", "the file on the machine that runs gpunode, copied to the nodes, in place of a URL")
+    sha256: str = option("", "SHA-256 of the file; empty takes the one that NVIDIA's own server has beside it")
+
+
+def check_runfiles(driver: RunfileSpec, cuda: Mapping[str, RunfileSpec], versions: tuple[str, ...], where: str) -> None:
+    """Raises InputError on what cannot be meant."""
+    _check(driver, "driver.runfile", where)
+    for version, runfile in cuda.items():
+        if version not in versions:
+            raise InputError(
+                f"{where}: cuda.runfiles has {version!r}",
+                expected=f"one of cuda.versions ({', '.join(versions) or 'none'}), in quotes",
+            )
+        _check(runfile, f"cuda.runfiles.{version}", where)
+
+
+def _check(runfile: RunfileSpec, key: str, where: str) -> None:
+    if runfile.url and runfile.path:
+        raise InputError(f"{where}: {key} has both url and path", expected="one of them")
+    if runfile.url and not re.fullmatch(r"https?://[^\s\"'`$\\]+", runfile.url):
+        raise InputError(
+            f"{where}: {key}.url is {runfile.url!r}", expected="a URL that begins with http:// or https://"
+        )
+    for name in ("url", "path"):
+        left = getattr(runfile, name)
+        for place in _PLACES:
+            left = left.replace(place, "")
+        if set("{}") & set(left):
+            raise InputError(
+                f"{where}: {key}.{name} is {getattr(runfile, name)!r}",
+                expected=f"no braces but {' and '.join(_PLACES)}",
+            )
+    if runfile.sha256 and not re.fullmatch(r"[0-9A-Fa-f]{64}", runfile.sha256):
+        raise InputError(f"{where}: {key}.sha256 is {runfile.sha256!r}", expected="64 hex digits")

@@ -1,0 +1,276 @@
+"""The journal of a node, read: what gpunode changed there, in order, and how each thing is now.
+
+node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  A record of the journal
+is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
+`run` is the controller's run and `part` the role at work (of taking back: uninstall or rollback), both "" where nobody
+said.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from gpunode.core.edits.undo import undo_from_data
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import Undo
+
+STATES = frozenset(
+    "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
+)  # kinds of things that are put back
+ROLLBACK = "rollback"  # the op of its last record, and the part of all
+ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
+_LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """One line of the journal; `more` is what belongs to its operation (files, packages, a kind and a name …)."""
+
+    id: str
+    at: str  # UTC, 2026-11-22T01:38:21Z
+    op: str  # baseline files packages state activate uninstall rollback
+    phase: str  # intent done undone failed
+    run: str = ""
+    part: str = ""
+    more: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Copy:
+    """What a transaction knows of a file: where its copy from before is (`held` is ID/N.old), and folders it made."""
+
+    held: str
+    kept: bool  # there is such a copy; none of a file that was absent
+    made: str = ""  # the topmost folder that was made for the file
+    path: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Follow:
+    """What followed the writes of a transaction: the files after, validate and health of its request."""
+
+    after: bytes
+    validate: bytes = b""
+    health: bytes = b""
+
+    @property
+    def unit(self) -> str:
+        lines = (line.split(b" ", 1) for line in self.after.splitlines())
+        return next((words[1].decode() for words in lines if words[0] == b"unit" and len(words) == 2), "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recall:
+    """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`."""
+
+    records: tuple[Record, ...] = ()
+    copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
+    undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
+    follow: Mapping[str, Follow] = field(default_factory=dict)  # by id
+    files: Mapping[str, str] = field(default_factory=dict)
+    contents: Mapping[str, bytes] = field(default_factory=dict)
+    states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
+    manager: str = ""  # apt dnf zypper pacman
+    packages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name → version, hold|broken|-
+    marks: frozenset[str] = frozenset()  # `manual NAME`, `key NAME`
+    remnants: frozenset[str] = frozenset()  # removed packages that left configuration
+    needs: tuple[tuple[str, frozenset[str]], ...] = ()  # package, words of which one has to be there
+    gives: Mapping[str, frozenset[str]] = field(default_factory=dict)  # word → packages
+    edited: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → configuration somebody changed
+    available: Mapping[str, frozenset[str]] = field(default_factory=dict)  # package → versions
+    driver: str = ""  # version of the nvidia module that is loaded
+    stale: bool = False  # and another driver is installed
+    old_initramfs: bool = False  # something that goes into it has changed since
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run's part of the journal: records[first:last + 1]."""
+
+    name: str
+    first: int
+    last: int
+    at: str
+    parts: tuple[str, ...] = ()
+    counts: Mapping[str, int] = field(default_factory=dict)  # by op
+
+
+def signature(*, run: str = "", part: str = "", controller: str = "", break_lock: bool = False) -> dict[str, bytes]:
+    """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
+
+    `controller` takes or renews the node's lease (node/lib/common.sh), which `break_lock` takes from another one.
+    Raises InputError.
+    """
+    labels = {"run": run, "part": part, "controller": controller}
+    for name, text in labels.items():
+        if text and not _LABEL.match(text):
+            raise InputError(f"{name} {text!r}", expected="letters, digits, '.', '_', ':' and '-', at most 100")
+    files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
+    return files | ({"break_lock": b"1\n"} if break_lock else {})
+
+
+# ---------------------------------------------------------------- what read_journal.sh prints
+
+
+def parse_recall(text: str) -> Recall:
+    """The output of node/undo/read_journal.sh.  Raises InputError when it is not whole, or from another version of gpunode."""
+    told: dict[str, list[list[str]]] = {}
+    ended = False
+    for line in text.splitlines():
+        words = line.split("\t")
+        if words[0] == "recall" and len(words) > 1:
+            told.setdefault(words[1], []).append(words[2:])
+        ended = ended or line.startswith("gpunode\tstatus\tunchanged")
+    if not ended:
+        raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
+    try:
+        return _recall(told)
+    except (ValueError, IndexError, KeyError, TypeError, GpunodeError, binascii.Error) as error:
+        raise InputError(
+            f"the journal cannot be read: {error}", expected="what this version of gpunode wrote"
+        ) from error
+
+
+def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
+    def rows(kind: str) -> Sequence[Sequence[str]]:
+        return told.get(kind, ())
+
+    return Recall(
+        records=tuple(r for row in rows("journal") if (r := _record("\t".join(row)))),
+        copies={
+            (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
+            for id, n, kept, made, path in rows("copy")
+        },
+        undo={id: undo_from_data(json.loads(_bytes(data))) for id, data in rows("undo")},
+        follow={
+            row[0]: Follow(**dict(zip(("after", "validate", "health"), map(_bytes, row[1:]), strict=False)))
+            for row in rows("follow")
+        },
+        files={row[0]: row[1] for row in rows("file")},
+        contents={path: _bytes(data) for path, data in rows("content")},
+        states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind)},
+        manager=rows("manager")[0][0] if rows("manager") else "",
+        packages={name: (version, state) for name, version, state in rows("package")},
+        marks=frozenset(row[0] for row in rows("mark")),
+        remnants=frozenset(row[0] for row in rows("remnant")),
+        needs=tuple((name, frozenset(words.split("|"))) for name, words in rows("needs")),
+        gives=_sets((word, name) for name, word in rows("gives")),
+        edited=_sets((name, path) for name, path in rows("edited")),
+        available=_sets((name, version) for name, version in rows("available")),
+        driver=rows("driver")[0][0] if rows("driver") else "",
+        stale=bool(rows("stale")),
+        old_initramfs=bool(rows("old_initramfs")),
+    )
+
+
+def _record(line: str) -> Record | None:
+    """None for a line that the power cut off: its operation has not begun, or has no outcome."""
+    try:
+        data = json.loads(line)
+    except ValueError:
+        return None
+    if not isinstance(data, dict):
+        return None
+    if data.pop("v", None) != 1:
+        raise InputError(f"journal of format {line[:40]!r}", expected="format 1", fix="use the gpunode that wrote it")
+    names = ("id", "at", "op", "phase", "run", "part")
+    return Record(**{name: str(data.pop(name, "")) for name in names}, more=data)
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
+
+
+def _sets(pairs: Iterator[tuple[str, str]]) -> dict[str, frozenset[str]]:
+    found: dict[str, set[str]] = {}
+    for key, value in pairs:
+        found.setdefault(key, set()).add(value)
+    return {key: frozenset(values) for key, values in found.items()}
+
+
+# ---------------------------------------------------------------- runs
+
+
+def era(records: Sequence[Record]) -> int:
+    """The position behind the last uninstall: what stands before it is over."""
+    return max((n + 1 for n, r in enumerate(records) if r.op == "uninstall" and r.phase == "done"), default=0)
+
+
+def runs(records: Sequence[Record]) -> list[Run]:
+    """The runs since the last uninstall, oldest first.
+
+    Neighbouring records of no run (of a playbook of one's own, of `gpunode runtime`) count as one, which has the id of
+    its first record as its name.  Those of a rollback are always apart.
+    """
+    since = era(records)
+    numbered = [(n, r) for n, r in enumerate(records) if n >= since and r.op != "baseline"]
+    return [_run(list(members)) for _name, members in groupby(numbered, key=lambda pair: (pair[1].run, _back(pair[1])))]
+
+
+def _back(record: Record) -> bool:
+    return ROLLBACK in (record.op, record.part)
+
+
+def _run(members: Sequence[tuple[int, Record]]) -> Run:
+    own = [record for _, record in members]
+    done = [r for r in own if r.phase == "done"]
+    return Run(
+        name=own[0].run or own[0].id,
+        first=members[0][0],
+        last=members[-1][0],
+        at=own[0].at,
+        parts=tuple(dict.fromkeys(r.part for r in own if r.part)),
+        counts={op: sum(r.op == op for r in done) for op in dict.fromkeys(r.op for r in done)},
+    )
+
+
+def standing(records: Sequence[Record]) -> list[Run]:
+    """The runs whose work stands: without those that a rollback took back, and without the rollbacks.
+
+    A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
+    """
+    kept: list[Run] = []
+    for run in runs(records):
+        back = [r for r in records[run.first : run.last + 1] if _back(r)]
+        if not back:
+            kept.append(run)
+            continue
+        to = next((str(r.more.get("to", "")) for r in reversed(back) if r.op == ROLLBACK and r.phase == "done"), None)
+        names = [k.name for k in kept]
+        if to == "":
+            kept = []
+        elif to in names:
+            kept = kept[: names.index(to) + 1]
+    return kept
+
+
+def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
+    """(position, run): what stands from the position on is to be taken back so that the node is as `run` left it.
+
+    `to` is a run's name, or a time such as 2026-11-22T01:40:00Z (the last run that began before it); None means the
+    run before the last one that stands.  The run is "", as `to` may be, when nothing stays.  Raises InputError for an
+    unknown one.
+    """
+    if to == "":
+        return era(records), ""
+    kept = standing(records)
+    if to is None:
+        if not kept:
+            raise InputError("there is no run to take back", fix="gpunode rollback --list shows the runs")
+        kept = kept[:-1]
+    else:
+        named = [n for n, run in enumerate(kept) if run.name == to]
+        if re.match(r"\d{4}-\d\d-\d\d", to):
+            named = [n for n, run in enumerate(kept) if run.at <= to] or [-1]
+        if not named:
+            known = ", ".join(run.name for run in kept) or "none"
+            raise InputError(f"no run {to!r} on this node", expected=f"one of {known}", fix="gpunode rollback --list")
+        kept = kept[: named[-1] + 1]
+    return (kept[-1].last + 1, kept[-1].name) if kept else (era(records), "")

@@ -1,0 +1,196 @@
+"""What takes packages back: the value of a package transaction, from the journal and what is installed now."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gpunode.core.model import Problem
+from gpunode.core.undo.journal import ABSENT, Recall, Record
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packages:
+    """One transaction, in the words of core/items/requests/packages.py, and what is to be told with it."""
+
+    install: tuple[Mapping[str, Any], ...] = ()  # name, version, hold
+    remove: tuple[str, ...] = ()
+    unhold: tuple[str, ...] = ()
+    purge: tuple[str, ...] = ()
+    automatic: tuple[str, ...] = ()
+    keys: tuple[str, ...] = ()
+    streams: tuple[str, ...] = ()  # MODULE:STREAM, - for none
+    refresh: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()  # that could not go
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def value(self) -> dict[str, Any]:
+        names = ("install", "remove", "unhold", "purge", "automatic", "keys", "streams", "refresh")
+        return {name: list(found) for name in names if (found := getattr(self, name))}
+
+    @property
+    def nothing(self) -> bool:
+        return not set(self.value) - {"refresh", "purge"} and not self.purge
+
+    def with_streams(self, streams: Mapping[str, str]) -> Packages:
+        named = (f"{module}:{'-' if stream in (ABSENT, '') else stream}" for module, stream in streams.items())
+        return replace(self, streams=tuple(named))
+
+
+def packages_back(
+    recall: Recall, records: Sequence[Record], known: Sequence[Record], *, restored: Sequence[str]
+) -> Packages:
+    """The transaction that brings back what was installed before `records`; `restored` are sources that come back."""
+    before = _before(records)
+    wanted = {name: version for name, version in before.items() if _differs(recall, name, version)}
+    held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
+    remove = _whole([name for name, version in wanted.items() if version == ABSENT], recall)
+    kept = _needed(recall, remove, [name for name in wanted if name not in remove])
+    notes = [f"{name} stays: {', '.join(sorted(users))} needs it" for name, users in kept.items()]
+    remove = [name for name in remove if name not in kept]
+    install, problems, more = _install(recall, wanted, held, _ours(known), restored)
+    ours = {name for name, version in before.items() if version == ABSENT}
+    purge, told = _purge(recall, remove, ours, _files(known))
+    return Packages(
+        install=tuple(install),
+        remove=tuple(remove),
+        unhold=tuple(n for n, hold in held.items() if not hold and _state(recall, n) == "hold"),
+        purge=tuple(purge),
+        automatic=_automatic(recall, marks, [str(item["name"]) for item in install]),
+        keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
+        refresh=tuple(restored) if install else (),
+        kept=tuple(kept),
+        notes=(*notes, *more, *told),
+        problems=tuple(problems),
+    )
+
+
+def _done(records: Sequence[Record]) -> Iterator[Record]:
+    return (r for r in records if r.op == "packages" and r.phase in ("done", "failed"))
+
+
+def _before(records: Sequence[Record]) -> dict[str, str]:
+    """Package → the version it had, "absent" when it was not there."""
+    found: dict[str, str] = {}
+    for record in _done(records):
+        for key, version in (("added", ""), ("changed", "from"), ("removed", "version")):
+            for item in record.more.get(key, ()):
+                found.setdefault(item["name"], item[version] if version else ABSENT)
+    # several versions of a kernel package stand side by side, and each has a name of its own
+    side = {name for name in found if any(other.startswith(f"{name}-") for other in found if other[:6] == "kernel")}
+    return {name: version for name, version in found.items() if name not in side or version == ABSENT}
+
+
+def _whole(names: Sequence[str], recall: Recall) -> list[str]:
+    """Without NAME-VERSION where all of NAME goes."""
+    bare = {name for name in names if name.startswith("kernel") and name in recall.packages}
+    return [name for name in names if not any(name.startswith(f"{other}-") and name != other for other in bare)]
+
+
+def _differs(recall: Recall, name: str, version: str) -> bool:
+    return recall.packages.get(name, (ABSENT, ""))[0] != version
+
+
+def _state(recall: Recall, name: str) -> str:
+    return recall.packages.get(name, ("", ""))[1]
+
+
+def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]:
+    """What a list of names in the records says of the time before them, of those where that changed."""
+    found: dict[str, bool] = {}
+    for record in _done(records):
+        for name in record.more.get(gained, ()):
+            found.setdefault(name, False)
+        for name in record.more.get(lost, ()):
+            found.setdefault(name, True)
+    return found
+
+
+def _automatic(recall: Recall, marks: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
+    """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
+
+    A manager that keeps no such marks shows none at all.
+    """
+    manual = {mark.partition(" ")[2] for mark in recall.marks if mark.startswith("manual ")}
+    if not manual:
+        return ()
+    before = {mark.partition(" ")[2]: was for mark, was in marks.items() if mark.startswith("manual ")}
+    now = (name for name, was in before.items() if not was and name in manual)
+    return tuple(dict.fromkeys((*now, *(name for name in install if not before.get(name, name in manual)))))
+
+
+def _ours(known: Sequence[Record]) -> set[tuple[str, str]]:
+    """(package, version) that gpunode has installed."""
+    return {
+        (item["name"], item.get("to", item.get("version", "")))
+        for record in _done(known)
+        for key in ("added", "changed", "removed")
+        for item in record.more.get(key, ())
+    }
+
+
+def _files(known: Sequence[Record]) -> set[str]:
+    return {file["path"] for record in known if record.op == "files" for file in record.more.get("files", ())}
+
+
+def _install(
+    recall: Recall,
+    wanted: Mapping[str, str],
+    held: Mapping[str, bool],
+    ours: set[tuple[str, str]],
+    restored: Sequence[str],
+) -> tuple[list[Mapping[str, Any]], list[Problem], list[str]]:
+    items: list[Mapping[str, Any]] = []
+    problems, notes = [], []
+    for name, version in wanted.items():
+        now = recall.packages.get(name, ("", ""))[0]
+        if version == ABSENT:
+            continue
+        if now and (name, now) not in ours:
+            notes.append(f"{name} stays at {now}: somebody has changed it since")
+        elif not restored and version not in recall.available.get(name, ()):
+            what = f"no repository of this node has {name} {version} any more"
+            problems.append(Problem(what=what, fix="set one up that has it, then run again"))
+        else:
+            hold = held.get(name, _state(recall, name) == "hold")
+            items.append({"name": name, "version": version, "hold": hold})
+    again = {item["name"] for item in items}
+    for name, hold in held.items():
+        if hold and name not in again and _state(recall, name) == "-":
+            items.append({"name": name, "version": recall.packages[name][0], "hold": True})
+    return items, problems, notes
+
+
+def _purge(recall: Recall, remove: Sequence[str], ours: set[str], files: set[str]) -> tuple[list[str], list[str]]:
+    """Packages of which nothing is to be left, now or after an interrupted run; what somebody wrote there stays."""
+    if recall.manager != "apt":
+        return list(remove), []
+    purge, notes = [], []
+    for name in (*remove, *sorted(ours & recall.remnants)):
+        edited = sorted(recall.edited.get(name, frozenset()) - files)
+        if edited:
+            notes.append(f"the configuration of {name} stays: somebody has changed {', '.join(edited)}")
+        else:
+            purge.append(name)
+    return purge, notes
+
+
+def _needed(recall: Recall, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
+    """Packages that cannot go, with those that need them: packages of others, and what these keep."""
+    kept: dict[str, set[str]] = {}
+    while True:
+        gone = {name for name in remove if name not in kept}
+        found: dict[str, set[str]] = {}
+        for name, words in recall.needs:
+            if name in gone or name in reset:
+                continue
+            givers = {giver for word in words for giver in recall.gives.get(word, ())}
+            if givers and givers <= gone:
+                for giver in givers:
+                    found.setdefault(giver, set()).add(name)
+        if not found:
+            return kept
+        kept |= found

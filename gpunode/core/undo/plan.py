@@ -1,0 +1,370 @@
+"""What takes gpunode back: from a node's journal and its present to the packages, files and settings to put back.
+
+For each thing the first record in scope says how it was before; what is so already needs nothing, so that a second run
+goes on where the first was cut off, and what neither gpunode wrote nor was there before is somebody else's: it stays,
+and a note says so.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
+from gpunode.core.edits.undo import revert
+from gpunode.core.errors import InputError
+from gpunode.core.model import Problem, RuntimeName
+from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, Follow, Recall, Record, after_run, era
+from gpunode.core.undo.packages import Packages, packages_back
+
+PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
+SOURCES = ("/etc/apt/", "/etc/yum.repos.d/", "/etc/zypp/", "/etc/pki/rpm-gpg/", "/usr/share/keyrings/")
+SOURCE_FILES = (".list", ".sources", ".repo")
+AT_BOOT = (
+    "/etc/modprobe.d/",
+    "/etc/modules-load.d/",
+    "/etc/dracut.conf.d/",
+    "/etc/initramfs-tools/",
+    "/etc/mkinitcpio",
+)
+UNITS = "/etc/systemd/system/"
+BY_PACKAGES = "packages"  # in a record of files: packages made them
+GPU_UNITS = (
+    "nvidia-cdi-refresh.path",
+    "nvidia-persistenced.service",
+    "nvidia-fabricmanager.service",
+    "nvidia-imex.service",
+    "nvidia-dcgm.service",
+    "dcgm-exporter.service",
+)
+# engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
+_ENGINES: Mapping[str, RuntimeName] = {
+    "docker.service": "docker",
+    "snap.docker.dockerd.service": "docker",
+    "containerd.service": "containerd",
+    "crio.service": "crio",
+}
+_ENABLED = ("enabled", "enabled-runtime")
+_ON = (*_ENABLED, "static", "alias", "indirect", "generated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FileBack:
+    """One file as it is to be again: from the copy `held` (below the journal's backup), as `data`, or gone (None).
+
+    `expect` is its sha256 now, "" when it is not there, None when that may change until then.
+    """
+
+    path: str
+    expect: str | None
+    held: str = ""
+    data: bytes | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesBack:
+    """One transaction: files, what follows it, and the transactions of the journal that it takes back."""
+
+    files: tuple[FileBack, ...]
+    used: tuple[str, ...] = ()
+    follow: Follow | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class TakeBack:
+    """All that is to be done, in the order of the fields; `notes` say what stays as it is, and why."""
+
+    stop: tuple[str, ...] = ()
+    disable: tuple[str, ...] = ()
+    engines: tuple[FilesBack, ...] = ()
+    unload: tuple[str, ...] = ()
+    installers: tuple[str, ...] = ()  # driver, cuda-VERSION: what NVIDIA's installers put there goes
+    files: FilesBack | None = None
+    packages: Packages = field(default_factory=Packages)
+    sources: FilesBack | None = None  # repositories go after the packages that came from them
+    exchange: tuple[str, ...] = ()  # modules to load again in the version that is installed then
+    settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by kind, name → value
+    load: tuple[str, ...] = ()
+    enable: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
+    rebuild: bool = False  # the initramfs
+    notes: tuple[str, ...] = ()
+    problems: tuple[Problem, ...] = ()
+
+    @property
+    def nothing(self) -> bool:
+        """Whether the node is as it was, but for what the notes name."""
+        files = (self.engines, self.files, self.sources)
+        units = (self.stop, self.disable, self.enable, self.start)
+        others = (self.unload, self.installers, self.settings, self.load, self.exchange)
+        return not any((*files, *units, *others)) and self.packages.nothing
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """What is to be taken back: records, in order; `known` are all records since the last uninstall."""
+
+    records: tuple[Record, ...]
+    known: tuple[Record, ...]
+    to: str = ""  # the run after which the node is to be again
+    whole: bool = True  # nothing of gpunode's stays
+
+
+def scope_of(recall: Recall, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
+    """What `verb` (uninstall | rollback) is to take back.  Raises InputError for an unknown part or run."""
+    for part in parts:
+        if part not in PARTS:
+            raise InputError(f"part {part!r}", expected=f"one of {', '.join(PARTS)}")
+    known = recall.records[era(recall.records) :]
+    if verb == "rollback":
+        since, run = after_run(recall.records, to)
+        return Scope(records=recall.records[since:], known=known, to=run, whole=False)
+    mine = tuple(r for r in known if not parts or r.part in parts)
+    return Scope(records=mine, known=known, whole=not parts)
+
+
+def take_back(recall: Recall, scope: Scope) -> TakeBack:
+    """What makes the node what it was before the records of `scope`."""
+    files = _Files(recall, scope)
+    packages = packages_back(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
+    last = files.last(packages)
+    states = dict(_states(recall, scope))
+    gone = packages.remove or any(_of(states, "runfile", ABSENT))
+    stop = [name for kind, name, _ in _of(states, "active", "inactive")]
+    unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
+    loaded = bool(recall.driver) and "nvidia" not in unload
+    settings = {
+        kind: {name: value for (k, name), value in states.items() if k == kind}
+        for kind in ("alternative", "sysctl", "link", "initramfs", "user", "group", "kernel")
+    }
+    return TakeBack(
+        stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),
+        disable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value not in _ON),
+        engines=files.engines,
+        unload=tuple(reversed(unload)),  # each was loaded upon those before
+        installers=tuple(name for _, name, _ in _of(states, "runfile", ABSENT)),
+        files=files.first,
+        packages=packages.with_streams({n: v for (k, n), v in states.items() if k == "stream"}),
+        sources=last,
+        exchange=("nvidia",) if loaded and (packages.install or _left_behind(recall, scope)) else (),
+        settings={kind: values for kind, values in settings.items() if values},
+        load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
+        enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
+        start=tuple(name for kind, name, _ in _of(states, "active", "active")),
+        idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
+        rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
+        notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
+        problems=(*files.problems, *packages.problems, *_left_standing(recall, scope)),
+    )
+
+
+def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterator[tuple[str, str, str]]:
+    return ((k, name, v) for (k, name), v in states.items() if k == kind and v == value)
+
+
+# ---------------------------------------------------------------- units, modules, settings
+
+
+def _states(recall: Recall, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
+    """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
+    for (kind, name), value in _first(scope).items():
+        now = recall.states.get((kind, name))
+        if now is None or now == value or (kind == "initramfs" and value != ABSENT):
+            continue
+        if kind == "enabled" and (now in _ON) == (value in _ON):
+            continue
+        if kind in ("sysctl", "link") and now not in _values(scope.known, kind, name):
+            continue
+        yield (kind, name), value
+
+
+def _first(scope: Scope) -> dict[tuple[str, str], str]:
+    """(kind, name) → how it was before the records."""
+    first: dict[tuple[str, str], str] = {}
+    for record in scope.records:
+        if record.op == "state":
+            first.setdefault((record.more["kind"], record.more["name"]), record.more["from"])
+    return first
+
+
+def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
+    mine = [r.more for r in known if r.op == "state" and (r.more["kind"], r.more["name"]) == (kind, name)]
+    return {more["to"] for more in mine} | {more["from"] for more in mine}
+
+
+def _left_behind(recall: Recall, scope: Scope) -> bool:
+    """Whether the driver is loaded that an interrupted run has taken off already."""
+    done = (r for r in scope.records if r.op == "packages" and r.phase != "intent")
+    return recall.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
+
+
+def _installers(scope: Scope) -> list[str]:
+    """What an installer replaced, or gpunode took off, cannot be had without that installer."""
+    was = [(r.more["name"], r.more["from"]) for r in scope.records if r.op == "state" and r.more["kind"] == "runfile"]
+    was += [(r.more["kind"], r.more["remove"]) for r in scope.records if r.op == "runfile" and "remove" in r.more]
+    gone = dict.fromkeys(pair for pair in was if pair[1] != ABSENT)
+    return [f"the {name} {version} was of a runfile: run its installer to have it back" for name, version in gone]
+
+
+def _unknown(scope: Scope) -> list[str]:
+    kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - STATES
+    return [f"what the journal calls {kind} cannot be taken back by this version" for kind in sorted(kinds)]
+
+
+def _left_standing(recall: Recall, scope: Scope) -> list[Problem]:
+    """The toolkit cannot go while engines are configured for it."""
+    engines = {
+        path
+        for record in scope.known
+        if record not in scope.records and record.id in recall.follow and recall.follow[record.id].unit
+        for path in recall.undo.get(record.id, {})
+        if recall.files.get(path, ABSENT) in _hashes(scope.known, path)[1:]
+    }
+    if scope.whole or scope.to or not engines or not any(r.part == "toolkit" for r in scope.records):
+        return []
+    what = f"the container engines are configured for the toolkit: {', '.join(sorted(engines))}"
+    return [Problem(what=what, fix="take that back as well: --part toolkit --part runtime")]
+
+
+# ---------------------------------------------------------------- files
+
+
+def _file_records(records: Sequence[Record], path: str = "") -> Iterator[tuple[Record, Mapping[str, Any]]]:
+    """(record, {path, before, after}) of what was written and stands, oldest first."""
+    undone = {r.id for r in records if r.op == "files" and r.phase == "undone"}
+    for record in records:
+        if record.op == "files" and record.id not in undone:
+            for file in record.more.get("files", ()):
+                if not path or file["path"] == path:
+                    yield record, file
+
+
+def _first_records(records: Sequence[Record]) -> dict[str, Record]:
+    """By path, the record that says how a file was before."""
+    found: dict[str, Record] = {}
+    for record, file in _file_records(records):
+        found.setdefault(file["path"], record)
+    return found
+
+
+def _hashes(records: Sequence[Record], path: str) -> list[str]:
+    """The hashes of a file that gpunode saw or wrote: the first one is from before."""
+    found = list(_file_records(records, path))
+    return [found[0][1]["before"], *(f["after"] for _, f in found), *(f["before"] for _, f in found)] if found else []
+
+
+class _Files:
+    """The files of a scope, sorted into transactions."""
+
+    def __init__(self, recall: Recall, scope: Scope) -> None:
+        self.recall, self.scope = recall, scope
+        self.notes: list[str] = []
+        self.problems: list[Problem] = []
+        first = _first_records(scope.records)
+        self._brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
+        back = {path: one for path in first if path not in self._brought and (one := self._file(path))}
+        units = {path: self._unit_of(path) for path in back}
+        self.engines = tuple(
+            self._together([f for p, f in back.items() if units[p] and units[p] == unit], follow)
+            for unit, follow in self._follows(units.values()).items()
+        )
+        plain = [file for path, file in back.items() if not units[path]]
+        self._late = [f for f in plain if self._is_late(f, first, back)]
+        rest = [file for file in plain if file not in self._late]
+        self.first = self._together(rest) if rest else None
+        at_boot = {path for path in first if path.startswith(AT_BOOT)}
+        self.at_boot = bool(at_boot & set(back)) or bool(at_boot and recall.old_initramfs)
+
+    def last(self, packages: Packages) -> FilesBack | None:
+        """Repositories, and what packages have left behind: it goes after them, where they all go."""
+        late = [*self._late, *(self._came_along() if not packages.kept else ())]
+        return self._together(late) if late else None
+
+    def _is_late(self, file: FileBack, first: Mapping[str, Record], back: Mapping[str, FileBack]) -> bool:
+        """Whether it is a repository that packages may still be needed from.
+
+        Not one whose transaction took another's place that comes back now: apt refuses to have both.
+        """
+        if file.held or file.data is not None or not file.path.startswith(SOURCES):
+            return False
+        others = (other["path"] for other in first[file.path].more["files"] if other["path"] != file.path)
+        return not any(path in back and back[path].held and path.endswith(SOURCE_FILES) for path in others)
+
+    def sources_restored(self, endings: tuple[str, ...]) -> tuple[str, ...]:
+        files = self.first.files if self.first else ()
+        return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
+
+    def _file(self, path: str) -> FileBack | None:
+        record, file = next(_file_records(self.scope.records, path))
+        before, now = file["before"], self.recall.files.get(path, ABSENT)
+        if now == before:
+            return None
+        expect = "" if now == ABSENT else now
+        # what an uninstall has left of a file that somebody had changed is theirs
+        ours = _hashes([r for r in self.scope.known if r.part not in ("uninstall", ROLLBACK)], path)
+        if now not in ours and ANY not in ours:
+            return self._changed_since(path, expect)
+        if before == ABSENT:
+            return FileBack(path=path, expect=expect)
+        copy = self.recall.copies.get((record.id, path))
+        if copy is None or not copy.kept:
+            what = f"the copy of {path} from before {record.at} is gone"
+            self.problems.append(Problem(what=what, fix="mend the file by hand, to what it was"))
+            return None
+        return FileBack(path=path, expect=expect, held=copy.held)
+
+    def _came_along(self) -> list[FileBack]:
+        found = []
+        for path in self._brought:
+            now = self.recall.files.get(path, ABSENT)
+            if now == ABSENT:
+                continue
+            if now in _hashes(self.scope.known, path)[1:]:
+                found.append(FileBack(path=path, expect=None))
+            else:
+                self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
+        return found
+
+    def _changed_since(self, path: str, expect: str) -> FileBack | None:
+        """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.
+
+        What is left of nvidia's in an engine's configuration goes by its meaning: the toolkit goes as well, and the
+        engine would not run any container without it.
+        """
+        ids = list(dict.fromkeys(record.id for record, _ in _file_records(self.scope.records, path)))
+        undo = [self.recall.undo[id][path] for id in reversed(ids) if path in self.recall.undo.get(id, {})]
+        data = was = self.recall.contents.get(path)
+        left = 0
+        for one in undo if len(undo) == len(ids) else ():
+            data, missed = revert(data, one)
+            left += len(missed)
+        engine = _ENGINES.get(self._unit_of(path))
+        if engine and was is not None and (left or data == was):
+            request = RuntimeRequest(runtime=engine, config=path)
+            edit = unconfigure_runtime({path: was}, request, [{path: one} for one in undo])
+            if path in edit.changes and not edit.problems:
+                data, left = edit.changes[path], 0
+        if data == was:
+            self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
+            return None
+        lines = f"; {left} of gpunode's changes were not found again" if left else ""
+        self.notes.append(f"{path}: somebody has changed it since; their lines stay{lines}")
+        return FileBack(path=path, expect=expect, data=data)
+
+    def _unit_of(self, path: str) -> str:
+        ids = [record.id for record, _ in _file_records(self.scope.records, path)]
+        units = [self.recall.follow[id].unit for id in ids if id in self.recall.follow]
+        return next(filter(None, reversed(units)), "")
+
+    def _follows(self, units: Any) -> dict[str, Follow]:
+        """What follows for each unit, as its latest transaction has it."""
+        found = {follow.unit: follow for _id, follow in sorted(self.recall.follow.items()) if follow.unit in set(units)}
+        found.pop("", None)
+        return found
+
+    def _together(self, files: Sequence[FileBack], follow: Follow | None = None) -> FilesBack:
+        paths = {file.path for file in files}
+        used = dict.fromkeys(r.id for r, f in _file_records(self.scope.records) if f["path"] in paths)
+        return FilesBack(files=tuple(files), used=tuple(used), follow=follow)

@@ -1,0 +1,164 @@
+"""The requests that carry out a TakeBack: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
+
+Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
+`alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and
+`initramfs` paths to remove; `rebuild` (1; the initramfs), `reload` (1; systemd, whose unit files have changed), `close`
+the verb that is done, with `to` the run after which the node is again, `keep` (1; copies of files that an uninstall
+leaves), `check` (1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.diff import unified
+from gpunode.core.edits.commit import FileChange, commit_request
+from gpunode.core.errors import InputError
+from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.requests.packages import packages_request
+from gpunode.core.items.requests.runfile import runfile_request
+from gpunode.core.undo.plan import PARTS, UNITS, FileBack, FilesBack, TakeBack
+from gpunode.core.validation import as_lines, check_keys
+
+VERBS = ("uninstall", "rollback")
+BACKUP = "/var/lib/gpunode/backup"
+_KEYS = ("verb", "parts", "to")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ask:
+    """One script to run on the node; `title` says what for."""
+
+    title: str
+    script: str
+    request: Mapping[str, bytes]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UndoWish:
+    """What the role option `undo_what` asks for; `to` None is the run before the last one."""
+
+    verb: str = "uninstall"
+    parts: tuple[str, ...] = ()
+    to: str | None = None
+
+
+def undo_wish(value: Mapping[str, Any]) -> UndoWish:
+    """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
+    check_keys("undo", value, _KEYS)
+    wish = UndoWish(
+        verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None
+    )
+    if wish.verb not in VERBS:
+        raise InputError(f"undo: verb {wish.verb!r}", expected=f"one of {', '.join(VERBS)}")
+    for part in wish.parts:
+        if part not in PARTS:
+            raise InputError(f"undo: part {part!r}", expected=f"one of {', '.join(PARTS)}")
+    if (wish.to and wish.verb != "rollback") or (wish.parts and wish.verb != "uninstall"):
+        raise InputError("undo: parts are uninstall's, and to is rollback's", fix="leave one of them out")
+    return wish
+
+
+def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
+    """What has to be run on the node, in order; what is not needed is left out."""
+    asks = [_putback("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
+    asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
+    asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
+    asks += [_installer(name, check) for name in back.installers]
+    asks.append(_files("Put files back", back.files, check))
+    if not back.packages.nothing:
+        asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
+    asks.append(_files("Take repositories back", back.sources, check))
+    asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
+    asks.append(_putback("Put settings back", _last(back, check), check))
+    return [ask for ask in asks if ask]
+
+
+def compared(back: TakeBack) -> list[str]:
+    """The files of the node that `diffs` needs: those that are put back or go, and the copies from before."""
+    return sorted({path for file in _all_files(back) for path in (file.path, _copy(file)) if path})
+
+
+def diffs(back: TakeBack, files: Mapping[str, bytes]) -> list[str]:
+    """Masked unified diffs of what happens to files, from the bytes of those that are there and can be read."""
+    found = []
+    for file in _all_files(back):
+        before, copy = files.get(file.path), _copy(file)
+        if (before is None and file.expect) or (copy and copy not in files):
+            continue  # too large, or not to be read: hashes alone say that they differ
+        found.append(unified(before, files[copy] if copy else file.data, file.path))
+    return [text for text in found if text]
+
+
+def _all_files(back: TakeBack) -> list[FileBack]:
+    return [file for files in (*back.engines, back.files, back.sources) if files for file in files.files]
+
+
+def _copy(file: FileBack) -> str:
+    return f"{BACKUP}/{file.held}" if file.held else ""
+
+
+def close_request(wish: UndoWish, to: str, *, keep: bool = False) -> dict[str, bytes]:
+    """restore.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
+    request = {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
+    return request | ({"keep": b"1\n"} if keep else {})
+
+
+def _packages(back: TakeBack, check: bool) -> dict[str, bytes]:
+    return packages_request(back.packages.value, check=check)
+
+
+def _exchange(back: TakeBack) -> dict[str, Any]:
+    return {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
+
+
+def _last(back: TakeBack, check: bool) -> dict[str, Sequence[str]]:
+    """Settings; and the units that package scripts have started, which a check does not let run."""
+    words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
+    units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
+    flags = {"rebuild": ("1",) if back.rebuild else (), "reload": ("1",) if units else ()}
+    idle = () if check or back.packages.nothing else back.idle
+    return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": back.start}
+
+
+def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
+    request = {name: as_lines(lines) for name, lines in files.items() if lines}
+    return Ask(title=title, script="restore.sh", request=request | _check(check)) if request else None
+
+
+def _activate(title: str, value: Mapping[str, Any], check: bool) -> Ask | None:
+    return Ask(title=title, script="activate.sh", request=activate_request(value, check=check)) if value else None
+
+
+def _installer(name: str, check: bool) -> Ask:
+    kind, _, version = name.partition("-")
+    value = {"kind": kind, "version": version or "unknown"}
+    title = f"Take off what NVIDIA's installer of {name} put there"
+    return Ask(title=title, script="runfile.sh", request=runfile_request("uninstall", value, check=check))
+
+
+def _files(title: str, files: FilesBack | None, check: bool) -> Ask | None:
+    if files is None:
+        return None
+    changes = [FileChange(path=f.path, data=f.data, expect=f.expect, held=f.held) for f in files.files]
+    request = commit_request(changes, check=check)
+    if files.follow:
+        request |= {
+            "after": b"".join(b"%s\n" % line for line in files.follow.after.splitlines() if _still(line)),
+            "validate": files.follow.validate,
+            # the others prove that the engine knows the nvidia runtime
+            "health": b"".join(b"%s\n" % n for n in files.follow.health.splitlines() if n.endswith(b"\tversion")),
+        }
+    request |= {"used": as_lines(files.used)}
+    return Ask(title=title, script="commit.sh", request=request)
+
+
+def _still(line: bytes) -> bool:
+    """Whether a line of an earlier transaction's `after` holds again."""
+    return line.split(b" ", 1)[0] not in (b"handlers", b"plugin_was", b"broken")
+
+
+def _check(check: bool) -> dict[str, bytes]:
+    return {"check": b"1\n"} if check else {}

@@ -1,0 +1,1 @@
+"""Ansible: inventories, runs, shards."""

@@ -1,0 +1,80 @@
+"""A plan → folders for `ansible-runner transmit | worker | process`, for fleets too large for one controller."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from gpunode.core.errors import InputError
+from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook, split
+from gpunode.edge.detect import Where
+from gpunode.edge.fleet.workflow import (
+    ANSIBLE_CFG,
+    CONFIG,
+    INVENTORY,
+    PLAYBOOK,
+    HostPlan,
+    ansible_arguments,
+    connection_vars,
+    inventory_sources,
+)
+from gpunode.edge.state import run_name, write_private
+
+SHARDS = "shards"
+_VARIABLES = ("group_vars", "host_vars")  # Ansible reads them beside an inventory file
+
+
+def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: int) -> list[Path]:
+    """Write folder/shards/1 to `count`, each an ansible-runner private data directory; fewer when hosts are fewer.
+
+    A shard has the plays of its hosts, and a copy of the user's inventories: vaults stay closed, and no password, key
+    or vault password is copied.  Shards of an earlier plan in `folder` are removed.  Raises InputError when no host
+    has anything to do.
+    """
+    plans = [h.planned.plan for h in hosts if h.planned and h.planned.plan.steps]
+    if not plans:
+        raise InputError("no host has anything to do", expected="steps to share out", fix="leave --shards away")
+    connection = None if where.inventory else {h.host: connection_vars(h.detected) for h in hosts}
+    for old in (folder / SHARDS).glob("[0-9]*"):
+        shutil.rmtree(old)
+    written, run = [], run_name()
+    for number, members in enumerate(split(plans, count), 1):
+        shard = folder / SHARDS / str(number)
+        project = shard / "project"
+        for made in (shard.parent, shard, project, shard / "env"):
+            made.mkdir(parents=True, mode=0o700, exist_ok=True)
+        names = {plan.host for plan in members}
+        own = connection and {host: values for host, values in connection.items() if host in names}
+        write_private(project / INVENTORY, dump(make_inventory(members, own), HEADER))
+        write_private(project / PLAYBOOK, dump(make_playbook(members), HEADER))
+        sources = [*_copied(inventory_sources(where), project), INVENTORY]
+        write_private(project / CONFIG, ANSIBLE_CFG.format(inventory=",".join(sources)))
+        words = [w for w in ansible_arguments(where, run=run) if not w.startswith("--vault")]
+        words += [f"--forks={where.forks}", *(f"--inventory={source}" for source in sources)]
+        write_private(shard / "env" / "cmdline", shlex.join(words) + "\n")
+        # ansible-runner turns the check of host keys off where nobody says otherwise
+        write_private(shard / "env" / "envvars", dump({"ANSIBLE_HOST_KEY_CHECKING": "True"}))
+        written.append(shard)
+    return written
+
+
+def _copied(sources: Sequence[str], project: Path) -> list[str]:
+    """The user's inventories, copied into `project`, as paths from there; a host list `a,b,` stays as it is."""
+    found = []
+    for number, source in enumerate(sources):
+        if source.endswith(","):
+            found.append(source)
+            continue
+        path, target = Path(source), project / "inventories" / str(number)
+        if path.is_dir():
+            shutil.copytree(path, target / path.name)
+        else:
+            target.mkdir(parents=True)
+            shutil.copy2(path, target / path.name)
+            for name in _VARIABLES:
+                if (path.parent / name).is_dir():
+                    shutil.copytree(path.parent / name, target / name)
+        found.append(str((target / path.name).relative_to(project)))
+    return found

@@ -1,0 +1,1 @@
+"""Many hosts: detect, plan, provision, verify, undo, and the record of runs."""

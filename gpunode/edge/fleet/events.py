@@ -1,0 +1,53 @@
+"""What happens in a run as JSON lines, for webhooks and dashboards that users have (docs/fleet.md)."""
+
+from __future__ import annotations
+
+import json
+import threading
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import HostResult
+from gpunode.edge.ansible.runner import Event
+
+FORMAT = 1
+
+
+class EventLog:
+    """A file (or /dev/fd/N) that gets one JSON object a line, each written at once; usable from threads."""
+
+    def __init__(self, path: Path) -> None:
+        try:
+            self._file = path.open("a", encoding="utf-8", buffering=1)
+        except OSError as error:
+            raise InputError(f"cannot write events to {path}: {error.strerror}", fix="choose another file") from error
+        self._lock = threading.Lock()
+
+    def wave(self, pool: str, wave: int, what: str) -> None:
+        self._write("wave", pool=pool, wave=wave + 1, what=what)
+
+    def task(self, event: Event) -> None:
+        data = {key: value for key, value in asdict(event).items() if key not in ("kind", "result")}
+        self._write("task", outcome=event.kind, **data)
+
+    def host(self, result: HostResult) -> None:
+        failed = [check.id for check in result.checks if check.status == "failed"]
+        self._write(
+            "host",
+            host=result.host,
+            exit=int(result.exit),
+            message=result.message,
+            changed=list(result.changed),
+            failed_checks=failed,
+        )
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _write(self, type_: str, **data: Any) -> None:
+        line = {"format": FORMAT, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), "type": type_, **data}
+        with self._lock:
+            self._file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")

@@ -1,0 +1,370 @@
+"""provision: the plans of hosts → runs of Ansible, wave by wave, with a journal that outlives this process."""
+
+from __future__ import annotations
+
+import math
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, ParamSpec
+
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser, RefusedError
+from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.plan import class_key
+from gpunode.core.plan.lockfile import lock_text
+from gpunode.core.plan.playbook import HEADER, dump, make_playbook
+from gpunode.core.rollout import Pool, Progress, make_pools
+from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
+from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
+from gpunode.edge.detect import Where, probe
+from gpunode.edge.fleet.events import EventLog
+from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
+from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.fleet.workflow import (
+    CONFIG,
+    INVENTORY,
+    PLAN,
+    HostPlan,
+    ansible_arguments,
+    inventory_sources,
+    plan_one,
+    verify_found,
+    write_plan,
+)
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
+from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.report_data import FOUND, keep_results
+from gpunode.edge.state import new_run, write_private
+
+P = ParamSpec("P")
+CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ears:
+    """Who is told while a run goes on."""
+
+    event: Callable[[Event], None] = lambda event: None
+    wave: Callable[[str, int, str], None] = lambda pool, wave, what: None
+    result: Callable[[HostResult], None] = lambda result: None
+
+    def with_log(self, log: EventLog) -> Ears:
+        """The same, and a file of events beside it."""
+        return Ears(
+            event=_both(self.event, log.task), wave=_both(self.wave, log.wave), result=_both(self.result, log.host)
+        )
+
+
+def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
+    def act(*args: P.args, **more: P.kwargs) -> None:
+        first(*args, **more)
+        second(*args, **more)
+
+    return act
+
+
+_NOBODY = Ears()
+
+
+def provision(
+    hosts: Sequence[HostPlan],
+    where: Where,
+    planner: Planner,
+    *,
+    check: bool = False,
+    diff: bool = False,
+    arguments: Sequence[str] = (),
+    folder: Path | None = None,
+    rollout: Mapping[str, Any] | None = None,
+    deadline: float = math.inf,
+    cluster: Callable[[], Api] | None = None,
+    ears: Ears = _NOBODY,
+) -> list[HostResult]:
+    """Run the plans of `hosts` through generated playbooks, wave by wave, and probe the changed ones again.
+
+    Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
+    `write_plan` has written; without it a new run folder in the state directory is.  After `deadline` seconds no
+    further host is begun with.  `rollout` has values that stand above those of the spec.  `cluster` opens the
+    Kubernetes API for hosts that are nodes and are to be drained (rollout.drain).
+    Raises InputError for bad values of `rollout`, InterruptedByUser on Ctrl-C.
+    """
+    over = parse_rollout(rollout or {}, "the options of provision")
+    todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
+    nodes = ClusterNodes(cluster or connect, _tell)
+    quiet = [h for h in hosts if h.host not in todo]
+    untouched = {h.host: _untouched(h) for h in quiet} | ({} if check else open_again(_planned(quiet), nodes))
+    if not todo:
+        return [untouched[h.host] for h in hosts]
+    own = new_run()
+    if folder is None:
+        folder = own
+        write_plan(folder, hosts, where, planner)
+    asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
+    pools = make_pools([(host, CHECK if check else spec) for host, spec in asked.items()])
+    run = _Run(
+        name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
+        arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
+        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
+    )  # fmt: skip
+    progress = run.go(pools, deadline, [(h, untouched[h.host]) for h in quiet])
+    left = run.told(HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}"), left=True)
+    return [untouched.get(h.host) or run.results.get(h.host) or replace(left, host=h.host) for h in hosts]
+
+
+@dataclass(frozen=True, kw_only=True)
+class After:
+    """What the probe after a play found: the key of the host's state, and its boot."""
+
+    found: str
+    boot_id: str
+
+
+@dataclass(kw_only=True)
+class _Run:
+    """One run of provision: what its jobs share."""
+
+    name: str
+    folder: Path  # with the plan
+    own: Path  # for logs and playbooks of jobs
+    where: Where
+    planner: Planner
+    check: bool
+    diff: bool
+    arguments: tuple[str, ...]
+    rollout: Mapping[str, Any]  # given beside the spec
+    todo: Mapping[str, HostPlan]
+    ears: Ears
+    drains: Mapping[str, DrainSpec]
+    nodes: ClusterNodes
+    runs: Runs | None  # the journal; None for a rehearsal
+    results: dict[str, HostResult] = field(default_factory=dict)
+    after: dict[str, After] = field(default_factory=dict)
+    _began: dict[str, float] = field(default_factory=dict)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _cancelled: threading.Event = field(default_factory=threading.Event)
+
+    def go(self, pools: Sequence[Pool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]) -> Progress:
+        classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
+        hooks = Hooks(
+            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.ears.wave
+        )
+        rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
+        self._cancelled = rollout.cancelled
+        (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
+        for name in (CONFIG, PLAN, FOUND) if self.own != self.folder else ():
+            if (self.folder / name).exists():
+                write_private(self.own / name, (self.folder / name).read_text(encoding="utf-8"))
+        if self.runs:
+            self._begin(self.runs, pools, classes, untouched)
+        try:
+            progress = rollout.run()
+        except KeyboardInterrupt as error:
+            self._finish("interrupted")
+            raise InterruptedByUser(
+                "interrupted; what ran on a node was ended", fix=f"go on: gpunode runs resume {self.name}"
+            ) from error
+        except BaseException:
+            self._finish("failed")
+            raise
+        bad = any(state == "failed" for state in progress.states.values())
+        self._finish("stopped" if progress.stopped else "failed" if bad else "done")
+        return progress
+
+    def _begin(
+        self,
+        runs: Runs,
+        pools: Sequence[Pool],
+        classes: Mapping[str, str],
+        untouched: Sequence[tuple[HostPlan, HostResult]],
+    ) -> None:
+        """Every host into the journal, also those that nothing is done on: what they were like, or what was wrong."""
+        for host, other in runs.at_work(self.todo).items():
+            raise RefusedError(
+                f"{host} is in work by run {other.name} ({other.controller})",
+                fix=f"wait for it (gpunode runs show {other.name}), or end it",
+            )
+        row = HostRow(run=self.name, host="", pool="", wave=0, plan="", state="waiting")
+        rows = [
+            replace(row, host=h, pool=p.name, wave=number, plan=classes[h], found=_plan(self.todo[h]).facts_hash)
+            for p in pools
+            for number in range(len(p.ends))
+            for h in p.wave(number)
+        ]
+        for quiet, result in untouched:
+            end = replace(row, host=quiet.host, state="failed" if result.exit else "done", found=_found(quiet))
+            rows.append(replace(end, exit=int(result.exit), message=result.message))
+        runs.begin(self.name, "provision", self._request(), this_process(), rows)
+        planned = [*self.todo.values(), *(host for host, _ in untouched)]
+        runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
+
+    def _finish(self, status: str) -> None:
+        if self.runs:
+            self.runs.finish(self.name, status)
+            self.runs.close()
+
+    def _request(self) -> dict[str, Any]:
+        """What it takes to ask for the same again."""
+        return {
+            "where": self.where.again() | {"inventory": inventory_sources(self.where)},
+            "spec": self.planner.spec_data,
+            "arguments": list(self.arguments),
+            "rollout": self.rollout,
+            "lock": None if self.planner.lock is None else lock_text(self.planner.lock),
+        }
+
+    def _do(self, job: Job) -> Results:
+        """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
+        planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
+        taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
+        left = tuple(host for host in job.hosts if host not in refused)
+        try:
+            results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
+        except GpunodeError as error:  # what was refused, and what is cordoned, is to be told all the same
+            failed = HostResult(host="", exit=error.exit, message=str(error))
+            results = {**refused, **{host: replace(failed, host=host) for host in left}}
+        boots = {host: self.after[host].boot_id for host in left if host in self.after}
+        return results | give_back_all(self.nodes, taken, results, self.drains, boots)
+
+    def _play(self, job: Job) -> Results:
+        """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
+        playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
+        plans = [_plan(self.todo[host]) for host in job.hosts]
+        (self.own / playbook).write_text(dump(make_playbook(plans), HEADER), encoding="utf-8")
+        limit.write_text("".join(f"{host}\n" for host in job.hosts), encoding="utf-8")
+        done = run_playbook(
+            self.own,
+            playbook,
+            inventory=[*inventory_sources(self.where), str((self.folder / INVENTORY).resolve())],
+            forks=job.forks,
+            check=self.check,
+            diff=self.diff,
+            arguments=[*ansible_arguments(self.where, self.arguments, run=self.name), "--limit", f"@{limit}"],
+            become_password=self.where.become_password,
+            on_event=self._heard,
+            cancelled=self._cancelled.is_set,
+        )
+        good = {host for host in job.hosts if host in done and not done[host].exit}
+        again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
+        after = {found.host: plan_one(found, self.planner) for found in again}
+        self._seen(list(after.values()))
+        results = {h: _result(self.todo[h], done.get(h), after.get(h), check=self.check) for h in job.hosts}
+        if self.runs:
+            self._keep(results, after)
+        return results
+
+    def _seen(self, hosts: Sequence[HostPlan]) -> None:
+        """Keep what hosts are like after their play."""
+        found = _planned(hosts)
+        states = {p.plan.facts_hash: p.facts for p in found.values()}
+        with self._lock:
+            self.after |= {h: After(found=p.plan.facts_hash, boot_id=p.facts.boot_id) for h, p in found.items()}
+            if self.runs:
+                self.runs.keep(states)
+
+    def _verify(self, hosts: Sequence[str]) -> Results:
+        found = probe([self.todo[host].detected for host in hosts], self.where)
+        results = {result.host: result for result in verify_found(found, self.where, self.planner)}
+        self._keep(results, {one.host: plan_one(one, self.planner) for one in found})
+        return results
+
+    def _keep(self, results: Results, after: Mapping[str, HostPlan]) -> None:
+        """What came of hosts, and what was found on them then, for `gpunode report`."""
+        with self._lock:
+            keep_results(self.own, results.values(), after, self.planner)
+
+    def _started(self, job: Job) -> None:
+        with self._lock:
+            self._began |= dict.fromkeys(job.hosts, time.monotonic())
+        if self.runs:
+            self.runs.started(self.name, job.hosts, str(self.own / "hosts"))
+
+    def _heard(self, event: Event) -> None:
+        with self._lock:
+            if self.runs and event.kind == "started":
+                self.runs.step(self.name, event.host, event.task)
+            if event.kind not in ("started", "skipped"):
+                with (self.own / "hosts" / f"{event.host.replace('/', '_')}.log").open("a", encoding="utf-8") as log:
+                    log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
+            self.ears.event(event)
+
+    def _ended(self, results: Sequence[HostResult]) -> None:
+        now = time.monotonic()
+        told = [self.told(r, seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
+        with self._lock:
+            self.results |= {result.host: result for result in told}
+            if self.runs:
+                found = {r.host: self.after[r.host].found for r in told if r.host in self.after}
+                self.runs.ended(self.name, told, found)
+            for result in told:
+                self.ears.result(result)
+
+    def told(self, result: HostResult, **extra: Any) -> HostResult:
+        """With the run that it is of, which a rehearsal has not."""
+        return replace(result, extra={**result.extra, **({"run": self.name} if self.runs else {}), **extra})
+
+
+def _found(host: HostPlan) -> str:
+    """The key of a host's state in the journal."""
+    return host.planned.plan.facts_hash if host.planned else ""
+
+
+def _tell(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _planned(hosts: Sequence[HostPlan]) -> dict[str, Planned]:
+    return {h.host: h.planned for h in hosts if h.planned}
+
+
+def _plan(host: HostPlan) -> Plan:
+    assert host.planned
+    return host.planned.plan
+
+
+def _untouched(host: HostPlan) -> HostResult:
+    """A host that nothing is to be done on, or nothing can be."""
+    if host.error:
+        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+    plan = _plan(host)
+    if plan.problems:
+        text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
+        return HostResult(host=host.host, exit=Exit.REFUSED, message=text)
+    return HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
+
+
+def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
+    if done is None:
+        return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
+    result = HostResult(
+        host=before.host,
+        exit=done.exit,
+        message=done.message + (f" (fix: {done.fix})" if done.fix else ""),
+        changed=tuple(done.changed),
+        checks=tuple(Check(**c) for c in done.checks),
+        extra={"diffs": done.diffs},
+    )
+    if done.exit:
+        return result
+    if check:
+        return replace(result, exit=Exit.PENDING, message=f"would change {len(done.changed)} things")
+    return _settled(result, after)
+
+
+def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
+    """After a good run the plan must be empty; what still stands in it is told, and is exit 3."""
+    failed = [c.id for c in result.checks if c.status == "failed"]
+    if failed:
+        return replace(result, exit=Exit.FAILED, message=f"done, but these checks failed: {', '.join(failed)}")
+    if after is None or after.error:
+        return replace(result, exit=Exit.FAILED, message=f"done, but probing again failed: {after and after.error}")
+    plan = _plan(after)
+    left = [s.title for s in plan.steps if s.role not in ("preflight", "verify")]
+    left += [p.what for p in plan.problems]
+    if left:
+        return replace(result, exit=Exit.PENDING, message=f"done, but still to do: {'; '.join(left)}")
+    return replace(result, message="done, and the plan is empty now")

@@ -1,0 +1,302 @@
+"""What was run when, on which hosts, and what came of it: runs.sqlite in the state directory.
+
+Every change of a host's state is on disk before the next thing happens, so a killed controller knows where it was.
+What a host is doing within its run (`step`) is for people, and may be a second behind.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sqlite3
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import HostResult, NodeFacts
+from gpunode.core.plan.since import state_of
+from gpunode.core.rollout import State as RunState
+from gpunode.edge.state import state_dir
+
+VERSION = 2
+_TABLES = """
+create table if not exists runs (
+  name text primary key, verb text not null, started text not null, ended text, status text not null,
+  request text not null, controller text not null
+);
+create table if not exists hosts (
+  run text not null references runs (name), host text not null, pool text not null, wave integer not null,
+  plan text not null, state text not null, exit integer, step text not null default '',
+  message text not null default '', started text, ended text, log text not null default '',
+  found text not null default '', primary key (run, host)
+);
+create table if not exists states (hash text primary key, state text not null);
+"""
+_HOSTS = """
+select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found from hosts
+where run = ? order by pool = '', pool, wave, rowid
+"""
+_LAG = 1.0  # seconds that `step` may be behind
+
+
+def this_process() -> str:
+    """HOST:PID@BEGAN: BEGAN tells it from one that gets its number later, "" where the system does not tell."""
+    return f"{socket.gethostname()}:{os.getpid()}@{_began(os.getpid())}"
+
+
+def _began(pid: int) -> str:
+    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return ""
+    return stat.rpartition(")")[2].split()[19]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunRow:
+    """A run: `status` is running, done, stopped (a budget), failed or interrupted; `request` is what was asked for."""
+
+    name: str
+    verb: str
+    started: str
+    ended: str
+    status: str
+    request: Mapping[str, Any]
+    controller: str  # the process that ran it, as `this_process` names it
+
+    @property
+    def alive(self) -> bool:
+        """Whether the process that runs it is still there; of another host nobody can tell, so yes."""
+        host, _, process = self.controller.rpartition(":")
+        pid, _, began = process.partition("@")
+        if self.status != "running" or host != socket.gethostname():
+            return self.status == "running"
+        try:
+            os.kill(int(pid), 0)
+        except ProcessLookupError:
+            return False
+        except PermissionError:
+            pass
+        return began == _began(int(pid))  # the number may be another process's by now
+
+    @property
+    def outcome(self) -> str:
+        """What became of it; one whose process is gone without a last word was killed."""
+        return self.status if self.status != "running" or self.alive else "killed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostRow:
+    """A host in a run; `plan` is the hash of what was to be done (its class), `log` a path.
+
+    A host that nothing was to be done on has no pool; `found` is the state that it was last seen in.
+    """
+
+    run: str
+    host: str
+    pool: str
+    wave: int
+    plan: str
+    state: RunState
+    exit: int | None = None
+    step: str = ""
+    message: str = ""
+    started: str = ""
+    ended: str = ""
+    log: str = ""
+    found: str = ""  # a key of `Runs.state`
+
+
+class Runs:
+    """The journal of this controller.  Safe for threads of one process, and for processes beside each other."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.path = path or state_dir() / "runs.sqlite"
+        self._lock = threading.Lock()
+        self._steps: dict[tuple[str, str], str] = {}
+        self._flushed = time.monotonic()
+        self.path.touch(mode=0o600)
+        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db.execute("pragma journal_mode = wal")
+        self._db.execute("pragma synchronous = full")
+        found = self._db.execute("pragma user_version").fetchone()[0]
+        if found > VERSION:
+            raise InputError(
+                f"{self.path} has format {found}, this gpunode knows {VERSION}",
+                fix="use the gpunode that wrote it, or move the file away",
+            )
+        self._db.executescript(_TABLES)
+        if found == 1:
+            self._db.execute("alter table hosts add column found text not null default ''")
+        if found != VERSION:
+            self._db.execute(f"pragma user_version = {VERSION}")
+
+    def begin(
+        self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
+    ) -> None:
+        """A new run with its hosts, all or nothing."""
+        with self._changes() as db:
+            text = json.dumps(request, default=str)
+            db.execute(
+                "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
+            )
+            db.executemany(
+                "insert into hosts (run, host, pool, wave, plan, state, exit, message, found) "
+                "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found) for h in hosts],
+            )
+
+    def keep(self, found: Mapping[str, NodeFacts]) -> None:
+        """Write down states of hosts, by the hashes of their facts, those that are not known yet."""
+        known = {row[0] for row in self._db.execute("select hash from states")}
+        new = [(key, json.dumps(state_of(facts))) for key, facts in found.items() if key not in known]
+        with self._changes() as db:
+            db.executemany("insert or ignore into states values (?, ?)", new)
+
+    def state(self, key: str) -> dict[str, Any]:
+        """A state that `keep` wrote down; {} for none."""
+        row = self._db.execute("select state from states where hash = ?", (key,)).fetchone()
+        return dict(json.loads(row[0])) if row else {}
+
+    def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
+        """Those of `hosts` that a run of this controller has in work now, with that run."""
+        found: dict[str, RunRow] = {}
+        for run in self.latest():
+            if run.alive:
+                busy = {row.host for row in self.hosts(run.name) if row.state in ("waiting", "running")}
+                found |= dict.fromkeys(busy & set(hosts), run)
+        return found
+
+    def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
+        """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
+        rows = self._db.execute("select host, state, run, max(rowid) from hosts where pool != '' group by host")
+        begun = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
+        return {host: begun[host] for host in hosts if host in begun}
+
+    def started(self, run: str, hosts: Iterable[str], log: str) -> None:
+        with self._changes() as db:
+            db.executemany(
+                "update hosts set state = 'running', started = ?, log = ? where run = ? and host = ?",
+                [(_now(), log, run, host) for host in hosts],
+            )
+
+    def ended(self, run: str, results: Iterable[HostResult], found: Mapping[str, str] | None = None) -> None:
+        """What came of hosts: done, or failed where the result has an exit code; `found`: in which state they are."""
+        ends = list(results)
+        states = found or {}
+        with self._changes() as db:
+            for result in ends:
+                self._steps.pop((run, result.host), None)
+            db.executemany(
+                "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
+                [("failed" if r.exit else "done", int(r.exit), r.message, _now(), run, r.host) for r in ends],
+            )
+            db.executemany(
+                "update hosts set found = ? where run = ? and host = ?",
+                [(states[r.host], run, r.host) for r in ends if r.host in states],
+            )
+
+    def step(self, run: str, host: str, text: str) -> None:
+        """What a host is doing; written with the next change, or after a second."""
+        with self._lock:
+            self._steps[run, host] = text
+            late = time.monotonic() - self._flushed > _LAG
+        if late:
+            with self._changes():
+                pass
+
+    def finish(self, run: str, status: str) -> None:
+        with self._changes() as db:
+            db.execute("update runs set status = ?, ended = ? where name = ?", (status, _now(), run))
+
+    def latest(self, limit: int = 50) -> list[RunRow]:
+        """The newest runs first."""
+        rows = self._db.execute("select * from runs order by rowid desc limit ?", (limit,))
+        return [_run(row) for row in rows]
+
+    def get(self, name: str) -> RunRow:
+        """A run by its name, by the beginning of one, or "last".  Raises InputError."""
+        found = self.latest(1) if name == "last" else []
+        if not found and name != "last":
+            rows = self._db.execute("select * from runs where substr(name, 1, ?) = ?", (len(name), name)).fetchall()
+            found = [_run(row) for row in rows]
+        if len(found) != 1:
+            known = ", ".join(run.name for run in self.latest(3)) or "there is none yet"
+            raise InputError(
+                f"run {name!r}: {'several begin so' if found else 'not known'}",
+                expected=f"a run of this controller ({known} …), or last",
+                fix="gpunode runs list",
+            )
+        return found[0]
+
+    def hosts(self, run: str) -> list[HostRow]:
+        """The hosts of a run, in the order in which they were to be done."""
+        rows = self._db.execute(_HOSTS, (run,))
+        return [_host(row) for row in rows]
+
+    def close(self) -> None:
+        with self._changes():
+            pass
+        self._db.close()
+
+    @contextmanager
+    def _changes(self) -> Iterator[sqlite3.Connection]:
+        """One transaction, with the steps that were not written yet."""
+        with self._lock:
+            self._db.execute("begin immediate")
+            try:
+                self._db.executemany(
+                    "update hosts set step = ? where run = ? and host = ?",
+                    [(text, run, host) for (run, host), text in self._steps.items()],
+                )
+                yield self._db
+            except BaseException:
+                self._db.execute("rollback")
+                raise
+            self._db.execute("commit")
+            self._steps.clear()
+            self._flushed = time.monotonic()
+
+
+def _run(row: tuple[Any, ...]) -> RunRow:
+    name, verb, started, ended, status, request, controller = row
+    return RunRow(
+        name=name,
+        verb=verb,
+        started=started,
+        ended=ended or "",
+        status=status,
+        request=json.loads(request),
+        controller=controller,
+    )
+
+
+def _host(row: tuple[Any, ...]) -> HostRow:
+    run, host, pool, wave, plan, state, code, step, message, started, ended, log, found = row
+    return HostRow(
+        run=run,
+        host=host,
+        pool=pool,
+        wave=wave,
+        plan=plan,
+        state=state,
+        exit=code,
+        step=step,
+        message=message,
+        started=started or "",
+        ended=ended or "",
+        log=log,
+        found=found,
+    )
+
+
+def _now() -> str:
+    return f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"

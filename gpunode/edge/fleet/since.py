@@ -1,0 +1,62 @@
+"""verify of what changed since a run: every host is probed once, only those that are other than then use their GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from gpunode.core.model import Check, HostResult
+from gpunode.core.plan.since import since_checks, state_of
+from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.fleet.runs import HostRow, Runs
+from gpunode.edge.fleet.workflow import verify_found
+from gpunode.edge.planner import Planner
+
+
+def verify_since(
+    where: Where,
+    planner: Planner,
+    runs: Runs,
+    run: str,
+    *,
+    smoke: bool = True,
+    on_done: Callable[[Detected], None] = lambda d: None,
+) -> list[HostResult]:
+    """`verify`, with what is other than `run` left it as warnings; `extra` has `since` and `same`.
+
+    A host that is as it was left there costs its probe alone.
+    """
+    rows = {row.host: row for row in runs.hosts(run)}
+    found = detect(where, on_done=on_done)
+    told = {one.host: _told(one, rows.get(one.host), runs, run) for one in found}
+    quiet = [one for one in found if not one.error and not told[one.host]]
+    other = [one for one in found if one not in quiet]
+    ends = [*verify_found(quiet, where, planner, smoke=False), *verify_found(other, where, planner, smoke=smoke)]
+    results = {end.host: _with(end, told[end.host], run) for end in ends}
+    return [results[one.host] for one in found]
+
+
+def _told(found: Detected, row: HostRow | None, runs: Runs, run: str) -> list[Check]:
+    """How a host is other than the run left it; [] for a host that is as it was."""
+    if row is None:
+        return [_warning(f"this host was not in run {run}")]
+    if row.state != "done":
+        return [_warning(f"run {run} did not bring it to an end: {row.message or row.state}")]
+    if found.facts is None:
+        return []
+    before = runs.state(row.found)
+    if not before:
+        return [_warning(f"run {run} did not write down what it was like")]
+    return since_checks(before, state_of(found.facts), run)
+
+
+def _warning(text: str) -> Check:
+    return Check(id="since.run", status="warning", message=text)
+
+
+def _with(result: HostResult, told: list[Check], run: str) -> HostResult:
+    same = not told and not result.exit
+    message = f"as run {run} left it" if same else result.message
+    return replace(
+        result, message=message, checks=(*told, *result.checks), extra={**result.extra, "since": run, "same": same}
+    )

@@ -1,0 +1,120 @@
+"""uninstall and rollback over hosts: the role gpunode.node.undo by Ansible, which reads each node's journal."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.model import HostResult
+from gpunode.core.plan.playbook import HEADER, dump
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.undo.journal import Run, parse_recall, standing
+from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
+from gpunode.edge.detect import Detected, Where, find_hosts
+from gpunode.edge.fleet.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+from gpunode.edge.ssh.many import Ran, run_many
+from gpunode.edge.state import new_run, write_private
+from gpunode.node import script
+
+GROUP = "gpunode_undo"
+
+
+def undo(
+    where: Where,
+    what: dict[str, Any],
+    *,
+    check: bool = False,
+    diff: bool = False,
+    arguments: Sequence[str] = (),
+    on_event: Callable[[Event], None] = lambda event: None,
+) -> list[HostResult]:
+    """Take back on each host what `what` says (core/undo/requests.py); with `check`, say what that would be.
+
+    `changed` are the sentences, `extra["notes"]` what stays as it is, `extra["diffs"]` those of files where `diff` asks
+    for them; exit 3 where a check found something to do.
+    """
+    hosts = find_hosts(where)
+    folder = new_run()
+    sources = inventory_sources(where)
+    said: dict[str, str] = {}
+
+    def note(event: Event) -> None:
+        if event.role == "undo" and event.message:
+            said[event.host] = event.message
+        on_event(event)
+
+    write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
+    write_private(folder / PLAYBOOK, dump([_play(what)], HEADER))
+    runs = run_playbook(
+        folder,
+        PLAYBOOK,
+        inventory=[*sources, str((folder / INVENTORY).resolve())],
+        forks=where.forks,
+        check=check,
+        diff=diff,
+        arguments=ansible_arguments(where, arguments, run=folder.name),
+        become_password=where.become_password,
+        on_event=note,
+    )
+    never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
+    return [_result(h.host, runs.get(h.host, never), said.get(h.host, ""), folder.name, check=check) for h in hosts]
+
+
+def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
+    """The runs that stand on each host, oldest first, or why they cannot be read."""
+    hosts = find_hosts(where)
+    targets = [host.target for host in hosts if host.target]
+    ran = run_many(
+        targets,
+        program(script("read_journal.sh"), {"brief": b"1\n"}),
+        forks=where.forks,
+        connect_timeout=where.connect_timeout,
+        timeout=where.timeout,
+        accept_new=where.accept_new_host_keys,
+    )
+    found: list[tuple[Detected, list[Run] | GpunodeError]] = []
+    for host, one in zip(hosts, ran, strict=True):
+        try:
+            found.append((host, _standing(host.host, one)))
+        except GpunodeError as error:
+            found.append((host, error))
+    return found
+
+
+def _standing(host: str, ran: Ran) -> list[Run]:
+    outcome = parse_outcome(ran.stdout, ran.rc)
+    if ran.error:
+        raise ran.error
+    if outcome.status != "unchanged":
+        raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
+    try:
+        return standing(parse_recall(ran.stdout).records)
+    except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
+        raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
+
+
+def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:
+    values = {host.host: connection_vars(host) if own else {} for host in hosts}
+    return {"all": {"hosts": values, "children": {GROUP: {"hosts": {host.host: {} for host in hosts}}}}}
+
+
+def _play(what: dict[str, Any]) -> dict[str, Any]:
+    role = {"role": "gpunode.node.undo", "vars": {"undo_what": what}}
+    return {"name": f"gpunode {what['verb']}", "hosts": GROUP, "gather_facts": False, "roles": [role]}
+
+
+def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> HostResult:
+    result = HostResult(
+        host=host,
+        exit=run.exit,
+        message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
+        changed=tuple(run.changed),
+        extra={"notes": run.notes, "diffs": run.diffs, "run": name},
+    )
+    if run.exit:
+        return result
+    if check and run.changed:
+        return replace(result, exit=Exit.PENDING, message=f"would take back {len(run.changed)} things")
+    return replace(result, message=said)

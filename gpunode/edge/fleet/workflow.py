@@ -1,0 +1,285 @@
+"""detect → plan → verify, over hosts; provision is edge/fleet/provision.py.  The command line is a skin over these functions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.checks.health import health_checks
+from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.items.image import prepares
+from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
+from gpunode.core.report.text import PLAN_FORMAT, plan_exit
+from gpunode.edge.ansible.runner import HostRun, run_playbook
+from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.state import controller_name, new_run, write_private
+
+SMOKE_SECONDS = 600  # several containers, one after the other
+PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
+ANSIBLE_CFG = """\
+# written by gpunode
+[defaults]
+inventory = {inventory}
+host_key_checking = True
+retry_files_enabled = False
+forks = 50
+# Ansible's own is 0.001: a process that waits for a package manager would keep a sixth of a core busy
+internal_poll_interval = 0.01
+[connection]
+pipelining = True
+[ssh_connection]
+# without the last two a node behind a network that drops packets is waited for without end
+ssh_args = -o ControlMaster=auto -o ControlPersist=10m -o ServerAliveInterval=20 -o ServerAliveCountMax=6
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostPlan:
+    """One host on its way through a run: what was found, what is planned, or the error that stopped it."""
+
+    detected: Detected
+    planned: Planned | None = None
+    error: GpunodeError | None = None
+
+    @property
+    def host(self) -> str:
+        return self.detected.host
+
+    @property
+    def plan(self) -> Plan | None:
+        return self.planned.plan if self.planned else None
+
+    @property
+    def exit(self) -> Exit:
+        if self.error:
+            return Exit(self.error.exit)
+        return plan_exit(self.planned.plan) if self.planned else Exit.FAILED
+
+
+def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] = lambda d: None) -> list[HostPlan]:
+    """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
+    return [plan_one(found, planner) for found in detect(where, on_done=on_done)]
+
+
+def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: Planner) -> None:
+    """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook.
+
+    plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml.
+    """
+    import json
+
+    from gpunode.edge.report_data import FOUND, found_text, plans_data
+
+    folder.mkdir(parents=True, mode=0o700, exist_ok=True)
+    plans = [h.planned.plan for h in hosts if h.planned]
+    sources = inventory_sources(where)
+    connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
+    data = {
+        "format": PLAN_FORMAT,
+        "inventory": sources,
+        "hosts": plans_data([h for h in hosts if h.planned], planner, found=False),
+        "errors": plans_data([h for h in hosts if not h.planned], planner),
+        "spec": planner.spec_data,
+    }
+    write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
+    write_private(folder / FOUND, found_text(hosts, planner))
+    write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
+    write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
+    write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))
+
+
+def inventory_sources(where: Where) -> list[str]:
+    """The user's own inventories, as paths that hold from any folder (a host list `a,b,` stays as it is)."""
+    return [s if s.endswith(",") else str(Path(s).resolve()) for s in where.inventory]
+
+
+def connection_vars(found: Detected) -> dict[str, Any]:
+    """Ansible's variables for a host that was named on the command line; never a password."""
+    from gpunode.edge.ansible.inventory import inventory_vars
+
+    if found.target is None:
+        return {}
+    return {k: v for k, v in inventory_vars(found.target).items() if not k.endswith("password")}
+
+
+def verify(
+    where: Where, planner: Planner, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
+) -> list[HostResult]:
+    """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False."""
+    return verify_found(detect(where, on_done=on_done), where, planner, smoke=smoke)
+
+
+def verify_found(found: Sequence[Detected], where: Where, planner: Planner, *, smoke: bool = True) -> list[HostResult]:
+    """`verify` of hosts that have just been probed."""
+    hosts = [plan_one(one, planner) for one in found]
+    smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
+    return [_verified(h, planner, smoked.get(h.host, ()), smoke=smoke) for h in hosts]
+
+
+def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[str]:
+    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds."""
+    now = {h.host: h for h in hosts}
+    stale = []
+    for old in recorded["hosts"]:
+        new = now.get(old["host"])
+        if new is None or new.planned is None:
+            stale.append(f"{old['host']}: could not be probed: {new.error if new else 'not in the inventory any more'}")
+            continue
+        files = new.planned.plan.files
+        moved = sorted(p for p in {*old["files"], *files} if old["files"].get(p) != files.get(p))
+        if moved:
+            stale.append(f"{old['host']}: changed since the plan was made: {', '.join(moved)}")
+        elif old["facts_hash"] != new.planned.plan.facts_hash:
+            stale.append(f"{old['host']}: packages, kernels, GPUs or services are not what the plan rests on")
+    return stale
+
+
+def plan_one(found: Detected, planner: Planner) -> HostPlan:
+    """What one probe says is to be done on its host."""
+    if found.error or found.facts is None:
+        return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
+    try:
+        return HostPlan(detected=found, planned=planner.plan(found.host, found.facts, found.spec))
+    except GpunodeError as error:
+        return HostPlan(detected=found, error=error)
+
+
+def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "") -> list[str]:
+    """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have."""
+    vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
+    become = ["--become"] if where.become and where.inventory else []
+    names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
+    names |= {"gpunode_break_lock": "1"} if run and where.break_lock else {}
+    return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
+
+
+def _can_smoke(host: HostPlan) -> bool:
+    """Not of a machine that is prepared without its GPU: what can be proven there, the first boot proves."""
+    if host.planned is None or host.planned.plan.problems:
+        return False
+    facts, spec = host.planned.facts, host.planned.spec
+    return bool(facts.gpus) and (spec.image.load or bool(facts.driver.loaded))
+
+
+def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+    """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    from gpunode.core.remote import program
+    from gpunode.edge.ssh.many import NotServed, run_many
+    from gpunode.node import script
+
+    text = script("smoke.sh")
+
+    def one(host: HostPlan) -> tuple[Check, ...] | None:
+        assert host.planned and host.detected.target
+        if host.detected.target.connection not in ("ssh", "local"):
+            return None
+        [ran] = run_many(
+            [host.detected.target],
+            program(text, smoke_files(planner.smoke(host.planned))),
+            connect_timeout=where.connect_timeout,
+            timeout=SMOKE_SECONDS,
+            accept_new=where.accept_new_host_keys,
+        )
+        if isinstance(ran.error, NotServed):
+            return None
+        if ran.error:
+            return (Check(id="smoke.ran", status="failed", message=str(ran.error)),)
+        return parse_checks(ran.stdout, ran.rc)
+
+    if not hosts:
+        return {}
+    with ThreadPoolExecutor(min(where.forks, len(hosts))) as pool:
+        found = dict(zip((h.host for h in hosts), pool.map(one, hosts), strict=True))
+    left = [h for h in hosts if found[h.host] is None]
+    return {h: c for h, c in found.items() if c is not None} | _smoke_by_ansible(left, where, planner)
+
+
+def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+    """The same by the role gpunode.node.verify, over whatever connection Ansible has for the hosts."""
+    if not hosts:
+        return {}
+    folder = new_run()
+    sources = inventory_sources(where)
+    values = {
+        h.host: ({} if sources else connection_vars(h.detected)) | {"verify_smoke": planner.smoke(h.planned)}
+        for h in hosts
+        if h.planned
+    }
+    group: dict[str, Any] = {"hosts": {name: {} for name in values}}
+    play = {"name": "Verify", "hosts": "gpunode_verify", "gather_facts": False, "roles": ["gpunode.node.verify"]}
+    write_private(folder / INVENTORY, dump({"all": {"hosts": values, "children": {"gpunode_verify": group}}}))
+    write_private(folder / PLAYBOOK, dump([play]))
+    runs = run_playbook(
+        folder,
+        PLAYBOOK,
+        inventory=[*sources, str(folder / INVENTORY)],
+        forks=where.forks,
+        arguments=ansible_arguments(where),
+        become_password=where.become_password,
+    )
+    never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
+    return {name: _checks_of(runs.get(name, never)) for name in values}
+
+
+def _checks_of(run: HostRun) -> tuple[Check, ...]:
+    checks = tuple(Check(**c) for c in run.checks)
+    if run.exit and not any(c.status == "failed" for c in checks):
+        return (*checks, Check(id="smoke.ran", status="failed", message=run.message, fix=run.fix))
+    return checks
+
+
+def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smoke: bool) -> HostResult:
+    if host.error or host.planned is None:
+        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+    problems = host.planned.plan.problems
+    checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
+    if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
+        left = planner.pending(host.planned)
+        checks += [
+            Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")
+            for k, text in left.items()
+        ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
+    wanted = host.planned.spec.driver.branch != "none"
+    checks += health_checks(host.planned.facts, planner.knowledge.revoked_keys(), driver=wanted)
+    checks += smoked
+    return HostResult(host=host.host, exit=_verify_exit(checks), message=_verify_message(checks), checks=tuple(checks))
+
+
+def _verify_exit(checks: Sequence[Check]) -> Exit:
+    failed = {c.id for c in checks if c.status == "failed"}
+    if "plan.problem" in failed:
+        return Exit.REFUSED
+    if any(not f.startswith("plan.") for f in failed):
+        return Exit.FAILED
+    return Exit.PENDING if failed else Exit.OK
+
+
+def _verify_message(checks: Sequence[Check]) -> str:
+    counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven")}
+    return ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "nothing to check"
+
+
+def load_plan(folder: Path) -> dict[str, Any]:
+    """plan.json of a folder that `gpunode plan -o` wrote."""
+    import json
+
+    try:
+        data = json.loads((folder / PLAN).read_text(encoding="utf-8"))
+        if data["format"] != PLAN_FORMAT:
+            raise InputError(
+                f"{folder / PLAN}: format {data['format']!r}", expected=str(PLAN_FORMAT), fix="make the plan again"
+            )
+        return dict(data)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"{folder}: no plan can be read: {said}",
+            expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
+        ) from error

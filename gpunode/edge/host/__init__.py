@@ -1,0 +1,1 @@
+"""Files and GPUs of this machine, or of an image's tree."""

@@ -1,0 +1,45 @@
+"""The CDI specification of this machine's GPUs, for an engine that goes by it: made by nvidia-ctk, and looked at."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from gpunode.core.cdi import stale
+from gpunode.core.facts import parse_probe
+from gpunode.core.items.requests.cdi import cdi_request
+from gpunode.core.model import Outcome
+from gpunode.core.remote import parse_outcome, program
+from gpunode.core.validation import as_lines
+from gpunode.edge.host.runtimes import Options
+from gpunode.edge.planner import load_templates
+from gpunode.edge.ssh.shell import local_run
+from gpunode.node import script
+
+SECTIONS = ("system", "driver", "nvidia_smi", "cdi", "files")
+
+
+def misfits(options: Options) -> tuple[str, ...]:
+    """Why the specification does not fit this machine; () where it does, or the engine is not one that goes by it."""
+    if not _counts(options):
+        return ()
+    request = {"sections": as_lines(SECTIONS)}
+    _, stdout, _ = local_run(program(script("probe.sh"), request))
+    return stale(parse_probe(stdout))
+
+
+def with_specification(options: Options, outcome: Outcome | None, *, check: bool) -> Outcome | None:
+    """The outcome of an edit, and of the specification made after it; `check` changes nothing."""
+    if not _counts(options) or outcome is None or outcome.status not in ("unchanged", "changed"):
+        return outcome
+    templates = load_templates()
+    units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
+    rc, stdout, _ = local_run(program(script("cdi.sh"), cdi_request(units, check=check)), timeout=300)
+    made = parse_outcome(stdout, rc)
+    status = outcome.status if made.status == "unchanged" else made.status
+    message = made.message if outcome.status == "unchanged" else f"{outcome.message}; {made.message}"
+    both = replace(made, status=status, message=message, changed=(*outcome.changed, *made.changed))
+    return replace(both, notes=(*outcome.notes, *made.notes), log="\n".join(filter(None, (outcome.log, made.log))))
+
+
+def _counts(options: Options) -> bool:
+    return options.runtime == "podman" and options.here

@@ -1,0 +1,141 @@
+"""The files of a Kubernetes component, on this machine or in an image's tree: looked at, edited, and edited back."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+from gpunode.core.edits import Activation
+from gpunode.core.edits.commit import TRIES, runtime_request
+from gpunode.core.edits.component import Component
+from gpunode.core.model import Edit, Outcome, Undo
+from gpunode.edge.host import transaction
+from gpunode.edge.host.tree import Found, Tree
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """A component and the tree it lies in.  `wait` False leaves the program running with what it has."""
+
+    component: Component
+    root: Path = Path("/")
+    wait: bool = True
+
+    @property
+    def here(self) -> bool:
+        return self.root == Path("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """The component's files as they were read; None for one that is not there."""
+
+    host: Host
+    seen: Mapping[str, Found | None] = field(default_factory=dict)
+
+    @property
+    def texts(self) -> dict[str, bytes]:
+        """The files that are there."""
+        return {path: found.data for path, found in self.seen.items() if found}
+
+
+def read(root: Path, paths: Iterable[str]) -> dict[str, bytes]:
+    """Those of the files that are there.  Raises InputError for what is there and is no file."""
+    found = {path: Tree(root).read(path) for path in paths}
+    return {path: file.data for path, file in found.items() if file}
+
+
+def look(host: Host) -> Subject:
+    """Read what an edit needs to be given.  Raises InputError, RefusedError."""
+    tree, seen = Tree(host.root), dict[str, Found | None]()
+    while True:
+        subject = Subject(host=host, seen=seen)
+        wanted = host.component.files(subject.texts)
+        fresh = {path for pattern in wanted for path in tree.matching(pattern)} - set(seen)
+        if not fresh:
+            return subject
+        seen = seen | {path: tree.read(path) for path in sorted(fresh)}
+
+
+def edit(subject: Subject) -> Edit:
+    """What configure changes."""
+    return subject.host.component.configure(subject.texts)
+
+
+def after(subject: Subject, edit: Edit) -> Activation:
+    """How the program takes the edit up: not at all in another tree."""
+    component, host = subject.host.component, subject.host
+    if host.here and host.wait and edit.changes:
+        return component.activation(subject.texts, edit)
+    return Activation(unit="", verb="", config=str(Tree(host.root).place(component.root)))
+
+
+def configure(host: Host, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Edit, write, and wait for health; no outcome where the edit has problems.  `check` changes nothing."""
+    return _commit(host, lambda subject: (edit(subject), ()), keep=True, check=check)
+
+
+def unconfigure(host: Host, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Take back what configure did, by the records it left in the journal, newest first."""
+    return _commit(host, _unconfigured, keep=False, check=check)
+
+
+def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
+    host = subject.host
+    kept = transaction.records(transaction.state_folder(host.root), host.component.label)
+    texts = _with_recorded(subject, kept.values())
+    return host.component.unconfigure(texts, tuple(kept.values())), tuple(kept)
+
+
+def _with_recorded(subject: Subject, kept: Iterable[Mapping[str, Undo]]) -> dict[str, bytes]:
+    """The files, with those that an edit wrote and that nothing names any more."""
+    return subject.texts | read(subject.host.root, {path for one in kept for path in one} - set(subject.seen))
+
+
+def _commit(
+    host: Host, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], *, keep: bool, check: bool
+) -> tuple[Subject, Edit, Outcome | None]:
+    """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
+    for left in reversed(range(TRIES)):
+        subject = look(host)
+        made, used = make(subject)
+        if made.problems:
+            return subject, made, None
+        outcome = transaction.run("commit.sh", _request(subject, made, used, keep=keep, check=check))
+        if not left or not outcome.stale:
+            break
+    return subject, made, outcome
+
+
+def _request(subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool) -> dict[str, bytes]:
+    """One transaction: every file that was read, or was not there, is compared."""
+    host, tree = subject.host, Tree(subject.host.root)
+    seen = {**dict.fromkeys(edit.changes), **subject.seen}
+    seen |= {path: tree.read(path) for path in edit.changes if path not in subject.seen}
+
+    request = runtime_request(
+        edit,
+        {path: (one.sha256, one.mode) if one else ("", 0) for path, one in seen.items()},
+        replace(after(subject, edit), config=transaction.placed(host.root, host.component.root)),
+        label=host.component.label if keep else "",
+        used=used,
+        place=partial(transaction.placed, host.root),
+        settle=host.component.settle,
+        check=check,
+    )
+    return request | transaction.journal_request(host.root, edit)
+
+
+def kubelet_version() -> str:
+    """What this machine's kubelet says of itself, such as v1.34.2; "" where there is none."""
+    if not (program := shutil.which("kubelet")):
+        return ""
+    try:
+        said = subprocess.run([program, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return said.split()[-1] if said.startswith("Kubernetes v") else ""

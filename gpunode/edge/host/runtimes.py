@@ -1,0 +1,227 @@
+"""The configuration of one engine, on this machine or in an image's tree: looked at, edited, and edited back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Literal
+
+from gpunode.core.edits import (
+    SECTIONS,
+    Activation,
+    RuntimeRequest,
+    RuntimeState,
+    activation,
+    configure_runtime,
+    request_of,
+    runtime_files,
+    runtime_state,
+    unconfigure_runtime,
+)
+from gpunode.core.edits.commit import TRIES, runtime_request, undo_label
+from gpunode.core.facts.kubelet import wanted_driver
+from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
+from gpunode.core.remote import program
+from gpunode.core.validation import as_lines
+from gpunode.edge.host import transaction
+from gpunode.edge.host.transaction import run
+from gpunode.edge.host.tree import Found, Tree
+from gpunode.edge.ssh.shell import local_run
+from gpunode.node import script
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asks of one engine.  None and "" leave the choice to what is found."""
+
+    runtime: RuntimeName
+    distribution: Distribution | None = None
+    config: str = ""
+    drop_in: str | None = None  # "": no drop-in, edit the config itself
+    name: str = "nvidia"
+    path: str = "/usr/bin/nvidia-container-runtime"
+    default_runtime: Literal["nvidia", "runc", "keep"] = "keep"
+    cdi: bool | None = None
+    cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = "auto"
+    version: str = ""
+    enable_cri: bool = False
+    root: Path = Path("/")
+    restart: bool = True
+
+    @property
+    def here(self) -> bool:
+        return self.root == Path("/")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """An engine as it was found: what will be asked of the edit, and the files that matter."""
+
+    options: Options
+    request: RuntimeRequest
+    facts: NodeFacts = field(default_factory=NodeFacts)
+    runtime: Runtime | None = None  # None: not asked, or not installed here
+    seen: Mapping[str, Found | None] = field(default_factory=dict)  # the files by path, None for one that is not there
+
+    @property
+    def texts(self) -> dict[str, bytes]:
+        """The files that are there."""
+        return {path: found.data for path, found in self.seen.items() if found}
+
+    @property
+    def state(self) -> RuntimeState:
+        return runtime_state(self.texts, self.request)
+
+
+def installed(root: Path = Path("/")) -> list[Runtime]:
+    """The engines of this machine; of another tree nothing is known."""
+    return list(_facts().runtimes) if root == Path("/") else []
+
+
+def look(options: Options) -> Subject:
+    """Read all that an edit needs.  Raises InputError for files that are there and cannot be read."""
+    ask = options.here and not (options.config and options.version and not options.restart)
+    facts = _facts() if ask else NodeFacts()
+    mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
+    runtime = next(mine, None)  # the kubelet's stands first of two
+    request = _request(options, facts, runtime)
+    tree, seen = Tree(options.root), dict[str, Found | None]()
+    while True:
+        subject = Subject(options=options, request=request, facts=facts, runtime=runtime, seen=seen)
+        wanted = runtime_files(subject.texts, request)
+        fresh = {path for pattern in wanted for path in tree.matching(pattern)} - set(seen)
+        if not fresh:
+            return subject
+        seen |= {path: tree.read(path) for path in sorted(fresh)}
+
+
+def _facts() -> NodeFacts:
+    from gpunode.core.facts import parse_probe
+
+    request = {"sections": as_lines(SECTIONS)}
+    _, stdout, _ = local_run(program(script("probe.sh"), request))
+    return parse_probe(stdout)
+
+
+def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> RuntimeRequest:
+    driver = wanted_driver(facts, runtime) if options.cgroup_driver == "auto" else options.cgroup_driver
+    wish = RuntimeWish(
+        runtime=options.runtime,
+        default_runtime=options.default_runtime,
+        cdi=options.cdi,
+        cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
+        nvidia_runtime_path=options.path,
+    )
+    request = request_of(runtime or Runtime(name=options.runtime), wish)
+    changes: dict[str, object] = {"name": options.name, "enable_cri": options.enable_cri}
+    if options.distribution is not None:
+        changes["distribution"] = options.distribution
+    if options.drop_in is not None:
+        changes |= {"drop_in": options.drop_in, "in_place": not options.drop_in}
+    if options.config and options.config != request.config:
+        changes |= {"config": options.config, "flags": ()}  # not the file that the daemon's arguments are about
+    version = options.version or request.version or _packaged(options)
+    return replace(request, version=version, **changes)  # type: ignore[arg-type]
+
+
+def _packaged(options: Options) -> str:
+    """The engine's version by dpkg's database in another tree, "" when it is not there."""
+    database = Tree(options.root).place("/var/lib/dpkg/status")
+    if options.here or not database.is_file():
+        return ""
+    for stanza in database.read_text(encoding="utf-8", errors="replace").split("\n\n"):
+        fields = dict(re.findall(r"^(Package|Version|Status): *(.*)$", stanza, re.MULTILINE))
+        if fields.get("Package") in _PACKAGES.get(options.runtime, ()) and "installed" in fields.get("Status", ""):
+            return str(fields.get("Version", "")).rpartition(":")[2]
+    return ""
+
+
+_PACKAGES: Mapping[str, tuple[str, ...]] = {
+    "containerd": ("containerd", "containerd.io"),
+    "docker": ("docker.io", "docker-ce", "moby-engine"),
+    "crio": ("cri-o",),
+    "podman": ("podman",),
+}
+
+
+# ---------------------------------------------------------------- editing
+
+
+def edit(subject: Subject) -> Edit:
+    """What configure changes; in another tree nothing runs that could have to start again."""
+    made = configure_runtime(subject.texts, subject.request)
+    return replace(made, restart=made.restart and subject.options.here)
+
+
+def after(subject: Subject, edit: Edit) -> Activation:
+    """How the engine takes the edit up: not at all where it is not here, or reads other files."""
+    options, request = subject.options, subject.request
+    runtime = subject.runtime or Runtime(name=request.runtime, distribution=request.distribution)
+    facts = replace(subject.facts, runtimes=(runtime,))
+    found = activation(facts, RuntimeWish(runtime=request.runtime), edit)
+    config = request.config or found.config
+    known = options.here and subject.runtime is not None and found.config == config
+    if known and options.restart:
+        return found
+    validate = found.validate if known and not options.version else ()
+    return Activation(unit="", verb="", config=str(Tree(options.root).place(config)), validate=validate)
+
+
+def configure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Let the engine know the nvidia runtime; no outcome where the edit has problems.  `check` changes nothing."""
+    return _commit(options, lambda subject: (edit(subject), ()), keep=True, check=check)
+
+
+def unconfigure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
+    """Take back what configure did, by the records it left in the journal, newest first."""
+    return _commit(options, _unconfigured, keep=False, check=check)
+
+
+def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
+    kept = records(subject)
+    return unconfigure_runtime(subject.texts, subject.request, tuple(kept.values())), tuple(kept)
+
+
+def _commit(
+    options: Options, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], *, keep: bool, check: bool
+) -> tuple[Subject, Edit, Outcome | None]:
+    """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
+    for left in reversed(range(TRIES)):
+        subject = look(options)
+        made, used = make(subject)
+        if made.problems:
+            return subject, made, None
+        unit = after(subject, made).unit if made.restart and not made.changes else ""
+        if unit:  # the files are right, and the engine was started before they were
+            return subject, made, run("activate.sh", activate_request({"restart": [unit]}, check=check))
+        outcome = run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
+        if not left or not outcome.stale:
+            break
+    return subject, made, outcome
+
+
+def _request_of_commit(
+    subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool
+) -> dict[str, bytes]:
+    """One transaction: every file that was read, or was not there, is compared."""
+    root, found = subject.options.root, after(subject, edit)
+    request = runtime_request(
+        edit,
+        {path: (one.sha256, one.mode) if one else ("", 0) for path, one in subject.seen.items()},
+        found,
+        label=undo_label(subject.request) if keep else "",
+        used=used,
+        handlers=(subject.request.name,) if keep and found.unit else (),
+        place=partial(transaction.placed, root),
+        check=check,
+    )
+    return request | transaction.journal_request(root, edit)
+
+
+def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
+    """What configure left in the journal for this engine's config, newest first: id → record."""
+    return transaction.records(transaction.state_folder(subject.options.root), undo_label(subject.request))

@@ -1,0 +1,106 @@
+"""Rendered files into a folder, charts through helm's own library, and pools from an inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.kube import Object, Release
+from gpunode.core.kube.render.files import HEADER
+from gpunode.core.spec import Spec, merge_spec, parse_spec
+
+
+def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[str, Spec]:
+    """Host → its spec; without an inventory one spec, under the name ""."""
+    if not inventory:
+        return {"": parse_spec(spec_data)}
+    from gpunode.edge.ansible.inventory import load_inventory
+
+    hosts = load_inventory(inventory, limit=limit)
+    return {h.name: parse_spec(merge_spec(spec_data, h.spec), where=f"gpunode_spec of {h.name}") for h in hosts}
+
+
+def write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write the files; those of an earlier run that are not among them go.  Gives back the paths that changed.
+
+    Raises RefusedError before anything is written when a file of that name is somebody else's.
+    """
+    ours = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file() and _is_ours(path)}
+    for name in files:
+        if (folder / name).exists() and name not in ours:
+            raise RefusedError(
+                f"{folder / name} exists, and gpunode did not write it",
+                expected="a file that gpunode kube render wrote, or none",
+                fix="move it away, or choose another folder",
+            )
+    changed = sorted(ours - set(files))
+    try:
+        for name in changed:
+            (folder / name).unlink()
+        for name, text in files.items():
+            path = folder / name
+            if path.exists() and path.read_text(encoding="utf-8") == text:
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+            path.chmod(0o755 if name.endswith(".sh") else 0o644)
+            changed.append(name)
+    except OSError as error:
+        raise InputError(f"cannot write {error.filename}: {error.strerror}", fix="choose another folder") from error
+    return changed
+
+
+def template(chart: Path, release: Release) -> list[Object]:
+    """The objects that the chart at this path (a folder or .tgz) makes of our values, by helm itself."""
+    import yaml
+
+    try:
+        from helm_python import Chart
+        from helm_python.errors import HelmError
+    except ImportError as error:
+        raise InputError(
+            f"helm's library is not installed: {error}",
+            fix="pip install 'gpunode[kubernetes]', or run helm template yourself",
+        ) from error
+    try:
+        with Chart.load(chart) as loaded:
+            texts = loaded.render(values=dict(release.values), name=release.name, namespace=release.namespace)
+    except HelmError as error:
+        raise RefusedError(
+            f"helm cannot render {chart} with our values: {error}",
+            expected=f"the chart {release.chart.name} {release.chart.version}",
+            fix="look whether it is that chart and version; one that asks what the cluster serves wants helm template "
+            f"--api-versions … -f {release.name}.yml",
+        ) from error
+    documents = (item for name, text in sorted(texts.items()) if _is_yaml(name) for item in yaml.safe_load_all(text))
+    return [item for item in documents if item]
+
+
+def chart_name(chart: Path) -> str:
+    """The name in the chart's Chart.yaml.  Raises InputError."""
+    try:
+        from helm_python import Chart
+        from helm_python.errors import HelmError
+    except ImportError as error:
+        raise InputError(
+            f"helm's library is not installed: {error}", fix="pip install 'gpunode[kubernetes]'"
+        ) from error
+    try:
+        with Chart.load(chart) as loaded:
+            return str(loaded.name)
+    except HelmError as error:
+        raise InputError(f"{chart} is no helm chart: {error}", expected="a folder or a .tgz archive") from error
+
+
+def _is_yaml(name: str) -> bool:
+    return name.endswith((".yaml", ".yml"))
+
+
+def _is_ours(path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return HEADER in (file.readline(), file.readline())
+    except (OSError, UnicodeDecodeError):
+        return False

@@ -1,0 +1,392 @@
+"""The API of a Kubernetes cluster: how it is asked, asked again, and what its refusals mean.
+
+Paths and plain data go in and come out; the connection comes from the package kubernetes (edge/kube/kubeconfig.py).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import quote, urlencode
+
+from gpunode.core.errors import Exit, GpunodeError, UnreachableError
+from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.owned import Key
+
+MANAGER = "gpunode"  # the field manager of everything that we apply
+CHUNK = 500  # objects of one answer to a list
+ATTEMPTS = 6
+MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
+WATCH = 60  # seconds after which a watch is begun anew
+AGAIN = frozenset({429, 500, 502, 503, 504})
+_CODE = {401: Exit.UNREACHABLE, 403: Exit.REFUSED, 422: Exit.REFUSED}
+Found = TypeVar("Found")
+
+
+class ApiError(GpunodeError):
+    """The API's refusal: HTTP `status`, `reason` (such as AlreadyExists), those of its `causes`, Retry-After (s)."""
+
+    def __init__(
+        self, what: str, *, status: int, reason: str, causes: tuple[str, ...], retry_after: float, fix: str
+    ) -> None:
+        super().__init__(what, fix=fix)
+        self.exit = _CODE.get(status, Exit.FAILED)
+        self.status = status
+        self.reason = reason
+        self.causes = causes
+        self.retry_after = retry_after
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resource:
+    """A kind as the server serves it."""
+
+    base: str  # /api/v1 or /apis/GROUP/VERSION
+    group: str
+    plural: str
+    namespaced: bool
+
+
+class Api:
+    """One cluster.  `server` is its URL, `context` the name of the kubeconfig's context ("" in a pod)."""
+
+    def __init__(
+        self,
+        client: Any,
+        *,
+        context: str = "",
+        timeout: float = 30,
+        headers: Sequence[tuple[str, str]] = (),
+        pause: Callable[[float], None] = time.sleep,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._client = client
+        self._timeout = timeout
+        self._headers = headers
+        self.pause = pause
+        self.clock = clock
+        self.context = context
+        self.server = str(client.configuration.host).rstrip("/")
+        self._served: dict[str, dict[str, Resource]] = {}
+
+    # ------------------------------------------------------------ asking
+
+    def request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Any = None,
+        content: str = "application/json",
+        attempts: int = ATTEMPTS,
+        again: frozenset[int] = AGAIN,
+        lost_update: bool = True,
+    ) -> Any:
+        """The answer's JSON.  Tries again what may pass: statuses of `again`, a lost update, a broken connection.
+
+        Every request that is sent here may be sent twice: applying, merging and deleting say how things shall be.
+        Raises ApiError and UnreachableError.
+        """
+        pause = 0.5
+        for attempt in range(1, attempts + 1):
+            try:
+                return self._once(method, path, query, body, content)
+            except (ApiError, UnreachableError) as error:
+                if attempt == attempts or not _may_pass(error, again, lost_update):
+                    raise
+                asked = getattr(error, "retry_after", 0.0)
+            self.pause(min(max(pause, asked), MAX_PAUSE))
+            pause *= 2
+        raise AssertionError("unreachable: the last attempt returns or raises")
+
+    def find(self, path: str) -> Object | None:
+        """The object at this path, None when there is none."""
+        try:
+            found: Object = self.request("GET", path)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        return found
+
+    def items(self, path: str, **query: str) -> list[Object]:
+        """All objects of a list, in chunks; from the start again when the server forgot where we were (410)."""
+        for _ in range(3):
+            found: list[Object] = []
+            more = ""
+            try:
+                while True:
+                    asked = {**query, "limit": str(CHUNK), **({"continue": more} if more else {})}
+                    answer = self.request("GET", path, query=asked)
+                    found += _typed(answer)
+                    more = answer.get("metadata", {}).get("continue") or ""
+                    if not more:
+                        return found
+            except ApiError as error:
+                if error.status != 410:
+                    raise
+        return _typed(self.request("GET", path, query=query))
+
+    def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str) -> Any:
+        import urllib3.exceptions
+
+        try:
+            with self._send(method, path, query, body, content, self._timeout) as answer:
+                text, status, headers = answer.data, answer.status, answer.headers
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error) from error
+        data = _json(text)
+        if status >= 400:
+            raise _refusal(method, path, status, data, text, headers)
+        if data is None:
+            raise UnreachableError(
+                f"{self.server} answers {method} {path} with {headers.get('Content-Type', 'no type')}, not JSON",
+                expected="the API server of a Kubernetes cluster",
+                fix="look at the server of the kubeconfig, and at proxies (NO_PROXY)",
+            )
+        return data
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str, timeout: float
+    ) -> Any:
+        import urllib3
+
+        headers = urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "gpunode"})
+        for name, value in self._headers:
+            headers.add(name, value)
+        for setting in self._client.configuration.auth_settings().values():
+            if setting and setting["in"] == "header" and setting["value"]:
+                headers[setting["key"]] = setting["value"]
+        if body is not None:
+            headers["Content-Type"] = content
+        return self._client.rest_client.pool_manager.request(
+            method,
+            f"{self.server}{path}" + (f"?{urlencode(query)}" if query else ""),
+            body=None if body is None else json.dumps(body),
+            headers=headers,
+            timeout=urllib3.Timeout(connect=min(timeout, 10), read=timeout),
+            retries=False,
+            preload_content=False,
+        )
+
+    def _unreachable(self, error: Exception) -> UnreachableError:
+        import urllib3.exceptions
+
+        where = f"{self.server}" + (f" (context {self.context})" if self.context else "")
+        if isinstance(error, urllib3.exceptions.SSLError):
+            return UnreachableError(
+                f"no trusted connection to {where}: {error}",
+                expected="a certificate that the kubeconfig's authority signed",
+                fix="look at certificate-authority-data and server of the kubeconfig",
+            )
+        if isinstance(error, urllib3.exceptions.ReadTimeoutError):
+            return UnreachableError(f"{where} did not answer in {self._timeout:g} s", fix="look at the API server")
+        return UnreachableError(
+            f"no connection to {where}: {error}", fix="is it the right context (--context), and is the server up?"
+        )
+
+    # ------------------------------------------------------------ kinds and paths
+
+    def version(self) -> str:
+        """gitVersion, such as v1.34.2+k3s1; a server that is not there is said so at once.
+
+        One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
+        """
+        said = self.request("GET", "/version", attempts=2)
+        version, minor = str(said.get("gitVersion", "")), str(said.get("emulationMinor") or "")
+        emulated = f"v{said.get('emulationMajor', 1)}.{minor}"
+        return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
+
+    def resource(self, api: str, kind: str) -> Resource | None:
+        """How the server serves a kind, None when it does not."""
+        if api not in self._served:
+            base = f"/apis/{api}" if "/" in api else f"/api/{api}"
+            listed = (self.find(base) or {}).get("resources") or []
+            self._served[api] = {
+                item["kind"]: Resource(
+                    base=base,
+                    group=api.rpartition("/")[0],
+                    plural=item["name"],
+                    namespaced=item["namespaced"],
+                )
+                for item in listed
+                if "/" not in item["name"]
+            }
+        return self._served[api].get(kind)
+
+    def path(self, key: Key) -> str:
+        """The object's path.  Raises GpunodeError when the server does not serve its kind."""
+        resource = self.resource(key.api, key.kind)
+        if resource is None:
+            raise GpunodeError(f"the server does not serve {key.api} {key.kind}", fix="kubectl api-resources")
+        place = f"/namespaces/{quote(key.namespace)}" if resource.namespaced else ""
+        return f"{resource.base}{place}/{resource.plural}/{quote(key.name)}"
+
+    # ------------------------------------------------------------ changing
+
+    def apply(self, key: Key, body: Object, *, force: bool, dry_run: bool = False) -> Object:
+        """Server-side apply as `gpunode`: the object as it is afterwards.  `force` takes fields from other managers.
+
+        https://kubernetes.io/docs/reference/using-api/server-side-apply/
+        """
+        query = {"fieldManager": MANAGER, "force": str(force).lower(), **({"dryRun": "All"} if dry_run else {})}
+        found: Object = self.request(
+            "PATCH", self.path(key), query=query, body=body, content="application/apply-patch+yaml"
+        )
+        return found
+
+    def merge(self, key: Key, patch: Object) -> Object:
+        """JSON merge patch; with metadata.resourceVersion in it, one that fails on a lost update."""
+        found: Object = self.request(
+            "PATCH",
+            self.path(key),
+            query={"fieldManager": MANAGER},
+            body=patch,
+            content="application/merge-patch+json",
+            lost_update=False,
+        )
+        return found
+
+    def delete(self, key: Key, *, uid: str = "", dry_run: bool = False) -> bool:
+        """Delete it and, in the background, what it owns; with `uid` only that very object.  False: it was gone."""
+        body: Object = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
+        body |= {"preconditions": {"uid": uid}} if uid else {}
+        body |= {"dryRun": ["All"]} if dry_run else {}
+        try:
+            self.request("DELETE", self.path(key), body=body)
+        except ApiError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def allowed(self, *, verb: str, group: str, resource: str, namespace: str, name: str = "") -> bool:
+        """Whether we may do that (SelfSubjectAccessReview)."""
+        attributes = {"verb": verb, "group": group, "resource": resource, "namespace": namespace, "name": name}
+        plain, _, sub = resource.partition("/")
+        attributes |= {"resource": plain, "subresource": sub} if sub else {}
+        answer = self.request(
+            "POST",
+            "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews",
+            body={
+                "apiVersion": "authorization.k8s.io/v1",
+                "kind": "SelfSubjectAccessReview",
+                "spec": {"resourceAttributes": {k: v for k, v in attributes.items() if v}},
+            },
+        )
+        return bool(answer.get("status", {}).get("allowed"))
+
+    # ------------------------------------------------------------ waiting
+
+    def follow(self, key: Key, until: Callable[[Object | None], Found | None], seconds: float) -> Found | None:
+        """Show the object to `until` now and whenever it changes (None: it is not there); its first answer, or None.
+
+        A list, then a watch from there on; a watch that ends, breaks or is too old is begun anew, one that is not
+        allowed replaced by asking.
+        """
+        deadline = self.clock() + seconds
+        folder, _, name = self.path(key).rpartition("/")
+        chosen = {"fieldSelector": f"metadata.name={name}"}
+        while True:
+            listing = self.request("GET", folder, query=chosen)
+            found = until(next(iter(_typed(listing)), None))
+            left = deadline - self.clock()
+            if found is not None or left <= 0:
+                return found
+            watch = {
+                **chosen,
+                "watch": "true",
+                "resourceVersion": listing["metadata"]["resourceVersion"],
+                "timeoutSeconds": str(max(1, min(WATCH, math.ceil(left)))),
+            }
+            for event in self._events(folder, watch):
+                found = until(None if event["type"] == "DELETED" else event["object"])
+                if found is not None:
+                    return found
+                if self.clock() >= deadline:
+                    break
+            self.pause(min(1.0, max(0.0, deadline - self.clock())))
+
+    def _events(self, folder: str, query: Mapping[str, str]) -> Iterator[Object]:
+        """The events of a watch until it ends, for whatever reason."""
+        import urllib3.exceptions
+
+        try:
+            seconds = float(query["timeoutSeconds"]) + 5
+            with self._send("GET", folder, query, None, "", seconds) as answer:
+                if answer.status != 200:
+                    return
+                rest = b""
+                for part in answer.stream(65536):
+                    *lines, rest = (rest + part).split(b"\n")
+                    for line in lines:
+                        event = _json(line)
+                        if not isinstance(event, dict) or event.get("type") not in ("ADDED", "MODIFIED", "DELETED"):
+                            return
+                        yield event
+        except urllib3.exceptions.HTTPError:
+            return  # the caller lists again
+
+    def log(self, namespace: str, pod: str, *, lines: int = 200) -> str:
+        """The last lines of a pod's log."""
+        import urllib3.exceptions
+
+        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
+        try:
+            with self._send("GET", path, {"tailLines": str(lines)}, None, "", self._timeout) as answer:
+                text: bytes = answer.data
+                if answer.status >= 400:
+                    raise _refusal("GET", path, answer.status, _json(text), text, answer.headers)
+        except urllib3.exceptions.HTTPError as error:
+            raise self._unreachable(error) from error
+        return text.decode(errors="replace")
+
+
+# ---------------------------------------------------------------- what an answer means
+
+
+def _may_pass(error: GpunodeError, again: frozenset[int], lost_update: bool) -> bool:
+    if not isinstance(error, ApiError):
+        return not error.expected  # what is no API server, or not trusted, stays so
+    lost = error.status == 409 and error.reason in ("Conflict", "AlreadyExists") and not error.causes
+    return error.status in again or (lost_update and lost)
+
+
+def _typed(listing: Object) -> list[Object]:
+    """The objects of a list, each with the kind that only the list has said."""
+    kind = {"apiVersion": listing.get("apiVersion", ""), "kind": str(listing.get("kind", "")).removesuffix("List")}
+    return [{**kind, **item} for item in listing.get("items") or []]
+
+
+def _json(text: bytes) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return None
+
+
+def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:
+    """The Status object that the API answers with, as our error."""
+    said = data if isinstance(data, dict) else {}
+    details = said.get("details") or {}
+    causes = [c for c in details.get("causes") or [] if isinstance(c, dict)]
+    message = said.get("message") or text.decode(errors="replace").strip().partition("\n")[0][:200] or "no reason given"
+    fix = {
+        401: "the kubeconfig's credentials are wrong or have expired: log in again",
+        403: "ask for that right, or use another context (--context)",
+    }.get(status, "")
+    asked = str(headers.get("Retry-After", ""))
+    return ApiError(
+        f"the API server refuses {method} {path}: {message} ({status})",
+        status=status,
+        reason=str(said.get("reason", "")),
+        causes=tuple(str(c.get("reason", "")) for c in causes),
+        retry_after=float(asked) if asked.isdigit() else 0.0,
+        fix=fix,
+    )

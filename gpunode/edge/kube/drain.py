@@ -1,0 +1,193 @@
+"""Take a node out of use and back: cordon, drain, uncordon, wait until it offers its GPUs again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, drain_plan, pod_name
+from gpunode.core.kube.marks import node_key
+from gpunode.core.kube.owned import Key
+from gpunode.core.kube.quantity import quantity
+from gpunode.edge.kube.client import AGAIN, Api, ApiError
+
+Tell = Callable[[str], None]
+_LOST_UPDATES = 5
+
+
+def cordon(api: Api, node: str, *, why: str = "gpunode") -> bool:
+    """No new pods there.  False: somebody else had cordoned it already, and it stays theirs to uncordon.
+
+    Raises InputError for a node that is not there.
+    """
+
+    def patch(live: Object) -> Object | None:
+        if (live.get("spec") or {}).get("unschedulable"):
+            return None
+        return {"metadata": {"annotations": {CORDONED: why}}, "spec": {"unschedulable": True}}
+
+    _change(api, node, patch)
+    return is_our_cordon(_node(api, node))
+
+
+def uncordon(api: Api, node: str) -> bool:
+    """Pods may come again, if it was us who cordoned it.  False: it was not, and the node stays as it is."""
+    if not is_our_cordon(_node(api, node)):
+        return False
+
+    def patch(live: Object) -> Object | None:
+        if not is_our_cordon(live):
+            return None
+        return {"metadata": {"annotations": {CORDONED: None}}, "spec": {"unschedulable": None}}
+
+    _change(api, node, patch)
+    return True
+
+
+def is_our_cordon(live: Object) -> bool:
+    return CORDONED in (live["metadata"].get("annotations") or {})
+
+
+def drain(api: Api, node: str, options: DrainOptions, *, tell: Tell) -> tuple[str, ...]:
+    """Evict the node's pods and wait until they are gone; the names of those evicted.  Cordon it first.
+
+    Raises RefusedError, with nothing evicted, for pods that would lose something; GpunodeError at the timeout.
+    """
+    deadline = api.clock() + options.timeout
+    pods = _pods(api, node)
+    there = {at for at in daemon_sets_of(pods) if api.find(api.path(Key("apps/v1", "DaemonSet", *at)))}
+    plan = drain_plan(pods, there, options)
+    if plan.refused:
+        raise RefusedError(
+            f"{node} is not drained: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in plan.refused),
+            expected="pods that start again elsewhere and lose nothing",
+            fix="move or delete these pods, or allow it by the option that is named",
+        )
+    version = _eviction_version(api)
+    waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
+    said = dict.fromkeys(waiting, "is terminating")
+    due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
+    while waiting:
+        for uid in [uid for uid, at in due.items() if at <= api.clock()]:
+            refusal = _evict(api, waiting[uid], version, options)
+            if refusal:
+                said[uid] = refusal
+                due[uid] = api.clock() + options.retry
+                tell(f"{node}: {pod_name(waiting[uid])}: {refusal} (tried again in {options.retry:g} s)")
+            else:
+                said[uid] = "is terminating"
+                del due[uid]
+                tell(f"{node}: evicting {pod_name(waiting[uid])}")
+        alive = {pod["metadata"]["uid"] for pod in _pods(api, node)}
+        waiting = {uid: pod for uid, pod in waiting.items() if uid in alive}
+        due = {uid: at for uid, at in due.items() if uid in alive}
+        if waiting and api.clock() >= deadline:
+            left = "; ".join(f"{pod_name(pod)} {said[uid]}" for uid, pod in waiting.items())
+            raise GpunodeError(
+                f"{node} is not drained after {options.timeout:g} s: {left}",
+                fix="look at the disruption budgets (kubectl get pdb -A) and at finalizers of these pods",
+            )
+        if waiting:
+            api.pause(1.0)
+    return tuple(map(pod_name, plan.evict))
+
+
+def wait_ready(
+    api: Api, node: str, resource: str = "", *, at_least: int = 1, boot_id: str = "", timeout: float = 900, tell: Tell
+) -> int:
+    """Wait until the node is Ready and offers `at_least` of the resource (such as nvidia.com/gpu); how many it offers.
+
+    `boot_id`: the one from before a reboot; what the node says while that is still so is old.  Raises GpunodeError.
+    """
+    last = ""
+
+    def judge(live: Object | None) -> int | None:
+        nonlocal last
+        now, offered = _state(live, resource, at_least, boot_id)
+        if now != last:
+            tell(f"{node}: {now or 'ready'}")
+        last = now
+        return None if now else offered
+
+    found = api.follow(node_key(node), judge, timeout)
+    if found is None:
+        raise GpunodeError(
+            f"{node} is not ready after {timeout:g} s: {last}",
+            expected=f"Ready, with at least {at_least} {resource}" if resource else "Ready",
+            fix=f"kubectl describe node {node}; gpunode verify {node}",
+        )
+    return found
+
+
+# ---------------------------------------------------------------- helpers
+
+
+def _state(live: Object | None, resource: str, at_least: int, boot: str) -> tuple[str, int]:
+    """What is missing ("" for nothing), and how much is offered."""
+    if live is None:
+        return "is not in the cluster", 0
+    status = live.get("status") or {}
+    ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
+    if boot and (status.get("nodeInfo") or {}).get("bootID", "") == boot:
+        return "has not booted yet", 0
+    if ready.get("status") != "True":
+        return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}", 0
+    offered = quantity((status.get("allocatable") or {}).get(resource, "0")) if resource else 0
+    if resource and offered < at_least:
+        return f"offers {offered} {resource}, not {at_least}", offered
+    return "", offered
+
+
+def _node(api: Api, node: str) -> Object:
+    found = api.find(api.path(node_key(node)))
+    if found is None:
+        raise InputError(f"there is no node {node}", expected="a name of kubectl get nodes")
+    return found
+
+
+def _change(api: Api, node: str, patch: Callable[[Object], Object | None]) -> None:
+    """Read, change, write; again when somebody else wrote in between.  None changes nothing."""
+    for attempt in range(1, _LOST_UPDATES + 1):
+        live = _node(api, node)
+        wanted = patch(live)
+        if wanted is None:
+            return
+        version = {"resourceVersion": live["metadata"]["resourceVersion"]}
+        try:
+            api.merge(node_key(node), {**wanted, "metadata": {**wanted.get("metadata", {}), **version}})
+        except ApiError as error:
+            if error.status != 409 or attempt == _LOST_UPDATES:
+                raise
+            continue
+        return
+
+
+def _pods(api: Api, node: str) -> list[Object]:
+    return api.items("/api/v1/pods", fieldSelector=f"spec.nodeName={node}")
+
+
+def _eviction_version(api: Api) -> str:
+    """policy/v1 from Kubernetes 1.22 on, policy/v1beta1 before."""
+    listed = (api.find("/api/v1") or {}).get("resources") or []
+    served: Object = next((item for item in listed if item["name"] == "pods/eviction"), {})
+    return f"{served.get('group', 'policy')}/{served.get('version', 'v1')}"
+
+
+def _evict(api: Api, pod: Object, version: str, options: DrainOptions) -> str:
+    """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
+    metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
+    wishes: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+    wishes |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
+    path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
+    body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata, "deleteOptions": wishes}
+    try:
+        api.request("POST", f"{path}/eviction", body=body, again=AGAIN - {429}, lost_update=False)
+    except ApiError as error:
+        if error.status == 404 or (error.status == 409 and not error.causes):  # gone, or another pod of that name
+            return ""
+        terminating = error.status == 403 and "NamespaceTerminating" in error.causes
+        if error.status == 429 or terminating:
+            return error.what.partition(": ")[2].removesuffix(f" ({error.status})")
+        raise
+    return ""

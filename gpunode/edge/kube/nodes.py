@@ -1,0 +1,230 @@
+"""Hosts that are nodes of a cluster: emptied before they are disturbed, given back when they offer their GPUs again.
+
+What a node was like before stands in the annotation of our cordon, so it outlives the controller that was killed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.draining import CORDONED, DrainOptions
+from gpunode.core.kube.marks import node_key
+from gpunode.core.kube.quantity import quantity
+from gpunode.core.model import HostResult, NodeFacts, Plan
+from gpunode.core.spec.rollout import DrainSpec
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.drain import Tell, cordon, drain, uncordon, wait_ready
+from gpunode.edge.planner import Planned
+
+GPU = "nvidia.com/gpu"
+_AT_ONCE = 20  # nodes that are drained side by side
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """A node that was emptied: whether it was us who cordoned it, and what it was like before."""
+
+    node: str
+    ours: bool
+    gpus: int  # that it offered; 0: none, or it was not ready
+    boot_id: str = ""  # as the cluster had it
+    host_boot_id: str = ""  # as the host itself said
+
+    @property
+    def mark(self) -> str:
+        """For the annotation of our cordon; `_taken` reads it."""
+        return f"gpunode gpus={self.gpus} boot={self.boot_id} host={self.host_boot_id}"
+
+    def stale(self, boot_id: str) -> str:
+        """The boot that the cluster must no longer tell of, for a host whose boot is `boot_id` now; "" for any."""
+        booted = self.host_boot_id and boot_id not in ("", self.host_boot_id, self.boot_id)
+        return self.boot_id if booted else ""
+
+
+def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
+    """Whether a host is to be emptied first: a node of Kubernetes, for a plan that disturbs what runs there."""
+    if drain.when == "never" or not facts.kubernetes.present:
+        return False
+    return drain.when == "always" or any(step.disruptive for step in plan.steps)
+
+
+class ClusterNodes:
+    """The nodes of one cluster.  Safe for threads."""
+
+    def __init__(self, connect: Callable[[], Api], tell: Tell) -> None:
+        self._connect, self._tell = connect, tell
+        self._names: Mapping[str, str] | None = None
+
+    def take(self, host: str, facts: NodeFacts, options: DrainSpec) -> Taken:
+        """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then."""
+        api = self._connect()
+        node = self._node(api, host, facts)
+        taken = _taken(api.find(api.path(node_key(node))), node, facts)
+        taken = replace(taken, ours=cordon(api, node, why=taken.mark))
+        rules = DrainOptions(
+            delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
+        )
+        try:
+            drain(api, node, rules, tell=self._tell)
+        except BaseException:
+            if taken.ours:
+                uncordon(api, node)
+            raise
+        return taken
+
+    def left(self, host: str, facts: NodeFacts) -> Taken | None:
+        """A node that an earlier run has cordoned and never gave back; None where there is no such node."""
+        api = self._connect()
+        node = self._node(api, host, facts)
+        taken = _taken(api.find(api.path(node_key(node))), node, facts)
+        return taken if taken.ours else None
+
+    def give_back(self, taken: Taken, options: DrainSpec, *, boot_id: str = "") -> None:
+        """Wait until the node is ready with as many GPUs as before, then let pods come, if it was us who kept them out.
+
+        `boot_id` is what the host itself says now: after a reboot what the cluster still has from before counts for
+        nothing.  Raises GpunodeError; the node then stays cordoned.
+        """
+        api = self._connect()
+        resource = GPU if taken.gpus else ""
+        wait_ready(
+            api,
+            taken.node,
+            resource,
+            at_least=max(1, taken.gpus),
+            boot_id=taken.stale(boot_id),
+            timeout=float(options.ready_timeout),
+            tell=self._tell,
+        )
+        if taken.ours:
+            uncordon(api, taken.node)
+
+    def _node(self, api: Api, host: str, facts: NodeFacts) -> str:
+        """A host's name in the cluster: its hostname, the label that has it, its name or address in the inventory."""
+        if self._names is None:
+            names: dict[str, str] = {}
+            for node in api.items("/api/v1/nodes"):
+                name = node["metadata"]["name"]
+                addresses = [a["address"] for a in (node.get("status") or {}).get("addresses") or []]
+                label = (node["metadata"].get("labels") or {}).get("kubernetes.io/hostname", name)
+                names |= dict.fromkeys((*addresses, label, name), name)
+            self._names = names
+        for word in (facts.hostname, facts.hostname.lower(), facts.hostname.partition(".")[0], host):
+            if word in self._names:
+                return self._names[word]
+        raise RefusedError(
+            f"{host} runs a kubelet, and the cluster has no node {facts.hostname}",
+            expected="the cluster that the host belongs to",
+            fix="name it by --kubeconfig and --context, or set rollout.drain.when to never for this pool",
+        )
+
+
+# ---------------------------------------------------------------- many at once
+
+
+def take_all(
+    nodes: ClusterNodes, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]
+) -> tuple[dict[str, Taken], dict[str, HostResult]]:
+    """Those of `hosts` that were emptied; and the results of those that could not be, and get no play."""
+    taken: dict[str, Taken] = {}
+    refused: dict[str, HostResult] = {}
+
+    def one(host: str) -> None:
+        planned = hosts[host]
+        if not concerns(drains[host], planned.facts, planned.plan):
+            return
+        try:
+            taken[host] = nodes.take(host, planned.facts, drains[host])
+        except GpunodeError as error:
+            refused[host] = HostResult(host=host, exit=error.exit, message=f"not begun with: {error}")
+
+    _side_by_side(one, hosts)
+    return taken, refused
+
+
+def give_back_all(
+    nodes: ClusterNodes,
+    taken: Mapping[str, Taken],
+    results: Mapping[str, HostResult],
+    drains: Mapping[str, DrainSpec],
+    boots: Mapping[str, str],
+) -> dict[str, HostResult]:
+    """The results of emptied hosts, with what came of giving them back; one whose play failed stays cordoned.
+
+    `boots`: the boot that each host itself has now.
+    """
+    ends: dict[str, HostResult] = {}
+
+    def one(host: str) -> None:
+        result = ends[host] = results[host]
+        if result.exit:
+            ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
+            return
+        try:
+            nodes.give_back(taken[host], drains[host], boot_id=boots.get(host, ""))
+        except GpunodeError as error:
+            text = f"{result.message}, but the node stays cordoned: {error}"
+            ends[host] = replace(result, exit=error.exit, message=text)
+
+    _side_by_side(one, taken)
+    return ends
+
+
+def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, HostResult]:
+    """Nodes that an earlier run, killed or failed, left cordoned, and that are now what they should be: given back.
+
+    `hosts` are those that nothing is to be done on; the results of those that were given back, or could not be.
+    """
+    drains = {host: planned.spec.rollout.drain for host, planned in hosts.items() if not planned.plan.problems}
+    asked = [h for h, drain in drains.items() if drain.when != "never" and hosts[h].facts.kubernetes.present]
+    if not asked:
+        return {}
+    journal = Runs()
+    begun = journal.unfinished(asked)
+    results: dict[str, HostResult] = {}
+
+    def one(host: str) -> None:
+        facts = hosts[host].facts
+        try:
+            taken = nodes.left(host, facts)
+            if taken is None:
+                return
+            nodes.give_back(taken, drains[host], boot_id=facts.boot_id)
+            results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
+            journal.ended(begun[host], [results[host]], {host: hosts[host].plan.facts_hash})
+        except GpunodeError as error:
+            text = f"nothing to do, but the node stays cordoned: {error}"
+            results[host] = HostResult(host=host, exit=error.exit, message=text)
+
+    _side_by_side(one, begun)
+    journal.close()
+    return results
+
+
+def _side_by_side(act: Callable[[str], None], hosts: Iterable[str]) -> None:
+    names = list(hosts)
+    with ThreadPoolExecutor(min(_AT_ONCE, len(names)) or 1) as pool:
+        list(pool.map(act, names))
+
+
+def _taken(live: Object | None, node: str, facts: NodeFacts) -> Taken:
+    """What a node is like; for one that we had cordoned already: what it was like then."""
+    live = live or {"metadata": {}}
+    closed = (live.get("spec") or {}).get("unschedulable")
+    marks = (live["metadata"].get("annotations") or {}) if closed else {}
+    then = dict(word.split("=", 1) for word in marks.get(CORDONED, "").split() if "=" in word)
+    status = live.get("status") or {}
+    offered = quantity((status.get("allocatable") or {}).get(GPU, "0"))
+    gpus = then.get("gpus", "")
+    return Taken(
+        node=node,
+        ours=CORDONED in marks,
+        gpus=int(gpus) if gpus.isdecimal() else int(offered),
+        boot_id=then.get("boot", (status.get("nodeInfo") or {}).get("bootID", "")),
+        host_boot_id=then.get("host", facts.boot_id),
+    )

@@ -1,0 +1,197 @@
+"""Prove on a cluster that its GPUs can be used: proof pods in a namespace of their own, gone again afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from gpunode.core.errors import Exit, GpunodeError, RefusedError
+from gpunode.core.kube.checks.preflight import Right, node_names
+from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
+from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, offers, proofs
+from gpunode.core.kube.checks.ready import WORKLOADS
+from gpunode.core.kube.cluster import Object, Pool
+from gpunode.core.kube.owned import Key, is_ours, key_of
+from gpunode.core.kube.render import Rendered
+from gpunode.core.kube.render.device_plugin import plugin_configs
+from gpunode.core.model import Check, HostResult
+from gpunode.edge.kube.apply import apply, await_gone, wait_ready
+from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.preflight import missing_rights
+from gpunode.edge.kube.status import read_usage
+
+Tell = Callable[[str], None]
+_NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
+ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
+GONE_SECONDS = 180.0
+
+
+def verify(
+    api: Api, rendered: Rendered, *, smoke: bool = True, keep: bool = False, timeout: float = 300, tell: Tell
+) -> list[HostResult]:
+    """What `gpunode kube verify` reports: the cluster as a whole, then each pool.
+
+    Without `smoke` nothing is started; `keep` leaves the pods of failed proofs.  `timeout` seconds for each proof.
+    """
+    if rendered.problems:
+        raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
+    results = [_cluster(api, rendered, tell)]
+    if not smoke:
+        return [*results, *(_pool(api, rendered, pool, None, tell) for pool in rendered.cluster.pools)]
+    with _namespace(api, keep=keep, tell=tell) as cleaned:
+        run = _Runner(api, timeout, keep, tell)
+        results += [_pool(api, rendered, pool, run, tell) for pool in rendered.cluster.pools]
+    first = results[0]
+    return [_result(first.host, [*first.checks, *cleaned]), *results[1:]]
+
+
+# ---------------------------------------------------------------- the cluster, and a pool
+
+
+def _cluster(api: Api, rendered: Rendered, tell: Tell) -> HostResult:
+    """What was rendered is applied, and ready."""
+    applied = apply(api, rendered, dry_run=True, tell=tell)
+    checks = [Check(id="kube.problem", status="failed", message=p.what, fix=p.fix) for p in applied.problems]
+    differ = [change for change in applied.changes if change.how not in ("unchanged", "kept")]
+    for change in differ:
+        text = f"{change.key} would be {change.how}"
+        checks.append(Check(id="kube.applied", status="failed", message=text, fix="gpunode kube apply --dry-run"))
+    if not checks:
+        text = f"{len(applied.changes)} objects are as gpunode.yml asks for"
+        checks.append(Check(id="kube.applied", status="passed", message=text))
+    there = [change.key for change in applied.changes if change.how in ("unchanged", "changed")]
+    for key in (key for key in there if key.kind in WORKLOADS):
+        (why,) = wait_ready(api, [key], 0, tell) or ("",)
+        status = Check(id="kube.ready", status="failed", message=why, fix=f"kubectl -n {key.namespace} get pods")
+        checks.append(status if why else Check(id="kube.ready", status="passed", message=f"{key} is ready"))
+    return _result("cluster", checks, refused=bool(applied.problems))
+
+
+def _pool(api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, tell: Tell) -> HostResult:
+    tell(f"pool {pool.name}: looking at what it offers")
+    names, lost = node_names(pool.hosts, api.items("/api/v1/nodes")) if pool.hosts else ({}, [])
+    found = read_usage(api, configs=plugin_configs(rendered.cluster))
+    there = [(node, use) for node, use in offers(pool, found, names) if use.total]
+    checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
+    checks.append(allocatable(pool, there, names))
+    if run and there:
+        for proof in proofs(rendered.cluster, pool, there):
+            checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
+            tell(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
+    return _result(f"pool {pool.name}", checks)
+
+
+def _result(host: str, checks: list[Check], *, refused: bool = False) -> HostResult:
+    failed = {check.id for check in checks if check.status == "failed"}
+    count = sum(check.status == "failed" for check in checks)
+    code = Exit.OK if not failed else Exit.PENDING if failed == {"kube.applied"} else Exit.FAILED
+    message = f"{count} of {len(checks)} checks failed" if failed else f"{len(checks)} checks"
+    return HostResult(host=host, exit=Exit.REFUSED if refused else code, message=message, checks=tuple(checks))
+
+
+# ---------------------------------------------------------------- one proof
+
+
+class _Runner:
+    """Starts a proof's objects, waits, reads, judges and deletes them, whatever happens."""
+
+    def __init__(self, api: Api, timeout: float, keep: bool, tell: Tell) -> None:
+        self.api, self.timeout, self.keep, self.tell = api, timeout, keep, tell
+
+    def prove(self, proof: Proof) -> Check:
+        self.tell(f"{proof.id}: {proof.title}")
+        keys = [key_of(item) for item in proof.objects]
+        check = None
+        try:
+            for key, item in zip(keys, proof.objects, strict=True):
+                self.api.apply(key, item, force=False)
+            check = judge(proof, self._seen(proof))
+        except ApiError as error:
+            check = Check(id=proof.id, status="failed", message=f"{proof.title}: {error.what}", fix=error.fix)
+        finally:
+            if not (self.keep and check and check.status == "failed"):
+                self._delete(keys, proof)
+        return check
+
+    def _seen(self, proof: Proof) -> Seen:
+        deadline = self.api.clock() + self.timeout
+        pods: list[Object | None] = []
+        for name in proof.pods:
+            last: list[Object | None] = [None]
+
+            def until(live: Object | None, last: list[Object | None] = last) -> bool | None:
+                last[0] = live
+                return True if is_done(proof.until, live) else None
+
+            self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
+            pods.append(last[0])
+        return Seen(pods=tuple(pods), logs=tuple(self._log(name, proof) for name in proof.pods))
+
+    def _log(self, name: str, proof: Proof) -> str:
+        if proof.until == "unschedulable":
+            return ""
+        try:
+            return self.api.log(NAMESPACE, name)
+        except ApiError as error:
+            return error.what  # no log yet: what the pod says of itself tells more
+
+    def _delete(self, keys: list[Key], proof: Proof) -> None:
+        """So that the next proof finds the GPUs free; what does not go now goes with the namespace."""
+        for key in reversed(keys):
+            self.api.delete(key)
+        try:
+            await_gone(self.api, [_pod(name) for name in proof.pods], 60)
+        except GpunodeError as error:
+            self.tell(error.what)
+
+
+def _pod(name: str) -> Key:
+    return Key("v1", "Pod", NAMESPACE, name)
+
+
+# ---------------------------------------------------------------- the namespace
+
+
+@contextmanager
+def _namespace(api: Api, *, keep: bool, tell: Tell) -> Iterator[list[Check]]:
+    """The namespace for the proofs; afterwards it is gone, and the list says so.  Raises RefusedError."""
+    rights = [Right("create", "", "namespaces"), Right("delete", "", "namespaces")]
+    rights += [Right(verb, "", "pods", NAMESPACE) for verb in ("create", "patch", "get", "list", "delete")]
+    rights += [Right("get", "", "pods/log", NAMESPACE), Right("list", "", "nodes"), Right("list", "", "pods")]
+    if problems := missing_rights(api, rights):
+        raise RefusedError(problems[0].what, fix=problems[0].fix)
+    live = api.find(api.path(_NAMESPACE))
+    if live and not is_ours(live):
+        raise RefusedError(f"the namespace {NAMESPACE} is not gpunode's", fix="delete it, or move what is in it")
+    if live:
+        tell(f"the namespace {NAMESPACE} is left over from an earlier run: deleting it")
+        _clear(api)
+    cleaned: list[Check] = []
+    api.apply(_NAMESPACE, namespace_object(), force=False)
+    try:
+        account = Key("v1", "ServiceAccount", NAMESPACE, "default")
+        if not api.follow(account, lambda found: True if found else None, ACCOUNT_SECONDS):
+            raise GpunodeError(
+                f"the namespace {NAMESPACE} got no account `default` in {ACCOUNT_SECONDS:g} s",
+                fix="is kube-controller-manager running?",
+            )
+        yield cleaned
+    finally:
+        if not keep:
+            tell(f"deleting the namespace {NAMESPACE}")
+            cleaned.append(_cleaned(api))
+
+
+def _cleaned(api: Api) -> Check:
+    try:
+        _clear(api)
+    except GpunodeError as error:
+        return Check(id="kube.cleaned-up", status="failed", message=error.what, fix=f"kubectl delete ns {NAMESPACE}")
+    return Check(id="kube.cleaned-up", status="passed", message=f"the namespace {NAMESPACE} is gone")
+
+
+def _clear(api: Api) -> None:
+    live = api.find(api.path(_NAMESPACE))
+    if live and not live["metadata"].get("deletionTimestamp"):  # a second deletion would be a conflict
+        api.delete(_NAMESPACE)
+    await_gone(api, [_NAMESPACE], GONE_SECONDS)

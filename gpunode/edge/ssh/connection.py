@@ -1,0 +1,359 @@
+"""SSH by paramiko: as ssh_config says, host key verified, through jump hosts."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import select
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpunode.core.errors import UnreachableError
+from gpunode.edge.ssh import config as sshconfig
+from gpunode.edge.ssh.hostkeys import HostKeyChanged, add_host_key, check_host_key, known_keys
+from gpunode.edge.ssh.shell import (
+    OUTPUT_LIMIT,
+    Target,
+    parse_host,
+    shell_command,
+    shell_input,
+    shell_started,
+    too_much,
+    too_slow,
+)
+from gpunode.edge.ssh.streams import proxy, tcp
+
+if TYPE_CHECKING:
+    import paramiko
+
+_MAX_JUMPS = 8
+_SILENCE = 1.0  # seconds without output after which a program that has ended is not waited for any longer
+
+
+class NotServed(UnreachableError):
+    """paramiko could not connect, but ssh(1) knows a way that paramiko does not have: Ansible may try."""
+
+
+# ---------------------------------------------------------------- one host by SSH
+
+
+@contextlib.contextmanager
+def connect(
+    target: Target, *, timeout: float = 10, accept_new: bool = False, jumps: Jumps | None = None
+) -> Iterator[Connection]:
+    """An authenticated connection to the target, its host key verified; closed at the end.
+
+    `timeout` in seconds bounds each of: TCP, the banner, the key exchange, authentication.  `accept_new` adds unknown
+    host keys to known_hosts.  Raises UnreachableError, or NotServed where OpenSSH itself may succeed.
+    """
+    options = sshconfig.ssh_options(target)
+    with contextlib.ExitStack() as stack:
+        jumps = jumps or stack.enter_context(Jumps(timeout=timeout, accept_new=accept_new))
+        try:
+            transport = stack.enter_context(_transport(target, options, timeout, accept_new, jumps))
+        except HostKeyChanged:
+            raise  # another way in would lead to the same stranger
+        except UnreachableError as error:
+            reason = sshconfig.beyond_paramiko(target, options)
+            if reason:
+                raise NotServed(f"{error.what} ({reason})", expected=error.expected, fix=error.fix) from error
+            raise
+        yield Connection(target, transport)
+
+
+class Connection:
+    """An open connection to one host."""
+
+    def __init__(self, target: Target, transport: paramiko.Transport) -> None:
+        self.target = target
+        self.transport = transport
+
+    def run(self, program: str, *, timeout: float = 120) -> tuple[int, str, str]:
+        """Feed the program to `sh -s` on the host → exit status, standard output, standard error.
+
+        Raises UnreachableError when no shell started (sudo, login shell) or time ran out, GpunodeError when the
+        output went over OUTPUT_LIMIT.
+        """
+        import paramiko
+
+        deadline = time.monotonic() + timeout
+        try:
+            channel = self.transport.open_session(timeout=timeout)
+            with contextlib.closing(channel):
+                channel.settimeout(timeout)
+                channel.exec_command(shell_command(self.target))
+                with contextlib.suppress(OSError):  # a shell that ended early reads no more; its output says why
+                    channel.sendall(shell_input(self.target, program))
+                channel.shutdown_write()
+                stdout, stderr = _read(channel, self.target, deadline, timeout)
+                rc = channel.recv_exit_status() if channel.exit_status_ready() else -1
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise UnreachableError(
+                f"{self.target.name}: the connection broke: {error or type(error).__name__}",
+                fix="try again; if it stays so, look at sshd's log on the host",
+            ) from error
+        return rc, stdout, shell_started(self.target, rc, stdout, stderr)
+
+
+@contextlib.contextmanager
+def closing(stream: Any) -> Iterator[Any]:
+    """A channel or SFTP client, closed afterwards; over a broken connection that cannot be told to the other side."""
+    import paramiko
+
+    try:
+        yield stream
+    finally:
+        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
+            stream.close()
+
+
+def _read(channel: paramiko.Channel, target: Target, deadline: float, timeout: float) -> tuple[str, str]:
+    """Both outputs until the program ended; what a process that it left behind writes later is not waited for."""
+    parts: tuple[list[bytes], list[bytes]] = ([], [])
+    sizes = [0, 0]
+    poll = select.poll()
+    poll.register(channel.fileno(), select.POLLIN)
+    last = time.monotonic()
+    while True:
+        closed = channel.closed  # asked before the data is taken: none comes after it
+        ended = closed or channel.eof_received
+        took = False
+        for index, (ready, recv) in enumerate(
+            ((channel.recv_ready, channel.recv), (channel.recv_stderr_ready, channel.recv_stderr))
+        ):
+            while ready() and sizes[index] <= OUTPUT_LIMIT:
+                parts[index].append(recv(1 << 16))
+                sizes[index] += len(parts[index][-1])
+                took = True
+        now = time.monotonic()
+        if max(sizes) > OUTPUT_LIMIT:
+            raise too_much(target)
+        if now > deadline:
+            raise too_slow(target, timeout)
+        if took:
+            last = now
+        elif closed or (channel.exit_status_ready() and (ended or now - last > _SILENCE)):
+            break
+        elif ended:  # poll would not wait any more: the exit status follows within moments
+            channel.status_event.wait(0.2)
+        else:
+            poll.poll(200)
+    return b"".join(parts[0]).decode(errors="replace"), b"".join(parts[1]).decode(errors="replace")
+
+
+# ---------------------------------------------------------------- transport
+
+
+@contextlib.contextmanager
+def _transport(
+    target: Target, options: Mapping[str, list[str]], timeout: float, accept_new: bool, jumps: Jumps
+) -> Iterator[paramiko.Transport]:
+    """Connect, verify the host key, authenticate."""
+    import paramiko
+
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # else its threads write to the screen
+    where = sshconfig.endpoint(options)
+    known_as = sshconfig.known_as(options)
+    files = sshconfig.known_hosts_files(options)
+    known = known_keys(files, known_as)
+    with contextlib.ExitStack() as stack:
+        sock = stack.enter_context(_socket(target, options, timeout, jumps))
+        try:
+            transport = stack.enter_context(contextlib.closing(paramiko.Transport(sock)))
+            transport.banner_timeout = transport.auth_timeout = transport.channel_timeout = timeout
+            _prefer_known_types(transport, {entry.kind for entry in known if not entry.marker})
+            transport.start_client(timeout=timeout)
+            if not transport.initial_kex_done:  # at its timeout start_client just comes back
+                raise TimeoutError("no answer")
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise UnreachableError(
+                f"{target.name}: no SSH server talks at {where}: {error or type(error).__name__}",
+                expected=f"an SSH banner and key exchange within {timeout:g} s",
+                fix="check address and port, and sshd on the host (systemctl status ssh, its log)",
+            ) from error
+        shown = transport.get_remote_server_key()
+        # ssh(1) also takes the key that stands for the host without its port, unless the entry with it says otherwise
+        if all(entry.marker for entry in known):
+            bare = known_keys(files, options["hostname"][0])
+            known += tuple(entry for entry in bare if entry.key == shown.get_base64() and entry not in known)
+        strict = options.get("stricthostkeychecking", ["ask"])[0]
+        trust_new = accept_new or not target.check_host_key or strict in ("no", "off", "false", "accept-new")
+        new = check_host_key(
+            known,
+            host=target.name,
+            name=known_as,
+            kind=shown.get_name(),
+            key=shown.get_base64(),
+            files=files,
+            accept_new=trust_new,
+        )
+        if new and files:
+            hashed = options.get("hashknownhosts", ["no"])[0] == "yes"
+            add_host_key(files[0], name=known_as, kind=shown.get_name(), key=shown.get_base64(), hashed=hashed)
+        _authenticate(transport, target, options, where)
+        yield transport
+
+
+def _authenticate(transport: paramiko.Transport, target: Target, options: Mapping[str, list[str]], where: str) -> None:
+    """Offer what there is, in ssh(1)'s order: keys of the agent, key files, the password."""
+    import paramiko
+
+    user = options["user"][0]
+    tried: list[str] = []
+    for name, attempt in _credentials(target, options, user, tried):
+        tried.append(name)
+        try:
+            if not attempt(transport):  # what is left says which methods must follow (two factors)
+                return
+        except paramiko.BadAuthenticationType as error:
+            tried[-1] += f" (only {', '.join(error.allowed_types)} allowed)"
+        except paramiko.AuthenticationException:
+            continue
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            tried[-1] += f" ({error or type(error).__name__})"
+        if not transport.is_active():
+            break
+    raise UnreachableError(
+        f"{target.name}: {where} does not let {user} in; tried: {', '.join(tried) or 'nothing, there is no key here'}",
+        expected=f"a key listed in authorized_keys of {user} there",
+        fix="name the right account and key (ansible_user, ansible_ssh_private_key_file, or ssh_config), ssh-add it, "
+        f"or allow it there: ssh-copy-id -p {options['port'][0]} {user}@{options['hostname'][0]}",
+    )
+
+
+def _credentials(
+    target: Target, options: Mapping[str, list[str]], user: str, tried: list[str]
+) -> Iterator[tuple[str, Callable[[Any], list[str]]]]:
+    """Name and attempt of each credential; key files that cannot be used are noted in `tried`."""
+    import paramiko
+
+    files = [path for path in sshconfig.paths(options, "identityfile", target) if Path(path).is_file()]
+    only = options.get("identitiesonly", ["no"])[0] == "yes"
+    wanted = {_public_blob(path) for path in files} if only else set()
+    with contextlib.suppress(paramiko.SSHException, OSError):
+        for key in paramiko.Agent().get_keys():
+            if not only or key.get_base64() in wanted:
+                yield f"agent key {key.comment or key.get_name()}", _by_key(user, key)
+    for path in files:
+        try:
+            key_of_file = _load_key(path, target.password)
+        except (TypeError, paramiko.PasswordRequiredException):
+            tried.append(f"{path} (encrypted: ssh-add it)")
+        except Exception as error:  # cryptography has many ways to say that a file is no key that it can use
+            tried.append(f"{path} (unusable: {error or type(error).__name__})")
+        else:
+            yield path, _by_key(user, key_of_file)
+    if target.password:
+        yield "password", lambda transport: transport.auth_password(user, target.password)
+
+
+def _load_key(path: str, password: str) -> paramiko.PKey:
+    """The key in a file; the log-in password is tried as its passphrase too, as Ansible documents it."""
+    import paramiko
+
+    try:
+        return paramiko.PKey.from_path(path)
+    except TypeError:  # encrypted
+        if not password:
+            raise
+        # positional, as bytes: what the releases of paramiko that we support have in common
+        return paramiko.PKey.from_path(path, password.encode())  # type: ignore[arg-type]
+
+
+def _by_key(user: str, key: Any) -> Callable[[Any], list[str]]:
+    return lambda transport: transport.auth_publickey(user, key)
+
+
+def _public_blob(path: str) -> str:
+    try:
+        return Path(f"{path}.pub").read_text(encoding="utf-8").split()[1]
+    except (OSError, IndexError, UnicodeDecodeError):
+        return ""
+
+
+def _prefer_known_types(transport: paramiko.Transport, kinds: set[str]) -> None:
+    """Ask the server for a key of a type that known_hosts has, as ssh(1) does; else a known host would look changed."""
+    security = transport.get_security_options()
+    wanted = {k for kind in kinds for k in (("rsa-sha2-512", "rsa-sha2-256") if kind == "ssh-rsa" else (kind,))}
+    security.key_types = tuple(sorted(security.key_types, key=lambda kind: kind not in wanted))
+
+
+@contextlib.contextmanager
+def _socket(
+    target: Target, options: Mapping[str, list[str]], timeout: float, jumps: Jumps
+) -> Iterator[socket.socket | paramiko.Channel]:
+    """A byte stream to the host: TCP, through jump hosts, or by ProxyCommand."""
+    host, port = options["hostname"][0], int(options["port"][0])
+    jump = options.get("proxyjump", ["none"])[0]
+    command = options.get("proxycommand", ["none"])[0]
+    if jump != "none":
+        with closing(jumps.channel(target, jump, host, port)) as channel:
+            yield channel
+    elif command != "none":
+        with proxy(sshconfig.expand(command, target, options)) as sock:
+            yield sock
+    else:
+        with tcp(target, host, port, timeout) as sock:
+            yield sock
+
+
+class Jumps:
+    """Connections to jump hosts, each opened once and shared: a bastion would drop fifty log-ins at a time."""
+
+    def __init__(self, *, timeout: float, accept_new: bool) -> None:
+        self._timeout = timeout
+        self._accept_new = accept_new
+        self._open: dict[tuple[str, tuple[str, ...]], Connection | UnreachableError] = {}
+        self._lock = threading.RLock()  # a jump host may itself be behind one
+        self._stack = contextlib.ExitStack()
+        self._depth = 0
+
+    def __enter__(self) -> Jumps:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stack.close()
+
+    def channel(self, target: Target, jump: str, host: str, port: int) -> paramiko.Channel:
+        """A stream to host:port through `jump`, a value of ProxyJump: [user@]host[:port][,…]."""
+        import paramiko
+
+        with self._lock:
+            connection = self._connection(target, jump)
+        if isinstance(connection, UnreachableError):
+            raise UnreachableError(
+                f"{target.name}: jump host {connection.what}", expected=connection.expected, fix=connection.fix
+            )
+        try:
+            return connection.transport.open_channel(
+                "direct-tcpip", (host, port), ("127.0.0.1", 0), timeout=self._timeout
+            )
+        except (paramiko.SSHException, OSError, EOFError) as error:
+            raise UnreachableError(
+                f"{target.name}: jump host {jump} cannot reach {host} port {port}: {error or type(error).__name__}",
+                fix="check from the jump host: name, port, firewall, and AllowTcpForwarding of its sshd",
+            ) from error
+
+    def _connection(self, target: Target, jump: str) -> Connection | UnreachableError:
+        # ssh(1) hands its jump hosts the configuration file and the hosts before them, nothing else
+        before, _, last = jump.rpartition(",")
+        args = (*sshconfig.config_file(target.ssh_args), *(("-J", before) if before else ()))
+        if (last, args) not in self._open:
+            self._depth += 1
+            try:
+                if self._depth > _MAX_JUMPS:
+                    raise UnreachableError(
+                        f"{last}: jump hosts lead in a circle", fix="exclude the jump host from ProxyJump in ssh_config"
+                    )
+                hop = parse_host(last, ssh_args=args)
+                opened = connect(hop, timeout=self._timeout, accept_new=self._accept_new, jumps=self)
+                self._open[last, args] = self._stack.enter_context(opened)
+            except UnreachableError as error:
+                self._open[last, args] = error
+            finally:
+                self._depth -= 1
+        return self._open[last, args]

@@ -1,0 +1,391 @@
+#!/bin/sh
+# Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
+# way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
+# Request and output: core/items/requests/activate.py.  Runs behind common.sh, driver_state.sh, devices.sh and reload.sh.
+
+log=$GPUNODE_IN/.log
+: >"$log"
+reboot_reason=
+steps=0 # things changed
+
+KERNEL=$(uname -r)
+
+changed() {
+  steps=$((steps + 1))
+  say changed "$1"
+}
+
+# foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/requests/activate.py)
+foretold() { requested foretold | grep -q "^$1"; }
+
+needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
+
+fail() {
+  tail -n 40 "$log"
+  [ "$steps" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
+  finish failed "$1" "${2:-}"
+}
+
+# loaded MODULE: in check mode, whether it would be by now
+loaded() {
+  case " ${would_load:-} " in *" $1 "*) return ;; esac
+  case " ${would_unload:-} " in *" $1 "*) return 1 ;; esac
+  [ -d "/sys/module/$1" ] && return
+  case $1 in # may be built into the kernel, and then has no folder
+    overlay) grep -qw overlay /proc/filesystems ;;
+    br_netfilter) [ -d /proc/sys/net/bridge ] ;;
+    *) return 1 ;;
+  esac
+}
+
+# to_be_exchanged: in check mode, whether packages of the loaded driver, or its flavour, would be other ones by now
+to_be_exchanged() {
+  checking || return 1
+  foretold "version \([0-9]*:\)\{0,1\}$(module_version)\([^0-9.]\|$\)" || [ -n "$(word flavour)" ]
+}
+
+# other_parameters: the first parameter that the loaded driver has otherwise, as «NAME is NOW, WANTED is wanted»
+other_parameters() {
+  requested parameters | while read -r name wanted; do
+    now=$(sed -n "s/^$name: //p" /proc/driver/nvidia/params 2>/dev/null)
+    [ -n "$now" ] && [ "$(as_shown "$now")" != "$(as_shown "$wanted")" ] && echo "$name is $now, $wanted is wanted" && break
+  done
+}
+
+# as_shown VALUE: a number as the kernel shows it, of 32 bits without sign; a text without quotes
+as_shown() {
+  case ${1#-} in
+    0x | 0x*[!0-9a-fA-F]*) echo "$1" ;;
+    0x*) echo "$(($1 & 0xffffffff))" ;;
+    *[!0-9]* | '') printf '%s\n' "$1" | tr -d '"' ;;
+    *) echo "$(($1 & 0xffffffff))" ;;
+  esac
+}
+
+# ---------------------------------------------------------------- initramfs
+
+# kernels whose initramfs is missing or older than the files that go into it; only kernels that have an image
+stale_initramfs() {
+  if foretold 'file /etc/\(modprobe.d\|modules-load.d\|dracut.conf.d\|initramfs-tools\|mkinitcpio.conf\)'; then coming=1; else coming=; fi
+  for image in /boot/vmlinuz-* /boot/vmlinuz; do
+    [ -e "$image" ] || continue
+    release=${image#/boot/vmlinuz-}
+    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release"; do
+      [ -e "$initrd" ] && break
+    done
+    if [ -n "$coming" ] || [ ! -e "$initrd" ] || [ -n "$(find /etc/modprobe.d /etc/modules-load.d /etc/dracut.conf.d /etc/initramfs-tools /etc/mkinitcpio.conf \
+      -type f -newer "$initrd" 2>/dev/null | head -n 1)" ]; then
+      echo "$release"
+    fi
+  done
+}
+
+# prior_initramfs: which of them there are, in the journal
+prior_initramfs() {
+  for release in $stale; do
+    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release" ''; do
+      [ -n "$initrd" ] || prior initramfs "/boot/initrd.img-$release" absent rebuilt
+      [ ! -e "$initrd" ] || { prior initramfs "$initrd" present rebuilt && break; }
+    done
+  done
+}
+
+initramfs() {
+  [ -n "$(requested initramfs)" ] || return 0
+  stale=$(stale_initramfs | tr '\n' ' ')
+  [ -n "$stale" ] || return 0
+  checking && changed "initramfs of ${stale% }" && return
+  prior_initramfs
+  if have update-initramfs; then
+    set -- update-initramfs -u -k all
+  elif have dracut; then
+    set -- dracut -f --regenerate-all
+  elif have mkinitcpio; then
+    set -- mkinitcpio -P
+  else
+    say note "no initramfs tool was found, so there is none to rebuild"
+    return
+  fi
+  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || fail "$1 failed" "see the log; often /boot is full"
+  # update-initramfs -u passes kernels by that never had an initramfs
+  stale=$(stale_initramfs)
+  for release in $stale; do
+    ! have update-initramfs || (umask 022 && update-initramfs -c -k "$release") >>"$log" 2>&1 </dev/null 9>&- || fail "update-initramfs -c -k $release failed" "see the log"
+  done
+  changed "initramfs rebuilt ($1)"
+}
+
+# ---------------------------------------------------------------- modules
+
+clients() {
+  for fd in /proc/[0-9]*/fd/*; do
+    case $(readlink "$fd" 2>/dev/null) in
+      /dev/nvidia*) pid=${fd#/proc/} && pid=${pid%%/*} && ! to_be_stopped "$pid" && printf '%s (PID %s)\n' "$(cat "/proc/$pid/comm" 2>/dev/null)" "$pid" ;;
+    esac
+  done | sort -u
+}
+
+# to_be_stopped PID: whether it is of a unit that check mode lets run and a real run stops
+to_be_stopped() {
+  checking || return 1
+  for unit in $GPU_UNITS; do ! grep -q "/$unit\.service" "/proc/$1/cgroup" 2>/dev/null || return 0; done
+  return 1
+}
+
+# unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
+unload() {
+  loaded "$1" || return 0
+  for holder in "/sys/module/$1/holders/"*; do
+    [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
+  done
+  checking && changed "unload $1" && would_unload="${would_unload:-} $1" && return
+  case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
+  modprobe -r "$1" >>"$log" 2>&1 </dev/null
+  if loaded "$1"; then
+    needs_reboot "$1 is in use and cannot be unloaded$(tail -n 1 "$log" | sed 's/^./: &/')"
+    return 1
+  fi
+  changed "unloaded $1"
+}
+
+# The nvidia modules of another version, if nothing but our own services uses them.
+unload_old_driver() {
+  was=$(module_version)
+  for unit in $GPU_UNITS; do
+    ! checking || break
+    systemctl is-active -q "$unit" 2>/dev/null || continue
+    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
+    echo "$unit" >>"$GPUNODE_IN/.stopped"
+  done
+  users=$(clients | tr '\n' ' ')
+  if [ -n "$users" ]; then
+    needs_reboot "nvidia $was is loaded, ${parameter:-$version is wanted}, and ${users% } uses the GPU"
+    return 1
+  fi
+  carried=$(upon nvidia | awk '!seen[$0]++')
+  checking || for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
+  unload nvidia
+}
+
+# upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
+upon() {
+  echo "$1"
+  for holder in "/sys/module/$1/holders/"*; do
+    [ ! -e "$holder" ] || upon "${holder##*/}"
+  done
+}
+
+# carry: what was loaded upon the old driver is loaded upon the new one, where that has it
+carry() {
+  for module in ${carried:-}; do
+    loaded "$module" && continue
+    if modinfo "$module" >/dev/null 2>&1; then load "$module"; else say note "$module was loaded, and the driver that is installed now has none"; fi
+  done
+}
+
+restart_stopped() {
+  [ -e "$GPUNODE_IN/.stopped" ] || return 0
+  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+}
+
+# held_by: sets $other, the kernel's own driver that has the GPU
+held_by() { for other in nouveau nova_core; do loaded "$other" && return; done; return 1; }
+
+load() {
+  loaded "$1" && return
+  checking && changed "load $1" && would_load="${would_load:-} $1" && return
+  have modprobe || fail "$1 is not loaded and there is no modprobe" "install kmod"
+  : >"$GPUNODE_IN/.modprobe"
+  prior module "$1" absent loaded
+  if modprobe "$1" >"$GPUNODE_IN/.modprobe" 2>&1 </dev/null && loaded "$1"; then
+    changed "loaded $1"
+    return
+  fi
+  cat "$GPUNODE_IN/.modprobe" >>"$log"
+  why=$(tail -n 1 "$GPUNODE_IN/.modprobe")
+  case $why in
+    *"Key was rejected"* | *"Required key not available"*)
+      fail "Secure Boot rejects the module $1: $why" "enrol the key that signed it (mokutil --import) and reboot, or use signed modules" ;;
+    *"not found"*)
+      other=$(find /lib/modules -name "$1.ko*" -o -name "$(printf '%s' "$1" | tr _ -).ko*" 2>/dev/null | sed 's|^/lib/modules/||; s|/.*||' | sort -u | tr '\n' ' ')
+      [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
+      needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
+    *"No such device"*)
+      held_by || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      needs_reboot "$other holds the GPU" ;;
+    *)
+      held_by || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      needs_reboot "$other holds the GPU" ;;
+  esac
+}
+
+wants() { requested load | grep -qx "$1"; }
+
+modules() {
+  blocked=
+  for module in $(requested unload); do unload "$module" || blocked=1; done
+  if wants nvidia && loaded nvidia; then
+    parameter=$(other_parameters)
+    as_installed "$version" && [ -z "$parameter" ] && ! to_be_exchanged || unload_old_driver || blocked=1
+  fi
+  [ -z "$blocked" ] || return 0
+  for module in $(requested load); do
+    load "$module"
+    [ -z "$reboot_reason" ] || return 0
+  done
+  carry
+  checking || ! wants nvidia || [ -z "$version" ] || [ "$(module_version)" = "$version" ] ||
+    fail "nvidia $(module_version) is loaded, $version is wanted, and it is $version that was installed" \
+      "modinfo nvidia shows which file was taken: remove the older module (runfile, another DKMS version)"
+}
+
+# KEY VALUE: kernel settings in force now; /etc/sysctl.d has them for the next boot
+settings() {
+  requested sysctl >"$GPUNODE_IN/.settings"
+  while read -r key wanted; do
+    place=/proc/sys/$(printf '%s' "$key" | tr . /)
+    have_now=$(cat "$place" 2>/dev/null)
+    [ "$have_now" != "$wanted" ] || continue
+    if ! checking; then
+      [ -e "$place" ] || fail "there is no kernel setting $key" "net.bridge… needs the module br_netfilter: modprobe br_netfilter"
+      prior sysctl "$key" "$have_now" "$wanted"
+      printf '%s\n' "$wanted" 2>>"$log" >"$place" || fail "$key cannot be set to $wanted" "is /proc/sys writable, and who keeps it so?"
+    fi
+    changed "$key = $wanted (was ${have_now:-not there})"
+  done <"$GPUNODE_IN/.settings"
+}
+
+# ---------------------------------------------------------------- links, alternatives and services
+
+# runc of 1.1.3 to 1.1.6 tells systemd only of devices whose number has a link in /dev/char, and systemd before 240 finds
+# them by it.  NVIDIA's devices are no udev devices, so nobody makes theirs.
+links() {
+  [ -n "$(requested links)" ] || return 0
+  if ! checking && loaded nvidia; then # the driver's tools make device files when they first need them
+    [ -e /dev/nvidiactl ] || ! have nvidia-smi || briefly nvidia-smi -L >>"$log" 2>&1
+    [ -e /dev/nvidia-uvm ] || ! have nvidia-modprobe || briefly nvidia-modprobe -c 0 -u >>"$log" 2>&1
+  fi
+  unlinked_nodes >"$GPUNODE_IN/.unlinked"
+  while read -r number path; do
+    checking || prior link "/dev/char/$number" absent "..${path#/dev}"
+    checking || { (umask 022 && mkdir -p /dev/char) && ln -sfn "..${path#/dev}" "/dev/char/$number"; } 2>>"$log" ||
+      fail "/dev/char/$number cannot be made" "see the log: is /dev writable?"
+    changed "link /dev/char/$number to $path"
+  done <"$GPUNODE_IN/.unlinked"
+}
+
+# NAME PATH: the link /usr/local/NAME, by update-alternatives where that knows it (NVIDIA's packages), else plainly.  The
+# first toolkit on a node brings the link itself, be it a package or NVIDIA's installer: check mode leaves it to them.
+alternatives() {
+  requested alternatives | while read -r name path; do
+    link=/usr/local/$name
+    [ "$(readlink -f "$link" 2>/dev/null)" != "$(readlink -f "$path")" ] || continue
+    [ -e "$path" ] || checking || { echo "$path does not exist" && exit 1; }
+    [ -e "$path" ] || [ -e "$link" ] || continue
+    echo "$link leads to $path" >>"$GPUNODE_IN/.alternatives"
+    checking && continue
+    prior alternative "$name" "$(alternative "$name")" "$path"
+    if have update-alternatives && update-alternatives --query "$name" 2>/dev/null | grep -qx "Alternative: $path"; then
+      update-alternatives --set "$name" "$path" >>"$log" 2>&1
+    elif [ -e "$link" ] && [ ! -L "$link" ]; then
+      echo "$link is a folder, not a link" && exit 1
+    else
+      ln -sfn "$path" "$link"
+    fi || { echo "$link could not be set" && exit 1; }
+  done >"$GPUNODE_IN/.why" || fail "$(cat "$GPUNODE_IN/.why")" "install that version first, or choose another default"
+  [ ! -e "$GPUNODE_IN/.alternatives" ] || while read -r line; do changed "$line"; done <"$GPUNODE_IN/.alternatives"
+}
+
+# spare_containers UNIT: what follows makes systemd reload
+spare_containers() {
+  keep_gpus && return
+  # shellcheck disable=SC2154 # by keep_gpus
+  set -- "enabling $1 makes systemd reload, and the running containers $losers would lose their GPUs" \
+    "stop them, or start them with CDI (--device nvidia.com/gpu=…), then run again; docs/gpu-containers.md"
+  [ "$steps" != 0 ] || finish refused "$@"
+  fail "$@"
+}
+
+# look_at UNIT: state, enabled (the words of systemctl), and is_enabled
+look_at() {
+  state=$(systemctl is-active "$1" 2>/dev/null)
+  enabled=$(systemctl is-enabled "$1" 2>/dev/null)
+  case $enabled in enabled | static | alias | indirect | generated | enabled-runtime) is_enabled=1 ;; *) is_enabled= ;; esac
+}
+
+# enable_unit UNIT: one with an init script reloads in spite of --no-reload (update-rc.d)
+enable_unit() {
+  case $enabled in masked*) fail "$1 is masked" "systemctl unmask $1, if it may run" ;; esac
+  prior enabled "$1" "${enabled:-absent}" enabled
+  systemctl --no-reload enable "$1" >>"$log" 2>&1 </dev/null 9>&- || fail "$1 cannot be enabled: $(tail -n 1 "$log")" "is its package installed?"
+}
+
+# units that are to start at the next boot, and not now
+enables() {
+  for unit in $(requested enable); do
+    look_at "$unit"
+    [ -z "$is_enabled" ] || continue
+    checking || enable_unit "$unit"
+    changed "enable $unit at boot"
+  done
+}
+
+services() {
+  for unit in $(requested services); do
+    look_at "$unit"
+    [ "$state" != active ] || [ -z "$is_enabled" ] || continue
+    stale=$(systemctl show -p NeedDaemonReload "$unit" 2>/dev/null)
+    [ -n "$is_enabled" ] && [ "$stale" != NeedDaemonReload=yes ] || spare_containers "$unit"
+    checking && changed "enable and start $unit" && continue
+    [ "$stale" != NeedDaemonReload=yes ] || systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&-
+    [ -n "$is_enabled" ] || enable_unit "$unit"
+    [ "$state" = active ] || prior active "$unit" inactive active
+    # after the reboot it starts by itself, and before it cannot
+    [ -n "$reboot_reason" ] || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
+      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
+      fail "$unit does not start" "journalctl -u $unit on the node; the end of it is in the log"
+    }
+    changed "enabled and started $unit"
+  done
+}
+
+# units that run: again, because what they start from is new
+restarts() {
+  for unit in $(requested restart); do
+    systemctl is-active -q "$unit" || continue
+    checking || systemctl restart "$unit" >>"$log" 2>&1 </dev/null 9>&- || {
+      journalctl -u "$unit" -n 20 --no-pager >>"$log" 2>&1
+      fail "$unit does not restart" "journalctl -u $unit on the node; the end of it is in the log"
+    }
+    changed "restart of $unit"
+  done
+}
+
+# ---------------------------------------------------------------- main
+
+version=$(word version)
+[ -n "$version" ] || ! wants nvidia || version=$(userspace_version)
+checking || {
+  need_root
+  lock
+}
+initramfs
+modules
+settings
+restart_stopped
+alternatives
+links
+enables
+services
+restarts
+say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+[ -z "$reboot_reason" ] || say reboot "$reboot_reason"
+[ "$steps" = 0 ] || checking || journal activate 'done' ",\"changed\":$steps,\"reboot\":$(json_text "$reboot_reason")"
+tail -n 20 "$log"
+if [ -n "$reboot_reason" ]; then
+  [ "$steps" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
+  finish changed "reboot needed: $reboot_reason"
+fi
+[ "$steps" = 0 ] && finish unchanged "everything is active as wanted"
+checking && finish changed "$steps change(s) would be made"
+finish changed "everything is active as wanted"

@@ -1,0 +1,101 @@
+#!/bin/sh
+# The CDI specification of this node's GPUs: made by nvidia-ctk, compared, put in place, and kept fresh by systemd units.
+# Request and output: core/items/requests/cdi.py.  Runs behind common.sh and install_file.sh.
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we
+UNITS=/etc/systemd/system
+log=$GPUNODE_IN/.log
+: >"$log"
+
+changes=0
+
+# settings: NVIDIA's own settings of the refresh service, as environment variables
+settings() {
+  [ -r "$SETTINGS" ] || return 0
+  while IFS='=' read -r key value; do
+    case $key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
+    case $value in \"*\") value=${value#\"} value=${value%\"} ;; \'*\') value=${value#\'} value=${value%\'} ;; esac
+    export "$key=$value"
+  done <"$SETTINGS"
+}
+
+# generate FILE: what nvidia-ctk says today
+generate() {
+  NVIDIA_CTK_CDI_OUTPUT_FILE_PATH='' nvidia-ctk cdi generate --output="$1" >>"$log" 2>&1 </dev/null && [ -s "$1" ]
+}
+
+no_specification() {
+  [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ] || [ -d /sys/module/nvgpu ] ||
+    finish refused "no NVIDIA driver is loaded: $(last_words)" "modprobe nvidia, or gpunode provision"
+  finish failed "nvidia-ctk cdi generate failed: $(last_words)" "nvidia-smi has to work first; then run again"
+}
+
+# refresh TARGET: the specification there is what nvidia-ctk says today
+refresh() {
+  made=$GPUNODE_IN/spec.${1##*.}
+  [ -e "$made" ] || generate "$made" || no_specification
+  cmp -s "$made" "$1" && return
+  if [ -e "$1" ]; then changed "renews $1"; else changed "creates $1"; fi
+  checking || put "$made" "$1"
+}
+
+# ---------------------------------------------------------------- kept fresh
+
+# enable_unit UNIT: it begins with the machine; one that is masked is left so
+enable_unit() {
+  case $(systemctl is-enabled "$1" 2>/dev/null) in
+    enabled | static | alias | indirect | generated) return ;;
+    masked*) say note "$1 is masked: the specification is not renewed by itself" && return ;;
+  esac
+  changed "enables $1"
+  checking || prior enabled "$1" "$(systemctl is-enabled "$1" 2>/dev/null || :)" enabled
+  checking || systemctl --no-reload enable "$1" >>"$log" 2>&1 ||
+    finish failed "cannot enable $1: $(last_words)" "systemctl status $1"
+}
+
+# start_unit UNIT: it is at work now
+start_unit() {
+  case $(systemctl is-active "$1" 2>/dev/null)$(systemctl is-enabled "$1" 2>/dev/null) in active* | *masked*) return ;; esac
+  changed "starts $1"
+  checking || prior active "$1" inactive active
+  checking || systemctl start "$1" >>"$log" 2>&1 || finish failed "cannot start $1: $(last_words)" "systemctl status $1"
+}
+
+keep_fresh() {
+  systemctl show -p Version >/dev/null 2>&1 || {
+    say note "no systemd here: after a new driver, run gpunode again"
+    return
+  }
+  name=nvidia-cdi-refresh
+  if ! systemctl cat "$name.path" >/dev/null 2>&1; then
+    name=gpunode-cdi-refresh
+    [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ] || return 0
+    place service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
+    place path "$UNITS/$name.path"
+  fi
+  enable_unit "$name.service"
+  enable_unit "$name.path"
+  start_unit "$name.path"
+}
+
+# ---------------------------------------------------------------- all of it
+
+need_root
+have nvidia-ctk || finish refused "nvidia-ctk is not installed" "install the NVIDIA Container Toolkit: gpunode provision does"
+settings
+output=$(word output)
+output=${output:-${NVIDIA_CTK_CDI_OUTPUT_FILE_PATH:-/var/run/cdi/nvidia.yaml}}
+for folder in "$(dirname "$output")" /etc/cdi; do
+  [ ! -e "$folder/nvidia.yaml" ] || [ ! -e "$folder/nvidia.json" ] ||
+    finish refused "nvidia.yaml and nvidia.json in $folder name the same devices: engines take neither" "remove one of them"
+done
+checking || lock
+refresh "$output"
+for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count beside the others
+  [ ! -e "$found" ] || [ "$found" = "$output" ] || refresh "$found"
+done
+keep_fresh
+[ "$changes" != 0 ] || finish unchanged "the CDI specification is what nvidia-ctk makes"
+if checking; then finish changed "the CDI specification would be renewed"; fi
+finish changed "the CDI specification is what nvidia-ctk makes, and is kept so"

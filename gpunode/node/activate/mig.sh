@@ -1,0 +1,267 @@
+#!/bin/sh
+# MIG: every GPU cut as it is wished, mode and instances, or whole again; and a unit that does the same at every boot,
+# because no instance outlives one.  nvidia-smi does it.
+# Request and output: core/items/requests/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+UNIT=gpunode-mig.service
+PROGRAM=/usr/lib/gpunode/mig
+CONFIG=/etc/gpunode/mig.yaml
+LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
+AGENTS="gpunode-mps nvsm nvidia-dcgm dcgm dcgm-exporter nvidia-persistenced" # hold GPUs, and start again afterwards
+log=$GPUNODE_IN/.log
+: >"$log"
+reboot_reason='' changes=0
+
+# conclude STATUS MESSAGE [FIX]: the last thing, with what stands on the node about it: success, pending, failed
+conclude() {
+  restart_agents
+  case $1:$reboot_reason in unchanged:* | changed:) state=success ;; changed:*) state=pending ;; *) state=failed ;; esac
+  [ -z "$reboot_reason" ] || state=pending
+  checking || [ -n "$(word remove)" ] || { record_state "$state" "$2" && label "$state"; }
+  [ "$state" != failed ] || tail -n 20 "$log"
+  finish "$@"
+}
+
+record_state() {
+  [ ! -e "$GPUNODE_STATE/mig" ] || ! grep -qx "status $1" "$GPUNODE_STATE/mig" || ! grep -qxF "message $2" "$GPUNODE_STATE/mig" || return 0
+  (umask 077 && mkdir -p "$GPUNODE_STATE" && printf 'status %s\nat %s\nmessage %s\n' "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" >"$GPUNODE_STATE/mig") 2>>"$log"
+}
+
+# label STATE: as NVIDIA's mig-manager labels nodes; only where the request says that Kubernetes is here
+label() {
+  [ -n "$(word labels)" ] || return 0
+  printf 'nvidia.com/mig.config=gpunode\nnvidia.com/mig.config.state=%s\n' "$1" >"$GPUNODE_IN/.labels"
+  cmp -s "$GPUNODE_IN/.labels" "$LABELS" && return
+  (umask 022 && mkdir -p "${LABELS%/*}" && cp "$GPUNODE_IN/.labels" "$LABELS") 2>>"$log"
+}
+
+smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
+
+# number SLOT: as nvidia-smi counts GPUs, whose bus ids have longer domains
+number() { awk -F ', ' -v slot="$1" 'substr(tolower($2), 5) == slot || tolower($2) == slot { print $1 }' "$GPUNODE_IN/.gpus"; }
+
+# of SLOT [mig] OPTION…: nvidia-smi, of that GPU alone
+of() {
+  gpu=$(number "$1")
+  shift
+  case $1 in
+    mig) shift && smi mig -i "$gpu" "$@" ;;
+    *) smi -i "$gpu" "$@" ;;
+  esac
+}
+
+# ask SLOT FIELD
+ask() { of "$1" --query-gpu="$2" --format=csv,noheader | head -n 1; }
+
+# instances SLOT: lines `INSTANCE PROFILE START`, those with a compute instance only; `INSTANCE - -` for one without
+instances() {
+  of "$1" mig -lci | awk '$1 == "|" && $2 ~ /^[0-9]+$/ && $4 == "MIG" { print $3 }' >"$GPUNODE_IN/.computes"
+  of "$1" mig -lgi | awk 'FILENAME == ARGV[1] { whole[$1]; next }
+    $1 == "|" && $2 ~ /^[0-9]+$/ && $3 == "MIG" && split($7, at, ":") == 2 { print $6, (($6 in whole) ? $4 " " at[1] : "- -") }' "$GPUNODE_IN/.computes" -
+}
+
+# wished SLOT: lines `PROFILE ID START`
+wished() {
+  requested gpus | awk -v slot="$1" '$1 == slot { for (i = 3; i <= NF; i++) { split($i, part, ":"); print part[1], part[2], part[3] } }'
+}
+
+# match SLOT: of .have makes .surplus and .lacking: instances (their ids) that are not wished, and wishes (ID or name, with :START) that no instance is.
+# An instance is a wished one by profile and start; where GPUs have all profiles that are wished, they lie well anyway.
+match() {
+  wished "$1" >"$GPUNODE_IN/.wished"
+  awk '{ print $2 }' "$GPUNODE_IN/.have" | sort >"$GPUNODE_IN/.have.names"
+  cut -d ' ' -f 1 "$GPUNODE_IN/.wished" | sort | cmp -s - "$GPUNODE_IN/.have.names" && : >"$GPUNODE_IN/.surplus" && : >"$GPUNODE_IN/.lacking" && return
+  awk -v out="$GPUNODE_IN/" 'BEGIN { printf "" >(out ".surplus"); printf "" >(out ".lacking") }
+    FILENAME == ARGV[1] { place = $1 " " ($3 == -1 ? "any" : $3); wish[place]++; id[place] = ($2 == -1 ? $1 : $2) ($3 == -1 ? "" : ":" $3); next }
+    wish[$2 " " $3] { wish[$2 " " $3]--; next }
+    wish[$2 " any"] { wish[$2 " any"]--; next }
+    { print $1 >(out ".surplus") }
+    END { for (place in wish) for (; wish[place] > 0; wish[place]--) print id[place] >(out ".lacking") }' "$GPUNODE_IN/.wished" "$GPUNODE_IN/.have"
+}
+
+# minor SLOT: the N of its /dev/nvidiaN
+minor() { sed -n 's/^Device Minor:[^0-9]*//p' "/proc/driver/nvidia/gpus/$1/information" 2>/dev/null; }
+
+# capabilities SLOT INSTANCE: the device files that whoever uses the instance holds
+capabilities() {
+  for access in "/proc/driver/nvidia/capabilities/gpu$(minor "$1")/mig/gi$2/access" "/proc/driver/nvidia/capabilities/gpu$(minor "$1")/mig/gi$2"/ci*/access; do
+    [ -r "$access" ] && sed -n 's|^DeviceFileMinor:[^0-9]*|/dev/nvidia-caps/nvidia-cap|p' "$access"
+  done
+}
+
+words() { if [ -s "$1" ]; then sort "$1" | uniq -c | awk '{ printf "%s%s × %s", (NR > 1 ? ", " : ""), $1, $2 }'; else printf 'no instance'; fi; }
+
+# ---------------------------------------------------------------- what is to be done, and who stands against it
+
+# look SLOT MODE: a line `SLOT mode on|off` or `SLOT cut` in .todo, with its words said; refuses while somebody uses what goes
+look() {
+  now=$(ask "$1" mig.mode.current) next=$(ask "$1" mig.mode.pending)
+  case $now in
+    Enabled | Disabled) ;;
+    '' | *N/A* | *'No devices'*) [ "$2" = off ] && return
+      conclude refused "GPU $1 has no MIG: nvidia-smi says $now" "leave it out of sharing.mig, or share it by time-slicing or mps" ;;
+    *) conclude failed "nvidia-smi cannot be asked for GPU $1: $now" "nvidia-smi has to work first; then run again" ;;
+  esac
+  : >"$GPUNODE_IN/.have"
+  [ "$now" != Enabled ] || instances "$1" >"$GPUNODE_IN/.have"
+  cut -d ' ' -f 2 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.names"
+  case $now:$next:$2 in
+    Disabled:Enabled:on | Enabled:Disabled:off) echo "$1 $2" >>"$GPUNODE_IN/.todo" && return ;; # told before: a reboot does it
+    Disabled:*:off | Enabled:*:on) ;;
+    *)
+      used=$(holders "/dev/nvidia$(minor "$1")")
+      [ -z "$used" ] || in_use "GPU $1 is used by $used: its MIG mode cannot be changed"
+      changed "GPU $1: MIG $2" ;;
+  esac
+  match "$1"
+  [ "$2" = on ] || cut -d ' ' -f 1 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.surplus"
+  while read -r instance; do
+    # shellcheck disable=SC2046 # paths
+    used=$(holders $(capabilities "$1" "$instance"))
+    [ -z "$used" ] || in_use "instance $instance of GPU $1 is used by $used"
+  done <"$GPUNODE_IN/.surplus"
+  echo "$1 $2" >>"$GPUNODE_IN/.todo"
+  [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
+  was=$(words "$GPUNODE_IN/.names")
+  wished "$1" | cut -d ' ' -f 1 >"$GPUNODE_IN/.names"
+  changed "GPU $1: $(words "$GPUNODE_IN/.names") (was $was)"
+}
+
+in_use() {
+  conclude refused "$1" "stop them (on a Kubernetes node: kubectl drain, and the device plugin), then run again; nothing was changed"
+}
+
+# ---------------------------------------------------------------- doing it
+
+stop_agents() {
+  [ ! -e "$GPUNODE_IN/.stopped" ] || return 0
+  : >"$GPUNODE_IN/.stopped"
+  for unit in $AGENTS; do
+    systemctl is-active -q "$unit" 2>/dev/null || continue
+    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- && echo "$unit" >>"$GPUNODE_IN/.stopped"
+  done
+}
+
+restart_agents() {
+  [ -e "$GPUNODE_IN/.stopped" ] || return 0
+  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+  rm -f "$GPUNODE_IN/.stopped"
+}
+
+# turned SLOT Enabled|Disabled: nvidia-smi is told, and it is so at once
+turned() {
+  if [ "$2" = Enabled ]; then value=1; else value=0; fi
+  said=$(of "$1" -mig "$value")
+  echo "$said" >>"$log"
+  case $said in
+    *'Unable to'* | *ermission*)
+      conclude failed "MIG mode of GPU $1: $(echo "$said" | grep -v '^All done' | head -n 1)" "the driver may be too old for this GPU, or a hypervisor forbids it" ;;
+  esac
+  is_now "$@"
+}
+
+is_now() { [ "$(ask "$1" mig.mode.current)" = "$2" ]; }
+
+# mode SLOT on|off: 1 when it needs a reboot
+mode() {
+  if [ "$2" = on ]; then want_=Enabled; else want_=Disabled; fi
+  is_now "$1" "$want_" && [ "$(ask "$1" mig.mode.pending)" = "$want_" ] && return
+  turned "$1" "$want_" && return
+  stop_agents
+  # Ampere takes the mode with a reset, and not every machine lets a single GPU be reset
+  turned "$1" "$want_" || of "$1" --gpu-reset >"$GPUNODE_IN/.reset"
+  restart_agents
+  is_now "$1" "$want_" && return
+  why=$(head -n 1 "$GPUNODE_IN/.reset")
+  [ "$(ask "$1" mig.mode.pending)" = "$want_" ] || conclude failed "MIG of GPU $1 does not turn $2: $why" "nvidia-smi -mig on the node says why"
+  reboot_reason="MIG of GPU $1 turns $2 with a reboot: $why"
+  return 1
+}
+
+# destroy SLOT INSTANCE…: all of them or 1
+destroy() {
+  from=$1
+  shift
+  for instance in "$@"; do
+    of "$from" mig -gi "$instance" -dci >>"$log"
+    of "$from" mig -gi "$instance" -dgi >>"$log"
+    ! of "$from" mig -lgi | awk -v id="$instance" '$1 == "|" && $3 == "MIG" && $6 == id { found = 1 } END { exit !found }' || return 1
+  done
+}
+
+# create SLOT TUPLE,TUPLE…
+create() { of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNODE_IN/.created" >>"$log"; }
+
+# cut_ SLOT: the instances are those that are wished; where that breaks off, those that were there before are made again
+cut_() {
+  instances "$1" >"$GPUNODE_IN/.have"
+  match "$1"
+  [ -s "$GPUNODE_IN/.surplus" ] || [ -s "$GPUNODE_IN/.lacking" ] || return 0
+  cp "$GPUNODE_IN/.have" "$GPUNODE_IN/.before"
+  tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
+  : >"$GPUNODE_IN/.created"
+  # shellcheck disable=SC2046 # numbers
+  { destroy "$1" $(cat "$GPUNODE_IN/.surplus") && { [ -z "$tuples" ] || create "$1" "$tuples"; } && whole "$1"; } && return
+  cat "$GPUNODE_IN/.created" >>"$log"
+  why=$(grep -E '^(Unable|Failed|Invalid|Insufficient)' "$log" | tail -n 1)
+  put_back "$1"
+  conclude "$outcome" "GPU $1 could not be cut as wished: ${why:-$(last_words)}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
+}
+
+# whole SLOT: every instance that is wished is there, with its compute instance
+whole() {
+  instances "$1" >"$GPUNODE_IN/.have"
+  match "$1"
+  [ ! -s "$GPUNODE_IN/.surplus" ] && [ ! -s "$GPUNODE_IN/.lacking" ]
+}
+
+put_back() {
+  instances "$1" >"$GPUNODE_IN/.have"
+  new=$(awk 'FILENAME == ARGV[1] { old[$2 " " $3]; next } !($2 " " $3 in old) { print $1 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.have")
+  # shellcheck disable=SC2086 # numbers
+  destroy "$1" $new
+  instances "$1" >"$GPUNODE_IN/.have"
+  gone=$(awk 'FILENAME == ARGV[1] { now[$2 " " $3]; next } !($2 " " $3 in now) && $2 != "-" { print $2 ":" $3 }' "$GPUNODE_IN/.have" "$GPUNODE_IN/.before" | tr '\n' ',' | sed 's/,$//')
+  if [ -z "$gone" ] || create "$1" "$gone"; then outcome=rolled_back back="its instances are as they were before"; else outcome=failed back="its former instances $gone could not be made again"; fi
+}
+
+# ---------------------------------------------------------------- all of it
+
+need_root
+[ -n "$(word atboot)" ] || checking || lock
+requested gpus >"$GPUNODE_IN/.wishes"
+: >"$GPUNODE_IN/.todo"
+if ! { have nvidia-smi && smi --query-gpu=index,pci.bus_id --format=csv,noheader; } >"$GPUNODE_IN/.gpus"; then
+  [ -n "$(word remove)" ] || conclude refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.gpus")" "gpunode provision installs and loads the driver"
+  : >"$GPUNODE_IN/.wishes" # without a driver there is nothing to make whole
+fi
+while read -r slot wish _; do look "$slot" "$wish"; done <"$GPUNODE_IN/.wishes"
+if [ -n "$(word remove)" ]; then
+  not_at_boot "$UNIT"
+else
+  place unit "/etc/systemd/system/$UNIT"
+  place config "$CONFIG"
+  place program "$PROGRAM"
+  [ ! -e "$GPUNODE_IN/unit" ] || at_boot "$UNIT"
+fi
+if ! checking; then
+  while read -r slot wish; do
+    # shellcheck disable=SC2046 # numbers
+    [ "$wish" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
+      conclude failed "the instances of GPU $slot could not be destroyed: $(last_words)" "nvidia-smi mig -lgi on the node"
+    mode "$slot" "$wish" || continue
+    [ "$wish" = off ] || cut_ "$slot"
+  done <"$GPUNODE_IN/.todo"
+fi
+[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do take_away "$file"; done
+[ -z "$(word remove)" ] || checking || rm -f "$LABELS" "$GPUNODE_STATE/mig"
+say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
+[ -z "$reboot_reason" ] || say reboot "$reboot_reason"
+[ "$changes" = 0 ] || checking || [ -n "$(word atboot)" ] || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"
+[ "$changes" != 0 ] || conclude unchanged "every GPU is cut as wished${reboot_reason:+, after a reboot}"
+! checking || conclude changed "$changes change(s) would be made"
+[ -z "$reboot_reason" ] || conclude changed "reboot needed: $reboot_reason"
+[ -z "$(word remove)" ] || conclude changed "MIG is off, and nothing of it is left on the node"
+[ -z "$(word labels)" ] || say note "the device plugin learns of new instances when it starts again: kubectl rollout restart of its DaemonSet"
+conclude changed "every GPU is cut as wished, and will be at every boot"

@@ -1,0 +1,328 @@
+#!/bin/sh
+# One transaction on files: lock, finish or undo what an interrupted run left, compare hashes, back up, journal,
+# write atomically, validate, restart or reload, look whether the service is healthy; if not, put everything back.
+# Request and output: core/edits/commit.py.  Runs behind common.sh, file.sh and service.sh.
+#
+# State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), `plan` (below), `after`,
+# `validate`, `health` and `meant` (what follows the writes), `effective` (the settings in force before), `running`
+# (containers), `told` before the service is restarted, `took` after it; and what outlives it: undo.json, how the edit
+# is taken back.  The journal's intent is written after the backup and before the first write; so an intent without
+# outcome finds what it needs to be finished or undone.
+# Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
+# folder to create, path; separated by tabs, and the path is where symbolic links lead.
+
+# shellcheck disable=SC2034,SC2154  # variables that file.sh and service.sh set or use
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+TAB=$(printf '\t')
+KEEP=20 # finished transactions whose backups stay
+log=$GPUNODE_IN/.log
+: >"$log"
+
+# ---------------------------------------------------------------- undo and recover
+
+# restore: every file of the transaction as it was, what names the others first, so that nothing is named that is not
+# there; files that somebody else changed since are left and named
+restore() {
+  left='' restored=yes
+  sort -t "$TAB" -k 1,1nr "$backup/plan" >"$GPUNODE_IN/.back"
+  while IFS=$TAB read -r n _ before after mode _ made path; do
+    new=$(temporary "$path" "$n")
+    rm -f "$new"
+    now=$(hash_of "$path")
+    if [ "$now" = "$before" ] || [ "$path" = "${foreign:-}" ]; then
+      :
+    elif [ "$now" != "$after" ]; then
+      left="$left $path"
+    elif [ "$before" = absent ]; then
+      rm -f "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
+    else
+      old=$path # it has the owner and the labels; a backup on another file system may not
+      [ -e "$old" ] || old=$backup/$n.old
+      (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log"
+      stage "$backup/$n.old" "$old" "$new" "$mode" - && touch -r "$backup/$n.old" "$new" &&
+        mv -f "$new" "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
+    fi
+    [ "$made" = - ] || prune "$(dirname "$path")" "$made"
+  done <"$GPUNODE_IN/.back"
+  [ -z "$left" ]
+}
+
+# prune FOLDER TOP: removes the empty folders from FOLDER up to TOP, which the transaction created
+prune() {
+  folder=$1
+  while [ "${#folder}" -ge "${#2}" ] && rmdir "$folder" 2>/dev/null; do folder=$(dirname "$folder"); done
+}
+
+# records FROM TO: the undo records that the edit has used up, and its own, get another name; again does no harm
+records() {
+  while read -r id; do
+    [ ! -e "$GPUNODE_STATE/backup/$id/$1" ] || mv -f "$GPUNODE_STATE/backup/$id/$1" "$GPUNODE_STATE/backup/$id/$2" 2>>"$log"
+  done <"$backup/used"
+}
+
+# accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
+accepted() {
+  [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
+  records undo.json undo.used.json
+  rm -f "$backup/effective" # with its passwords
+  while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
+  journal files 'done' "${1:-}"
+}
+
+# empty PLAN: removes the folders that an edit has created, which is now taken back, as far as nothing is in them
+empty() {
+  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ made path; do
+    [ "$made" = - ] || prune "$(dirname "$path")" "$made"
+  done <"$1"
+}
+
+# taken_back PHASE [,"MORE":JSON]: it does not
+taken_back() {
+  rm -f "$backup/undo" "$backup/undo.json" "$backup/effective"
+  records undo.used.json undo.json
+  journal files "$@"
+}
+
+# undo WHY FIX [STATUS]: put all back, bring the service back, and end
+undo() {
+  words=$1 fix=$2 status=${3:-rolled_back} phase=undone
+  restore || {
+    status=failed phase=failed
+    words="$words; could not restore$left: $(last_words)"
+    fix="put back by hand from $backup, then restart ${unit:-what reads it}"
+  }
+  if [ -e "$backup/told" ]; then
+    tell || {
+      words="$words; and after the files were put back: $illness"
+      fix="look at journalctl -u $unit; $fix"
+    }
+  fi
+  taken_back "$phase" ",\"message\":$(json_text "$words")"
+  cat "$log"
+  finish "$status" "$words" "$fix"
+}
+
+# recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone
+recover() {
+  recovered=0
+  for journal_id in $(unfinished files); do
+    recovered=1
+    checking && continue
+    [ -r "$GPUNODE_STATE/backup/$journal_id/plan" ] || {
+      journal files failed ',"message":"its backup is gone"'
+      continue
+    }
+    load "$journal_id"
+    if in_place; then
+      # a run that ended between «told» and «took» leaves open which configuration the service runs with
+      if { [ -e "$backup/took" ] && unit_running && healthy; } ||
+        { validate "$config" && { [ -z "$verb" ] || ! unit_running || tell; }; }; then
+        accepted ',"recovered":true'
+        say changed "finished the change $journal_id that was interrupted"
+        continue
+      fi
+      undo "the change $journal_id was interrupted, and undone: ${illness:-$verdict}" "run again to see why"
+    fi
+    restore || {
+      taken_back failed ",\"message\":$(json_text "changed by somebody else:$left")"
+      say note "the change $journal_id was interrupted; somebody else changed$left since: left as it is"
+      continue
+    }
+    [ ! -e "$backup/told" ] || tell || say note "$illness, after the change $journal_id was undone"
+    taken_back undone ',"recovered":true'
+    say changed "undid the change $journal_id that was interrupted"
+  done
+  journal_id=''
+}
+
+in_place() {
+  while IFS=$TAB read -r n _ _ after _ _ _ path; do
+    [ "$(hash_of "$path")" = "$after" ] || return 1
+    rm -f "$(temporary "$path" "$n")"
+  done <"$backup/plan"
+}
+
+# ---------------------------------------------------------------- a new transaction
+
+# stale PATH: the caller may read the files again and ask again
+stale() {
+  say stale "$1"
+  mend="plan again: the plan rests on another version of the file"
+}
+
+# compare: every file that was read is still what it was; lists in .todo what is to be done
+compare() {
+  : >"$GPUNODE_IN/.todo"
+  : >"$GPUNODE_IN/.said"
+  while IFS=$TAB read -r n action mode expect like path; do
+    resolve "$path" || finish refused "$trouble" "$mend"
+    before=$(hash_of "$target") || finish failed "$path cannot be read" "run as root; if that does not help, the disk fails"
+    if [ "$expect" != any ] && [ "$expect" != "$before" ]; then
+      stale "$path"
+      finish refused "$path changed since it was read" "$mend"
+    fi
+    case $action in
+      read) continue ;;
+      remove) after=absent ;;
+      restore) # as an earlier transaction found it: `like` names its copy
+        kept=$GPUNODE_STATE/backup/$like
+        [ -e "$kept" ] || finish refused "the copy of $path is gone: $kept" "leave $path as it is, or mend it by hand"
+        cp -a "$kept" "$GPUNODE_IN/data.$n" || finish failed "$kept cannot be read" "see whether the disk is full, or fails"
+        after=$(hash_of "$kept")
+        ;;
+      *) after=$(hash_of "$GPUNODE_IN/data.$n") ;;
+    esac
+    [ "$before" != "$after" ] || continue
+    [ "$target" = "$path" ] || say note "$path leads to $target"
+    made=- folder=$(dirname "$target")
+    while [ ! -d "$folder" ]; do made=$folder folder=$(dirname "$folder"); done
+    printf '%s\t%s\t%s\t%s\t%s\t%s\t%s\t%s\n' "$n" "$action" "$before" "$after" "$mode" "$like" "$made" "$target" >>"$GPUNODE_IN/.todo"
+    case $action-$before in
+      remove-*) echo "removes $path" ;;
+      *-absent) echo "creates $path" ;;
+      *) echo "rewrites $path" ;;
+    esac >>"$GPUNODE_IN/.said"
+  done <"$GPUNODE_IN/changes"
+}
+
+# changed MESSAGE: the end of a run that did, or would do, what `compare` found
+changed() {
+  while IFS= read -r line; do say changed "$line"; done <"$GPUNODE_IN/.said"
+  finish changed "$1"
+}
+
+# keep: backup, plan and intent, all of it on disk before the first write.  The journal's lines number the transactions.
+keep() {
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")
+  backup=$GPUNODE_STATE/backup/$journal_id
+  { (umask 077 && mkdir -p "$backup") && cp "$GPUNODE_IN/.todo" "$backup/plan"; } 2>>"$log" || no_room
+  for name in after validate health meant used undo; do
+    requested $name >"$backup/$name" || no_room
+  done
+  # what was meant by an edit that is taken back may differ again
+  while read -r id; do kept "$id" meant; done <"$backup/used" >>"$backup/meant" 2>>"$log" || no_room
+  list=''
+  while IFS=$TAB read -r n _ before after _ _ _ path; do
+    if [ "$before" != absent ]; then
+      copy "$path" "$backup/$n.old" || no_room
+      [ "$(hash_of "$backup/$n.old")" = "$before" ] || no_room
+      keeps_labels "$path"
+    fi
+    list="$list,{\"path\":$(json_text "$path"),\"before\":\"$before\",\"after\":\"$after\"}"
+  done <"$backup/plan"
+  load "$journal_id"
+  note_processes
+  plugin_was=ok
+  [ -z "$unit" ] || plugin_ok || plugin_was=bad
+  { printf 'plugin_was %s\n' "$plugin_was" >>"$backup/after" && remember_effective; } 2>>"$log" || no_room
+  flush "$backup"/* "$backup" "$GPUNODE_STATE/backup" "$GPUNODE_STATE" || no_room
+  (journal files intent ",\"files\":[${list#,}],\"unit\":$(json_text "$unit")") || {
+    rm -rf "$backup" # nothing was touched, and finish has said so
+    exit 1
+  }
+}
+
+# kept ID NAME: a file of an earlier transaction, nothing when it is not there
+kept() { [ ! -e "$GPUNODE_STATE/backup/$1/$2" ] || cat "$GPUNODE_STATE/backup/$1/$2"; }
+
+no_room() {
+  rm -rf "$backup"
+  cat "$log"
+  finish failed "cannot keep a backup in $GPUNODE_STATE: $(last_words)" "$(why_not); nothing was changed"
+}
+
+# keeps_labels PATH: says what busybox's cp does not take along
+keeps_labels() {
+  cp --help 2>&1 | grep -qi busybox || return 0
+  ! have getfattr || [ -n "$(getfattr -m - "$1" 2>/dev/null)" ] || return 0
+  say note "busybox's cp keeps mode and owner of $1, but no ACL and no extended attributes"
+}
+
+# stage_all: every new file lies ready beside its place, on disk, before the first one is replaced
+stage_all() {
+  while IFS=$TAB read -r n action before _ mode like made path; do
+    [ "$action" != remove ] || continue
+    [ "$made" = - ] || (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log" || undo "cannot create $(dirname "$path"): $(last_words)" "$(why_not)"
+    old=$path
+    [ "$before" != absent ] || old=-
+    [ "$action" != restore ] || old=$GPUNODE_IN/data.$n
+    stage "$GPUNODE_IN/data.$n" "$old" "$(temporary "$path" "$n")" "$mode" "$like" || undo "cannot write $path: $(last_words)" "$(why_not)"
+    [ "$action" != restore ] || touch -r "$old" "$(temporary "$path" "$n")"
+  done <"$backup/plan"
+}
+
+# try_beside: when the root config alone changes, the daemon judges the new bytes before they are in place
+try_beside() {
+  tried=0
+  [ "$(grep -c . "$backup/plan")" = 1 ] || return 0
+  IFS=$TAB read -r n action _ _ _ _ _ path <"$backup/plan"
+  resolve "$config" && [ "$target" = "$path" ] && [ "$action" = write ] || return 0
+  tried=1
+  validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $mend"
+}
+
+place_all() {
+  while IFS=$TAB read -r n action before _ _ _ _ path; do
+    [ "$(hash_of "$path")" = "$before" ] || {
+      foreign=$path
+      stale "$path"
+      undo "$path changed since it was read" "$mend" refused
+    }
+    if [ "$action" = remove ]; then
+      rm -f "$path" 2>>"$log" || undo "cannot remove $path: $(last_words)" "$(why_not)"
+    else
+      mv -f "$(temporary "$path" "$n")" "$path" 2>>"$log" || undo "cannot write $path: $(last_words)" "$(why_not)"
+      if [ "$before" = absent ] && have restorecon; then restorecon "$path" 2>>"$log"; fi
+    fi
+    flush "$(dirname "$path")" || undo "cannot write $path: $(last_words)" "$(why_not)"
+  done <"$backup/plan"
+}
+
+# forget: backups of finished transactions beyond the newest; never one whose undo record is still of use, nor one that
+# knows what stood somewhere before gpunode came
+forget() {
+  open=" $(unfinished files | tr '\n' ' ') "
+  : >"$GPUNODE_IN/.later"
+  set -- "$GPUNODE_STATE"/backup/*-files-*
+  while [ $# -gt $KEEP ]; do
+    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || first "$1" || rm -rf "$1" ;; esac
+    [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
+    shift
+  done
+}
+
+# first BACKUP: whether no earlier one has one of its files
+first() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
+
+[ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
+[ -e "$GPUNODE_IN/state" ] || need_root
+checking || lock
+recover
+compare
+if [ ! -s "$GPUNODE_IN/.todo" ]; then
+  [ "$recovered" = 0 ] || finish changed "an interrupted change was finished or undone"
+  finish unchanged "every file is as it should be"
+fi
+if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
+  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $losers" \
+    "stop these containers first (docs/gpu-containers.md)"
+fi
+checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"
+keep
+stage_all
+try_beside
+place_all
+[ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $mend"
+told=''
+if [ -n "$verb" ]; then
+  if unit_running; then
+    told=1
+    tell || undo "$illness with the new configuration: $(unit_words)" "the files are as they were; journalctl -u $unit tells more"
+  else
+    say note "$unit does not run: the change counts from its next start on"
+  fi
+fi
+accepted
+forget
+changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $(deed)}"

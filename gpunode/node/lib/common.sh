@@ -1,0 +1,233 @@
+# shellcheck shell=sh
+# What all scripts but the probe and those that only read share.  It is put before them: one program, nothing to source on the node.
+
+GPUNODE_STATE=/var/lib/gpunode
+[ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
+
+# what holds /dev/nvidia* by right, and is started again after the modules were exchanged
+# shellcheck disable=SC2034 # of several scripts
+GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm-exporter"
+
+# say KEY TEXT: one line of the protocol in core/remote.py
+say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; }
+
+# finish STATUS MESSAGE [FIX]: the last thing a script does
+finish() {
+  [ -z "${leased:-}" ] || lease_for "$leased"
+  say status "$1"
+  say message "$2"
+  [ -z "${3:-}" ] || say fix "$3"
+  case $1 in
+    unchanged | changed) exit 0 ;;
+    refused) exit 5 ;;
+    *) exit 1 ;;
+  esac
+}
+
+have() { command -v "$1" >/dev/null 2>&1; }
+checking() { [ -e "$GPUNODE_IN/check" ]; }
+
+# requested NAME: the lines of a request file, nothing where the request has none
+requested() { [ ! -e "$GPUNODE_IN/$1" ] || cat "$GPUNODE_IN/$1"; }
+
+# word NAME: the first line of a request file
+word() { requested "$1" | head -n 1; }
+
+# pci_gpus: how many GPUs of NVIDIA are on PCI
+pci_gpus() {
+  for device in /sys/bus/pci/devices/*; do
+    case $(cat "$device/vendor" "$device/class" 2>/dev/null | tr -d '\n') in 0x10de0x03*) echo "$device" ;; esac
+  done | grep -c .
+}
+
+need_root() {
+  [ "$(id -u)" = 0 ] || [ -e "$GPUNODE_IN/state" ] || finish refused "this needs root, and runs as $(id -un)" "set ansible_become: true (or --become) for this host"
+}
+
+# json_text TEXT: as a JSON string
+json_text() {
+  printf '"%s"' "$(printf '%s' "$1" | tr '\n\t' '  ' | tr -d '\000-\037' | sed 's/\\/\\\\/g; s/"/\\"/g')"
+}
+
+# json_list: lines on standard input as a JSON list of strings
+json_list() {
+  sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&"/' | awk 'BEGIN { printf "[" } { printf "%s%s", (NR > 1 ? "," : ""), $0 } END { printf "]" }'
+}
+
+# lock: one writer at a time on this node, as commit.sh does; the lock goes with the process
+lock() {
+  why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${why##*: }" "mend that, then run again"
+  if have flock; then
+    why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${why##*: }" "mend that, then run again"
+    exec 9>>"$GPUNODE_STATE/lock"
+    flock -w "$(lock_seconds)" 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
+    lease
+    return
+  fi
+  mine=$GPUNODE_STATE/lock.pid tries=0 # a link that names its owner
+  until ln -s "$(sh -c 'echo $PPID')" "$mine" 2>/dev/null; do
+    owner=$(readlink "$mine")
+    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$mine.$owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$mine")" != "$owner" ] || rm -f "$mine"
+      rmdir "$mine.$owner"
+      continue
+    fi
+    tries=$((tries + 1))
+    [ "$tries" -le "$(lock_seconds)" ] || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
+    sleep 1
+  done
+  trap 'rm -f "$mine"' EXIT
+  lease
+}
+
+# lock_seconds: seconds to wait for the lock; long for what an earlier run of the same controller, cut off, still does here
+lock_seconds() {
+  owner=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
+  if [ -n "$owner" ] && [ "$owner" = "$(word controller)" ]; then echo 900; else echo 60; fi
+}
+
+LEASE=180 # seconds from a controller's last command on, by this node's clock
+
+# lease: this node is one controller's until LEASE seconds after its last command.  The lock keeps scripts apart, this
+# keeps another controller out between two scripts of a run.  An end further off than LEASE is from a clock that was wrong.
+lease() {
+  holder=$(word controller)
+  [ -n "$holder" ] || return 0
+  until=0 other='' their_run=''
+  [ ! -r "$GPUNODE_STATE/lease" ] || read -r until other their_run <"$GPUNODE_STATE/lease" || :
+  case $until in '' | *[!0-9]*) until=0 ;; esac
+  left=$((until - $(date +%s)))
+  if [ "$other" != "$holder" ] && [ "$left" -gt 0 ] && [ "$left" -le $LEASE ] && [ -z "$(word break_lock)" ]; then
+    finish refused "the controller $other is at work on this node (run ${their_run:-unknown}, for $left seconds more)" \
+      "wait for it to end, or take the node from it: --break-lock"
+  fi
+  lease_for "$holder"
+  leased=$holder
+}
+
+# lease_for CONTROLLER: from now on
+lease_for() {
+  (umask 077 && printf '%s %s %s\n' "$(($(date +%s) + LEASE))" "$1" "$(word run)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
+    mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
+}
+
+# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work, the
+# run that of the controller
+journal() {
+  case $(tail -n 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null) in '' | *'"op":"uninstall"'*) baseline ;; esac
+  [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
+  record "$@"
+}
+
+record() {
+  [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null)" ] || echo >>"$GPUNODE_STATE/journal.jsonl" # a line torn off
+  (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
+    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "$(word run)" "$(word part)" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
+  sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
+}
+
+# prior KIND NAME FROM TO: what a thing is, in the journal before it is changed; core/undo/journal.py knows the kinds
+prior() {
+  state=${journal_id:-} journal_id=
+  journal state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
+  journal_id=$state
+}
+
+# baseline: the first record, before gpunode changes anything: what a person or another tool has set up here
+baseline() {
+  [ ! -e "$GPUNODE_IN/state" ] || return 0 # of another tree nothing is known
+  began=${journal_id:-}
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-baseline
+  kept=$GPUNODE_STATE/backup/$journal_id
+  (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$kept/packages" 2>/dev/null ||
+    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$kept/packages"
+  [ -s "$kept/packages" ] || pacman -Q >"$kept/packages" 2>/dev/null
+  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$kept/units" 2>/dev/null
+  find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
+    -type f -exec sha256sum {} + >"$kept/files" 2>/dev/null
+  record baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$kept/packages" | json_list),\"driver\":$(
+    json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"kernel\":$(json_text "$(uname -r)")"
+  journal_id=$began
+}
+
+# remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is made anew
+# again and again the latest bytes are nobody's, so the hash afterwards is `any`
+remember() {
+  state=${journal_id:-}
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE"/journal.jsonl 2>/dev/null | wc -l)")
+  held=$GPUNODE_STATE/backup/$journal_id was=absent
+  (umask 077 && mkdir -p "$held") || finish failed "cannot write $held" "make room on the file system of /var"
+  [ ! -e "$1" ] || { cp -a "$1" "$held/1.old" && was=$(sha256sum <"$1") && was=${was%% *}; } ||
+    finish failed "cannot keep a copy of $1" "make room on the file system of /var"
+  made=- folder=$(dirname "$1")
+  while [ ! -d "$folder" ]; do made=$folder folder=$(dirname "$folder"); done
+  printf '1\twrite\t%s\tany\t0644\t-\t%s\t%s\n' "$was" "$made" "$1" >"$held/plan"
+  journal files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$was\",\"after\":\"any\"}],\"unit\":\"\""
+  journal_id=$state
+}
+
+# put FILE PATH [MODE]: as a whole, under a name that nobody reads until it is all there; with the label of the policy
+# shellcheck disable=SC2154 # log, of the program behind
+put() {
+  remember "$2"
+  new=$(dirname "$2")/.$(basename "$2").gpunode
+  { (umask 022 && mkdir -p "$(dirname "$2")") && cp "$1" "$new" && chmod "${3:-0644}" "$new" && { sync "$new" 2>/dev/null || sync; } &&
+    mv -f "$new" "$2"; } 2>>"$log" || {
+    rm -f "$new"
+    finish failed "cannot write $2: $(last_words)" "make room, or make the file system writable, then run again"
+  }
+  ! have restorecon || restorecon "$2" 2>>"$log" || true
+}
+
+# alternative NAME: how /usr/local/NAME comes about: auto, manual PATH, link PATH, absent
+alternative() {
+  link=/usr/local/$1
+  known=$(update-alternatives --query "$1" 2>/dev/null | sed -n 's/^Status: //p; s/^Value: //p' | tr '\n' ' ')
+  case $known in
+    auto*) echo auto ;;
+    manual*) echo "${known% }" ;;
+    *) if [ -L "$link" ]; then echo "link $(readlink "$link")"; elif [ -e "$link" ]; then echo other; else echo absent; fi ;;
+  esac
+}
+
+# unfinished OP: ids of operations that began and have no outcome (a run was killed, or the power went)
+unfinished() {
+  [ -e "$GPUNODE_STATE/journal.jsonl" ] || return 0
+  awk -v op="\"op\":\"$1\"" '
+    index($0, op) && match($0, /"id":"[^"]*"/) { id = substr($0, RSTART + 6, RLENGTH - 7); open_[id] = index($0, "\"phase\":\"intent\"") > 0 }
+    END { for (id in open_) if (open_[id]) print id }' "$GPUNODE_STATE/journal.jsonl"
+}
+
+# ---------------------------------------------------------------- package managers, by the functions of apt.sh and so on
+
+manager_() {
+  function=$1
+  shift
+  # shellcheck disable=SC2154 # set by the script behind
+  "${manager}_$function" "$@"
+}
+
+# first_of PATTERN FILE: the first line that fits (pattern in small letters), with the next one where it ends in a colon
+first_of() {
+  awk -v pattern="$1" '
+    found { sub(/^[ \t]+/, ""); print; exit }
+    tolower($0) ~ pattern { if (!/:[ \t]*$/) { print; exit } printf "%s ", $0; found = 1 }' "$2"
+}
+
+# The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
+package_manager() {
+  # shellcheck disable=SC1091  # the node's
+  family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
+  case $family in
+    *' debian '* | *' ubuntu '*) own=apt-get:apt ;;
+    *' rhel '* | *' fedora '* | *' centos '* | *' amzn '* | *' azurelinux '*) own='dnf:dnf yum:dnf' ;;
+    *suse* | *' sles '*) own=zypper:zypper ;;
+    *' arch '*) own=pacman:pacman ;;
+    *) own='apt-get:apt dnf:dnf yum:dnf zypper:zypper pacman:pacman' ;;
+  esac
+  for known in $own; do
+    have "${known%:*}" && echo "${known#*:}" && return
+  done
+}

@@ -1,0 +1,87 @@
+# shellcheck shell=sh
+# shellcheck disable=SC2154  # variables of packages.sh
+# What a package transaction has changed: kept while it runs, in the journal, and told.  Stands behind package_marks.sh, before
+# packages.sh.
+
+# names of which several versions are there, before or after: kernels also stand under a name with their version
+several() {
+  for list in before after; do cut -d ' ' -f 1 "$GPUNODE_IN/.$list" | sort | uniq -d; done >"$GPUNODE_IN/.several"
+}
+
+# what differs between .before and .after, as members of a journal record: the record that an undo needs
+changes_json() {
+  several
+  awk '
+    function item(text, more) { return text (text == "" ? "" : ",") more }
+    FILENAME == ARGV[1] { several[$1]; next }
+    $1 in several { next }
+    FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
+    { after[$1] = 1 }
+    !($1 in before) { added = item(added, "{\"name\":\"" $1 "\",\"version\":\"" $2 "\"}") }
+    ($1 in before) && before[$1] != $2 { changed = item(changed, "{\"name\":\"" $1 "\",\"from\":\"" before[$1] "\",\"to\":\"" $2 "\"}") }
+    $3 == "hold" && hold[$1] != "hold" { held = item(held, "\"" $1 "\"") }
+    $3 != "hold" && hold[$1] == "hold" { unheld = item(unheld, "\"" $1 "\"") }
+    END {
+      for (name in before) if (!(name in after)) {
+        removed = item(removed, "{\"name\":\"" name "\",\"version\":\"" before[name] "\"}")
+        if (hold[name] == "hold") unheld = item(unheld, "\"" name "\"")
+      }
+      printf ",\"added\":[%s],\"changed\":[%s],\"removed\":[%s],\"held\":[%s],\"unheld\":[%s]", added, changed, removed, held, unheld
+    }' "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after"
+  manager_ marks >"$GPUNODE_IN/.marks.after"
+  printf ',"marks":%s,"unmarked":%s' "$(more_marks | json_list)" "$(fewer_marks | json_list)"
+}
+
+# remember_packages, forget: what was there before, for a later run that finds the transaction interrupted
+remember_packages() {
+  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-packages-$$
+  kept=$GPUNODE_STATE/backup/$journal_id
+  (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
+  beside "$GPUNODE_IN/.beside" || finish failed "cannot list what is below /etc: $(tail -n 1 "$log")" "see the log; nothing was changed"
+  for name in before marks would beside; do
+    cp "$GPUNODE_IN/.$name" "$kept/$name" || finish failed "cannot keep what was installed in $kept" "make room on the file system of /var"
+  done
+}
+
+forget() { rm -rf "$GPUNODE_STATE/backup/${journal_id:?}"; }
+
+# close_packages: gives interrupted transactions their outcome: what they meant to change, and now is another way
+close_packages() {
+  for journal_id in $(unfinished packages); do
+    kept=$GPUNODE_STATE/backup/$journal_id more=
+    if [ -e "$kept/would" ]; then
+      for list in before after; do
+        if [ "$list" = after ]; then manager_ installed; else cat "$kept/before"; fi |
+          awk 'FILENAME == ARGV[1] { meant[$2]; next } { plain = $1; sub(/-[0-9].*/, "", plain) } $1 in meant || plain in meant' "$kept/would" - >"$GPUNODE_IN/.$list"
+      done
+      remove_folders "$kept/folders"
+      cp "$kept/marks" "$GPUNODE_IN/.marks"
+      cp "$kept/beside" "$GPUNODE_IN/.beside" 2>>"$log"
+      came_along
+      more=$(changes_json)
+    fi
+    journal packages failed ",\"message\":\"interrupted; what had begun was finished by a later run\"$more"
+    rm -rf "$kept"
+  done
+  journal_id=''
+  rm -f "$GPUNODE_IN/.marks" "$GPUNODE_IN/.beside"
+}
+
+say_changes() {
+  several
+  awk '
+    FILENAME == ARGV[1] { several[$1]; next }
+    $1 in several { next }
+    FILENAME == ARGV[2] { before[$1] = $2; hold[$1] = $3; next }
+    { after[$1] = 1 }
+    !($1 in before) { print "installed " $1 " " $2 }
+    ($1 in before) && before[$1] != $2 { print "changed " $1 " from " before[$1] " to " $2 }
+    $3 == "hold" && hold[$1] != "hold" { print "held " $1 }
+    $3 != "hold" && hold[$1] == "hold" { print "no longer held: " $1 }
+    END { for (name in before) if (!(name in after)) print "removed " name " " before[name] }' \
+    "$GPUNODE_IN/.several" "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" | sort | while read -r line; do say changed "$line"; done
+  requested streams | while read -r module stream; do
+    [ ! -e "$GPUNODE_IN/.was.$module" ] ||
+      if [ "$stream" = - ]; then say changed "reset module $module"; else say changed "enabled stream $stream of module $module"; fi
+  done
+}

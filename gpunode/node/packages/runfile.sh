@@ -1,0 +1,298 @@
+#!/bin/sh
+# NVIDIA's self-extracting installers: fetch one and compare its checksum, run it, or take off what it installed.
+# Request and output: core/items/requests/runfile.py.  Runs behind common.sh and dkms.sh.
+
+log=$GPUNODE_IN/.log
+: >"$log"
+kind=$(word kind) name=$(word name) release=$(word version) modules=$(word modules)
+STORE=$GPUNODE_STATE/runfile # root's alone: what lies there is what runs
+file=$STORE/$name
+TOOLKIT=/usr/local/cuda-$release
+INSTALLER_LOG=/var/log/nvidia-installer.log
+
+fail() {
+  [ -z "${begun:-}" ] || journal runfile failed ",\"message\":$(json_text "$1")"
+  tail -n 40 "$log"
+  finish failed "$1" "${2:-}"
+}
+
+# ---------------------------------------------------------------- what is there
+
+# driver_version: of the driver that nvidia-installer put there; the first line of its own record
+driver_version() { head -n 1 /var/lib/nvidia/log 2>/dev/null; }
+
+# other_flavour: whether a kernel has modules of the flavour that is not wanted
+other_flavour() {
+  [ -n "$modules" ] || return 1
+  for tree in /lib/modules/*; do
+    case $(modinfo -k "${tree##*/}" -F license nvidia 2>/dev/null) in
+      *MIT*) [ "$modules" = open ] || return 0 ;;
+      NVIDIA) [ "$modules" = proprietary ] || return 0 ;;
+    esac
+  done
+  return 1
+}
+
+is_there() {
+  case $kind in
+    driver) [ "$(driver_version)" = "$release" ] && ! other_flavour ;;
+    cuda) "$TOOLKIT/bin/nvcc" --version 2>/dev/null | grep -q "release $release," ;;
+  esac
+}
+
+# owner FILE: the package that has it, nothing where none has
+owner() {
+  if have dpkg; then
+    dpkg -S "$1" 2>/dev/null | sed 's/: .*//; q'
+  elif have rpm; then
+    rpm -qf --qf '%{NAME}\n' "$1" 2>/dev/null | grep -v 'not owned' | head -n 1
+  elif have pacman; then
+    pacman -Qqo "$1" 2>/dev/null
+  fi
+}
+
+# packaged: the package that a driver is from, for the installer would write over its files
+packaged() {
+  for library in /usr/lib/*/libnvidia-ml.so.1 /usr/lib64/libnvidia-ml.so.1 /usr/lib/libnvidia-ml.so.1 /usr/lib/*/nvidia/*/libnvidia-ml.so.1; do
+    [ ! -e "$library" ] || owner "$library"
+  done | head -n 1
+}
+
+# ---------------------------------------------------------------- fetch
+
+# get URL FILE
+get() {
+  proxy=$(word proxy)
+  if have curl; then
+    curl -fsSL --connect-timeout 20 --retry 2 --speed-time 60 --speed-limit 1000 ${proxy:+-x "$proxy"} -o "$2" "$1" 2>"$GPUNODE_IN/.get"
+  else
+    (
+      [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
+      wget -T 60 -O "$2" "$1" 2>"$GPUNODE_IN/.get" # busybox's has no option that leaves errors alone
+    )
+  fi
+}
+
+# got_not: the line that says why
+got_not() { grep -v '^ *$' "$GPUNODE_IN/.get" | tail -n 1; }
+
+# published URL: the checksum that stands beside the file, as «HASH  NAME»
+published() {
+  get "$1.sha256sum" "$GPUNODE_IN/.sum" || return
+  grep -oE '^[0-9a-f]{64}' "$GPUNODE_IN/.sum" | head -n 1
+}
+
+hash_of() { sha256sum <"$1" | cut -d ' ' -f 1; }
+
+# sound FILE: an installer with the checksum that is wanted, else why not
+sound() {
+  is=$(hash_of "$1")
+  [ "$is" != "$sum" ] || return 0
+  case $(head -c 200 "$1" | tr -d '\000' | tr 'A-Z\n' 'a-z ') in
+    *'<html'* | *'<!doctype'* | *'<?xml'*) echo "is a web page, not an installer" ;;
+    '#!'*) echo "has the SHA-256 $is, and $sum is expected ($(wc -c <"$1") bytes)" ;;
+    *) echo "is no installer: it has $(wc -c <"$1") bytes, and the SHA-256 $is" ;;
+  esac
+}
+
+# keep FILE ORIGIN: puts a file that is sound where install finds it
+keep() {
+  why=$(sound "$1")
+  [ -z "$why" ] || { rm -f "$file.part" && finish refused "$name from $2 $why" "correct its URL, path or sha256 in gpunode.yml; nothing was changed"; }
+  { mv "$1" "$file" && printf '%s\n' "$sum" >"$file.sha256"; } || fail "cannot write $file" "make room on the file system of /var"
+}
+
+fetch() {
+  is_there && finish unchanged "$name is installed"
+  sum=$(word sha256)
+  if [ -e "$file" ]; then
+    [ -n "$sum" ] || sum=$(cat "$file.sha256" 2>/dev/null)
+    [ "$(hash_of "$file")" != "$sum" ] || finish unchanged "$name is here"
+  fi
+  given=$(word given)
+  if [ -z "$given" ] && { [ -z "$(requested urls)" ] || ! { have curl || have wget; }; }; then
+    say need "$name"
+    ! checking || say changed "fetch $name"
+    finish changed "$name comes from the machine that runs gpunode"
+  fi
+  checking && say changed "fetch $name" && finish changed "$name would be fetched"
+  need_root
+  lock
+  (umask 077 && mkdir -p "$STORE") || fail "cannot write $STORE" "make room on the file system of /var"
+  if [ -n "$given" ]; then
+    cp "$given" "$file.part" 2>>"$log" || fail "cannot write $file.part: $(tail -n 1 "$log")" "make room on the file system of /var"
+    keep "$file.part" "the machine that runs gpunode"
+  else
+    download
+  fi
+  say changed "fetched $name"
+  finish changed "$name is here, and its checksum is right"
+}
+
+download() {
+  requested urls >"$GPUNODE_IN/.urls"
+  asked=$sum
+  while read -r url; do
+    sum=$asked
+    [ -n "$sum" ] || sum=$(published "$url")
+    [ -n "$sum" ] || { echo "$url.sha256sum: $(got_not)" >>"$log" && continue; }
+    get "$url" "$file.part" && keep "$file.part" "$url" && return
+    echo "$url: $(got_not)" >>"$log"
+  done <"$GPUNODE_IN/.urls"
+  rm -f "$file.part"
+  fail "$name cannot be fetched: $(tail -n 1 "$log")" "check its URL, the network and the proxy from the node; nothing was changed"
+}
+
+# ---------------------------------------------------------------- install
+
+# spare_old_driver: installers before 545.23.06 refuse while a driver runs, those before 550.40.07 beside nouveau
+spare_old_driver() {
+  requested options | grep -qx -e '--no-nouveau-check' || in_the_way nouveau
+  requested options | grep -qx -e '--allow-installation-with-running-driver' || {
+    systemctl stop nvidia-persistenced.service >>"$log" 2>&1
+    for module in nvidia_drm nvidia_modeset nvidia_uvm nvidia_peermem nvidia; do in_the_way "$module"; done
+  }
+}
+
+# in_the_way MODULE: unloads it, or gives up before anything has changed
+in_the_way() {
+  [ -d "/sys/module/$1" ] || return 0
+  modprobe -r "$1" >>"$log" 2>&1 </dev/null
+  [ ! -d "/sys/module/$1" ] || finish refused "$name cannot be installed while the module $1 is loaded" \
+    "stop what uses the GPU, or boot without it (modprobe.blacklist=$1), then run again; newer drivers do not need that"
+}
+
+# kernel_option: the installer builds for the running kernel, and without that one's headers for the newest that has some
+kernel_option() {
+  [ ! -e "/lib/modules/$(uname -r)/build" ] || return 0
+  for tree in /lib/modules/*; do [ ! -d "$tree/build/" ] || echo "${tree##*/}"; done | sort -V | tail -n 1 | sed 's/^/--kernel-name=/'
+}
+
+# run_file OPTION…: unpacked beside itself, where there is room and programs may run
+run_file() {
+  (umask 077 && mkdir -p "$STORE/tmp")
+  TMPDIR=$STORE/tmp sh "$file" "$@" >>"$log" 2>&1 </dev/null 9>&-
+  status=$?
+  rm -rf "$STORE/tmp"
+  return "$status"
+}
+
+# why_not FILE…: what the kernel, the installer and the compiler said, at the end of the log; the sentence that tells most
+why_not() {
+  dmesg 2>/dev/null | grep -iE 'nvidia|nvrm|nouveau' | tail -n 10 | sed 's/^/kernel: /' >>"$log"
+  for found in "$@"; do [ ! -e "$found" ] || tail -n 20 "$found" >>"$log"; done
+  grep -v -e '^ *$' -e '^kernel: ' -e 'Installation has failed' "$log" >"$GPUNODE_IN/.said"
+  said=$(grep -E '(^|[ :])error: ' "$GPUNODE_IN/.said" | head -n 1) # the compiler's first
+  [ -n "$said" ] || said=$(grep -iE '(^| )error[: ]|\[ERROR\]|Error!' "$GPUNODE_IN/.said" | tail -n 1)
+  [ -n "$said" ] || said=$(tail -n 1 "$GPUNODE_IN/.said")
+  printf '%s' "$said" | cut -c 1-300
+}
+
+install_driver() {
+  held=$(packaged)
+  [ -z "$held" ] || finish refused "the package $held has the driver's files, and $name would write over them" "remove the driver's packages first, or set driver.method to packages"
+  spare_old_driver
+  was=$(driver_version)
+  prior runfile driver "${was:-absent}" "$release"
+  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\",\"from\":$(json_text "$was")"
+  begun=1
+  # shellcheck disable=SC2046 # words of an installer, which hold no space
+  { run_file $(requested options) $(kernel_option) && is_there; } ||
+    fail "$name failed: $(why_not "$INSTALLER_LOG" "/var/lib/dkms/nvidia/$release/build/make.log")" "see the log; $INSTALLER_LOG on the node has the whole of it"
+  say changed "installed driver $release${was:+ in place of $was}"
+}
+
+install_cuda() {
+  prior runfile "cuda-$release" absent "$release"
+  journal runfile intent ",\"name\":$(json_text "$name"),\"version\":\"$release\""
+  begun=1
+  # shellcheck disable=SC2046
+  { run_file $(requested options) && is_there; } || fail "$name failed: $(why_not /var/log/cuda-installer.log)" "see the log; /var/log/cuda-installer.log on the node has the whole of it"
+  say changed "installed CUDA $release in $TOOLKIT"
+}
+
+install_() {
+  there=
+  ! is_there || there=1
+  if [ -n "$there" ] && { [ "$kind" != driver ] || [ -z "$(dkms_missing)" ]; }; then finish unchanged "$name is installed"; fi
+  checking && say changed "${there:+build the modules of }${there:-run }$name" && finish changed "$name would be run"
+  need_root
+  lock
+  if [ -z "$there" ]; then
+    [ -e "$file" ] || finish refused "$name is not on the node" "run the step that fetches it first (preflight_fetch)"
+    sum=$(cat "$file.sha256" 2>/dev/null)
+    why=$(sound "$file")
+    [ -z "$why" ] || finish refused "$file $why" "remove it, and run again"
+    "install_$kind"
+  fi
+  [ "$kind" != driver ] || dkms_build
+  [ -z "${built:-}" ] || say changed "built $(tr '\n' ';' <"$GPUNODE_IN/.unbuilt")"
+  [ -z "${begun:-}" ] || journal runfile 'done' ",\"name\":$(json_text "$name"),\"version\":\"$release\""
+  rm -f "$file" "$file.sha256"
+  finish changed "$name is installed"
+}
+
+# ---------------------------------------------------------------- uninstall
+
+uninstall() {
+  case $kind in
+    driver) was=$(driver_version) tool=$(command -v nvidia-uninstall || command -v nvidia-installer) ;;
+    cuda) was=$release tool=$TOOLKIT/bin/cuda-uninstaller && [ -x "$tool" ] || was='' ;;
+  esac
+  [ -n "$was" ] || [ "$kind" != driver ] || [ -z "$tool" ] || was=unknown
+  [ -n "$was" ] || finish unchanged "no runfile's $kind is installed"
+  [ -n "$tool" ] || finish refused "driver $was is from a runfile, and nvidia-uninstall is gone" "run its installer again with --uninstall: NVIDIA-Linux-*-$was.run --uninstall"
+  checking && say changed "take off the $kind $was that a runfile installed" && finish changed "the $kind $was would be taken off"
+  need_root
+  lock
+  journal runfile intent ",\"remove\":\"$was\",\"kind\":\"$kind\""
+  begun=1
+  "take_off_$kind"
+  journal runfile 'done' ",\"remove\":\"$was\",\"kind\":\"$kind\""
+  say changed "took off the $kind $was that a runfile installed"
+  finish changed "the $kind $was is off"
+}
+
+take_off_driver() {
+  case $tool in
+    *nvidia-installer) set -- "$tool" --uninstall --silent ;;
+    *) set -- "$tool" --silent ;;
+  esac
+  "$@" >>"$log" 2>&1 </dev/null 9>&- && [ -z "$(driver_version)" ] ||
+    fail "nvidia-uninstall failed: $(why_not /var/log/nvidia-uninstall.log "$INSTALLER_LOG")" "see the log; /var/log/nvidia-uninstall.log on the node has the whole of it"
+  dkms_nvidia | awk -v version="$was" '$2 == version { print $1 "/" $2 }' | sort -u | while read -r left; do
+    dkms remove "$left" --all >>"$log" 2>&1 </dev/null 9>&- || say note "DKMS keeps $left"
+  done
+}
+
+take_off_cuda() {
+  "$tool" --silent >>"$log" 2>&1 </dev/null 9>&- || fail "cuda-uninstaller failed: $(why_not /var/log/cuda-uninstaller.log)" "see the log"
+  [ ! -x "$TOOLKIT/bin/nvcc" ] || fail "cuda-uninstaller left $TOOLKIT/bin/nvcc" "see the log"
+}
+
+# ---------------------------------------------------------------- main
+
+# close: an installer that was killed has no outcome in the journal; what it left is seen and mended by the next run
+close() {
+  # shellcheck disable=SC2034 # by journal
+  for journal_id in $(unfinished runfile); do journal runfile failed ',"message":"interrupted"'; done
+}
+
+recover() {
+  [ -n "$(unfinished runfile)" ] || finish unchanged "no installer was interrupted"
+  checking && say changed "close what an interrupted installer left in the journal" && finish changed "an interrupted installer is known"
+  need_root
+  lock
+  close
+  rm -rf "$STORE/tmp"
+  say changed "closed what an interrupted installer left in the journal"
+  finish changed "an interrupted installer is closed in the journal"
+}
+
+case $(word mode) in
+  fetch) fetch ;;
+  install) install_ ;;
+  uninstall) uninstall ;;
+  recover) recover ;;
+  *) finish refused "mode $(word mode)" "fetch, install, uninstall or recover" ;;
+esac

@@ -1,0 +1,285 @@
+#!/bin/sh
+# Use the GPU for real: the driver, CUDA's compiler, the container toolkit, and containers that the engines start
+# through the nvidia runtime.  Leaves nothing behind: own names, removed at the end, and at the start what a killed run left.
+# Request and output: core/items/requests/smoke.py.  Runs behind common.sh.
+
+NVIDIA_RUNTIME=$(command -v nvidia-container-runtime || echo /usr/bin/nvidia-container-runtime)
+OWN_IMAGE=localhost/gpunode-smoke:1
+NAME=gpunode-smoke
+# Inside the container: what GPUs does it see?  The first line proves that it ran at all.
+# shellcheck disable=SC2016  # for the container's shell
+INSIDE='echo gpunode-smoke-ran; if command -v nvidia-smi >/dev/null; then nvidia-smi -L; else for d in /dev/nvidia[0-9]*; do [ -e "$d" ] && echo "GPU $d"; done; fi; exit 0'
+
+# check ID STATUS MESSAGE [FIX]
+check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-}" | tr '|' '/')"; }
+
+# bounded SECONDS COMMAND…: its output and errors together, never longer than that
+bounded() {
+  limit=$1
+  shift
+  have timeout || { "$@" 2>&1 </dev/null; return; }
+  timeout "$limit" "$@" 2>&1 </dev/null
+  ended=$?
+  [ "$ended" != 124 ] && [ "$ended" != 143 ] || echo "no answer within $limit seconds"
+  return "$ended"
+}
+
+last_line() { printf '%s\n' "$1" | grep -v '^ *$' | tail -n 1 | cut -c 1-400; }
+
+# log_of ENGINE: what shows its log
+log_of() {
+  shown=$(word "log_$1")
+  echo "${shown:-journalctl -u $1}"
+}
+
+# ---------------------------------------------------------------- driver, CUDA, toolkit, DCGM
+
+driver_check() {
+  [ "$gpus" -gt 0 ] || return 0
+  have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
+  out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(last_line "$out")" "dmesg on the node shows NVRM and Xid lines"; return; }
+  seen=$(printf '%s\n' "$out" | grep -c '^GPU ')
+  if [ "$seen" = "$gpus" ]; then
+    check driver.smi passed "nvidia-smi sees the $gpus GPUs that are on PCI"
+  else
+    check driver.smi failed "nvidia-smi sees $seen GPUs, and PCI has $gpus" "see dmesg for NVRM and Xid lines; reseat or replace a GPU that fell off the bus"
+  fi
+}
+
+cuda_check() {
+  for wanted in $(requested cuda); do
+    nvcc=
+    for path in "/usr/local/cuda-$wanted/bin/nvcc" /opt/cuda/bin/nvcc; do [ ! -x "$path" ] || { nvcc=$path && break; }; done
+    [ -n "$nvcc" ] || { check "cuda.nvcc-$wanted" failed "there is no nvcc of CUDA $wanted" "gpunode provision"; continue; }
+    out=$(bounded 60 "$nvcc" --version)
+    [ "$wanted" != newest ] || case $out in *'release '*) check "cuda.nvcc-$wanted" passed "$nvcc says $(printf '%s\n' "$out" | grep -o 'release [0-9.]*')" && continue ;; esac
+    case $out in
+      *"release $wanted,"*) check "cuda.nvcc-$wanted" passed "$nvcc says release $wanted" ;;
+      *) check "cuda.nvcc-$wanted" failed "$nvcc does not say release $wanted: $(last_line "$out")" "reinstall CUDA $wanted" ;;
+    esac
+  done
+}
+
+toolkit_check() {
+  [ -n "$(requested toolkit)" ] || return 0
+  have nvidia-container-cli || { check toolkit.cli failed "nvidia-container-cli is not installed" "gpunode provision"; return; }
+  if out=$(bounded 60 nvidia-container-cli --load-kmods info); then
+    check toolkit.cli passed "nvidia-container-cli finds the driver: $(printf '%s\n' "$out" | grep -i 'NVRM version' | tr -s ' ')"
+  elif [ "$gpus" = 0 ] && [ ! -e /sys/module/nvidia ]; then
+    check toolkit.cli not-proven "no driver is loaded, and none is asked for (driver.branch none)" "gpunode verify again when there is one"
+  else
+    check toolkit.cli failed "nvidia-container-cli fails: $(last_line "$out")" "load the driver first (nvidia-smi has to work)"
+  fi
+}
+
+dcgm_check() {
+  [ "$gpus" -gt 0 ] && have dcgmi || return 0
+  if out=$(bounded 180 dcgmi diag -r 1); then
+    check dcgm.diag passed "dcgmi diag -r 1 passed"
+  else
+    check dcgm.diag failed "dcgmi diag -r 1: $(printf '%s\n' "$out" | grep -iE 'fail|error' | head -n 1 | cut -c 1-300)" "dcgmi diag -r 1 on the node shows the whole report"
+  fi
+}
+
+# ---------------------------------------------------------------- the image
+
+# A docker-archive of the node's own /bin/sh and its libraries: nothing to download, right for every architecture.
+own_image() {
+  dir=$GPUNODE_IN/image
+  mkdir -p "$dir/root/bin" "$dir/root/proc" "$dir/root/dev" "$dir/root/sys" "$dir/root/etc" "$dir/root/tmp"
+  cp -L /bin/sh "$dir/root/bin/sh"
+  for library in $(ldd /bin/sh 2>/dev/null | grep -o '/[^ ]*'); do
+    mkdir -p "$dir/root${library%/*}"
+    cp -L "$library" "$dir/root$library"
+  done
+  find "$dir/root" -type d -exec chmod 755 {} +
+  find "$dir/root" -type f -exec chmod 755 {} +
+  tar -C "$dir/root" -cf "$dir/layer.tar" .
+  sum=$(sha256sum "$dir/layer.tar")
+  case $(uname -m) in x86_64) arch=amd64 ;; aarch64) arch=arm64 ;; *) arch=$(uname -m) ;; esac
+  printf '{"architecture":"%s","os":"linux","config":{"Cmd":["/bin/sh"],"Env":["PATH=/usr/bin:/bin"]},"rootfs":{"type":"layers","diff_ids":["sha256:%s"]}}' \
+    "$arch" "${sum%% *}" >"$dir/config.json"
+  printf '[{"Config":"config.json","RepoTags":["%s"],"Layers":["layer.tar"]}]' "$OWN_IMAGE" >"$dir/manifest.json"
+  tar -C "$dir" -cf "$GPUNODE_IN/image.tar" manifest.json config.json layer.tar
+  rm -rf "$dir"
+}
+
+# ---------------------------------------------------------------- what a container printed
+
+# judge ID TEXT WHO: the container ran; how many GPUs did it see?
+judge() {
+  case $2 in
+    *gpunode-smoke-ran*) ;;
+    *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
+  esac
+  check "$1" passed "$3 ran a container"
+  inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
+  [ "$gpus" -gt 0 ] || return 0
+  if [ "$inside" = "$gpus" ]; then
+    check "$1.gpus" passed "the container sees $gpus GPUs"
+  elif [ "$inside" = 0 ]; then
+    check "$1.gpus" not-proven "the container sees neither nvidia-smi nor /dev/nvidia0" "NVIDIA's runtime puts them there; is it the real one?"
+  else
+    check "$1.gpus" failed "the container sees $inside GPUs, the node has $gpus" "nvidia-container-cli list on the node"
+  fi
+}
+
+# ---------------------------------------------------------------- containerd
+
+SOCKET=$(word socket)
+SOCKET=${SOCKET:-/run/containerd/containerd.sock}
+ctr_() { bounded 60 ctr --address "$SOCKET" -n "$@"; }
+
+containerd_checks() {
+  have ctr || { check containerd.binary not-proven "ctr is not on the node" "install containerd's client"; return; }
+  if fetched=$(containerd_image "$NAME"); then
+    out=$(ctr_ "$NAME" run --rm --runc-binary "$NVIDIA_RUNTIME" --env NVIDIA_VISIBLE_DEVICES=all \
+      --env NVIDIA_DRIVER_CAPABILITIES=utility "$image" "$NAME" /bin/sh -c "$INSIDE")
+    judge containerd.binary "$out" "containerd with $NVIDIA_RUNTIME"
+  else
+    check containerd.binary failed "containerd cannot have the image $image: $(last_line "$fetched")" "set verify.image to one that the node can pull"
+  fi
+  if have crictl; then
+    containerd_image k8s.io >/dev/null
+    cri_check nvidia nvidia
+    cri_check default "$(word default_containerd)"
+  else
+    check containerd.cri-nvidia not-proven "crictl is not on the node: no pod was started by the handler nvidia" "install cri-tools"
+    check containerd.cri-default not-proven "crictl is not on the node: no pod was started by the default handler" "install cri-tools"
+  fi
+}
+
+containerd_image() {
+  if [ "$image" = "$OWN_IMAGE" ]; then
+    ctr_ "$1" images import "$GPUNODE_IN/image.tar"
+  else
+    ctr_ "$1" images ls -q | grep -Fqx "$image" || bounded 300 ctr --address "$SOCKET" -n "$1" images pull "$image"
+  fi
+}
+
+cri_() { bounded 60 crictl --runtime-endpoint "unix://$SOCKET" --image-endpoint "unix://$SOCKET" "$@"; }
+
+# cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc)
+cri_check() {
+  id=containerd.cri-$1
+  handler=
+  [ "$1" = default ] || handler=--runtime=$1
+  logs=$GPUNODE_IN/logs-$1
+  mkdir -p "$logs"
+  # the host's network: no CNI is needed, which a fresh node does not have
+  printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
+    "$NAME-$1" "$NAME" "$1-$$" "$logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
+  printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"log_path":"out.log","linux":{}}' \
+    "$NAME" "$image" "$(json_text "$INSIDE")" >"$GPUNODE_IN/container.json"
+  # shellcheck disable=SC2086  # no word at all for the default handler
+  pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return; }
+  pod=$(last_line "$pod")
+  if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && out=$(cri_ start "$container"); then
+    # containerd 1.6 spells it binary_name
+    used=$(cri_ inspectp "$pod" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
+    cri_wait "$container"
+    case "$2 ${used:-runc}" in
+      "nvidia "*nvidia* | "runc "*runc*) judge "$id" "$(cut -d ' ' -f 4- "$logs/out.log" 2>/dev/null)" "the CRI ($1 handler, $used)" ;;
+      *) check "$id" failed "the $1 handler uses ${used:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
+    esac
+  else
+    check "$id" failed "no container in the pod: $(last_line "${out:-$container}")" "$(log_of containerd), on the node"
+  fi
+  cri_ rmp -f "$pod" >/dev/null
+}
+
+# cgroup_parent: as the kubelet does, a slice under the systemd driver, which takes nothing else; the other takes no slice
+cgroup_parent() {
+  ! cri_ info | grep -q '"SystemdCgroup": *true' || printf '"cgroup_parent":"system.slice",'
+}
+
+cri_wait() {
+  tries=0
+  while [ "$tries" -lt 30 ] && ! cri_ inspect "$1" | grep -q CONTAINER_EXITED; do
+    tries=$((tries + 1))
+    sleep 1
+  done
+}
+
+# ---------------------------------------------------------------- docker
+
+docker_() { bounded 60 docker "$@"; }
+
+docker_checks() {
+  have docker || { check docker.runtime not-proven "the docker command is not on the node" "install docker-cli"; return; }
+  if ! fetched=$(docker_image); then
+    check docker.runtime failed "docker cannot have the image $image: $(last_line "$fetched")" "is docker running? else set verify.image to one that the node can pull"
+    return
+  fi
+  docker_check runtime nvidia --runtime=nvidia
+  docker_check default "$(word default_docker)"
+  docker_check gpus-all '' --gpus all
+}
+
+docker_image() {
+  if [ "$image" = "$OWN_IMAGE" ]; then
+    docker_ load -i "$GPUNODE_IN/image.tar"
+  else
+    docker_ image inspect "$image" || bounded 300 docker pull "$image"
+  fi
+}
+
+# docker_check WHAT EXPECTED-RUNTIME [OPTION…]
+docker_check() {
+  what=$1 expected=$2
+  shift 2
+  id=docker.$what
+  made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility \
+    "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create ${*:-by default} fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
+  used=$(docker_ inspect -f '{{.HostConfig.Runtime}}' "$NAME-$what")
+  if [ -z "$expected" ] || [ "$used" = "$expected" ]; then
+    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker (${*:-by default}, runtime $used)"
+  else
+    check "$id" failed "docker ${*:-by default} took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
+  fi
+  docker_ rm -f "$NAME-$what" >/dev/null
+}
+
+# ---------------------------------------------------------------- clean up
+
+clean() {
+  if requested runtimes | grep -qx containerd && have ctr && ctr_ "$NAME" version >/dev/null; then
+    ctr_ "$NAME" tasks kill -s KILL "$NAME" >/dev/null
+    ctr_ "$NAME" tasks rm -f "$NAME" >/dev/null
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" containers ls -q); do ctr_ "$NAME" containers rm "$left" >/dev/null; done
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" images ls -q); do ctr_ "$NAME" images rm --sync "$left" >/dev/null; done
+    for left in $(bounded 20 ctr --address "$SOCKET" -n "$NAME" snapshots ls | awk 'NR > 1 { print $1 }'); do ctr_ "$NAME" snapshots rm "$left" >/dev/null; done
+    ctr_ "$NAME" namespaces rm "$NAME" >/dev/null
+    if have crictl; then
+      for pod in $(cri_ pods -q --label gpunode=smoke | grep -E '^[0-9a-f]{12,}$'); do cri_ rmp -f "$pod" >/dev/null; done
+      ctr_ k8s.io images rm --sync "$OWN_IMAGE" >/dev/null
+    fi
+  fi
+  if requested runtimes | grep -qx docker && have docker; then
+    docker_ rm -f "$NAME-runtime" "$NAME-default" "$NAME-gpus-all" >/dev/null
+    docker_ rmi "$OWN_IMAGE" >/dev/null
+  fi
+  return 0
+}
+
+# ---------------------------------------------------------------- main
+
+need_root
+image=$(word image)
+image=${image:-$OWN_IMAGE}
+gpus=$(word gpus)
+[ "$gpus" != found ] || gpus=$(pci_gpus)
+gpus=${gpus:-0}
+driver_check
+cuda_check
+toolkit_check
+dcgm_check
+if [ -n "$(requested runtimes)" ]; then
+  trap clean EXIT
+  trap 'exit 130' HUP INT TERM
+  clean
+  [ "$image" != "$OWN_IMAGE" ] || own_image
+  requested runtimes | grep -qx containerd && containerd_checks
+  requested runtimes | grep -qx docker && docker_checks
+fi
+finish unchanged "the checks were made"

@@ -1,0 +1,183 @@
+#!/bin/sh
+# Units, links, alternatives, kernel settings, modules and the initramfs as they were before gpunode; and the line in the
+# journal that says so.  Request and output: core/undo/requests.py.  Runs behind common.sh, devices.sh and reload.sh.
+
+PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
+log=$GPUNODE_IN/.log
+: >"$log"
+steps=0
+
+changed() { steps=$((steps + 1)) && say changed "$1"; }
+
+# trouble MESSAGE: something of no weight could not be put back
+trouble() { say note "$1$(tail -n 1 "$log" | sed 's/^./: &/')"; }
+
+stop_units() {
+  for unit in $(requested stop); do
+    case $(systemctl is-active "$unit" 2>/dev/null) in active | activating | reloading) ;; *) continue ;; esac
+    checking || systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be stopped: $(tail -n 1 "$log")" "systemctl status $unit"
+    changed "stop $unit"
+  done
+}
+
+disable_units() {
+  for unit in $(requested disable); do
+    case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) ;; *) continue ;; esac
+    checking || systemctl --no-reload disable "$unit" >>"$log" 2>&1 </dev/null 9>&- || finish failed "$unit cannot be disabled: $(tail -n 1 "$log")" "systemctl status $unit"
+    changed "disable $unit"
+  done
+}
+
+# units that gpunode has taken away, and that are back: of some the hardware may not let them start
+enable_units() {
+  for unit in $(requested enable); do
+    case $(systemctl is-enabled "$unit" 2>/dev/null) in enabled | enabled-runtime) continue ;; esac
+    checking || systemctl --no-reload enable "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit could not be enabled again" && continue; }
+    changed "enable $unit"
+  done
+}
+
+start_units() {
+  for unit in $(requested start); do
+    ! systemctl is-active -q "$unit" 2>/dev/null || continue
+    checking || systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || { trouble "$unit does not start again" && continue; }
+    changed "start $unit"
+  done
+}
+
+# reload_units: unit files have gone; GPU containers are spared where systemd can be told of them
+reload_units() {
+  [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
+  checking && return
+  # shellcheck disable=SC2154 # by keep_gpus
+  keep_gpus || { say note "systemd was not told that unit files are gone: the running containers $losers would lose their GPUs" && return; }
+  systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
+}
+
+# NAME HOW…: /usr/local/NAME, as `alternative` (common.sh) told it
+alternatives() {
+  requested alternative >"$GPUNODE_IN/.alternatives"
+  while read -r name how path; do
+    [ "$(alternative "$name")" != "$how${path:+ $path}" ] || continue
+    checking || case $how in
+      auto) update-alternatives --auto "$name" >>"$log" 2>&1 ;;
+      manual) update-alternatives --set "$name" "$path" >>"$log" 2>&1 ;;
+      link) ln -sfn "$path" "/usr/local/$name" 2>>"$log" ;;
+      absent) [ ! -L "/usr/local/$name" ] || rm -f "/usr/local/$name" 2>>"$log" ;;
+      *) false ;;
+    esac || { trouble "/usr/local/$name could not be put back to $how $path" && continue; }
+    changed "/usr/local/$name is $how${path:+ $path} again"
+  done <"$GPUNODE_IN/.alternatives"
+}
+
+settings() {
+  requested sysctl >"$GPUNODE_IN/.settings"
+  while read -r key value; do
+    place=/proc/sys/$(printf '%s' "$key" | tr . /)
+    [ "$(cat "$place" 2>/dev/null)" != "$value" ] || continue
+    checking || printf '%s\n' "$value" 2>>"$log" >"$place" || { trouble "$key could not be set to $value" && continue; }
+    changed "$key = $value"
+  done <"$GPUNODE_IN/.settings"
+}
+
+links() {
+  requested link >"$GPUNODE_IN/.links"
+  while read -r path _; do
+    [ -L "$path" ] || continue
+    checking || rm -f "$path" 2>>"$log" || { trouble "$path could not be removed" && continue; }
+    changed "remove the link $path"
+  done <"$GPUNODE_IN/.links"
+}
+
+# accounts and folders of kernels that packages made, and left when they went
+accounts() {
+  for user in $(requested user | cut -d ' ' -f 1); do
+    [ "$(id -u "$user" 2>/dev/null || echo 0)" != 0 ] || continue
+    checking || userdel "$user" >>"$log" 2>&1 9>&- || { trouble "the user $user stays" && continue; }
+    changed "remove the user $user"
+  done
+  for group in $(requested group | cut -d ' ' -f 1); do
+    grep -q "^$group:" /etc/group || continue
+    checking || groupdel "$group" >>"$log" 2>&1 9>&- || { trouble "the group $group stays" && continue; }
+    changed "remove the group $group"
+  done
+}
+
+kernels() {
+  for kernel in $(requested kernel | cut -d ' ' -f 1); do
+    [ -d "/lib/modules/$kernel" ] || continue
+    checking || { # what depmod wrote is no kernel
+      [ -z "$(find "/lib/modules/$kernel" -type f ! -name 'modules.*' | head -n 1)" ] && rm -rf "/lib/modules/$kernel"
+    } || continue
+    changed "remove /lib/modules/$kernel"
+  done
+}
+
+# modules that gpunode took out: of nouveau, say, the GPU may want a reboot
+load_modules() {
+  for module in $(requested load); do
+    [ ! -d "/sys/module/$module" ] || continue
+    checking || { modprobe "$module" >>"$log" 2>&1 </dev/null && [ -d "/sys/module/$module" ]; } ||
+      { trouble "$module is not loaded again before the next boot" && continue; }
+    changed "load $module"
+  done
+}
+
+# initramfs: rebuilt first, since some tools make one for each kernel
+initramfs() {
+  [ -z "$(requested rebuild)" ] || rebuild
+  requested initramfs >"$GPUNODE_IN/.initramfs"
+  while read -r image _; do
+    [ -e "$image" ] || continue
+    checking || rm -f "$image" 2>>"$log" || { trouble "$image could not be removed" && continue; }
+    changed "remove $image"
+  done <"$GPUNODE_IN/.initramfs"
+}
+
+rebuild() {
+  if have update-initramfs; then
+    set -- update-initramfs -u -k all
+  elif have dracut; then
+    set -- dracut --regenerate-all --force
+  elif have mkinitcpio; then
+    set -- mkinitcpio -P
+  else
+    return 0
+  fi
+  checking && changed "rebuild the initramfs" && return
+  (umask 022 && "$@") >>"$log" 2>&1 </dev/null 9>&- || finish failed "$1 failed: $(tail -n 1 "$log")" "see the log; often /boot is full"
+  changed "initramfs rebuilt ($1)"
+}
+
+# close_journal: all is as it was; the copies are of no more use after an uninstall
+close_journal() {
+  verb=$(word close)
+  [ -n "$verb" ] || return 0
+  case $verb in
+    uninstall)
+      journal uninstall 'done'
+      [ -n "$(requested keep)" ] || rm -rf "$GPUNODE_STATE/backup"
+      ;;
+    *) journal "$verb" 'done' ",\"to\":$(json_text "$(word to)")" ;;
+  esac
+}
+
+need_root
+checking || lock
+stop_units
+disable_units
+reload_units
+alternatives
+settings
+links
+accounts
+kernels
+load_modules
+enable_units
+start_units
+initramfs
+checking || close_journal
+cat "$log"
+[ "$steps" = 0 ] && finish unchanged "units, modules and settings are as they were"
+checking && finish changed "$steps change(s) would be taken back"
+finish changed "units, modules and settings are as they were"
