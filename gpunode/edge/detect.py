@@ -43,7 +43,7 @@ class Where:
     vault_password_files: tuple[str, ...] = ()
     break_lock: bool = False  # take nodes from another controller that is at work on them
     settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
-    # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (edge/ansible/ahead.py)
+    # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (ansible/ahead.py)
     listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
 
     def again(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""node/activate/activate.sh exchanges a driver: in namespaces where /sys/module, modprobe and modinfo are the test's own."""
+"""activate.sh exchanges a driver: in namespaces where /sys/module, modprobe and modinfo are the test's own."""
 
 from __future__ import annotations
 

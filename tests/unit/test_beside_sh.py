@@ -1,4 +1,4 @@
-"""node/packages/side_effects.sh: what is new beside packages is only said from two whole lists; units that their scripts start."""
+"""side_effects.sh: what is new beside packages is only said from two whole lists; units that their scripts start."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""node/commit/commit.sh on machines that fail: system calls, full and read-only disks, immutable files, no permission."""
+"""commit.sh on machines that fail: system calls, full and read-only disks, immutable files, no permission."""
 
 from __future__ import annotations
 

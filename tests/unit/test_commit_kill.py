@@ -1,4 +1,4 @@
-"""node/commit/commit.sh interrupted: killed before any command it runs, taking turns with others, read while it writes."""
+"""commit.sh interrupted: killed before any command it runs, taking turns with others, read while it writes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A node is one controller's at a time: node/lib/common.sh by the shell of this machine, on a state folder of its own."""
+"""A node is one controller's at a time: lib/common.sh by the shell of this machine, on a state folder of its own."""
 
 from __future__ import annotations
 

@@ -3,7 +3,6 @@
 import os
 import shutil
 import subprocess
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
@@ -254,7 +253,7 @@ def test_dnf5_cannot_do_what_does_not_resolve_and_says_why(manager: Manager, tex
 
 def test_a_lock_of_dnf5_on_a_version_holds_that_package(manager: Manager) -> None:
     (manager.folder / "versionlock.toml").write_text(VERSIONLOCK)
-    text = files("gpunode.node").joinpath("dnf.sh").read_text()
+    text = part("dnf.sh").read_text()
     locks = text[text.index("dnf_locks() {") : text.index("dnf_wait() {")]
     locks = locks.replace("/etc/dnf/versionlock.toml", str(manager.folder / "versionlock.toml"))
     assert manager.run("dnf", f"{locks}\ndnf_locks") == ["nvidia-open 580.95.05-1.fc43"]
@@ -350,7 +349,7 @@ def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
 
 def packages_sh() -> str:
     """Its functions, without what runs them."""
-    functions, _, main = files("gpunode.node").joinpath("packages.sh").read_text().rstrip().rpartition("\n")
+    functions, _, main = part("packages.sh").read_text().rstrip().rpartition("\n")
     assert main == "main"
     return functions
 

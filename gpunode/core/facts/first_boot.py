@@ -7,7 +7,7 @@ from gpunode.core.model import FirstBoot
 
 
 def read_first_boot(probe: Probe) -> FirstBoot:
-    """The hash of the program, whether its unit is enabled, and the record of the last time (node/activate/firstboot.sh).
+    """The hash of the program, whether its unit is enabled, and the last record (node/activate/firstboot.sh).
 
     What an earlier program has proven says nothing of the one that is there now.
     """

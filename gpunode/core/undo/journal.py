@@ -1,6 +1,6 @@
 """The journal of a node, read: what gpunode changed there, in order, and how each thing is now.
 
-node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  A record of the journal
+node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  A record
 is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
 `run` is the controller's run and `part` the role at work (of taking back: uninstall or rollback), both "" where nobody
 said.
@@ -120,7 +120,7 @@ def signature(*, run: str = "", part: str = "", controller: str = "", break_lock
 
 
 def parse_recall(text: str) -> Recall:
-    """The output of node/undo/read_journal.sh.  Raises InputError when it is not whole, or from another version of gpunode."""
+    """What read_journal.sh printed.  Raises InputError when it is not whole, or from another version of gpunode."""
     told: dict[str, list[list[str]]] = {}
     ended = False
     for line in text.splitlines():

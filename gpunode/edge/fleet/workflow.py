@@ -1,4 +1,4 @@
-"""detect → plan → verify, over hosts; provision is edge/fleet/provision.py.  The command line is a skin over these functions."""
+"""detect → plan → verify, over hosts; provision.py is beside it.  The command line is a skin over these functions."""
 
 from __future__ import annotations
 

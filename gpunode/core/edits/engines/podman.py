@@ -1,6 +1,6 @@
 """Podman: the nvidia runtime in containers.conf, and only when it is asked for.
 
-Podman gets GPUs by CDI (`podman run --device nvidia.com/gpu=all`) and needs no runtime for that: gpunode/node/activate/cdi.sh
+Podman gets GPUs by CDI (`podman run --device nvidia.com/gpu=all`) and needs no runtime for that: node/activate/cdi.sh
 makes the specification.  A runtime entry is written where it is to be the default or has a name of its own.  Podman
 reads containers.conf, then the files *.conf in containers.conf.d by name; a later file overrules single settings, and
 runtimes are merged by name.

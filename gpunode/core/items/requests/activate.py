@@ -1,4 +1,4 @@
-"""The request of node/activate/activate.sh, from the value of a role's `_activate` option; and what it says of a reboot.
+"""The request of node/activate/activate.sh, from the value of a role's `_activate` option; what it says of a reboot.
 
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`

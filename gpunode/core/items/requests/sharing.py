@@ -1,4 +1,4 @@
-"""The requests of node/activate/mig.sh and node/activate/mps.sh, from the values of the role options `sharing_mig` and `sharing_mps`.
+"""The requests of node/activate/mig.sh and mps.sh, from the role options `sharing_mig` and `sharing_mps`.
 
 mig.sh: `gpus` lines `SLOT on|off [PROFILE:ID:START …]` (ID and START -1 where they are not known), `unit` and `config`
 the texts of the systemd unit and of the layout in mig-parted's format, `program` what the unit runs, `labels` (1) where
