@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.checks.health import sharing_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.requests.sharing import mig_request, mps_request
-from gpunode.core.items.sharing import mig_value
+from gpunode.core.items.sharing import mig_request, mig_value, mps_request
 from gpunode.core.model import NodeFacts, Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.sharing.health import sharing_checks
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_knowledge, load_mig

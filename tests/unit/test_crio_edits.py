@@ -27,7 +27,7 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engines.crio_files import FOLDER, NAME
+from gpunode.core.edits.engines.crio import FOLDER, NAME
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.checks.drift import drift_checks
+from gpunode.core.checks.health import drift_checks
 from gpunode.core.items.sources import revoked_files
 from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, Service
 from gpunode.core.openpgp import fingerprints

@@ -14,7 +14,7 @@ from kube_cases import CASES, KNOWN, Case, complaint
 
 from gpunode.core.kube.checks.objects import cel, check_objects
 from gpunode.core.kube.checks.words import amount, label_key, label_value
-from gpunode.core.kube.convert.rights import missing_rights
+from gpunode.core.kube.convert import missing_rights
 
 BROKEN = yaml.safe_load((Path(__file__).parents[1] / "cases/kube_broken.yml").read_text(encoding="utf-8"))
 RIGHT = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "p"}}

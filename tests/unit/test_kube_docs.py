@@ -11,7 +11,7 @@ from kube_cases import KNOWN, complaint
 
 from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.render.dcgm_alerts import alert_rules
+from gpunode.core.kube.render.dcgm import alert_rules
 from gpunode.core.spec import parse_spec
 from gpunode.edge.load import load_scheduler_rules
 

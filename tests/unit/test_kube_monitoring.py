@@ -11,9 +11,7 @@ import pytest
 from kube_cases import KNOWN
 
 from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.render.dcgm import COUNTERS
-from gpunode.core.kube.render.dcgm_alerts import APPLICATION_XIDS, alert_rules
-from gpunode.core.kube.render.dcgm_dashboard import dashboard
+from gpunode.core.kube.render.dcgm import APPLICATION_XIDS, COUNTERS, alert_rules, dashboard
 from gpunode.core.spec import parse_spec
 
 BOARD = json.loads(dashboard())

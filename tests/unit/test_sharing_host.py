@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
+from gpunode.core.checks.health import sharing_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_hash, parse_probe
-from gpunode.core.items.requests.sharing import boot_program, mig_request, mps_request
-from gpunode.core.items.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS
+from gpunode.core.items.sharing import MIG_CONFIG, MIG_PROGRAM, MPS_UNIT, UNITS, boot_program, mig_request, mps_request
 from gpunode.core.model import (
     ConfigFile,
     Kubernetes,
@@ -24,7 +24,6 @@ from gpunode.core.model import (
     Sharing,
     SharingChoice,
 )
-from gpunode.core.sharing.health import sharing_checks
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load

@@ -2,17 +2,166 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from gpunode.core.cdi import made_by_ctk, stale
-from gpunode.core.checks.drift import drift_checks
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
+from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
+from gpunode.core.items.sources import revoked_files, set_up_twice
 from gpunode.core.items.sysctl import sysctl_checks
-from gpunode.core.model import Check, NodeFacts
-from gpunode.core.sharing.health import sharing_checks
+from gpunode.core.model import Check, NodeFacts, NvmlGpu
+from gpunode.core.sharing.host import MIG_MANAGER
+
+_PROVISION = "gpunode provision"
+
+
+def sharing_checks(facts: NodeFacts) -> Iterator[Check]:
+    """One check each for MIG and MPS: what is wrong, or what there is."""
+    if facts.sharing.mig_program or any(gpu.mig_current == "Enabled" for gpu in facts.nvml):
+        yield _mig(facts)
+    if facts.sharing.mps_daemons or _enabled(facts, MPS_UNIT):
+        yield _mps(facts)
+
+
+def _mig(facts: NodeFacts) -> Check:
+    name, state = "sharing.mig", facts.sharing
+    if state.mig_status == "failed":
+        fix = f"journalctl -u {MIG_UNIT} on the node; then {_PROVISION}"
+        return Check(id=name, status="failed", message=f"the GPUs could not be cut: {state.mig_message}", fix=fix)
+    wrong = [text for gpu in facts.nvml for text in _wrong(facts, gpu)]
+    if wrong:
+        fix = f"{_PROVISION}; a mode that waits takes a reboot, or nvidia-smi --gpu-reset"
+        return Check(id=name, status="failed", message="; ".join(wrong), fix=fix)
+    words = "; ".join(f"GPU {gpu.index}: {_now(facts, gpu)}" for gpu in facts.nvml)
+    if not state.instances:
+        return Check(id=name, status="passed", message="MIG is off")
+    if not _enabled(facts, MIG_UNIT) and not _enabled(facts, f"{MIG_MANAGER}.service"):
+        text = f"{words}; nothing makes these instances again at the next boot"
+        return Check(
+            id=name, status="warning", message=text, fix="set sharing.mig in gpunode.yml, then gpunode provision"
+        )
+    return Check(id=name, status="passed", message=words)
+
+
+def _wrong(facts: NodeFacts, gpu: NvmlGpu) -> Iterator[str]:
+    if gpu.mig_pending and gpu.mig_pending != gpu.mig_current:
+        yield f"GPU {gpu.index}: MIG is {gpu.mig_current}, and {gpu.mig_pending} after a reset"
+    found = [instance for instance in facts.sharing.instances if instance.gpu == gpu.index]
+    if gpu.mig_current == "Enabled" and not found:
+        yield f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
+    for instance in found:
+        if not instance.computes:
+            yield f"GPU {gpu.index}: instance {instance.id} ({instance.profile}) has no compute instance"
+
+
+def _now(facts: NodeFacts, gpu: NvmlGpu) -> str:
+    profiles = [instance.profile for instance in facts.sharing.instances if instance.gpu == gpu.index]
+    return layout_words(profiles) if gpu.mig_current == "Enabled" else "whole"
+
+
+def _mps(facts: NodeFacts) -> Check:
+    name, daemons = "sharing.mps", facts.sharing.mps_daemons
+    if not daemons:
+        text = f"{MPS_UNIT} is enabled, and no MPS control daemon runs"
+        return Check(id=name, status="failed", message=text, fix=f"journalctl -u {MPS_UNIT} on the node")
+    if len(daemons) > 1:
+        text = f"{len(daemons)} MPS control daemons run (PIDs {', '.join(daemons)})"
+        return Check(
+            id=name, status="warning", message=text, fix="one is enough for all GPUs of a user: end the others"
+        )
+    share = f", {facts.sharing.mps_threads} % of a GPU's threads a client" if facts.sharing.mps_threads else ""
+    return Check(id=name, status="passed", message=f"the MPS control daemon runs (PID {daemons[0]}){share}")
+
+
+def _enabled(facts: NodeFacts, unit: str) -> bool:
+    service = facts.services.get(unit.removesuffix(".service"))
+    return bool(service and service.enabled == "enabled")
+
+
+_FABRIC = re.compile(r"(nvidia-fabric-?manager|libnvidia-nscq|nvidia-imex)(-\d{3})?\Z")
+_DRIVER = re.compile(r"(nvidia-driver|nvidia-open|cuda-drivers|linux-modules-nvidia)\b")
+_AUTOMATIC = ("unattended-upgrades", "dnf-automatic.timer")  # units that install what is new by themselves
+
+
+def drift_checks(facts: NodeFacts, revoked: Sequence[str] = ()) -> Iterator[Check]:
+    """Versions that are unequal, kernels without the module, locks that are lost, repositories that rival.
+
+    `revoked` are fingerprints of keys that their vendors have revoked.
+    """
+    yield from _fabric(facts)
+    yield from _kernels(facts)
+    yield from _locks(facts)
+    yield from _repositories(facts, revoked)
+
+
+def _fabric(facts: NodeFacts) -> Iterator[Check]:
+    loaded = facts.driver.loaded
+    for name, package in facts.packages.items():
+        version = package.version.rpartition(":")[2]
+        if _FABRIC.match(name) and loaded and not re.match(rf"{re.escape(loaded)}(?![\d.])", version):
+            yield Check(
+                id="fabric.version",
+                status="failed",
+                message=f"{name} is {version}, the loaded driver {loaded}: unequal, GPUs do not join NVLink",
+                fix="gpunode provision installs the driver's own version",
+            )
+
+
+def _kernels(facts: NodeFacts) -> Iterator[Check]:
+    """Kernels that would come up without the GPU: no module, or one that user space does not go with."""
+    driver = facts.driver.userspace or facts.driver.loaded
+    others = [kernel for kernel in facts.kernels if kernel.image and not kernel.running]
+    missing = [f"{k.release} ({k.dkms} in DKMS)" if k.dkms else k.release for k in others if not k.module]
+    if driver and missing:
+        yield Check(
+            id="boot.modules",
+            status="warning",
+            message=f"no nvidia module for {', '.join(missing)}: the GPU is gone after a boot into it",
+            fix="gpunode check-boot says why; gpunode provision builds it",
+        )
+    unequal = [f"{k.release} has {k.module}" for k in others if k.module and driver and k.module != driver]
+    if unequal:
+        yield Check(
+            id="boot.versions",
+            status="warning",
+            message=f"user space is {driver}, the module for {', '.join(unequal)}: nvidia-smi would fail",
+            fix="gpunode check-boot says why; gpunode provision builds it",
+        )
+
+
+def _locks(facts: NodeFacts) -> Iterator[Check]:
+    units = [facts.services[name] for name in _AUTOMATIC if name in facts.services]
+    running = [unit.name for unit in units if unit.active == "active"]
+    loose = sorted(n for n, p in facts.packages.items() if not p.held and _DRIVER.match(n))
+    if running and loose and facts.driver.loaded:
+        yield Check(
+            id="driver.held",
+            status="warning",
+            message=f"{', '.join(running)} runs, and {', '.join(loose)} is not held: a new driver may come by itself",
+            fix="driver.hold: true, then gpunode provision",
+        )
+
+
+def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
+    for path in revoked_files(facts, revoked):
+        yield Check(
+            id="repository.key-revoked",
+            status="failed",
+            message=f"{path} holds a key that its vendor has revoked: whoever has it can sign packages for this node",
+            fix=f"gpunode provision removes it, or: rm {path}",
+        )
+    for url, paths in set_up_twice(facts).items():
+        yield Check(
+            id="repository.twice",
+            status="warning",
+            message=f"{url} is set up by {' and '.join(paths)}: with two keys apt refuses both",
+            fix="gpunode provision removes files that name nothing else; take it out of one of these",
+        )
+
 
 # Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
 APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})

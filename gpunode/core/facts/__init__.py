@@ -4,36 +4,66 @@ from __future__ import annotations
 
 import base64
 import binascii
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
-from gpunode.core.facts.cdi import read_cdi
-from gpunode.core.facts.containers import read_containers
-from gpunode.core.facts.data import facts_from_data, facts_to_data
+from gpunode.core.errors import InputError
+from gpunode.core.facts.containers import read_cdi, read_containers, read_device_nodes, read_gpu_containers
 from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_topology, read_xids
 from gpunode.core.facts.engines import read_runtimes, read_units
-from gpunode.core.facts.first_boot import read_first_boot
-from gpunode.core.facts.gpu_containers import read_device_nodes, read_gpu_containers
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
     read_devices,
     read_disk,
     read_distro,
+    read_first_boot,
     read_kernels,
+    read_package_lock,
+    read_packages,
     read_secure_boot,
     read_tegra,
     read_unfinished,
     read_virtualization,
 )
-from gpunode.core.facts.packages import read_package_lock, read_packages
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.model import ConfigFile, NodeFacts
+
+if TYPE_CHECKING:
+    from cattrs import Converter
+
+
+@functools.cache
+def _converter(*, brief: bool = False) -> Converter:
+    # cattrs costs a third of a second to import: only where facts really become data
+    from cattrs.preconf.json import make_converter
+
+    converter = make_converter(omit_if_default=brief)
+    converter.register_unstructure_hook(bytes, lambda data: base64.b64encode(data).decode())
+    converter.register_structure_hook(bytes, lambda text, _: base64.b64decode(text, validate=True))
+    return converter
+
+
+def facts_to_data(facts: NodeFacts, *, brief: bool = False) -> dict[str, Any]:
+    """Facts as dict, list, str, int, bool and None only; `brief` leaves out what has its default value."""
+    return cast(dict[str, Any], _converter(brief=brief).unstructure(facts, NodeFacts))
+
+
+def facts_from_data(data: Any) -> NodeFacts:
+    """The inverse of facts_to_data; missing keys get their defaults.  Raises InputError."""
+    try:
+        return _converter().structure(data, NodeFacts)
+    except Exception as error:
+        raise InputError(
+            f"these are no facts: {error}", expected="what gpunode detect --format json printed for one host"
+        ) from error
+
 
 __all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "lasting", "parse_probe", "redact"]
 

@@ -2,8 +2,75 @@
 
 from __future__ import annotations
 
+import posixpath
+from collections.abc import Mapping
+from typing import cast, get_args
+
+from gpunode.core.cdi import FOLDERS, read_spec
+from gpunode.core.errors import InputError
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import Running
+from gpunode.core.model import Cdi, CdiGpu, CdiSpec, ConfigFile, DeviceNode, GpuContainer, GpuState, Running
+
+
+def read_cdi(probe: Probe, files: Mapping[str, ConfigFile]) -> Cdi:
+    """`gpu MINOR UUID` and `mig MINOR COUNT` lines, `missing PATH` lines, and the files in the folders of CDI."""
+    migs = dict(line.split()[:2] for line in probe.values("cdi", "mig") if len(line.split()) == 2)
+    gpus = []
+    for line in probe.values("cdi", "gpu"):
+        minor, _, uuid = line.partition(" ")
+        if not minor.isdecimal() or not migs.get(minor, "0").isdecimal():
+            probe.unreadable("cdi", line)
+            continue
+        gpus.append(CdiGpu(minor=int(minor), uuid=uuid, mig_devices=int(migs.get(minor, "0"))))
+    specs = [_spec(file) for path, file in sorted(files.items()) if _is_spec(path)]
+    return Cdi(specs=tuple(specs), gpus=tuple(gpus), missing=tuple(probe.values("cdi", "missing")))
+
+
+def _is_spec(path: str) -> bool:
+    return posixpath.dirname(path) in FOLDERS and path.endswith((".yaml", ".json"))
+
+
+def _spec(file: ConfigFile) -> CdiSpec:
+    if file.data is None:
+        return CdiSpec(path=file.path, error=f"{file.path}: not readable, or too large")
+    try:
+        return read_spec(file.path, file.data)
+    except InputError as error:
+        return CdiSpec(path=file.path, error=error.what)
+
+
+def read_device_nodes(probe: Probe) -> tuple[DeviceNode, ...]:
+    """`linked MAJOR:MINOR PATH` and `unlinked …` lines → device files, in their order."""
+    found = []
+    for key, rest in probe.pairs("gpu_containers"):
+        number, _, path = rest.partition(" ")
+        if key in ("linked", "unlinked") and path:
+            found.append(DeviceNode(path=path, number=number, linked=key == "linked"))
+    return tuple(found)
+
+
+def read_gpu_containers(probe: Probe) -> tuple[GpuContainer, ...]:
+    """`container ID NAME UNIT MODE STATE DEVICE,DEVICE…` lines → containers, by name; any other line becomes a note."""
+    found = []
+    for key, rest in probe.pairs("gpu_containers"):
+        words = rest.split()
+        if key == "container" and len(words) == 6 and words[4] in get_args(GpuState):
+            found.append(_container(words))
+        elif key not in ("linked", "unlinked"):
+            probe.unreadable("gpu_containers", f"{key} {rest}")
+    return tuple(sorted(found, key=lambda container: (container.name, container.id)))
+
+
+def _container(words: list[str]) -> GpuContainer:
+    identity, name, unit, mode, state, devices = words
+    return GpuContainer(
+        name=name,
+        id=identity,
+        unit=unit.removeprefix("-"),
+        hook=mode == "hook",
+        state=cast(GpuState, state),
+        devices=tuple(devices.split(",")),
+    )
 
 
 def read_containers(probe: Probe) -> dict[str, Running]:

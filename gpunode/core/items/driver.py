@@ -4,14 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpunode.core.items.fence import CONF as FENCE_CONF
-from gpunode.core.items.fence import fence_patterns
 from gpunode.core.items.sources import render
 from gpunode.core.items.values import ABSENT, IN_FORCE, PRESENT, Key, Want, file_want, no_file, package_want
 from gpunode.core.model import DriverChoice, NodeFacts
 from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
 from gpunode.core.module_parameters import Parameters
 from gpunode.core.spec import DriverSpec
+
+FENCE_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
+UNIT = "unattended-upgrades"
+_DRIVER = (
+    *("nvidia-", "libnvidia-", "xserver-xorg-video-nvidia", "firmware-nvidia-", "cuda-drivers", "cuda-compat-"),
+    *("libcuda1$", "libcudadebugger1$", "libnvcuvid1$", "libnvoptix1$", "libnvsdm", "nvlsm$"),
+    *("datacenter-gpu-manager",),
+)
+_PREBUILT = "linux-modules-nvidia-"
+# with Ubuntu's built modules a kernel must not come before its module does: without DKMS nothing builds one
+_KERNELS = (
+    _PREBUILT,
+    "linux-objects-nvidia-",
+    "linux-signatures-nvidia-",
+    "linux-(image|headers|modules|generic|virtual|aws|azure|gcp|oracle)",
+)
+
+
+def fence_patterns(facts: NodeFacts, driver: DriverChoice) -> tuple[str, ...]:
+    """What unattended upgrades must pass by; nothing where they are not installed, or nothing is to be held."""
+    held = any(package.hold for package in driver.packages)
+    if not held or UNIT not in facts.services or facts.package_manager not in ("apt", ""):
+        return ()
+    prebuilt = any(package.name.startswith(_PREBUILT) for package in driver.packages)
+    return (*_DRIVER, *(_KERNELS if prebuilt else ()))
+
 
 MODULE_FOR = "nvidia module for kernel "
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"

@@ -1,5 +1,11 @@
 """The values gpunode works with.  All frozen: a change is a new value."""
 
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
 from gpunode.core.model.choice import (
     CudaChoice,
     DriverChoice,
@@ -49,7 +55,44 @@ from gpunode.core.model.node import (
     Topology,
     Xid,
 )
-from gpunode.core.model.outcome import Check, HostResult, Outcome, Status
+
+Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What a node script did, parsed from its `gpunode<TAB>KEY<TAB>VALUE` lines (core/remote.py)."""
+
+    status: Status
+    message: str = ""
+    fix: str = ""
+    changed: tuple[str, ...] = ()  # one line per thing changed (or that would change, in check mode)
+    notes: tuple[str, ...] = ()
+    log: str = ""  # every other line it printed
+    stale: tuple[str, ...] = ()  # files that changed since they were read: read again, and ask again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One finding of verify with a stable id: gpu.count, driver.versions-match, containerd.cri-pod …"""
+
+    id: str
+    status: Literal["passed", "failed", "warning", "not-proven", "skipped"]
+    message: str
+    fix: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostResult:
+    """What a verb did on one host."""
+
+    host: str
+    exit: int = 0  # gpunode.core.errors.Exit
+    message: str = ""
+    changed: tuple[str, ...] = ()
+    checks: tuple[Check, ...] = ()
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
 
 __all__ = [
     "Cdi",

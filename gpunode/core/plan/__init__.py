@@ -7,21 +7,137 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from gpunode.core.diff import unified
+from gpunode.core.edits import activation
 from gpunode.core.facts import facts_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
-from gpunode.core.items import DAEMONLESS, ENGINES, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.items import ABSENT, DAEMONLESS, ENGINES, FRESH, Key, Want, Wanted, actual, differs, wanted
 from gpunode.core.items.gpu_containers import LINKS
 from gpunode.core.items.image import image_problems, image_warnings, prepares
+from gpunode.core.items.runtime import manages
 from gpunode.core.items.smoke import smoke_now
+from gpunode.core.items.sources import SourceFile
 from gpunode.core.items.sysctl import boot_warnings
-from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
-from gpunode.core.plan.gpu_operator import operator_problems
-from gpunode.core.plan.values import Case, KeyOf, step_value
-from gpunode.core.plan.words import disruption, reasons, step_diff, words
+from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Reason, RuntimeWish, Solution, Step
+from gpunode.core.plan.values import Case, KeyOf, content, step_value
 from gpunode.core.spec import Spec
+
+TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs
+_DRAINED = "kubectl drain NODE --ignore-daemonsets --delete-emptydir-data, then reboot the node"
+
+
+def operator_problems(facts: NodeFacts, spec: Spec, solution: Solution) -> Iterator[Problem]:
+    """What the operator holds of that which the plan would take."""
+    driver = solution.driver
+    if facts.kubernetes.driver_container and driver and driver.method != "preinstalled":
+        yield Problem(
+            what=f"the driver of this node ({facts.driver.loaded or 'not loaded now'}) comes from the GPU Operator's "
+            "driver container: one on the host would fight it",
+            fix="to keep it: driver.method: preinstalled; to hand it over: helm upgrade gpu-operator … --reuse-values "
+            f"--set driver.enabled=false, {_DRAINED}, and run again",
+        )
+    for name in ENGINES:
+        if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name)) and _toolkits(facts, name):
+            yield Problem(
+                what=f"the GPU Operator's toolkit container has configured {name}: it would write its settings again",
+                fix=f"to keep it: toolkit.version: none and runtimes.{name}.manage: ignore; to hand it over: helm "
+                "upgrade gpu-operator … --reuse-values --set toolkit.enabled=false: it takes its settings out when its "
+                "pod ends; then run again",
+            )
+
+
+def _toolkits(facts: NodeFacts, name: str) -> bool:
+    """Whether a file that the engine reads names the operator's runtime."""
+    runtime = facts.runtime(name)
+    files = (facts.files.get(path) for path in (runtime.files if runtime else ()))
+    return any(TOOLKIT.encode() in file.data for file in files if file and file.data)
+
+
+def reasons(case: Case, mine: Mapping[Key, Want]) -> tuple[Reason, ...]:
+    """What differs, item by item, then why it is wanted so."""
+    found = [Reason(what=k.name, why=words(w, case.have[k])) for k, w in mine.items()]
+    return (*found, *(r for w in mine.values() for r in w.reasons))
+
+
+def words(item: Want, have: str) -> str:
+    """How the node's value differs from the wanted one, for a reader: hashes of files are not for reading."""
+    if not differs(item, have):
+        return f"{have}, done again because of an earlier step"
+    if isinstance(item.data, PackageWant):
+        version = f"{'any version' if item.value == '*' else item.value}{', held' if item.data.hold else ''}"
+        return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
+    if isinstance(item.data, SourceFile):
+        return _file_words(item, have)
+    if isinstance(item.data, RuntimeWish | Mapping) or item.value == FRESH:
+        return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have
+    if item.value == ABSENT:
+        return f"{have}, to be removed"
+    return f"{have or 'nothing'}; wanted {item.value}"
+
+
+def _file_words(item: Want, have: str) -> str:
+    if item.value == ABSENT:
+        return "to be removed"
+    key = f", {item.value}" if item.value.startswith("key ") else ""
+    if have == ABSENT:
+        return f"new file{key}"
+    if key:
+        return f"{have}; wanted {item.value}"
+    (old, old_mode), (new, mode) = have.split(), item.value.split()
+    return "differs" if old != new else f"mode {old_mode}; wanted {mode}"
+
+
+def step_diff(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
+    """The unified diff of the files that the step changes; "" for steps that change none."""
+    if option in ("edits", "config"):
+        changes = [(p, b) for k in mine for p, b in case.want.edits[k.name].changes.items()]
+    elif option in ("sources", "files", "mig", "mps"):
+        # a key's armored text says nothing to a reader: its fingerprint stands among the reasons
+        found = [w.data for w in mine.values() if isinstance(w.data, SourceFile) and not w.data.repository]
+        changes = [(file.path, content(file, case.key_of)) for file in found]
+    else:
+        return ""
+    files = case.facts.files
+    return "".join(unified(files[p].data if p in files else None, after, p) for p, after in changes)
+
+
+def disruption(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
+    """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
+    if option in ("mig", "mps"):
+        return _sharing_disruption(case, mine)
+    if option != "edits":
+        return ""
+    facts, said = _with_new_toolkit(case), []
+    for wish in (w.data for w in mine.values()):
+        edit, runtime = case.want.edits[wish.runtime], facts.runtime(wish.runtime)
+        if not edit.changes and runtime:
+            again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+            edit = replace(edit, changes=again)
+        said.append(activation(facts, wish, edit).disrupts)
+    return "; ".join(filter(None, said))
+
+
+def _sharing_disruption(case: Case, mine: Mapping[Key, Want]) -> str:
+    """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
+    gpus = [k.name for k, w in mine.items() if k.name.startswith("GPU ") and differs(w, case.have[k])]
+    if gpus:
+        reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
+        return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
+    return "no program may use a GPU while MPS starts or ends" if any(k.option == "mps" for k in mine) else ""
+
+
+def _with_new_toolkit(case: Case) -> NodeFacts:
+    """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
+    facts = case.facts
+    items = ((key, item) for key, item in case.want.items.items() if (key.role, key.option) == ("toolkit", "packages"))
+    if not any(differs(item, case.have[key]) for key, item in items):
+        return facts
+    return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
+
 
 ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "sharing", "runtime", "verify")
 OPTIONS = (

@@ -26,7 +26,7 @@ _SPACE = " \t\r\n\v\f\x85\xa0\u1680\u2028\u2029\u202f\u205f\u3000" + "".join(map
 
 
 @dataclass(frozen=True, kw_only=True)
-class Runtime:
+class DaemonRuntime:
     """An entry of `runtimes` as dockerd understands it; `keys` says how its keys are spelled: {"path": "Path"}."""
 
     path: str = ""
@@ -48,7 +48,7 @@ class DaemonFile:
     trail: str = ""
     blank: bool = True
     plain: Mapping[str, Any] = field(default_factory=dict)  # of a key written twice only the last
-    runtimes: Mapping[str, Runtime] = field(default_factory=dict)
+    runtimes: Mapping[str, DaemonRuntime] = field(default_factory=dict)
     default: str = ""
     features: Mapping[str, bool] = field(default_factory=dict)
     exec_opts: tuple[str, ...] = ()
@@ -140,7 +140,7 @@ def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
     yield from found.items()
 
 
-def _runtime(value: Pairs | None) -> Runtime:
+def _runtime(value: Pairs | None) -> DaemonRuntime:
     names = {"path": "path", "runtimetype": "kind", "runtimeargs": "args", "options": "options"}
     said: dict[str, Any] = {}
     keys: dict[str, str] = {}
@@ -150,7 +150,7 @@ def _runtime(value: Pairs | None) -> Runtime:
             keys[name] = key
             if item is not None:
                 said[name] = tuple(item) if name == "args" else dict(item) if name == "options" else item
-    return Runtime(**said, keys=keys)
+    return DaemonRuntime(**said, keys=keys)
 
 
 # ---------------------------------------------------------------- what dockerd refuses
@@ -205,7 +205,7 @@ def _check_values(file: DaemonFile, pairs: Pairs, request: RuntimeRequest) -> No
     check_values(file.path, pairs, number)
 
 
-def _check_runtime(path: str, name: str, runtime: Runtime, number: tuple[int, int]) -> None:
+def _check_runtime(path: str, name: str, runtime: DaemonRuntime, number: tuple[int, int]) -> None:
     """What setupRuntimes of moby's runtime_unix.go says from 24.0 on, `--validate` does not and a start does."""
     if name == "runc":
         raise Refusal(f"{path}: a runtime is named runc, a name that dockerd reserves", "name it otherwise")

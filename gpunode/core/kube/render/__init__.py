@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Cluster, Object
+from gpunode.core.kube.objects import labels, thing
 from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
 from gpunode.core.kube.render.dra import dra_examples, dra_problem
@@ -16,8 +17,30 @@ from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpus
 from gpunode.core.kube.render.helm import Release, check_values, releases
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
 from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sharing, plugin_config
-from gpunode.core.kube.render.runtime_class import PRESENT, namespace, runtime_class
 from gpunode.core.model import Problem, Reason
+
+PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
+
+
+def namespace(cluster: Cluster) -> list[Object]:
+    """The namespace, where it is our own; device plugins mount host paths, which pod security would refuse."""
+    name = cluster.spec.namespace
+    if name in PRESENT:
+        return []
+    found = thing("Namespace", "v1", name, "namespace", {})
+    found["metadata"]["labels"] = {**labels("namespace"), "pod-security.kubernetes.io/enforce": "privileged"}
+    return [found]
+
+
+def runtime_class(cluster: Cluster) -> list[Object]:
+    """The RuntimeClass; it selects nodes only where the spec says so, as its selector is merged into every pod."""
+    spec = cluster.spec.runtime_class
+    api = cluster.knowledge.api("RuntimeClass", cluster.server)
+    if not spec.name or not api:
+        return []
+    selects = {"scheduling": {"nodeSelector": dict(spec.node_selector)}} if spec.node_selector else {}
+    return [thing("RuntimeClass", api, spec.name, "runtime-class", {"handler": spec.handler, **selects})]
+
 
 # An object stands after those it needs.
 ORDER = (

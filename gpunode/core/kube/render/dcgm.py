@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 
 from gpunode.core.kube.cluster import Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
@@ -18,8 +19,158 @@ from gpunode.core.kube.objects import (
     selector,
     thing,
 )
-from gpunode.core.kube.render.dcgm_alerts import alert_rules
-from gpunode.core.kube.render.dcgm_dashboard import dashboard
+
+_FILTER = '{node=~"$node", gpu=~"$gpu"}'
+_BY_GPU = "{{node}} GPU {{gpu}}"
+# title, expression, unit, legend
+_PANELS = (
+    ("Utilization", f"DCGM_FI_DEV_GPU_UTIL{_FILTER}", "percent", _BY_GPU),
+    (
+        "Memory used",
+        f"DCGM_FI_DEV_FB_USED{_FILTER} / (DCGM_FI_DEV_FB_USED{_FILTER} + DCGM_FI_DEV_FB_FREE{_FILTER})",
+        "percentunit",
+        _BY_GPU,
+    ),
+    ("Temperature", f"DCGM_FI_DEV_GPU_TEMP{_FILTER}", "celsius", _BY_GPU),
+    ("Power", f"DCGM_FI_DEV_POWER_USAGE{_FILTER}", "watt", _BY_GPU),
+    ("SM clock", f"DCGM_FI_DEV_SM_CLOCK{_FILTER} * 1e6", "hertz", _BY_GPU),
+    ("Throttled by heat", f"rate(DCGM_FI_DEV_THERMAL_VIOLATION{_FILTER}[5m]) / 1e9", "percentunit", _BY_GPU),
+    ("Last Xid", f"DCGM_FI_DEV_XID_ERRORS{_FILTER}", "none", _BY_GPU),
+    ("Uncorrectable memory errors", f"DCGM_FI_DEV_ECC_DBE_VOL_TOTAL{_FILTER}", "short", _BY_GPU),
+    (
+        "Memory used by pod",
+        'sum by (namespace, pod) (DCGM_FI_DEV_FB_USED{node=~"$node", gpu=~"$gpu", pod!=""}) * 1024 * 1024',
+        "bytes",
+        "{{namespace}}/{{pod}}",
+    ),
+    ("GPUs", "count by (node) (count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP))", "short", "{{node}}"),
+)
+_WIDTH, _HEIGHT = 12, 8
+
+
+def dashboard() -> str:
+    """The JSON that Grafana imports; the data source is chosen by the reader."""
+    return json.dumps(
+        {
+            "uid": "gpunode",
+            "title": "GPUs",
+            "tags": ["gpunode"],
+            "timezone": "browser",
+            "schemaVersion": 39,
+            "refresh": "30s",
+            "time": {"from": "now-3h", "to": "now"},
+            "templating": {"list": [_source(), _variable("node"), _variable("gpu")]},
+            "panels": [_panel(number, *row) for number, row in enumerate(_PANELS)],
+        },
+        indent=1,
+    )
+
+
+def _source() -> Object:
+    return {"name": "source", "label": "Data source", "type": "datasource", "query": "prometheus"}
+
+
+def _variable(label: str) -> Object:
+    return {
+        "name": label,
+        "type": "query",
+        "datasource": {"type": "prometheus", "uid": "${source}"},
+        "query": f"label_values(DCGM_FI_DEV_GPU_TEMP, {label})",
+        "refresh": 2,
+        "multi": True,
+        "includeAll": True,
+        "allValue": ".*",
+        "current": {"text": "All", "value": "$__all"},
+    }
+
+
+def _panel(number: int, title: str, expression: str, unit: str, legend: str) -> Object:
+    source = {"type": "prometheus", "uid": "${source}"}
+    return {
+        "id": number + 1,
+        "title": title,
+        "type": "timeseries",
+        "datasource": source,
+        "gridPos": {"x": number % 2 * _WIDTH, "y": number // 2 * _HEIGHT, "w": _WIDTH, "h": _HEIGHT},
+        "fieldConfig": {"defaults": {"unit": unit, "min": 0}, "overrides": []},
+        "options": {"legend": {"displayMode": "table", "placement": "right"}},
+        "targets": [{"refId": "A", "datasource": source, "expr": expression, "legendFormat": legend}],
+    }
+
+
+# Errors of the application, not of the GPU: NVIDIA's device plugin ignores the same (internal/rm/health.go).
+APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
+
+_GPUS = "count by (node) (count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP))"
+# name, expression, for how long, severity, summary, what to do
+_ALERTS = (
+    (
+        "GpuXid",
+        "DCGM_FI_DEV_XID_ERRORS > 0" + "".join(f" != {xid}" for xid in APPLICATION_XIDS),
+        "0m", "warning", "Xid {{ $value }}",
+        "Look the Xid up in https://docs.nvidia.com/deploy/xid-errors/; 48, 63, 64, 79, 94 and 95 are the hardware's.",
+    ),
+    (
+        "GpuFellOffTheBus",
+        "DCGM_FI_DEV_XID_ERRORS == 79",
+        "0m", "critical", "fell off the bus (Xid 79)",
+        "Drain the node and power-cycle it; if it comes again, the GPU, its power or its slot is broken.",
+    ),
+    (
+        "GpuLost",
+        f"{_GPUS} < {_GPUS.replace('DCGM_FI_DEV_GPU_TEMP', 'DCGM_FI_DEV_GPU_TEMP offset 1h')}",
+        "5m", "critical", "the node shows fewer GPUs than an hour ago",
+        "Compare nvidia-smi -L with lspci -d 10de: on the node.",
+    ),
+    (
+        "GpuEccUncorrectable",
+        "increase(DCGM_FI_DEV_ECC_DBE_VOL_TOTAL[1h]) > 0",
+        "0m", "critical", "uncorrectable memory errors",
+        "Drain the node and reset the GPU; if they come again, have it replaced.",
+    ),
+    (
+        "GpuRowRemapFailed",
+        "DCGM_FI_DEV_ROW_REMAP_FAILURE > 0",
+        "0m", "critical", "broken memory could not be remapped",
+        "Have the GPU replaced.",
+    ),
+    (
+        "GpuRowRemapPending",
+        "DCGM_FI_DEV_ROW_REMAP_PENDING > 0",
+        "1h", "warning", "broken memory waits to be remapped",
+        "Drain the node and reset the GPU, or reboot.",
+    ),
+    (
+        "GpuThermalThrottling",
+        "rate(DCGM_FI_DEV_THERMAL_VIOLATION[5m]) > 1e8",
+        "10m", "warning", "slowed down by heat more than a tenth of the time",
+        "Look at fans, dust and the room's temperature.",
+    ),
+    (
+        "GpuExporterDown",
+        'up{job=~".*dcgm-exporter"} == 0',
+        "10m", "warning", "the DCGM exporter does not answer",
+        "kubectl logs of its pod says why; often the driver is gone: gpunode verify.",
+    ),
+)  # fmt: skip
+
+
+def alert_rules() -> list[Object]:
+    """At most eight, for a PrometheusRule."""
+    return [
+        {
+            "alert": name,
+            "expr": expression,
+            "for": wait,
+            "labels": {"severity": severity},
+            "annotations": {
+                "summary": f"GPU {{{{ $labels.gpu }}}} of {{{{ $labels.node }}}}: {summary}",
+                "action": act,
+            },
+        }
+        for name, expression, wait, severity, summary, act in _ALERTS
+    ]
+
 
 EXPORTER = "dcgm-exporter"
 PORT = 9400

@@ -19,7 +19,7 @@ class ActionModule(Activate):
     }
 
     def act(self, args):
-        from gpunode.core.items.requests.sharing import mps_request
+        from gpunode.core.items.sharing import mps_request
 
         if args["mps"]:
             outcome, _text = self.node("mps.sh", mps_request(args["mps"], check=self.check))
@@ -33,7 +33,7 @@ class ActionModule(Activate):
 
     def _mig(self, value):
         from gpunode.core.items.requests.activate import parse_activation
-        from gpunode.core.items.requests.sharing import mig_request
+        from gpunode.core.items.sharing import mig_request
         from gpunode.node import script
 
         outcome, text = self.node("mig.sh", mig_request(value, script("mig.sh"), check=self.check))
