@@ -8,78 +8,23 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import DistroRow, Knowledge
-from gpunode.core.model import FabricChoice, Kernel, NodeFacts, Solution
+from gpunode.core.model import FabricChoice, Solution
+from gpunode.core.solve.case import Case, Notes, SolveRequest, request_of
 from gpunode.core.solve.cuda import solve_cuda
 from gpunode.core.solve.driver import solve_driver
 from gpunode.core.solve.fabric import solve_fabric
 from gpunode.core.solve.gpus import known_gpus
-from gpunode.core.solve.notes import Notes
 from gpunode.core.solve.software import solve_repositories, solve_toolkit
-from gpunode.core.spec import CudaSpec, DriverSpec, Spec
-from gpunode.core.spec.source import SourceSpec
-from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
+from gpunode.core.spec import DriverSpec
+
+__all__ = ["SolveRequest", "find_gpu", "parse_driver", "request_of", "solution_data", "solve"]
 
 _PCI_ID = re.compile(r"[0-9a-f]{4}:[0-9a-f]{4}\Z")
-
-
-@dataclass(frozen=True, kw_only=True)
-class SolveRequest:
-    """All that the choice depends on: the hardware, the system, and what is asked for."""
-
-    gpus: tuple[str, ...]  # PCI ids, 10de:2330; one per GPU or one per kind
-    distro: str  # ID:VERSION_ID of os-release
-    arch: str = "x86_64"
-    nvswitches: tuple[str, ...] = ()  # PCI ids
-    nvlink5_fabric: bool = False
-    virtual_functions: tuple[str, ...] = ()  # PCI ids of GPUs that are SR-IOV functions or vGPUs
-    kernels: tuple[Kernel, ...] = ()  # those that can boot next; empty: not known
-    secure_boot: bool | None = None
-    virtualization: str = ""
-    tegra: str = ""
-    installed: tuple[str, ...] = ()  # names of installed packages that concern us
-    components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
-    loaded_driver: str = ""  # version of a driver that is there
-    runfile: str = ""  # version that nvidia-installer left
-    driver: DriverSpec = DriverSpec()
-    cuda: CudaSpec = CudaSpec()
-    toolkit: ToolkitSpec = ToolkitSpec()
-    fabric: FabricSpec = FabricSpec()
-    sources: Mapping[str, SourceSpec] = field(default_factory=dict)
-
-
-def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
-    """The request of a probed node.  Its kernels are those that can boot next and the running one."""
-    return SolveRequest(
-        gpus=(*(g.id for g in facts.gpus), *spec.image.gpus),
-        nvswitches=(*(s.id for s in facts.nvswitches), *spec.image.nvswitches),
-        nvlink5_fabric=facts.nvlink5_fabric or spec.image.nvlink5_fabric,
-        virtual_functions=tuple(g.id for g in facts.gpus if g.virtual_function),
-        distro=facts.distro.key,
-        arch=facts.arch,
-        kernels=tuple(
-            Kernel(release=k.release, running=k.running, image=k.image, headers=k.headers)
-            for k in facts.kernels
-            if k.image or k.running
-        ),
-        secure_boot=facts.secure_boot,
-        virtualization=facts.virtualization,
-        tegra=facts.tegra,
-        installed=tuple(sorted(facts.packages)),
-        components=_components(facts) if facts.distro.id == "debian" else None,
-        loaded_driver=facts.driver.loaded or facts.driver.userspace,
-        runfile=facts.driver.runfile,
-        driver=spec.driver,
-        cuda=spec.cuda,
-        toolkit=spec.toolkit,
-        fabric=spec.fabric,
-        sources=spec.sources,
-    )
 
 
 def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
@@ -100,12 +45,13 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
         if not notes.problems:
             notes.because("driver", "no GPU that a driver would serve", "")
         return notes.solution()
-    driver = solve_driver(request, row, gpus, knowledge, notes)
-    fabric = solve_fabric(request, row, gpus, driver, knowledge, notes)
-    cuda = solve_cuda(request, row, gpus, driver, knowledge, notes)
-    toolkit = solve_toolkit(request, row, knowledge, notes)
+    case = Case(request=request, distro=row, gpus=gpus, knowledge=knowledge, notes=notes)
+    driver = solve_driver(case)
+    fabric = solve_fabric(case, driver)
+    cuda = solve_cuda(case, driver)
+    toolkit = solve_toolkit(case)
     used = tuple(dict.fromkeys(part.repository for part in (driver, fabric, cuda, toolkit) if part and part.repository))
-    repositories = solve_repositories(request, row, used, knowledge, notes)
+    repositories = solve_repositories(case, used)
     solution = notes.solution(driver=driver, fabric=fabric, cuda=cuda, toolkit=toolkit, repositories=repositories)
     return replace(solution, revoked_keys=knowledge.revoked_keys())
 
@@ -249,17 +195,3 @@ def _known_releases(distro: str, knowledge: Knowledge, solved: str) -> str:
         return f"known are {', '.join(known)}"
     near = difflib.get_close_matches(distro, knowledge.distros, n=1)
     return f"did you mean {near[0]}? gpunode solves {solved}" if near else f"gpunode solves {solved}"
-
-
-def _components(facts: NodeFacts) -> tuple[str, ...] | None:
-    """Components of the apt sources that the probe read; None when it read none."""
-    found: set[str] = set()
-    seen = False
-    for path, file in facts.files.items():
-        if not path.startswith("/etc/apt/sources.list") or file.data is None:
-            continue
-        seen = True
-        text = file.data.decode("utf-8", "replace")
-        for line in re.findall(r"^deb\s+(?:\[[^]]*\]\s*)?\S+\s+\S+\s+(.+)$|^Components:\s*(.+)$", text, re.M):
-            found.update(" ".join(line).split())
-    return tuple(sorted(found)) if seen else None

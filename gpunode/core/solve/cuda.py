@@ -3,56 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
-from gpunode.core.knowledge import CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import CudaRelease, Knowledge, version_tuple
 from gpunode.core.model import CudaChoice, DriverChoice, PackageWant
-from gpunode.core.solve.notes import Notes
+from gpunode.core.solve.case import Case, Notes
 from gpunode.core.solve.rules import forward_compatible
 from gpunode.core.solve.runfile import cuda_runfiles
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
 NEWEST = "newest"
 
 
-def solve_cuda(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    driver: DriverChoice | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> CudaChoice | None:
+def solve_cuda(case: Case, driver: DriverChoice | None) -> CudaChoice | None:
     """The toolkits asked for; None when none is, or when one cannot work (then a problem stands in `notes`)."""
-    if not request.cuda.versions:
+    if not case.request.cuda.versions:
         return None
-    by_runfile = request.cuda.method == "runfile"
-    if row.family == "arch" and not by_runfile:
-        return _arch_cuda(request.cuda.versions, knowledge, notes)
-    versions = _versions(request, row, gpus, driver, knowledge, notes)
+    by_runfile = case.request.cuda.method == "runfile"
+    if case.distro.family == "arch" and not by_runfile:
+        return _arch_cuda(case, case.request.cuda.versions)
+    versions = _versions(case, driver)
     if versions is None:
         return None
     # each tells its own problems
-    works = [_works(v, row, gpus, knowledge, notes, in_repository=not by_runfile) for v in versions]
+    works = [_works(case, v, in_repository=not by_runfile) for v in versions]
     if not all(works):
         return None
-    runs = [_runs(knowledge.cuda[v], gpus, driver, knowledge, notes) for v in versions]
+    runs = [_runs(case, case.knowledge.cuda[v], driver) for v in versions]
     if not all(runs):
         return None
     compat = tuple(v for v, how in zip(versions, runs, strict=True) if how == "forward")
-    runfiles = cuda_runfiles(versions, request.cuda.runfiles, request.arch, knowledge, notes) if by_runfile else ()
-    if runfiles is None or (compat and by_runfile and not _says_compat(compat, notes)):
+    runfiles = cuda_runfiles(case, versions, case.request.cuda.runfiles, case.request.arch) if by_runfile else ()
+    if runfiles is None or (compat and by_runfile and not _says_compat(case, compat)):
         return None
-    packages = _packages("toolkit", () if by_runfile else versions, knowledge) + _packages("compat", compat, knowledge)
+    packages = _packages("toolkit", () if by_runfile else versions, case.knowledge) + _packages(
+        "compat", compat, case.knowledge
+    )
     if not by_runfile:
         names = ", ".join(p.name for p in packages)
-        notes.because("cuda packages", f"{names}: the toolkit without a driver", knowledge.cuda_packages["source"])
+        case.because("cuda packages", f"{names}: the toolkit without a driver", case.knowledge.cuda_packages["source"])
     return CudaChoice(
-        version=versions[request.cuda.versions.index(request.cuda.default)] if request.cuda.default else versions[-1],
+        version=versions[case.request.cuda.versions.index(case.request.cuda.default)]
+        if case.request.cuda.default
+        else versions[-1],
         versions=versions,
-        method=request.cuda.method,
+        method=case.request.cuda.method,
         packages=packages,
         repository="" if by_runfile else "nvidia-cuda",
         runfiles=runfiles,
@@ -60,48 +54,45 @@ def solve_cuda(
     )
 
 
-def _arch_cuda(versions: Sequence[str], knowledge: Knowledge, notes: Notes) -> CudaChoice | None:
+def _arch_cuda(case: Case, versions: Sequence[str]) -> CudaChoice | None:
     """Arch's own package, in /opt/cuda with a profile.d of its own."""
-    names = knowledge.packages["arch-own"]
+    names = case.knowledge.packages["arch-own"]
     if tuple(versions) != (NEWEST,):
-        notes.refuse(
+        case.refuse(
             f"CUDA {', '.join(versions)}: Arch has one CUDA at a time, the newest",
             f"set cuda.versions to [{NEWEST}], or cuda.method to runfile, or use CUDA in a container",
         )
         return None
-    notes.because("cuda packages", "the newest that Arch has, in /opt/cuda", names["source"])
+    case.because("cuda packages", "the newest that Arch has, in /opt/cuda", names["source"])
     packages = tuple(PackageWant(name=name) for name in names["cuda"])
     return CudaChoice(version="", versions=(), method="packages", packages=packages, repository="")
 
 
-def _versions(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    driver: DriverChoice | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> tuple[str, ...] | None:
+def _versions(case: Case, driver: DriverChoice | None) -> tuple[str, ...] | None:
     """The versions asked for, each once; `newest` becomes the newest that the GPUs, the driver and the source have."""
-    asked = request.cuda.versions
+    asked = case.request.cuda.versions
     if NEWEST not in asked:
         return asked
-    in_repository = request.cuda.method == "packages"
-    known = set(knowledge.cuda) if in_repository else set(knowledge.cuda) & set(knowledge.cuda_runfile["updates"])
-    silent = Notes()  # why the others do not fit is of no interest
+    in_repository = case.request.cuda.method == "packages"
+    known = (
+        set(case.knowledge.cuda)
+        if in_repository
+        else set(case.knowledge.cuda) & set(case.knowledge.cuda_runfile["updates"])
+    )
+    silent = replace(case, notes=Notes())  # why the others do not fit is of no interest
     fitting = [
         version
         for version in sorted(known - set(asked), key=version_tuple, reverse=True)
-        if knowledge.cuda[version].native and _works(version, row, gpus, knowledge, silent, in_repository=in_repository)
+        if case.knowledge.cuda[version].native and _works(silent, version, in_repository=in_repository)
     ]
     for how in ("native", "minor"):
         for version in fitting:
-            if _runs(knowledge.cuda[version], gpus, driver, knowledge, silent) == how:
+            if _runs(silent, case.knowledge.cuda[version], driver) == how:
                 why = f"{version} is the newest for these GPUs and this driver"
-                notes.because("cuda", why, knowledge.cuda[version].source)
+                case.because("cuda", why, case.knowledge.cuda[version].source)
                 return tuple(version if one == NEWEST else one for one in asked)
-    notes.refuse(
-        f"no CUDA release fits these GPUs, this driver and {row.key}",
+    case.refuse(
+        f"no CUDA release fits these GPUs, this driver and {case.distro.key}",
         "name one in cuda.versions to see why not, or use CUDA in a container, which brings its own toolkit",
     )
     return None
@@ -114,73 +105,63 @@ def _packages(kind: str, versions: Sequence[str], knowledge: Knowledge) -> tuple
     )
 
 
-def _says_compat(compat: Sequence[str], notes: Notes) -> bool:
-    notes.refuse(
+def _says_compat(case: Case, compat: Sequence[str]) -> bool:
+    case.refuse(
         f"CUDA {', '.join(compat)} needs its forward-compatibility package, which is in no runfile",
         "set cuda.method to packages, or take a newer driver.branch",
     )
     return False
 
 
-def _works(
-    version: str,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-    notes: Notes,
-    *,
-    in_repository: bool,
-) -> bool:
-    if version not in knowledge.cuda:
-        near = sorted(knowledge.cuda, key=lambda v: _distance(v, version))[:3]
-        notes.refuse(f"CUDA {version} is not known", f"nearest known: {', '.join(sorted(near, key=version_tuple))}")
+def _works(case: Case, version: str, *, in_repository: bool) -> bool:
+    if version not in case.knowledge.cuda:
+        near = sorted(case.knowledge.cuda, key=lambda v: _distance(v, version))[:3]
+        case.refuse(f"CUDA {version} is not known", f"nearest known: {', '.join(sorted(near, key=version_tuple))}")
         return False
     good = True
-    for model in gpus:
-        capability = knowledge.capabilities.get(model.compute_capability)
+    for model in case.gpus:
+        capability = case.knowledge.capabilities.get(model.compute_capability)
         if capability and capability.last and version_tuple(version) > version_tuple(capability.last):
-            notes.refuse(
+            case.refuse(
                 f"CUDA {version} dropped {model.arch}: {model.name} has compute capability {model.compute_capability}",
                 f"CUDA {capability.last} is the last for it",
             )
             good = False
         if capability and version_tuple(version) < version_tuple(capability.first):
-            notes.refuse(
+            case.refuse(
                 f"CUDA {version} is too old for {model.name} ({model.arch}, compute capability "
                 f"{model.compute_capability})",
                 f"take CUDA {capability.first} or later",
             )
             good = False
-    low, high = row.cuda
+    low, high = case.distro.cuda
     before, after = (
         low and version_tuple(version) < version_tuple(low),
         high and version_tuple(version) > version_tuple(high),
     )
     if in_repository and (before or after):
         span = f"{low or 'its first'} to {high}" if high else f"{low} and later"
-        notes.refuse(
-            f"NVIDIA's repository for {row.key} has no CUDA {version} (it has {span})",
+        case.refuse(
+            f"NVIDIA's repository for {case.distro.key} has no CUDA {version} (it has {span})",
             "take one of these, set cuda.method to runfile, or use CUDA in a container, which brings its own toolkit",
         )
         good = False
     return good
 
 
-def _runs(
-    release: CudaRelease, gpus: Sequence[GpuModel], driver: DriverChoice | None, knowledge: Knowledge, notes: Notes
-) -> str:
+def _runs(case: Case, release: CudaRelease, driver: DriverChoice | None) -> str:
     """How the driver runs the toolkit: native, minor, forward; "" with a problem in `notes`, where it does not."""
     if driver is None or not release.native:
         return "native"  # as far as can be said
     known = version_tuple(driver.version or driver.newest) or (driver.branch,)
     if known >= version_tuple(release.native):
         why = f"driver {driver.branch} runs CUDA {release.version} natively (it came with {release.native})"
-        notes.because("cuda", why, release.source)
+        case.because("cuda", why, release.source)
         return "native"
     major, minor = release.version.split(".")
-    compat = knowledge.cuda_packages["compat"].format(major=major, minor=minor)
+    compat = case.knowledge.cuda_packages["compat"].format(major=major, minor=minor)
     if release.compat and known >= version_tuple(release.compat):
-        notes.because(
+        case.because(
             "cuda",
             f"driver {driver.branch} runs CUDA {release.version} by minor-version compatibility (from "
             f"{release.compat}); what is compiled from PTX at run time needs {release.native}, or {compat} on data "
@@ -188,16 +169,16 @@ def _runs(
             release.source,
         )
         return "minor"
-    branch = knowledge.branches.get(driver.branch)
-    if branch and forward_compatible(release, branch, gpus, knowledge):
-        notes.because(
+    branch = case.knowledge.branches.get(driver.branch)
+    if branch and forward_compatible(case, release, branch):
+        case.because(
             "cuda",
             f"driver {driver.branch} is older than CUDA {release.version} needs ({release.compat or release.native}): "
             f"{compat} brings the newer driver's libraries, which data centre GPUs take",
-            knowledge.cuda_forward["source"],
+            case.knowledge.cuda_forward["source"],
         )
         return "forward"
-    notes.refuse(
+    case.refuse(
         f"driver {driver.version or driver.branch} is too old for CUDA {release.version}, which needs "
         f"{release.compat or release.native}",
         "take an older CUDA, or a newer driver",

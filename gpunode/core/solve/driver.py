@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import Branch, GpuModel, version_tuple
 from gpunode.core.model import DriverChoice, Flavour
+from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
-from gpunode.core.solve.notes import Notes
 from gpunode.core.solve.packages import driver_choice
 from gpunode.core.solve.rules import Rule, best_branch, in_repository, needs
 from gpunode.core.solve.runfile import runfile_driver
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
 MOK = (
     "on the node: mokutil --import /var/lib/dkms/mok.pub, choose a password, reboot, and "
@@ -28,74 +24,67 @@ _SIGNED = {
 }
 
 
-def solve_driver(
-    request: SolveRequest, row: DistroRow, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
-) -> DriverChoice | None:
+def solve_driver(case: Case) -> DriverChoice | None:
     """The driver for these GPUs, or None: not wanted, or refused (then a problem stands in `notes`)."""
-    spec = request.driver
+    spec = case.request.driver
     if spec.branch == "none":
-        notes.because("driver", "driver.branch is none: no driver is managed", "")
+        case.because("driver", "driver.branch is none: no driver is managed", "")
         return None
-    if request.virtualization == "wsl" or request.tegra:
+    if case.request.virtualization == "wsl" or case.request.tegra:
         return None
     if spec.method == "preinstalled":
-        return _preinstalled(request, notes)
-    if request.runfile and spec.method == "auto":
-        notes.refuse(
-            f"driver {request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
+        return _preinstalled(case)
+    if case.request.runfile and spec.method == "auto":
+        case.refuse(
+            f"driver {case.request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
             "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
         )
         return None
     if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
-        notes.refuse(
-            f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto"
-        )
+        case.refuse(f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto")
         return None
     by_runfile = spec.method == "runfile"
     if by_runfile and spec.branch == "distro":
-        notes.refuse(
+        case.refuse(
             "driver.method is runfile and driver.branch is distro: a distribution has no runfile",
             "set driver.branch to auto or a number, or driver.method to packages",
         )
         return None
-    if row.family == "arch" and not by_runfile and refused_on_arch(request, gpus, knowledge, notes):
+    if case.distro.family == "arch" and not by_runfile and refused_on_arch(case):
         return None
-    flavour = _flavour_asked(request, gpus, knowledge, notes)
+    flavour = _flavour_asked(case)
     if flavour is None:
         return None
-    own = not by_runfile and (
-        _own_packages(request, row, gpus, flavour, knowledge, notes)
-        or _only_own(request, row, gpus, flavour, knowledge, notes)
-    )
-    branch = _branch(request, row, gpus, flavour, own, knowledge, notes)
+    own = not by_runfile and (_own_packages(case, flavour) or _only_own(case, flavour))
+    branch = _branch(case, flavour, own)
     if branch is None:
         return None
-    chosen = _flavour(branch, flavour, gpus, knowledge, notes)
+    chosen = _flavour(case, branch, flavour)
     if chosen is None:
         return None
-    if request.secure_boot and not (own and row.family in _SIGNED):
-        notes.because(
+    if case.request.secure_boot and not (own and case.distro.family in _SIGNED):
+        case.because(
             "warning: Secure Boot",
             f"it is on, and modules that DKMS builds load only once the node's own key is enrolled: {MOK}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
     if by_runfile:
-        return runfile_driver(request, row, gpus, branch, chosen, knowledge, notes)
-    return driver_choice(request, row, gpus, branch, chosen, own=own, knowledge=knowledge, notes=notes)
+        return runfile_driver(case, branch, chosen)
+    return driver_choice(case, branch, chosen, own=own)
 
 
-def _preinstalled(request: SolveRequest, notes: Notes) -> DriverChoice | None:
-    if not request.loaded_driver:
-        notes.refuse(
+def _preinstalled(case: Case) -> DriverChoice | None:
+    if not case.request.loaded_driver:
+        case.refuse(
             "driver.method is preinstalled, but there is no driver on the node",
             "install one, or set driver.method to auto",
         )
         return None
-    notes.because("driver", f"{request.loaded_driver} is there and driver.method is preinstalled: left alone", "")
+    case.because("driver", f"{case.request.loaded_driver} is there and driver.method is preinstalled: left alone", "")
     return DriverChoice(
-        branch=version_tuple(request.loaded_driver)[0],
-        flavour="open" if request.driver.flavour == "open" else "proprietary",
-        version=request.loaded_driver,
+        branch=version_tuple(case.request.loaded_driver)[0],
+        flavour="open" if case.request.driver.flavour == "open" else "proprietary",
+        version=case.request.loaded_driver,
         method="preinstalled",
         packages=(),
         repository="",
@@ -105,120 +94,107 @@ def _preinstalled(request: SolveRequest, notes: Notes) -> DriverChoice | None:
 # ---------------------------------------------------------------- flavour
 
 
-def _flavour_asked(request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes) -> str | None:
+def _flavour_asked(case: Case) -> str | None:
     """The flavour where GPUs or the user leave no choice, "" where the branch decides, None on a conflict."""
-    only = [g for g in gpus if g.open == "only"]
-    never = [g for g in gpus if g.open == "no"]
+    only = [g for g in case.gpus if g.open == "only"]
+    never = [g for g in case.gpus if g.open == "no"]
     if only and never:
-        notes.refuse(
+        case.refuse(
             f"{never[0].name} ({never[0].arch}) needs the proprietary kernel modules and {only[0].name} "
             f"({only[0].arch}) the open ones: one node loads only one kind",
             "put these GPUs into different nodes, or take one kind out",
         )
         return None
-    asked = request.driver.flavour
+    asked = case.request.driver.flavour
     if asked == "open" and never:
-        notes.refuse(
+        case.refuse(
             f"the open kernel modules cannot drive {never[0].name} ({never[0].arch}): it has no GSP",
             "set driver.flavour to auto or proprietary",
         )
         return None
     if asked == "proprietary" and only:
-        notes.refuse(
+        case.refuse(
             f"the proprietary kernel modules cannot drive {only[0].name} ({only[0].arch}): it needs the open ones",
             "set driver.flavour to auto or open",
         )
         return None
     if never:
         why = f"{never[0].name} ({never[0].arch}) has no GSP, which the open modules need: proprietary"
-        notes.because("flavour", why, knowledge.rules["open_needs_gsp"]["source"])
+        case.because("flavour", why, case.knowledge.rules["open_needs_gsp"]["source"])
         return "proprietary"
     if only:
         why = f"{only[0].name} ({only[0].arch}) works with the open modules only"
-        notes.because("flavour", why, knowledge.rules["coherent_open"]["source"])
+        case.because("flavour", why, case.knowledge.rules["coherent_open"]["source"])
         return "open"
     if asked != "auto":
-        notes.because("flavour", f"{asked}, as asked", "driver.flavour")
+        case.because("flavour", f"{asked}, as asked", "driver.flavour")
     return "" if asked == "auto" else asked
 
 
-def _flavour(
-    branch: Branch, asked: str, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes
-) -> Flavour | None:
-    default, last = knowledge.rules["open_default_from"], knowledge.rules["open_only_from"]
+def _flavour(case: Case, branch: Branch, asked: str) -> Flavour | None:
+    default, last = case.knowledge.rules["open_default_from"], case.knowledge.rules["open_only_from"]
     if asked:
         return "open" if asked == "open" else "proprietary"
     if branch.open == "only":
-        notes.because("flavour", f"open: {last['branch']} and later have no proprietary modules", last["source"])
+        case.because("flavour", f"open: {last['branch']} and later have no proprietary modules", last["source"])
         return "open"
     if branch.branch >= default["branch"]:
-        names = " and ".join(dict.fromkeys(g.arch for g in gpus)) or "this GPU"
-        notes.because(
+        names = " and ".join(dict.fromkeys(g.arch for g in case.gpus)) or "this GPU"
+        case.because(
             "flavour", f"open: the default from {default['branch']} on, and it drives {names}", default["source"]
         )
         return "open"
-    notes.because("flavour", f"proprietary: the default before {default['branch']}", default["source"])
+    case.because("flavour", f"proprietary: the default before {default['branch']}", default["source"])
     return "proprietary"
 
 
 # ---------------------------------------------------------------- where from
 
 
-def _own_packages(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    flavour: str,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> bool:
+def _own_packages(case: Case, flavour: str) -> bool:
     """Whether the distribution's own packages are taken: when asked for, or for their signature under Secure Boot."""
-    spec = request.driver
+    spec = case.request.driver
     if spec.branch == "distro":
-        notes.because("repository", f"driver.branch is distro: the packages of {row.key} itself", row.source)
+        case.because(
+            "repository", f"driver.branch is distro: the packages of {case.distro.key} itself", case.distro.source
+        )
         return True
-    if not row.dir:
-        notes.because("repository", f"NVIDIA has no repository for {row.key}: its own packages", row.source)
+    if not case.distro.dir:
+        case.because(
+            "repository", f"NVIDIA has no repository for {case.distro.key}: its own packages", case.distro.source
+        )
         return True
-    signed = row.family == "ubuntu" or (row.family == "suse" and flavour != "proprietary")
-    if not request.secure_boot or not signed or spec.version:
+    signed = case.distro.family == "ubuntu" or (case.distro.family == "suse" and flavour != "proprietary")
+    if not case.request.secure_boot or not signed or spec.version:
         return False
     fits = [
         b
-        for b in (knowledge.branches[n] for n in row.own)
-        if all(r.holds(b) for r in needs(request, gpus, flavour, knowledge))
-        and (not spec.branch.isdigit() or b.branch == int(spec.branch))
+        for b in (case.knowledge.branches[n] for n in case.distro.own)
+        if all(r.holds(b) for r in needs(case, flavour)) and (not spec.branch.isdigit() or b.branch == int(spec.branch))
     ]
-    if not any(spec.branch.isdigit() or not b.ended(knowledge.as_of) for b in fits):
+    if not any(spec.branch.isdigit() or not b.ended(case.knowledge.as_of) for b in fits):
         return False
-    notes.because(
+    case.because(
         "repository",
-        f"Secure Boot is on: {_SIGNED[row.family]}, they load without a MOK",
-        knowledge.packages[f"{row.family}-own"]["source"],
+        f"Secure Boot is on: {_SIGNED[case.distro.family]}, they load without a MOK",
+        case.knowledge.packages[f"{case.distro.family}-own"]["source"],
     )
     return True
 
 
-def _only_own(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    flavour: str,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> bool:
+def _only_own(case: Case, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
-    if request.driver.branch != "auto" or request.driver.version or not row.own:
+    if case.request.driver.branch != "auto" or case.request.driver.version or not case.distro.own:
         return False
-    asked = needs(request, gpus, flavour, knowledge)
-    if best_branch(knowledge, [*asked, in_repository(row, False)]) or not best_branch(
-        knowledge, [*asked, in_repository(row, True)]
+    asked = needs(case, flavour)
+    if best_branch(case.knowledge, [*asked, in_repository(case.distro, False)]) or not best_branch(
+        case.knowledge, [*asked, in_repository(case.distro, True)]
     ):
         return False
-    notes.because(
+    case.because(
         "repository",
-        f"NVIDIA's repository for {row.key} has no branch for this, the distribution itself has",
-        row.source,
+        f"NVIDIA's repository for {case.distro.key} has no branch for this, the distribution itself has",
+        case.distro.source,
     )
     return True
 
@@ -226,146 +202,126 @@ def _only_own(
 # ---------------------------------------------------------------- branch
 
 
-def _branch(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    flavour: str,
-    own: bool,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> Branch | None:
-    where = [] if request.driver.method == "runfile" else [in_repository(row, own)]
-    rules = [*needs(request, gpus, flavour, knowledge), *where]
-    version = request.driver.version
-    number = int(version[:3]) if version else int(request.driver.branch) if request.driver.branch.isdigit() else 0
-    best = best_branch(knowledge, rules)
+def _branch(case: Case, flavour: str, own: bool) -> Branch | None:
+    where = [] if case.request.driver.method == "runfile" else [in_repository(case.distro, own)]
+    rules = [*needs(case, flavour), *where]
+    version = case.request.driver.version
+    number = (
+        int(version[:3]) if version else int(case.request.driver.branch) if case.request.driver.branch.isdigit() else 0
+    )
+    best = best_branch(case.knowledge, rules)
     if number:
-        return _checked(request, number, rules, best, knowledge, notes)
+        return _checked(case, number, rules, best)
     if best is None:
-        _refuse_all(gpus, rules, _ways_out(request, row, gpus, rules, own, knowledge), knowledge, notes)
+        _refuse_all(case, rules, _ways_out(case, rules, own))
         return None
-    present = _present(request, rules, knowledge)
+    present = _present(case, rules)
     if present and present != best:
         why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"
-        notes.because("branch", f"{why} (set driver.branch to change)", present.source)
+        case.because("branch", f"{why} (set driver.branch to change)", present.source)
         return present
-    ended = best.ended(knowledge.as_of)
+    ended = best.ended(case.knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}[best.kind]
     for rule in rules:
         if rule.source:
-            notes.because("branch", rule.why, rule.source)
+            case.because("branch", rule.why, rule.source)
     until = f"supported until {best.eol}" if best.eol and not ended else "no end announced"
-    notes.because(
+    case.because(
         "branch",
         f"{best.branch}: the newest {word} branch that satisfies all of it, "
         + (f"though its support ended ({best.eol})" if ended else until),
         best.source,
     )
     if ended:
-        notes.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
+        case.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
     return best
 
 
-def _ways_out(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    rules: Sequence[Rule],
-    own: bool,
-    knowledge: Knowledge,
-) -> str:
+def _ways_out(case: Case, rules: Sequence[Rule], own: bool) -> str:
     """The other places that have a branch, for the end of a sentence: the other repository, NVIDIA's runfile."""
-    if request.driver.method == "runfile":
+    if case.request.driver.method == "runfile":
         return ""
     others = rules[:-1]  # without the repository's
     ways = []
-    if (row.dir if own else row.own) and best_branch(knowledge, [*others, in_repository(row, not own)]):
+    if (case.distro.dir if own else case.distro.own) and best_branch(
+        case.knowledge, [*others, in_repository(case.distro, not own)]
+    ):
         ways.append(f"try driver.branch {'auto' if own else 'distro'}")
-    runfile = best_branch(knowledge, others)
-    fabric = request.nvswitches or request.nvlink5_fabric or any(g.fabric == "imex" for g in gpus)
+    runfile = best_branch(case.knowledge, others)
+    fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
     if runfile and not fabric:
         ways.append(f"set driver.method to runfile, which has {runfile.branch}")
     return "".join(f", or {way}" for way in ways)
 
 
-def _present(request: SolveRequest, rules: Sequence[Rule], knowledge: Knowledge) -> Branch | None:
+def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
-    number = request.loaded_driver.partition(".")[0]
-    branch = knowledge.branches.get(int(number)) if number.isdigit() else None
-    if branch is None or branch.kind not in ("LTSB", "PB") or branch.ended(knowledge.as_of):
+    number = case.request.loaded_driver.partition(".")[0]
+    branch = case.knowledge.branches.get(int(number)) if number.isdigit() else None
+    if branch is None or branch.kind not in ("LTSB", "PB") or branch.ended(case.knowledge.as_of):
         return None
     return branch if all(rule.holds(branch) for rule in rules) else None
 
 
-def _checked(
-    request: SolveRequest,
-    number: int,
-    rules: Sequence[Rule],
-    best: Branch | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> Branch | None:
+def _checked(case: Case, number: int, rules: Sequence[Rule], best: Branch | None) -> Branch | None:
     """The branch the user chose, if it can work."""
     instead = (
         f"set driver.branch to {best.branch} or auto" if best else "no other branch fits either: change what is asked"
     )
-    branch = knowledge.branches.get(number)
+    branch = case.knowledge.branches.get(number)
     if branch is None:
-        near = sorted(knowledge.branches, key=lambda n: abs(n - number))[:3]
-        notes.refuse(
+        near = sorted(case.knowledge.branches, key=lambda n: abs(n - number))[:3]
+        case.refuse(
             f"driver branch {number} is not known (nearest: {', '.join(map(str, sorted(near)))})",
             f"{instead}; a newer gpunode may know it",
         )
         return None
     broken = [r for r in rules if not r.holds(branch)]
     for rule in broken:
-        notes.refuse(f"driver branch {number} {rule.what}: {rule.why}", instead)
+        case.refuse(f"driver branch {number} {rule.what}: {rule.why}", instead)
     if broken:
         return None
-    notes.because("branch", f"{number}, as asked", "driver.version" if request.driver.version else "driver.branch")
-    if branch.ended(knowledge.as_of):
-        notes.because("warning: branch", f"support of {number} ended ({branch.eol})", branch.source)
+    case.because("branch", f"{number}, as asked", "driver.version" if case.request.driver.version else "driver.branch")
+    if branch.ended(case.knowledge.as_of):
+        case.because("warning: branch", f"support of {number} ended ({branch.eol})", branch.source)
     if branch.kind not in ("LTSB", "PB"):
         kind = "a new-feature branch" if branch.kind == "NFB" else "no long-term or production branch as far as known"
-        notes.because("warning: branch", f"{number} is {kind}", branch.source)
-    version = request.driver.version
+        case.because("warning: branch", f"{number} is {kind}", branch.source)
+    version = case.request.driver.version
     if version and branch.latest and version_tuple(version) > version_tuple(branch.latest):
-        notes.because("warning: version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
+        case.because("warning: version", f"{version} is newer than {branch.latest}, the newest known", branch.source)
     return branch
 
 
-def _refuse_all(
-    gpus: Sequence[GpuModel], rules: Sequence[Rule], other: str, knowledge: Knowledge, notes: Notes
-) -> None:
+def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
     """Say which two demands no branch satisfies together; with several GPUs name the odd one."""
-    for model in gpus:
-        if not any(serves(b, model, knowledge) for b in knowledge.branches.values()):
-            notes.refuse(range_text(model, knowledge), "update gpunode, or set driver.branch by hand")
+    for model in case.gpus:
+        if not any(serves(b, model, case.knowledge) for b in case.knowledge.branches.values()):
+            case.refuse(range_text(model, case.knowledge), "update gpunode, or set driver.branch by hand")
             return
-    mixed = rules[: len(gpus)]
-    if len(gpus) > 1 and best_branch(knowledge, mixed) is None:
-        odd = _odd_one(gpus, knowledge)
-        notes.refuse(
-            f"no driver branch drives all of these GPUs: {'; '.join(range_text(g, knowledge) for g in gpus)}",
+    mixed = rules[: len(case.gpus)]
+    if len(case.gpus) > 1 and best_branch(case.knowledge, mixed) is None:
+        odd = _odd_one(case)
+        case.refuse(
+            f"no driver branch drives all of these GPUs: {'; '.join(range_text(g, case.knowledge) for g in case.gpus)}",
             f"the odd one is {odd.name} ({odd.id}): put it into another node",
         )
         return
     for last in range(1, len(rules) + 1):
-        if best_branch(knowledge, rules[:last]) is None:
-            others = [r.why for r in rules[: last - 1] if best_branch(knowledge, [r, rules[last - 1]]) is None]
-            notes.refuse(
+        if best_branch(case.knowledge, rules[:last]) is None:
+            others = [r.why for r in rules[: last - 1] if best_branch(case.knowledge, [r, rules[last - 1]]) is None]
+            case.refuse(
                 "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
                 f"change one of these (GPU, distribution release, CUDA version){other}",
             )
             return
 
 
-def _odd_one(gpus: Sequence[GpuModel], knowledge: Knowledge) -> GpuModel:
+def _odd_one(case: Case) -> GpuModel:
     """The model without which the most branches remain; of equals the oldest generation."""
 
     def left(model: GpuModel) -> int:
-        rest = [g for g in gpus if g is not model]
-        return sum(all(serves(b, g, knowledge) for g in rest) for b in knowledge.branches.values())
+        rest = [g for g in case.gpus if g is not model]
+        return sum(all(serves(b, g, case.knowledge) for g in rest) for b in case.knowledge.branches.values())
 
-    return min(gpus, key=lambda g: (-left(g), knowledge.architectures[g.arch].order))
+    return min(case.gpus, key=lambda g: (-left(g), case.knowledge.architectures[g.arch].order))

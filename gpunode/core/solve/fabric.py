@@ -8,58 +8,44 @@ FabricChoice, which the role `fabric` does afterwards.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
+from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import version_wish
-from gpunode.core.solve.notes import Notes
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 METRICS, METRICS_TIMER = "/usr/lib/gpunode/metrics", "gpunode-metrics.timer"
 
 
-def joined(
-    request: SolveRequest,
-    gpus: Sequence[GpuModel],
-    branch: Branch,
-    names: Table,
-    *,
-    own: bool,
-    notes: Notes,
-    knowledge: Knowledge,
-) -> tuple[list[PackageWant], tuple[str, ...]] | None:
+def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list[PackageWant], tuple[str, ...]] | None:
     """Packages and services that go with the driver, only where the hardware asks; None when it cannot be served."""
-    rule = knowledge.rules["fabric_equals_driver"]
-    switches = bool(request.nvswitches) or request.nvlink5_fabric
-    imex = any(g.fabric == "imex" for g in gpus)
+    rule = case.knowledge.rules["fabric_equals_driver"]
+    switches = bool(case.request.nvswitches) or case.request.nvlink5_fabric
+    imex = any(g.fabric == "imex" for g in case.gpus)
     if not switches and not imex:
         return [], ()
     if not {"fabric", "imex"} <= names.keys():
-        notes.refuse(
+        case.refuse(
             "this node has an NVSwitch fabric, and the distribution has no fabric manager",
             "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
         )
         return None
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
-    version = version_wish(request, branch)
+    version = version_wish(case, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
     apart: list[str] = []
-    if request.nvlink5_fabric and not own:
+    if case.request.nvlink5_fabric and not own:
         apart = list(names["fabric_nvlink5"])
-        equal += names["fabric_nvlink5_x86_64"] if request.arch == "x86_64" else []
+        equal += names["fabric_nvlink5_x86_64"] if case.request.arch == "x86_64" else []
     if switches:
-        notes.because(
+        case.because(
             "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
         )
     if imex:
         equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
-        nodes = "fabric.imex_nodes names" if request.fabric.imex_nodes else "you write, or fabric.imex_nodes names"
-        notes.because(
+        nodes = "fabric.imex_nodes names" if case.request.fabric.imex_nodes else "you write, or fabric.imex_nodes names"
+        case.because(
             "fabric",
             f"NVLink spans nodes: IMEX, at the driver's version, needs {IMEX_NODES}, which {nodes}",
             rule["source"],
@@ -68,28 +54,21 @@ def joined(
     return wants, ("nvidia-fabricmanager.service",) if switches else ()
 
 
-def solve_fabric(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    driver: DriverChoice | None,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> FabricChoice | None:
+def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None:
     """The IMEX domain, DCGM and metrics, where the spec asks for them."""
-    nodes = request.fabric.imex_nodes
-    if nodes and not any(g.fabric == "imex" for g in gpus):
-        notes.refuse(
+    nodes = case.request.fabric.imex_nodes
+    if nodes and not any(g.fabric == "imex" for g in case.gpus):
+        case.refuse(
             "fabric.imex_nodes is set, and no GPU here belongs to an NVLink domain of several nodes",
             "take it out for this node, or set it for the nodes with GB200 and GB300 only (inventory group)",
         )
         return None
-    dcgm = _dcgm(request, row, driver, knowledge, notes) if request.fabric.dcgm != "none" else ()
-    metrics = request.fabric.metrics
+    dcgm = _dcgm(case, driver) if case.request.fabric.dcgm != "none" else ()
+    metrics = case.request.fabric.metrics
     if not nodes and not dcgm and not metrics:
         return None
     services = {"nvidia-imex.service": nodes, "nvidia-dcgm.service": dcgm, METRICS_TIMER: metrics}
-    old = tuple(n for n in knowledge.packages["dcgm"]["replaced"] if n in request.installed) if dcgm else ()
+    old = tuple(n for n in case.knowledge.packages["dcgm"]["replaced"] if n in case.request.installed) if dcgm else ()
     return FabricChoice(
         packages=dcgm,
         repository="nvidia-cuda" if dcgm else "",
@@ -100,30 +79,28 @@ def solve_fabric(
     )
 
 
-def _dcgm(
-    request: SolveRequest, row: DistroRow, driver: DriverChoice | None, knowledge: Knowledge, notes: Notes
-) -> tuple[PackageWant, ...]:
-    names = knowledge.packages["dcgm"]
-    if not row.dir:
-        notes.refuse(
-            f"fabric.dcgm: NVIDIA has no repository for {row.key}, and {row.key} itself has no DCGM",
+def _dcgm(case: Case, driver: DriverChoice | None) -> tuple[PackageWant, ...]:
+    names = case.knowledge.packages["dcgm"]
+    if not case.distro.dir:
+        case.refuse(
+            f"fabric.dcgm: NVIDIA has no repository for {case.distro.key}, and {case.distro.key} itself has no DCGM",
             "set fabric.dcgm to none; a container (dcgm-exporter) brings its own",
         )
         return ()
-    number = driver.branch if driver else int((re.match(r"\d+", request.loaded_driver) or ["0"])[0])
-    branch = knowledge.branches.get(number)
+    number = driver.branch if driver else int((re.match(r"\d+", case.request.loaded_driver) or ["0"])[0])
+    branch = case.knowledge.branches.get(number)
     major = branch.cuda_major if branch else 0
     if major < names["first_cuda"]:
-        notes.refuse(
+        case.refuse(
             f"fabric.dcgm: DCGM 4 needs a driver for CUDA {names['first_cuda']} or later"
             + (f", and {number} is one for {major}" if major else ", and it is not known which one is here"),
             f"take a newer branch ({names['first_branch']} or later), or set fabric.dcgm to none",
         )
         return ()
-    asked = request.fabric.dcgm
-    epoch = names["deb_epoch"] if row.family in ("ubuntu", "debian") else ""
+    asked = case.request.fabric.dcgm
+    epoch = names["deb_epoch"] if case.distro.family in ("ubuntu", "debian") else ""
     version = "" if asked == "auto" else f"{epoch}{asked}-*"
-    notes.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
+    case.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
     return tuple(
         PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]
     )

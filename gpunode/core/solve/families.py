@@ -4,40 +4,33 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.knowledge import Branch, DistroRow, Table
 from gpunode.core.model import Flavour, Kernel, PackageWant
-from gpunode.core.solve.notes import Notes
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
+from gpunode.core.solve.case import Case
 
 
-def version_wish(request: SolveRequest, branch: Branch) -> str:
+def version_wish(case: Case, branch: Branch) -> str:
     """What package versions must match: packagers add -1, -1.el9, -0ubuntu1 … to the driver's version."""
-    return f"{request.driver.version}-*" if request.driver.version else f"{branch.branch}.*"
+    return f"{case.request.driver.version}-*" if case.request.driver.version else f"{branch.branch}.*"
 
 
-def rpm_repository(
-    request: SolveRequest,
-    row: DistroRow,
-    branch: Branch,
-    flavour: Flavour,
-    _gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
+def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     """NVIDIA's repository for dnf, yum and zypper: metapackages, and before those were there what they name."""
-    names, version = knowledge.packages[row.family], version_wish(request, branch)
+    names, version = case.knowledge.packages[case.distro.family], version_wish(case, branch)
     before = names["before_meta"]
     meta = before.get(flavour, names[flavour]) if branch.branch < before["branch"] else names[flavour]
-    needs = [n for n in row.needs if "versionlock" not in n or request.driver.hold]
+    needs = [n for n in case.distro.needs if "versionlock" not in n or case.request.driver.hold]
     return [*(PackageWant(name=n) for n in needs), *(PackageWant(name=n, version=version) for n in meta)]
 
 
-def stream(row: DistroRow, branch: Branch, flavour: Flavour, knowledge: Knowledge) -> str:
+def stream(case: Case, branch: Branch, flavour: Flavour) -> str:
     """The stream of the dnf module that holds the branch (nvidia-driver:580-open), "" where there are no modules."""
-    return str(knowledge.packages["rhel"]["stream"][flavour].format(branch=branch.branch)) if row.modular else ""
+    return (
+        str(case.knowledge.packages["rhel"]["stream"][flavour].format(branch=branch.branch))
+        if case.distro.modular
+        else ""
+    )
 
 
 def suse_leftovers(installed: Sequence[str], branch: Branch, flavour: Flavour, names: Table) -> list[str]:
@@ -57,49 +50,35 @@ def _suse_generation(branch: Branch, names: Table) -> str:
     return str([g for first, g in names["generations"].items() if int(first) <= branch.branch][-1])
 
 
-def suse_own(
-    request: SolveRequest,
-    row: DistroRow,
-    branch: Branch,
-    _flavour: Flavour,
-    _gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
+def suse_own(case: Case, branch: Branch, _flavour: Flavour) -> list[PackageWant]:
     """SUSE's signed kernel modules, and the user space of the same version from NVIDIA's repository."""
     # a kernel module package is called 580.95.05_k6.4.0_150600.21-lp156.1.1
-    names, version = knowledge.packages["suse-own"], f"{request.driver.version or f'{branch.branch}.'}*"
-    generation = _suse_generation(branch, knowledge.packages["suse"])
-    found = [re.search(row.kernels[0][0], kernel.release) for kernel in request.kernels]
+    names, version = case.knowledge.packages["suse-own"], f"{case.request.driver.version or f'{branch.branch}.'}*"
+    generation = _suse_generation(branch, case.knowledge.packages["suse"])
+    found = [re.search(case.distro.kernels[0][0], kernel.release) for kernel in case.request.kernels]
     flavours = [match["flavour"] for match in found if match] or ["default"]
     modules = (names["modules"].format(generation=generation, flavour=f) for f in dict.fromkeys(flavours))
     space = (n.format(generation=generation) for n in names["userspace"])
     return [PackageWant(name=n, version=version) for n in (*modules, *space)]
 
 
-def arch_own(
-    request: SolveRequest,
-    row: DistroRow,
-    _branch: Branch,
-    _flavour: Flavour,
-    _gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
+def arch_own(case: Case, _branch: Branch, _flavour: Flavour) -> list[PackageWant]:
     """Arch's: a package of modules for each of its main kernels, DKMS as soon as there is another kernel."""
-    names = knowledge.packages["arch-own"]
+    names = case.knowledge.packages["arch-own"]
     modules = [names["dkms"]]
-    if not arch_dkms(request, row, knowledge):
-        modules = [names["modules"][k] for k in _arch_kernels(request, row) or ["linux"]]
+    if not arch_dkms(case):
+        modules = [names["modules"][k] for k in _arch_kernels(case) or ["linux"]]
     return [PackageWant(name=n) for n in (*modules, *names["userspace"])]
 
 
-def arch_dkms(request: SolveRequest, row: DistroRow, knowledge: Knowledge) -> bool:
+def arch_dkms(case: Case) -> bool:
     """Whether a kernel is there for which Arch has no package of built modules."""
-    return not set(_arch_kernels(request, row)) <= set(knowledge.packages["arch-own"]["modules"])
+    return not set(_arch_kernels(case)) <= set(case.knowledge.packages["arch-own"]["modules"])
 
 
-def _arch_kernels(request: SolveRequest, row: DistroRow) -> list[str]:
+def _arch_kernels(case: Case) -> list[str]:
     """The packages of the kernels: linux, linux-lts …; a kernel of nobody knows where is called other."""
-    found = [header_packages(row, kernel) for kernel in request.kernels]
+    found = [header_packages(case.distro, kernel) for kernel in case.request.kernels]
     return list(dict.fromkeys(names[0].name.removesuffix("-headers") if names else "other" for names in found))
 
 
@@ -114,19 +93,20 @@ def header_packages(row: DistroRow, kernel: Kernel) -> list[PackageWant]:
     return []
 
 
-def refused_on_arch(request: SolveRequest, gpus: Sequence[GpuModel], knowledge: Knowledge, notes: Notes) -> bool:
+def refused_on_arch(case: Case) -> bool:
     """What Arch cannot serve: a chosen version, and GPUs that its one branch does not drive any more."""
-    if request.driver.version or request.driver.branch.isdigit():
-        notes.refuse(
-            f"driver {request.driver.version or request.driver.branch}: Arch has one branch at a time, the newest",
+    spec = case.request.driver
+    if spec.version or spec.branch.isdigit():
+        case.refuse(
+            f"driver {spec.version or spec.branch}: Arch has one branch at a time, the newest",
             "set driver.branch to auto and driver.version to nothing",
         )
         return True
-    legacy = {int(branch): name for branch, name in knowledge.packages["arch-own"]["legacy"].items()}
-    for model in gpus:
-        last = knowledge.architectures[model.arch].last_branch
+    legacy = {int(branch): name for branch, name in case.knowledge.packages["arch-own"]["legacy"].items()}
+    for model in case.gpus:
+        last = case.knowledge.architectures[model.arch].last_branch
         if last in legacy:
-            notes.refuse(
+            case.refuse(
                 f"{model.name} ({model.arch}) needs branch {last}, and Arch's own packages are newer",
                 f"install {legacy[last]} from the AUR, then set driver.method to preinstalled",
             )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from gpunode.core.knowledge import Branch, GpuModel, Knowledge
-from gpunode.core.solve.notes import Notes
+from gpunode.core.solve.case import Notes
 
 
 def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_hand: bool) -> tuple[GpuModel, ...]:

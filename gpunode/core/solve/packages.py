@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table
+from gpunode.core.knowledge import Branch, DistroRow, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
+from gpunode.core.solve.case import Case
 from gpunode.core.solve.fabric import joined
 from gpunode.core.solve.families import (
     arch_dkms,
@@ -20,10 +20,6 @@ from gpunode.core.solve.families import (
     suse_own,
     version_wish,
 )
-from gpunode.core.solve.notes import Notes
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
 _OF_BRANCH = re.compile(
@@ -45,55 +41,47 @@ _RIVALS: dict[Flavour, tuple[str, ...]] = {
 }
 
 
-def driver_choice(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    branch: Branch,
-    flavour: Flavour,
-    *,
-    own: bool,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> DriverChoice | None:
+def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) -> DriverChoice | None:
     """The packages of the driver, held against unattended upgrades where the spec says so."""
-    if own and row.family == "debian" and not _has_components(request, row, notes):
+    if own and case.distro.family == "debian" and not _has_components(case):
         return None
-    deb = row.family in ("ubuntu", "debian")
-    source = knowledge.packages[f"{row.family}-own" if own else "cuda-repository" if deb else row.family]
-    wants = _WAYS[own, row.family](request, row, branch, flavour, gpus, knowledge)
-    joined_to = joined(request, gpus, branch, source, own=own, notes=notes, knowledge=knowledge)
+    deb = case.distro.family in ("ubuntu", "debian")
+    source = case.knowledge.packages[
+        f"{case.distro.family}-own" if own else "cuda-repository" if deb else case.distro.family
+    ]
+    wants = _WAYS[own, case.distro.family](case, branch, flavour)
+    joined_to = joined(case, branch, source, own=own)
     if joined_to is None:
         return None
     fabric, services = joined_to
     packages = tuple(
-        PackageWant(name=p.name, version=p.version, hold=request.driver.hold and p.name not in row.needs)
+        PackageWant(name=p.name, version=p.version, hold=case.request.driver.hold and p.name not in case.distro.needs)
         for p in (*wants, *fabric)
     )
-    notes.because("packages", _names(packages), source["source"])
-    _say_version(request, branch, own=own, notes=notes)
-    dkms = not own or row.family == "debian" or (row.family == "arch" and arch_dkms(request, row, knowledge))
-    headers = headers_of(request, row, knowledge, notes) if dkms else ()
+    case.because("packages", _names(packages), source["source"])
+    _say_version(case, branch, own=own)
+    dkms = not own or case.distro.family == "debian" or (case.distro.family == "arch" and arch_dkms(case))
+    headers = headers_of(case) if dkms else ()
     if headers is None:
         return None
-    replaced = () if own else _replaced(request, row, branch, knowledge, notes)
-    removed = tuple(dict.fromkeys([*_conflicts(request, branch, flavour, packages, source), *replaced]))
+    replaced = () if own else _replaced(case, branch)
+    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, source), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
-    changes_hands = bool(replaced) or (own and row.family == "debian" and bool(removed))
+    changes_hands = bool(replaced) or (own and case.distro.family == "debian" and bool(removed))
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
-        version=request.driver.version,
+        version=case.request.driver.version,
         newest=branch.latest,
         method="packages",
         packages=packages,
-        repository="" if own and row.family != "suse" else "nvidia-cuda",
+        repository="" if own and case.distro.family != "suse" else "nvidia-cuda",
         kernel_packages=headers,
         services=("nvidia-persistenced.service", *services),
         remove=removed,
-        may_go=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
-        pin="" if own or row.modular else version_wish(request, branch),
-        stream="" if own else stream(row, branch, flavour, knowledge),
+        may_go=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
+        pin="" if own or case.distro.modular else version_wish(case, branch),
+        stream="" if own else stream(case, branch, flavour),
     )
 
 
@@ -101,12 +89,12 @@ def _names(packages: Sequence[PackageWant]) -> str:
     return ", ".join(p.name for p in packages)
 
 
-def _say_version(request: SolveRequest, branch: Branch, *, own: bool, notes: Notes) -> None:
-    if request.driver.version:
-        notes.because("version", f"{request.driver.version}, as asked", "driver.version")
+def _say_version(case: Case, branch: Branch, *, own: bool) -> None:
+    if case.request.driver.version:
+        case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:
         where = "the distribution has" if own else "the repository has"
-        notes.because(
+        case.because(
             "version", f"the newest of {branch.branch} that {where}; newest known: {branch.latest}", branch.source
         )
 
@@ -114,19 +102,12 @@ def _say_version(request: SolveRequest, branch: Branch, *, own: bool, notes: Not
 # ---------------------------------------------------------------- names by repository
 
 
-def _cuda_repository(
-    request: SolveRequest,
-    row: DistroRow,
-    branch: Branch,
-    flavour: Flavour,
-    _gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
-    names, family = knowledge.packages["cuda-repository"], knowledge.packages[row.family]
-    version = version_wish(request, branch)
+def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+    names, family = case.knowledge.packages["cuda-repository"], case.knowledge.packages[case.distro.family]
+    version = version_wish(case, branch)
     meta = names[flavour]
     pinned = branch.branch >= family["pinned_from"]
-    pin = names["pin"].format(pin=request.driver.version or branch.branch)
+    pin = names["pin"].format(pin=case.request.driver.version or branch.branch)
     if branch.branch < family["unversioned_from"]:
         meta += f"-{branch.branch}"
     return [
@@ -136,21 +117,14 @@ def _cuda_repository(
     ]
 
 
-def _ubuntu_own(
-    request: SolveRequest,
-    row: DistroRow,
-    branch: Branch,
-    flavour: Flavour,
-    _gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
-    names, family = knowledge.packages["ubuntu-own"], knowledge.packages["ubuntu"]
+def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+    names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    version = version_wish(request, branch)
+    version = version_wish(case, branch)
     modules: list[str] = []
-    for kernel in request.kernels or ():
+    for kernel in case.request.kernels or ():
         modules.append(names["modules"].format(release=kernel.release, **words))
-    for kind in _ubuntu_flavours(request, row, family):
+    for kind in _ubuntu_flavours(case, family):
         modules.append(names["modules_meta"].format(flavour=kind, **words))
     return [
         *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
@@ -158,32 +132,25 @@ def _ubuntu_own(
     ]
 
 
-def _ubuntu_flavours(request: SolveRequest, row: DistroRow, family: Table) -> list[str]:
+def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
     """Kernel flavours as the metapackages name them: generic, generic-hwe-24.04, aws …"""
     found = []
-    for kernel in request.kernels:
+    for kernel in case.request.kernels:
         match = re.match(family["kernel"], kernel.release)
         flavour = match["flavour"] if match else "generic"
-        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{row.ga_kernel}.")
-        found.append(f"{flavour}-hwe-{row.key.partition(':')[2]}" if hwe else flavour)
+        hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{case.distro.ga_kernel}.")
+        found.append(f"{flavour}-hwe-{case.distro.key.partition(':')[2]}" if hwe else flavour)
     return found or ["generic"]
 
 
-def _debian_own(
-    request: SolveRequest,
-    row: DistroRow,
-    branch: Branch,
-    flavour: Flavour,
-    gpus: Sequence[GpuModel],
-    knowledge: Knowledge,
-) -> list[PackageWant]:
-    names = knowledge.packages["debian-own"]
-    version = version_wish(request, branch)
-    if branch.branch in names["tesla"].get(row.key, ()):
+def _debian_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+    names = case.knowledge.packages["debian-own"]
+    version = version_wish(case, branch)
+    if branch.branch in names["tesla"].get(case.distro.key, ()):
         apart = [names["tesla_proprietary"], *names["tesla_userspace"]]
         wanted = [PackageWant(name=name.format(branch=branch.branch), version=version) for name in apart]
         return [replace(one, version="") if one.name == "nvidia-persistenced" else one for one in wanted]
-    gsp = branch.branch >= 535 and any(g.open != "no" for g in gpus)
+    gsp = branch.branch >= 535 and any(g.open != "no" for g in case.gpus)
     return [
         PackageWant(name=names[flavour], version=version),
         *(PackageWant(name=n, version=version if n != "nvidia-persistenced" else "") for n in names["userspace"]),
@@ -191,16 +158,19 @@ def _debian_own(
     ]
 
 
-def _has_components(request: SolveRequest, row: DistroRow, notes: Notes) -> bool:
-    if request.components is None:
-        notes.because(
-            "repository", f"needs the components {' '.join(row.components)} in the node's sources", row.source
+def _has_components(case: Case) -> bool:
+    if case.request.components is None:
+        case.because(
+            "repository",
+            f"needs the components {' '.join(case.distro.components)} in the node's sources",
+            case.distro.source,
         )
         return True
-    missing = [c for c in row.components if c not in request.components]
+    missing = [c for c in case.distro.components if c not in case.request.components]
     if missing:
-        notes.refuse(
-            f"Debian's driver is in {' '.join(row.components)}, and the node's sources lack {' '.join(missing)}",
+        case.refuse(
+            f"Debian's driver is in {' '.join(case.distro.components)}, "
+            f"and the node's sources lack {' '.join(missing)}",
             f"add {' '.join(missing)} to the Debian entries in /etc/apt/sources.list.d/ (or sources.list), or set "
             "driver.branch to auto",
         )
@@ -222,41 +192,39 @@ _WAYS: dict[tuple[bool, str], Callable[..., list[PackageWant]]] = {  # (the dist
 # ---------------------------------------------------------------- kernels and conflicts
 
 
-def headers_of(
-    request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes
-) -> tuple[PackageWant, ...] | None:
+def headers_of(case: Case) -> tuple[PackageWant, ...] | None:
     """Headers of every kernel that can boot next: without them the GPU is gone after a reboot into it."""
-    family = knowledge.packages[row.family]
-    if not request.kernels:
-        names = row.headers_meta or (family["headers_meta"][request.arch],)
-        notes.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
+    family = case.knowledge.packages[case.distro.family]
+    if not case.request.kernels:
+        names = case.distro.headers_meta or (family["headers_meta"][case.request.arch],)
+        case.because("headers", f"kernels are not known: {', '.join(names)} follows the newest", family["source"])
         return tuple(PackageWant(name=n) for n in names)
     found: list[PackageWant] = []
-    for kernel in request.kernels:
-        wants = header_packages(row, kernel) if row.kernels else _deb_headers(request, family, kernel)
+    for kernel in case.request.kernels:
+        wants = header_packages(case.distro, kernel) if case.distro.kernels else _deb_headers(case, family, kernel)
         if not wants and not kernel.headers:
-            notes.refuse(
+            case.refuse(
                 f"kernel {kernel.release} is not one of the distribution's, and its headers are not there",
                 "install its headers (/lib/modules/RELEASE/build must lead to them), or remove that kernel",
             )
             return None
         if not wants:
-            notes.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
+            case.because("headers", f"kernel {kernel.release} is not the distribution's; its headers are there", "")
         found += wants
     wants = list(dict.fromkeys(found))
     if wants:
-        notes.because(
+        case.because(
             "headers", f"DKMS builds the module for each kernel that can boot: {_names(wants)}", family["source"]
         )
     return tuple(wants)
 
 
-def _deb_headers(request: SolveRequest, family: Table, kernel: Kernel) -> list[PackageWant]:
+def _deb_headers(case: Case, family: Table, kernel: Kernel) -> list[PackageWant]:
     match = re.match(family["kernel"], kernel.release)
     if not match:
         return []
     # where the image's metapackage is, that of the headers brings the headers of the next kernel along
-    follows = f"linux-image-{match['flavour']}" in request.installed
+    follows = f"linux-image-{match['flavour']}" in case.request.installed
     names = [family["headers"].format(release=kernel.release), *([f"linux-headers-{match['flavour']}"] * follows)]
     return [PackageWant(name=n) for n in names]
 
@@ -267,14 +235,14 @@ def headers_fit(row: DistroRow, family: Table, release: str) -> bool:
 
 
 def _conflicts(
-    request: SolveRequest, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
+    case: Case, branch: Branch, flavour: Flavour, packages: Sequence[PackageWant], names: Table
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
     rivals = names.get("rivals", _RIVALS)[flavour]
-    switched = request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
+    switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     found = []
-    for name in request.installed:
+    for name in case.request.installed:
         match = _OF_BRANCH.match(name)
         other = match is not None and int(match["branch"]) != branch.branch
         # nvidia-driver-pinning-580.95.05 beside the pin that is wanted now
@@ -283,19 +251,19 @@ def _conflicts(
         meta = switched and name in ("nvidia-open", "cuda-drivers")
         if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in rivals):
             found.append(name)
-    more = suse_leftovers(request.installed, branch, flavour, names) if "generations" in names else []
+    more = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
     return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
 
 
-def _replaced(
-    request: SolveRequest, row: DistroRow, branch: Branch, knowledge: Knowledge, notes: Notes
-) -> tuple[str, ...]:
+def _replaced(case: Case, branch: Branch) -> tuple[str, ...]:
     """What is installed of the distribution's own driver and has to go before NVIDIA's packages; nothing on others."""
-    names = knowledge.packages.get(f"{row.family}-own", {})
+    names = case.knowledge.packages.get(f"{case.distro.family}-own", {})
     if branch.branch < names.get("only_own_from", 0):
         return ()
-    found = tuple(name for name in names.get("only_own", ()) if name in request.installed)
+    found = tuple(name for name in names.get("only_own", ()) if name in case.request.installed)
     if found:
-        why = f"{row.key}'s own driver gives way to NVIDIA's packages: {', '.join(found)}, and what depends on them"
-        notes.because("packages", why, names["source"])
+        gone = f"{', '.join(found)}, and what depends on them"
+        case.because(
+            "packages", f"{case.distro.key}'s own driver gives way to NVIDIA's packages: {gone}", names["source"]
+        )
     return found

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.solve.case import Case
 from gpunode.core.solve.gpus import range_text, serves
-
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,17 +20,13 @@ class Rule:
     source: str = ""
 
 
-def needs(request: SolveRequest, gpus: Sequence[GpuModel], flavour: str, knowledge: Knowledge) -> list[Rule]:
+def needs(case: Case, flavour: str) -> list[Rule]:
     """What GPUs, flavour, CUDA and kernels ask of a branch."""
     return [
-        *(_gpu_rule(model, knowledge) for model in gpus),
-        *_flavour_rules(flavour, gpus, knowledge),
-        *(
-            _cuda_rule(request, knowledge.cuda[v], gpus, knowledge)
-            for v in request.cuda.versions
-            if v in knowledge.cuda
-        ),
-        *_kernel_rules(request, knowledge),
+        *(_gpu_rule(model, case.knowledge) for model in case.gpus),
+        *_flavour_rules(case, flavour),
+        *(_cuda_rule(case, case.knowledge.cuda[v]) for v in case.request.cuda.versions if v in case.knowledge.cuda),
+        *_kernel_rules(case),
     ]
 
 
@@ -46,8 +39,8 @@ def _gpu_rule(model: GpuModel, knowledge: Knowledge) -> Rule:
     )
 
 
-def _flavour_rules(flavour: str, gpus: Sequence[GpuModel], knowledge: Knowledge) -> list[Rule]:
-    only = knowledge.rules["open_only_from"]
+def _flavour_rules(case: Case, flavour: str) -> list[Rule]:
+    only = case.knowledge.rules["open_only_from"]
     if flavour == "proprietary":
         return [
             Rule(
@@ -58,28 +51,28 @@ def _flavour_rules(flavour: str, gpus: Sequence[GpuModel], knowledge: Knowledge)
             )
         ]
     if flavour == "open":
-        datacenter = all(g.kind == "datacenter" for g in gpus)
+        datacenter = all(g.kind == "datacenter" for g in case.gpus)
         first = "515, and for others than data centre GPUs from 560" if not datacenter else "515"
         return [
             Rule(
                 what="has no open modules for these GPUs",
                 holds=lambda b: b.open in ("yes", "only") or (b.open == "datacenter" and datacenter),
                 why=f"open kernel modules exist from {first}",
-                source=knowledge.rules["open_default_from"]["source"],
+                source=case.knowledge.rules["open_default_from"]["source"],
             )
         ]
     return []
 
 
-def _cuda_rule(request: SolveRequest, release: CudaRelease, gpus: Sequence[GpuModel], knowledge: Knowledge) -> Rule:
-    by_hand = request.driver.version or request.driver.branch.isdigit()
+def _cuda_rule(case: Case, release: CudaRelease) -> Rule:
+    by_hand = case.request.driver.version or case.request.driver.branch.isdigit()
     oldest = release.compat or release.native
-    exact = version_tuple(request.driver.version)
+    exact = version_tuple(case.request.driver.version)
 
     def holds(branch: Branch) -> bool:
         if not oldest:
             return False
-        if by_hand and request.cuda.method == "packages" and forward_compatible(release, branch, gpus, knowledge):
+        if by_hand and case.request.cuda.method == "packages" and forward_compatible(case, release, branch):
             return True
         lowest = version_tuple(oldest)
         if exact and branch.branch == exact[0]:
@@ -95,18 +88,18 @@ def _cuda_rule(request: SolveRequest, release: CudaRelease, gpus: Sequence[GpuMo
     )
 
 
-def forward_compatible(release: CudaRelease, branch: Branch, gpus: Sequence[GpuModel], knowledge: Knowledge) -> bool:
+def forward_compatible(case: Case, release: CudaRelease, branch: Branch) -> bool:
     """Whether cuda-compat lets this older branch run the release: data centre GPUs and long-lived branches only."""
-    rule = knowledge.cuda_forward
+    rule = case.knowledge.cuda_forward
     base = rule["bases"].get(release.version.partition(".")[0])
-    datacenter = bool(gpus) and all(model.kind == "datacenter" for model in gpus)
+    datacenter = bool(case.gpus) and all(model.kind == "datacenter" for model in case.gpus)
     older = (branch.branch,) < version_tuple(release.compat or release.native)[:1]  # it spans branches, not patches
     return base is not None and datacenter and older and branch.branch >= base and branch.kind in rule["kinds"]
 
 
-def _kernel_rules(request: SolveRequest, knowledge: Knowledge) -> list[Rule]:
-    rule, row = knowledge.rules["kernel_4_15_from"], knowledge.distro(request.distro)
-    releases = [kernel.release for kernel in request.kernels] or [row.ga_kernel if row else ""]
+def _kernel_rules(case: Case) -> list[Rule]:
+    rule, row = case.knowledge.rules["kernel_4_15_from"], case.knowledge.distro(case.request.distro)
+    releases = [kernel.release for kernel in case.request.kernels] or [row.ga_kernel if row else ""]
     return [
         Rule(
             what=f"does not build for kernel {release}",

@@ -3,50 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import Branch, DistroRow, GpuModel, Knowledge, Table, version_tuple
+from gpunode.core.knowledge import Branch, Table, version_tuple
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
-from gpunode.core.solve.notes import Notes
+from gpunode.core.solve.case import Case
 from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.core.spec.source import filled_in
 
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
-
-def runfile_driver(
-    request: SolveRequest,
-    row: DistroRow,
-    gpus: Sequence[GpuModel],
-    branch: Branch,
-    flavour: Flavour,
-    knowledge: Knowledge,
-    notes: Notes,
-) -> DriverChoice | None:
+def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice | None:
     """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem in `notes`."""
-    table, version = knowledge.driver_runfile, request.driver.version or branch.latest
+    table, version = case.knowledge.driver_runfile, case.request.driver.version or branch.latest
     if not version:
-        notes.refuse(
+        case.refuse(
             f"no version of driver branch {branch.branch} is known, and a runfile is of one version",
             "set driver.version to the exact one",
         )
         return None
-    if request.nvswitches or request.nvlink5_fabric or any(g.fabric == "imex" for g in gpus):
-        notes.refuse(
+    if case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus):
+        case.refuse(
             "this node has an NVLink fabric: its manager must be of the driver's exact version, and no runfile has it",
             "set driver.method to packages",
         )
         return None
-    runfile = _driver_file(request.driver.runfile, version, request.arch, flavour, table, notes)
-    headers = headers_of(request, row, knowledge, notes)
+    runfile = _driver_file(case, case.request.driver.runfile, version, case.request.arch, flavour, table)
+    headers = headers_of(case)
     if runfile is None or headers is None:
         return None
-    notes.because("method", f"{runfile.name}, as asked; DKMS builds its modules for each kernel", "driver.method")
-    why = "as asked" if request.driver.version else f"the newest known of {branch.branch}"
-    notes.because("version", f"{version}, {why}", "driver.version" if request.driver.version else branch.source)
-    needs = [name for name in row.needs if "versionlock" not in name]
+    case.because("method", f"{runfile.name}, as asked; DKMS builds its modules for each kernel", "driver.method")
+    why = "as asked" if case.request.driver.version else f"the newest known of {branch.branch}"
+    case.because("version", f"{version}, {why}", "driver.version" if case.request.driver.version else branch.source)
+    needs = [name for name in case.distro.needs if "versionlock" not in name]
     return DriverChoice(
         branch=branch.branch,
         flavour=flavour,
@@ -57,7 +45,7 @@ def runfile_driver(
         repository="",
         kernel_packages=headers,
         # the installer refuses to work beside them, or breaks them
-        remove=tuple(name for name in request.installed if DRIVER_PACKAGE.match(name)),
+        remove=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)),
         runfile=runfile,
     )
 
@@ -71,10 +59,11 @@ def installer_options(version: str, flavour: Flavour, table: Table) -> tuple[str
 
 
 def _driver_file(
-    spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table, notes: Notes
+    case: Case, spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table
 ) -> Runfile | None:
     words = {"version": version, "arch": arch, "folder": table["folders"].get(arch, arch)}
     return _runfile(
+        case,
         spec,
         "driver.runfile",
         name=table["name"].format(**words),
@@ -84,22 +73,21 @@ def _driver_file(
         published=True,
         options=installer_options(version, flavour, table),
         source=table["source"],
-        notes=notes,
     )
 
 
 def cuda_runfiles(
-    versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str, knowledge: Knowledge, notes: Notes
+    case: Case, versions: Sequence[str], specs: Mapping[str, RunfileSpec], arch: str
 ) -> tuple[Runfile, ...] | None:
     """The toolkits' installers, in the order of `versions`; None with a problem in `notes`."""
-    found = [_cuda_file(v, specs.get(v, RunfileSpec()), arch, knowledge.cuda_runfile, notes) for v in versions]
+    found = [_cuda_file(case, v, specs.get(v, RunfileSpec()), arch, case.knowledge.cuda_runfile) for v in versions]
     return tuple(runfile for runfile in found if runfile) if all(found) else None
 
 
-def _cuda_file(version: str, spec: RunfileSpec, arch: str, table: Table, notes: Notes) -> Runfile | None:
+def _cuda_file(case: Case, version: str, spec: RunfileSpec, arch: str, table: Table) -> Runfile | None:
     key, update = f"cuda.runfiles.{version}", table["updates"].get(version)
     if update is None and not (spec.url or spec.path):
-        notes.refuse(f"the name of CUDA {version}'s runfile is not known", f"set {key}: {{url: …, sha256: …}}")
+        case.refuse(f"the name of CUDA {version}'s runfile is not known", f"set {key}: {{url: …, sha256: …}}")
         return None
     words = {
         "full": update["version"] if update else version,
@@ -108,6 +96,7 @@ def _cuda_file(version: str, spec: RunfileSpec, arch: str, table: Table, notes: 
     }
     name = table["name"].format(**words)
     return _runfile(
+        case,
         spec,
         key,
         name=name,
@@ -117,11 +106,11 @@ def _cuda_file(version: str, spec: RunfileSpec, arch: str, table: Table, notes: 
         published=False,
         options=(*table["options"], f"--toolkitpath=/usr/local/cuda-{version}"),
         source=table["source"],
-        notes=notes,
     )
 
 
 def _runfile(
+    case: Case,
     spec: RunfileSpec,
     key: str,
     *,
@@ -132,7 +121,6 @@ def _runfile(
     published: bool,
     options: tuple[str, ...],
     source: str,
-    notes: Notes,
 ) -> Runfile | None:
     """The vendor's file, or the one that the spec names; refused where no checksum would tell a wrong one.
 
@@ -142,14 +130,14 @@ def _runfile(
     if not spec.sha256 and (own or not published):
         which = f"{key}.{own}" if own else name
         hint = "NVIDIA publishes it as URL.sha256sum" if published else "sha256sum FILE, of a file that you trust"
-        notes.refuse(f"no checksum of {which} is known", f"set {key}.sha256 ({hint})")
+        case.refuse(f"no checksum of {which} is known", f"set {key}.sha256 ({hint})")
         return None
     words = {"version": version, "arch": arch}
     path, url = (filled_in(text, words) for text in (spec.path, spec.url))
     origin = path or url or urls[0]
-    notes.because("runfile", f"{name} from {origin}", key if own else source)
+    case.because("runfile", f"{name} from {origin}", key if own else source)
     if not spec.sha256:
-        notes.because("runfile", "its SHA-256 is the one that NVIDIA's server has beside it", source)
+        case.because("runfile", "its SHA-256 is the one that NVIDIA's server has beside it", source)
     return Runfile(
         name=name,
         version=version,

@@ -4,46 +4,38 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from gpunode.core.knowledge import DistroRow, Knowledge, RepositoryKey, version_tuple
+from gpunode.core.knowledge import RepositoryKey, version_tuple
 from gpunode.core.model import PackageWant, Repository, ToolkitChoice
-from gpunode.core.solve.notes import Notes
+from gpunode.core.solve.case import Case
 from gpunode.core.spec.source import DISTRIBUTION, filled_in
 
-if TYPE_CHECKING:
-    from gpunode.core.solve import SolveRequest
 
-
-def solve_toolkit(request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:
+def solve_toolkit(case: Case) -> ToolkitChoice | None:
     """NVIDIA Container Toolkit: four packages that must have one version."""
-    names = knowledge.packages["container-toolkit"]
-    asked = request.toolkit.version
+    names = case.knowledge.packages["container-toolkit"]
+    asked = case.request.toolkit.version
     if asked == "none":
-        notes.because("toolkit", "toolkit.version is none", "")
+        case.because("toolkit", "toolkit.version is none", "")
         return None
-    if row.family == "arch":
-        return _arch_toolkit(request, knowledge, notes)
+    if case.distro.family == "arch":
+        return _arch_toolkit(case)
     version = names["newest"] if asked == "auto" else asked
     if len(version_tuple(version)) != 3 or version.strip("0123456789.") or version.count(".") != 2:
-        notes.refuse(
+        case.refuse(
             f"toolkit.version is {asked!r}",
             f"write auto, none, or a version of three numbers such as {names['newest']}",
         )
         return None
     if version_tuple(version) > version_tuple(names["newest"]):
-        notes.because(
+        case.because(
             "warning: toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"]
         )
     why = "the newest known" if asked == "auto" else "as asked"
-    notes.because(
-        "toolkit", f"{version}, {why}; its four packages depend on each other in one version", names["source"]
-    )
-    remove = tuple(n for n in names["replaced"] if n in request.installed)
+    case.because("toolkit", f"{version}, {why}; its four packages depend on each other in one version", names["source"])
+    remove = tuple(n for n in names["replaced"] if n in case.request.installed)
     if remove:
-        notes.because(
-            "toolkit", f"{', '.join(remove)}: obsolete, replaced by nvidia-container-toolkit", names["source"]
-        )
+        case.because("toolkit", f"{', '.join(remove)}: obsolete, replaced by nvidia-container-toolkit", names["source"])
     return ToolkitChoice(
         version=version,
         method="packages",
@@ -53,39 +45,39 @@ def solve_toolkit(request: SolveRequest, row: DistroRow, knowledge: Knowledge, n
     )
 
 
-def _arch_toolkit(request: SolveRequest, knowledge: Knowledge, notes: Notes) -> ToolkitChoice | None:
-    names = knowledge.packages["arch-own"]
-    if request.toolkit.version != "auto":
-        notes.refuse(
-            f"toolkit.version {request.toolkit.version}: Arch has one version at a time, the newest",
+def _arch_toolkit(case: Case) -> ToolkitChoice | None:
+    names = case.knowledge.packages["arch-own"]
+    if case.request.toolkit.version != "auto":
+        case.refuse(
+            f"toolkit.version {case.request.toolkit.version}: Arch has one version at a time, the newest",
             "set toolkit.version to auto",
         )
         return None
-    notes.because("toolkit", "the newest that Arch has", names["source"])
+    case.because("toolkit", "the newest that Arch has", names["source"])
     packages = tuple(PackageWant(name=n) for n in names["toolkit"])
     return ToolkitChoice(version="", method="packages", packages=packages, repository="")
 
 
-def solve_repositories(
-    request: SolveRequest, row: DistroRow, used: Sequence[str], knowledge: Knowledge, notes: Notes
-) -> tuple[Repository, ...]:
+def solve_repositories(case: Case, used: Sequence[str]) -> tuple[Repository, ...]:
     """The repositories named in `used`, at the vendor or at the mirror that the spec's `sources` names."""
-    for name in request.sources:
-        if name not in knowledge.repositories and name != DISTRIBUTION:
-            near = difflib.get_close_matches(name, knowledge.repositories, n=1)
-            notes.refuse(
+    for name in case.request.sources:
+        if name not in case.knowledge.repositories and name != DISTRIBUTION:
+            near = difflib.get_close_matches(name, case.knowledge.repositories, n=1)
+            case.refuse(
                 f"sources.{name}: there is no such repository",
-                f"did you mean {near[0]}?" if near else f"known: {', '.join((*knowledge.repositories, DISTRIBUTION))}",
+                f"did you mean {near[0]}?"
+                if near
+                else f"known: {', '.join((*case.knowledge.repositories, DISTRIBUTION))}",
             )
-    own = (_distribution(request, row, notes),) if DISTRIBUTION in request.sources else ()
-    return (*own, *(_repository(name, request, row, knowledge, notes) for name in used))
+    own = (_distribution(case),) if DISTRIBUTION in case.request.sources else ()
+    return (*own, *(_repository(case, name) for name in used))
 
 
-def _distribution(request: SolveRequest, row: DistroRow, notes: Notes) -> Repository:
+def _distribution(case: Case) -> Repository:
     """The repository that stands for all of the distribution's own."""
-    source = request.sources[DISTRIBUTION]
-    url = filled_in(source.url, _words(request, row, request.arch))
-    notes.because("repository", f"{DISTRIBUTION} is {url}: the node's own repositories are not asked", "sources")
+    source = case.request.sources[DISTRIBUTION]
+    url = filled_in(source.url, _words(case, case.request.arch))
+    case.because("repository", f"{DISTRIBUTION} is {url}: the node's own repositories are not asked", "sources")
     return Repository(
         name=DISTRIBUTION,
         url=url,
@@ -95,27 +87,32 @@ def _distribution(request: SolveRequest, row: DistroRow, notes: Notes) -> Reposi
     )
 
 
-def _words(request: SolveRequest, row: DistroRow, arch: str) -> dict[str, str]:
+def _words(case: Case, arch: str) -> dict[str, str]:
     """What stands for the placeholders of a URL."""
-    return {"dir": row.dir, "arch": arch, "distro": row.key.replace(":", "-"), "machine": request.arch}
+    return {
+        "dir": case.distro.dir,
+        "arch": arch,
+        "distro": case.distro.key.replace(":", "-"),
+        "machine": case.request.arch,
+    }
 
 
-def _repository(name: str, request: SolveRequest, row: DistroRow, knowledge: Knowledge, notes: Notes) -> Repository:
-    table = knowledge.repositories[name]
-    deb = row.family in ("ubuntu", "debian") or "rpm_url" not in table
+def _repository(case: Case, name: str) -> Repository:
+    table = case.knowledge.repositories[name]
+    deb = case.distro.family in ("ubuntu", "debian") or "rpm_url" not in table
     url, archs = (table["url"], table["arch"]) if deb else (table["rpm_url"], table["rpm_arch"])
-    vendor = url.format(dir=row.dir, arch=archs[request.arch])
-    key: RepositoryKey = knowledge.keys[table.get("key") or row.signed_by]
-    mirror = request.sources.get(name)
-    url = filled_in(mirror.url, _words(request, row, archs[request.arch])) if mirror and mirror.url else vendor
+    vendor = url.format(dir=case.distro.dir, arch=archs[case.request.arch])
+    key: RepositoryKey = case.knowledge.keys[table.get("key") or case.distro.signed_by]
+    mirror = case.request.sources.get(name)
+    url = filled_in(mirror.url, _words(case, archs[case.request.arch])) if mirror and mirror.url else vendor
     own_key = bool(mirror and (mirror.key or mirror.fingerprint))
     fingerprint = (mirror.fingerprint.replace(" ", "").upper() if mirror else "") or key.fingerprint
     if url != vendor:
-        notes.because("repository", f"{name} comes from {url}", f"sources.{name}")
+        case.because("repository", f"{name} comes from {url}", f"sources.{name}")
     else:
-        notes.because("repository", f"{name}: {url}", table["source"])
+        case.because("repository", f"{name}: {url}", table["source"])
     whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
-    notes.because(
+    case.because(
         "repository key",
         f"{name} must be signed by {fingerprint or 'a key not known'}, {whose}",
         f"sources.{name}" if own_key else key.source,

@@ -1,0 +1,144 @@
+"""What the solver is asked, and what its parts share while they answer: SolveRequest, Case, Notes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from gpunode.core.knowledge import DistroRow, GpuModel, Knowledge
+from gpunode.core.model import (
+    CudaChoice,
+    DriverChoice,
+    FabricChoice,
+    Kernel,
+    NodeFacts,
+    Problem,
+    Reason,
+    Repository,
+    Solution,
+    ToolkitChoice,
+)
+from gpunode.core.spec import CudaSpec, DriverSpec, Spec
+from gpunode.core.spec.source import SourceSpec
+from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class SolveRequest:
+    """All that the choice depends on: the hardware, the system, and what is asked for."""
+
+    gpus: tuple[str, ...]  # PCI ids, 10de:2330; one per GPU or one per kind
+    distro: str  # ID:VERSION_ID of os-release
+    arch: str = "x86_64"
+    nvswitches: tuple[str, ...] = ()  # PCI ids
+    nvlink5_fabric: bool = False
+    virtual_functions: tuple[str, ...] = ()  # PCI ids of GPUs that are SR-IOV functions or vGPUs
+    kernels: tuple[Kernel, ...] = ()  # those that can boot next; empty: not known
+    secure_boot: bool | None = None
+    virtualization: str = ""
+    tegra: str = ""
+    installed: tuple[str, ...] = ()  # names of installed packages that concern us
+    components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
+    loaded_driver: str = ""  # version of a driver that is there
+    runfile: str = ""  # version that nvidia-installer left
+    driver: DriverSpec = DriverSpec()
+    cuda: CudaSpec = CudaSpec()
+    toolkit: ToolkitSpec = ToolkitSpec()
+    fabric: FabricSpec = FabricSpec()
+    sources: Mapping[str, SourceSpec] = field(default_factory=dict)
+
+
+def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
+    """The request of a probed node.  Its kernels are those that can boot next and the running one."""
+    return SolveRequest(
+        gpus=(*(g.id for g in facts.gpus), *spec.image.gpus),
+        nvswitches=(*(s.id for s in facts.nvswitches), *spec.image.nvswitches),
+        nvlink5_fabric=facts.nvlink5_fabric or spec.image.nvlink5_fabric,
+        virtual_functions=tuple(g.id for g in facts.gpus if g.virtual_function),
+        distro=facts.distro.key,
+        arch=facts.arch,
+        kernels=tuple(
+            Kernel(release=k.release, running=k.running, image=k.image, headers=k.headers)
+            for k in facts.kernels
+            if k.image or k.running
+        ),
+        secure_boot=facts.secure_boot,
+        virtualization=facts.virtualization,
+        tegra=facts.tegra,
+        installed=tuple(sorted(facts.packages)),
+        components=_components(facts) if facts.distro.id == "debian" else None,
+        loaded_driver=facts.driver.loaded or facts.driver.userspace,
+        runfile=facts.driver.runfile,
+        driver=spec.driver,
+        cuda=spec.cuda,
+        toolkit=spec.toolkit,
+        fabric=spec.fabric,
+        sources=spec.sources,
+    )
+
+
+def _components(facts: NodeFacts) -> tuple[str, ...] | None:
+    """Components of the apt sources that the probe read; None when it read none."""
+    found: set[str] = set()
+    seen = False
+    for path, file in facts.files.items():
+        if not path.startswith("/etc/apt/sources.list") or file.data is None:
+            continue
+        seen = True
+        text = file.data.decode("utf-8", "replace")
+        for line in re.findall(r"^deb\s+(?:\[[^]]*\]\s*)?\S+\s+\S+\s+(.+)$|^Components:\s*(.+)$", text, re.M):
+            found.update(" ".join(line).split())
+    return tuple(sorted(found)) if seen else None
+
+
+@dataclass(kw_only=True)
+class Notes:
+    """The only thing here that changes: a list that grows during one solve()."""
+
+    reasons: dict[Reason, None] = field(default_factory=dict)
+    problems: dict[Problem, None] = field(default_factory=dict)
+
+    def because(self, what: str, why: str, source: str) -> None:
+        self.reasons[Reason(what=what, why=why, source=source)] = None
+
+    def refuse(self, what: str, fix: str) -> None:
+        self.problems[Problem(what=what, fix=fix)] = None
+
+    def solution(
+        self,
+        *,
+        driver: DriverChoice | None = None,
+        fabric: FabricChoice | None = None,
+        cuda: CudaChoice | None = None,
+        toolkit: ToolkitChoice | None = None,
+        repositories: tuple[Repository, ...] = (),
+    ) -> Solution:
+        return Solution(
+            driver=driver,
+            fabric=fabric,
+            cuda=cuda,
+            toolkit=toolkit,
+            repositories=repositories,
+            reasons=tuple(self.reasons),
+            problems=tuple(self.problems),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One question and all that its answer rests on; the parts of the solver take it whole."""
+
+    request: SolveRequest
+    distro: DistroRow  # the release of the distribution
+    gpus: tuple[GpuModel, ...]  # each model once; empty only where the branch is chosen by hand
+    knowledge: Knowledge
+    notes: Notes
+
+    def because(self, what: str, why: str, source: str) -> None:
+        """Note the reason of a decision."""
+        self.notes.because(what, why, source)
+
+    def refuse(self, what: str, fix: str) -> None:
+        """Note a problem: what cannot work, and what would."""
+        self.notes.refuse(what, fix)
