@@ -17,8 +17,9 @@ import tomlkit
 
 from benchmarks.measure import log, row
 from gpunode.core.edits import RuntimeRequest, configure_runtime
+from tests.edit_cases import case
 
-DEFAULT = Path(__file__).parents[1] / "tests/edits/containerd/upstream-1.7-default/before/etc/containerd/config.toml"
+DEFAULT = case("containerd", "upstream-1.7-default").before["/etc/containerd/config.toml"]
 LINES = 10_000
 PLACE = '[plugins."io.containerd.grpc.v1.cri".registry.configs]\n'
 REGISTRY = """
@@ -39,7 +40,7 @@ DOCKER = RuntimeRequest(runtime="docker", version="28.5.2")
 
 def large_config() -> str:
     """The default file, with so many registries that it has 10,000 lines."""
-    text = DEFAULT.read_text()
+    text = DEFAULT.decode()
     count = (LINES - text.count("\n")) // REGISTRY.count("\n")
     return text.replace(PLACE, PLACE + "".join(REGISTRY.format(n=n) for n in range(count)))
 
@@ -111,7 +112,7 @@ def main() -> None:
     if not shutil.which("nvidia-ctk"):
         log("edits: nvidia-ctk is not on PATH, so it is not compared")
     config, daemon = "/etc/containerd/config.toml", "/etc/docker/daemon.json"
-    measure("edit of containerd's default file", config, DEFAULT.read_text(), CONTAINERD, "≤ 10 ms", 50)
+    measure("edit of containerd's default file", config, DEFAULT.decode(), CONTAINERD, "≤ 10 ms", 50)
     measure("edit of 10,000 lines of config.toml", config, large_config(), CONTAINERD, "≤ 139 ms", 10)
     measure("edit of 10,000 lines of daemon.json", daemon, large_daemon_json(20), DOCKER, "≤ 24 ms", 20)
     measure("edit of daemon.json with 2,000 runtimes", daemon, large_daemon_json(2000), DOCKER, "≤ 24 ms", 20)

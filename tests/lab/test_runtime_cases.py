@@ -8,11 +8,11 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 from daemon_node import DaemonNode
+from edit_cases import cases
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
 from gpunode.core.edits.request import release
@@ -21,7 +21,6 @@ from gpunode.core.model import Edit
 
 pytestmark = pytest.mark.lab
 
-CASES = Path(__file__).parent.parent / "edits"
 CONFIG = {"containerd": "/etc/containerd/config.toml", "docker": "/etc/docker/daemon.json"}
 # Each tree is laid over folders that are empty in a mount namespace of its own; two at a time.
 BATCH = """
@@ -71,14 +70,11 @@ class Trial:
 def trials(engine: str, version: str) -> dict[str, Trial]:
     """The cases whose files an edit changes, edited for this version in place of the case's own."""
     found = {}
-    for folder in sorted(after.parent for after in (CASES / engine).glob("*/after")):
-        options = json.loads((folder / "request.json").read_text())
-        request = RuntimeRequest(runtime=engine, **options | {"flags": tuple(options.get("flags", ()))})  # type: ignore[arg-type]
+    for case in cases(engine, having="after"):
+        request = RuntimeRequest(runtime=engine, **case.asked | {"flags": tuple(case.asked.get("flags", ()))})  # type: ignore[arg-type]
         if request.distribution:
             continue
-        request = replace(request, version=version)
-        tree = folder / "before"
-        before = {f"/{p.relative_to(tree)}": p.read_bytes() for p in sorted(tree.rglob("*")) if p.is_file()}
+        request, before = replace(request, version=version), case.before
         try:
             edit = configure_runtime(before, request)
         except InputError:
@@ -86,7 +82,7 @@ def trials(engine: str, version: str) -> dict[str, Trial]:
         if not edit.problems:
             after = applied(before, edit)
             without = applied(after, unconfigure_runtime(after, request))
-            found[folder.name] = Trial(request=request, before=before, after=after, without=without, edit=edit)
+            found[case.name] = Trial(request=request, before=before, after=after, without=without, edit=edit)
     return found
 
 

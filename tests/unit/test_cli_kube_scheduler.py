@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from edit_cases import case as case_of
+from edit_cases import write_tree
 
 from gpunode.cli.main import cli
 
-EDITS = Path(__file__).parents[1] / "edits" / "scheduler"
 MANIFEST = "etc/kubernetes/manifests/kube-scheduler.yaml"
 CONFIG = "etc/kubernetes/scheduler-policy-config.yaml"
 UNIT = "/etc/systemd/system/kube-scheduler.service"
@@ -22,7 +22,7 @@ def run(verb: str, root: Path, *args: str) -> Result:
 
 
 def tree(root: Path, case: str) -> dict[str, bytes]:
-    shutil.copytree(EDITS / case / "before", root, dirs_exist_ok=True)
+    write_tree(case_of("scheduler", case).before, root)
     return contents(root)
 
 

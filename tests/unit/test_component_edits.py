@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
-from edit_cases import OUTCOMES, Kind, applied, files, problems
+from edit_cases import EDITS, EditCase, Kind, applied, every, problems, record
 
 from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
 from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
@@ -32,44 +30,46 @@ KINDS = (
 )
 
 
-def each(outcome: str) -> pytest.MarkDecorator:
-    found = [
-        pytest.param(kind, case, id=f"{kind.name}-{case.name}") for kind in KINDS for case in kind.cases_with(outcome)
-    ]
-    return pytest.mark.parametrize(("kind", "case"), found)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_every_case_says_what_comes_of_it(kind: Kind) -> None:
+    assert [c.name for c in kind.cases() if (c.after is not None) + bool(c.problem) + bool(c.error) != 1] == []
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-def test_every_case_says_what_comes_of_it(kind: Kind) -> None:
-    assert [c.name for c in kind.cases if len(OUTCOMES & {path.name for path in c.iterdir()}) != 1] == []
+def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(kind: Kind) -> None:
+    def check(case: EditCase) -> None:
+        before, request = case.before, kind.asked(case)
+        edit = kind.configure(before, request)
+        after = applied(before, edit)
+        assert after == case.done
+        assert kind.configure(after, request).changes == {}
+        back = kind.unconfigure(after, request, edit.undo)
+        assert applied(after, back) == before
+
+    every(kind.cases("after"), check)
 
 
-@each("after")
-def test_the_files_become_those_of_the_case_once_and_go_back_to_the_byte(kind: Kind, case: Path) -> None:
-    before, request = files(case / "before"), kind.asked(case)
-    edit = kind.configure(before, request)
-    after = applied(before, edit)
-    assert after == files(case / "after")
-    assert kind.configure(after, request).changes == {}
-    back = kind.unconfigure(after, request, edit.undo)
-    assert applied(after, back) == before
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_what_would_not_work_is_a_problem_and_changes_nothing(kind: Kind) -> None:
+    def check(case: EditCase) -> None:
+        edit = kind.configure(case.before, kind.asked(case))
+        assert edit.changes == {}
+        assert problems(edit) == case.problem
+
+    every(kind.cases("problem"), check)
 
 
-@each("problem.txt")
-def test_what_would_not_work_is_a_problem_and_changes_nothing(kind: Kind, case: Path) -> None:
-    edit = kind.configure(files(case / "before"), kind.asked(case))
-    assert edit.changes == {}
-    assert problems(edit) == (case / "problem.txt").read_text()
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_what_cannot_be_read_is_named(kind: Kind) -> None:
+    def check(case: EditCase) -> None:
+        with pytest.raises(GpunodeError) as caught:
+            kind.configure(case.before, kind.asked(case))
+        assert f"{caught.value}\n" == case.error
 
-
-@each("error.txt")
-def test_what_cannot_be_read_is_named(kind: Kind, case: Path) -> None:
-    with pytest.raises(GpunodeError) as caught:
-        kind.configure(files(case / "before"), kind.asked(case))
-    assert f"{caught.value}\n" == (case / "error.txt").read_text()
+    every(kind.cases("error"), check)
 
 
 if __name__ == "__main__":
     for one in KINDS:
-        for folder in one.cases:
-            one.write(folder)
+        for path in sorted((EDITS / one.name).glob("*.case")):
+            record(path, lambda case, one=one: one.configure(case.before, one.asked(case)))  # type: ignore[misc]

@@ -17,8 +17,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edit_cases import applied
-from test_edits import CASES, files, request_of
+from edit_cases import applied, cases
+from edit_cases import case as case_of
+from test_edits import request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.engines.containerd_files import differences
@@ -122,14 +123,14 @@ def attempt(edit: Any, *arguments: Any) -> Edit | None:
     return None if made.problems else made
 
 
-CASE_NAMES = sorted(path.parent.name for path in (CASES / "containerd").glob("*/request.json"))
+CASE_NAMES = [one.name for one in cases("containerd")]
 
 
 @pytest.mark.parametrize("binary", BINARIES, ids=lambda path: VERSIONS[path])
 @pytest.mark.parametrize("name", CASE_NAMES)
 def test_what_was_asked_for_is_in_force_and_nothing_else_has_changed(name: str, binary: Path, tmp_path: Path) -> None:
-    case = CASES / "containerd" / name
-    tree, request = files(case / "before"), replace(request_of(case), version=VERSIONS[binary])
+    case = case_of("containerd", name)
+    tree, request = case.before, replace(request_of(case), version=VERSIONS[binary])
     config = request.config or CONFIG
     before = dump(binary, tree, tmp_path, config)
     if isinstance(before, dict) and attempt(lambda: Edit(reasons=runtime_state(tree, request).notes)):

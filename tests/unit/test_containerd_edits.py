@@ -5,12 +5,11 @@ A case of tests/edits/containerd may have left/PATH: what is left of after/ when
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
+from edit_cases import EditCase, cases, over
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_edits import CASES, files, request_of
+from test_edits import request_of
 
 from gpunode.core.edits import (
     RuntimeRequest,
@@ -31,11 +30,6 @@ RUNTIME = '[plugins."io.containerd.cri.v1.runtime"'
 IMPORTS = 'imports = ["/etc/containerd/conf.d/*.toml"]\n'
 
 
-def cases(folder: str) -> list[object]:
-    found = sorted(path.parent for path in (CASES / "containerd").glob(f"*/{folder}"))
-    return [pytest.param(case, id=case.name) for case in found]
-
-
 def asked(version: str, **options: object) -> RuntimeRequest:
     return RuntimeRequest(runtime="containerd", version=version, **options)  # type: ignore[arg-type]
 
@@ -49,17 +43,17 @@ def tree(root: str, **others: str) -> dict[str, bytes]:
 # ---------------------------------------------------------------- the way back without a record
 
 
-@pytest.mark.parametrize("case", cases("left"))
-def test_without_a_record_only_the_runtime_s_own_entries_go(case: Path) -> None:
-    after, request = files(case / "after"), request_of(case)
+@over(cases("containerd", having="left"))
+def test_without_a_record_only_the_runtime_s_own_entries_go(case: EditCase) -> None:
+    after, request = case.done, request_of(case)
     edit = unconfigure_runtime(after, request)
     assert edit.problems == ()
-    assert {path: data for path, data in {**after, **edit.changes}.items() if data is not None} == files(case / "left")
+    assert {path: data for path, data in {**after, **edit.changes}.items() if data is not None} == case.left
 
 
-@pytest.mark.parametrize("case", cases("after"))
-def test_what_was_configured_can_be_taken_out_and_then_nothing_is_left_to_do(case: Path) -> None:
-    after, request = files(case / "after"), request_of(case)
+@over(cases("containerd", having="after"))
+def test_what_was_configured_can_be_taken_out_and_then_nothing_is_left_to_do(case: EditCase) -> None:
+    after, request = case.done, request_of(case)
     edit = unconfigure_runtime(after, request)
     left = {path: data for path, data in {**after, **edit.changes}.items() if data is not None}
     assert edit.problems == ()

@@ -15,8 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from edit_cases import case as case_of
 from test_containerd_daemons import BINARIES, CONFIG, VERSIONS, applied, attempt
-from test_edits import CASES, files, request_of
+from test_edits import request_of
 
 from gpunode.core.edits import configure_runtime, unconfigure_runtime
 
@@ -85,8 +86,8 @@ def test_the_daemon_starts_with_its_cri_plugin_after_the_edit_and_without_it(
 ) -> None:
     if binary not in sound:
         pytest.skip("no CRI plugin without a configuration either")
-    case = CASES / "containerd" / name
-    tree, request = files(case / "before"), replace(request_of(case), version=VERSIONS[binary])
+    case = case_of("containerd", name)
+    tree, request = case.before, replace(request_of(case), version=VERSIONS[binary])
     edit = attempt(configure_runtime, tree, request)
     if edit is None:
         pytest.skip("refused")

@@ -6,7 +6,6 @@ before and after.
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import tomllib
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from edit_cases import applied, files
+from edit_cases import EditCase, applied, case, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -32,10 +31,9 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
 
-CASES = Path(__file__).parent.parent / "edits" / "crio"
 ROOT = "/etc/crio/crio.conf"
 DROP_IN = f"{FOLDER}/{NAME}"
-STOCK = (CASES / "package-1.31/before/etc/crio/crio.conf.d/10-crio.conf").read_bytes()
+STOCK = case("crio", "package-1.31").before["/etc/crio/crio.conf.d/10-crio.conf"]
 TABLE = b'[crio.runtime.runtimes.nvidia]\nruntime_path = "/usr/bin/nvidia-container-runtime"\n'
 PACKAGE = {f"{FOLDER}/10-crio.conf": STOCK}
 NO_START_BEFORE = ("default-without-table", "flag-says-it-already")  # their default runtime has no table
@@ -266,28 +264,20 @@ def _flat(doc: dict[str, Any], path: str = "") -> dict[str, Any]:
     return found
 
 
-def cases() -> list[Any]:
-    return [
-        pytest.param(path.parent, id=path.parent.name)
-        for path in sorted(CASES.glob("*/request.json"))
-        if (path.parent / "after").exists()
-    ]
-
-
 @pytest.mark.skipif(not CRIOS, reason="GPUNODE_CRIOS names no crio")
 @pytest.mark.parametrize("binary", CRIOS)
-@pytest.mark.parametrize("case", cases())
-def test_crio_has_in_force_what_was_meant_and_nothing_else_changes(case: Path, binary: str, tmp_path: Path) -> None:
-    options = json.loads((case / "request.json").read_text())
+@pytest.mark.parametrize("one", cases("crio", having="after"), ids=lambda one: one.name)
+def test_crio_has_in_force_what_was_meant_and_nothing_else_changes(one: EditCase, binary: str, tmp_path: Path) -> None:
+    options = one.asked
     version = _said_text(binary, "--version").split()[2]
     asked = RuntimeRequest(runtime="crio", **{**options, "version": version, "flags": tuple(options.get("flags", ()))})
-    before = files(case / "before")
+    before = one.before
     edit = configure_runtime(before, asked)
     after = applied(before, edit)
     now = effective(binary, tmp_path / "after", after, asked)
     assert now[f"crio.runtime.runtimes.{asked.name}.runtime_path"] == asked.path
     assert (now["crio.runtime.default_runtime"] == asked.name) is (asked.default_runtime == "nvidia")
-    if case.name in NO_START_BEFORE:
+    if one.name in NO_START_BEFORE:
         return
     was = effective(binary, tmp_path / "before", before, asked)
     differ = {key for key in {*was, *now} if was.get(key) != now.get(key)}

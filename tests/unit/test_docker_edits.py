@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 from daemon_json import VERSIONS, documents
+from rows import over
 
 from gpunode.core.edits import (
     RuntimeRequest,
@@ -20,7 +20,6 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
 
 DOCKER = "/etc/docker/daemon.json"
-CASES = Path(__file__).parents[1] / "edits" / "docker"
 NVIDIA = {"path": "/usr/bin/nvidia-container-runtime", "runtimeArgs": []}
 
 
@@ -38,10 +37,7 @@ def said(data: bytes | None) -> dict[str, object]:
 # ---------------------------------------------------------------- what dockerd takes and refuses
 
 
-@pytest.mark.parametrize("version", VERSIONS)
-@pytest.mark.parametrize(
-    ("text", "said", "data"), documents(), ids=lambda value: value if isinstance(value, str) else ""
-)
+@over([(*document, version) for document in documents() for version in VERSIONS], name=lambda row: f"{row[0]} {row[3]}")
 def test_what_dockerd_takes_is_edited_and_what_it_refuses_is_refused(
     text: str, said: str, data: bytes, version: str
 ) -> None:

@@ -5,7 +5,6 @@ What they refuse is refused, what they take is edited, and they take the result.
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -14,12 +13,13 @@ from pathlib import Path
 
 import pytest
 from daemon_json import VERSIONS, documents
+from edit_cases import EditCase, cases
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.errors import GpunodeError
 
 DOCKER = "/etc/docker/daemon.json"
-CASES = sorted(path.parent for path in (Path(__file__).parents[1] / "edits" / "docker").glob("*/request.json"))
+CASES = cases("docker")
 DAEMONS = [path for path in os.environ.get("GPUNODE_DOCKERDS", "").split(os.pathsep) if path]
 pytestmark = pytest.mark.skipif(not DAEMONS, reason="GPUNODE_DOCKERDS names no dockerd")
 each_daemon = pytest.mark.parametrize("daemon", DAEMONS, ids=lambda path: Path(path).name)
@@ -87,16 +87,15 @@ def test_the_daemon_takes_what_becomes_of_every_document(daemon: str, folder: Pa
 
 
 @each_daemon
-@pytest.mark.parametrize("case", CASES, ids=lambda path: path.name)
-def test_the_daemon_takes_the_outcome_of_every_case(daemon: str, folder: Path, case: Path) -> None:
-    options = json.loads((case / "request.json").read_text())
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_the_daemon_takes_the_outcome_of_every_case(daemon: str, folder: Path, case: EditCase) -> None:
+    options = dict(case.asked)
     if options.get("version", "")[:2] != version(daemon)[:2]:
         options["version"] = version(daemon)
     flags = tuple(options.pop("flags", ()))
     path = options.get("config", DOCKER)
-    before = case / "before" / path[1:]
     request = RuntimeRequest(runtime="docker", flags=flags, **{**options, "config": DOCKER})
-    after = edited(before.read_bytes() if before.exists() else None, request)
+    after = edited(case.before.get(path), request)
     if isinstance(after, bytes):
         known = tuple(flag for flag in flags if not flag.startswith(("--config-file", "$")))
         assert verdict(daemon, folder, after, known) == ""

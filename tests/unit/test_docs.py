@@ -9,7 +9,7 @@ from itertools import takewhile
 from pathlib import Path
 
 import click
-import pytest
+from rows import over
 
 from gpunode.cli.docs import pages
 from gpunode.cli.main import COMMANDS, cli
@@ -40,7 +40,7 @@ def all_commands() -> dict[str, click.Command]:
     return dict(below(cli, click.Context(cli, info_name="gpunode")))
 
 
-@pytest.mark.parametrize("path", all_commands())
+@over(all_commands())
 def test_every_help_has_examples_that_exist(path: str) -> None:
     examples = re.findall(r"^  (gpunode .+)$", all_commands()[path].epilog or "", re.MULTILINE)
     assert examples
@@ -79,7 +79,7 @@ def anchors(text: str) -> set[str]:
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@over(PAGES, name=name_of)
 def test_links_lead_somewhere(page: Path) -> None:
     dead = []
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
@@ -129,7 +129,7 @@ def complaint(words: list[str]) -> str:
     return f"no option {', '.join(unknown)}" if unknown else ""
 
 
-@pytest.mark.parametrize("page", PAGES, ids=name_of)
+@over(PAGES, name=name_of)
 def test_shown_commands_exist(page: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     wrong = []

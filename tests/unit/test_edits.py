@@ -1,17 +1,11 @@
-"""Files → files.  A case is a folder: tests/edits/ENGINE/CASE/{request.json, before/PATH, and one of
-after/PATH, problem.txt, error.txt}; a new case needs no code."""
+"""Files → files: the cases of tests/edits for container engines, requests, facts, any input."""
 
 from __future__ import annotations
 
-import json
-import sys
-import tomllib
-from pathlib import Path
 from typing import get_args
 
 import pytest
-import tomlkit
-from edit_cases import files
+from edit_cases import EditCase, cases, over, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,82 +13,58 @@ from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, ed
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime, RuntimeWish
 
-CASES = Path(__file__).parent.parent / "edits"
+ENGINES = ("containerd", "crio", "docker", "k0s", "k3s", "microk8s", "podman", "rke2")
 CONTAINERD = "/etc/containerd/config.toml"
 DOCKER = "/etc/docker/daemon.json"
 
 
-def cases(*outcomes: str) -> list[object]:
-    found = sorted(path.parent for path in CASES.glob("*/*/request.json"))
-    return [
-        pytest.param(case, id=f"{case.parent.name}-{case.name}")
-        for case in found
-        if any((case / outcome).exists() for outcome in outcomes)
-    ]
-
-
-def request_of(case: Path) -> RuntimeRequest:
-    options = json.loads((case / "request.json").read_text())
-    options["flags"] = tuple(options.get("flags", ()))
-    engine = case.parent.name
-    if engine in get_args(Distribution):
-        return RuntimeRequest(runtime="containerd", distribution=engine, **options)  # type: ignore[arg-type]
-    return RuntimeRequest(runtime=engine, **options)  # type: ignore[arg-type]
+def request_of(case: EditCase) -> RuntimeRequest:
+    options = {**case.asked, "flags": tuple(case.asked.get("flags", ()))}
+    if case.kind in get_args(Distribution):
+        return RuntimeRequest(runtime="containerd", distribution=case.kind, **options)  # type: ignore[arg-type]
+    return RuntimeRequest(runtime=case.kind, **options)  # type: ignore[arg-type]
 
 
 def test_every_case_says_what_comes_of_it() -> None:
-    outcomes = {"after", "problem.txt", "error.txt"}
-    wrong = [
-        p.parent for p in CASES.glob("*/*/request.json") if len(outcomes & {c.name for c in p.parent.iterdir()}) != 1
-    ]
+    wrong = [c.id for c in cases(*ENGINES) if (c.after is not None) + bool(c.problem) + bool(c.error) != 1]
     assert wrong == []
 
 
-@pytest.mark.parametrize("case", cases("after"))
-def test_edited_files_are_those_of_the_case(case: Path) -> None:
-    before, request = files(case / "before"), request_of(case)
+@over(cases(*ENGINES, having="after"))
+def test_edited_files_are_those_of_the_case(case: EditCase) -> None:
+    before, request = case.before, request_of(case)
     edit = configure_runtime(before, request)
     after = {**before, **edit.changes}
     assert edit.problems == ()
-    assert after == files(case / "after")
+    assert after == case.done
     undone = unconfigure_runtime(after, request, [edit.undo])
     assert {p: d for p, d in {**after, **undone.changes}.items() if d is not None} == before
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
 
 
-@pytest.mark.parametrize("case", cases("after"))
-def test_another_toml_library_reads_the_edited_files_alike(case: Path) -> None:
-    for path, data in files(case / "after").items():
-        if path.endswith(".toml"):
-            text = data.decode("utf-8-sig")
-            assert tomlkit.parse(text).unwrap() == tomllib.loads(text)
-
-
-@pytest.mark.parametrize("case", cases("problem.txt"))
-def test_what_cannot_work_is_a_problem_and_no_file_changes(case: Path) -> None:
-    edit = configure_runtime(files(case / "before"), request_of(case))
+@over(cases(*ENGINES, having="problem"))
+def test_what_cannot_work_is_a_problem_and_no_file_changes(case: EditCase) -> None:
+    edit = configure_runtime(case.before, request_of(case))
     assert edit.changes == {}
-    assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [(case / "problem.txt").read_text()]
+    assert problems(edit) == case.problem
 
 
-@pytest.mark.parametrize("case", cases("error.txt"))
-def test_broken_files_are_named_with_their_place(case: Path) -> None:
+@over(cases(*ENGINES, having="error"))
+def test_broken_files_are_named_with_their_place(case: EditCase) -> None:
     with pytest.raises(InputError) as error:
-        configure_runtime(files(case / "before"), request_of(case))
-    newer = case / "error-3.13.txt"  # where Python's own words have changed
-    said = newer if newer.exists() and sys.version_info >= (3, 13) else case / "error.txt"
-    assert f"{error.value}\n" == said.read_text()
+        configure_runtime(case.before, request_of(case))
+    assert f"{error.value}\n" == case.said
 
 
 # a list that loses elements on several lines; drop-ins of another version with nothing but our own runtime
 WRITTEN_ANEW = {"cri-enabled-among-others-2.1", "drop-in-above-the-root-2.3", "unread-drop-in-above-the-root-2.1"}
 
 
-@pytest.mark.parametrize("case", cases("after"))
-def test_every_line_that_was_there_is_still_there(case: Path) -> None:
+@over(cases(*ENGINES, having="after"))
+def test_every_line_that_was_there_is_still_there(case: EditCase) -> None:
     if case.name in WRITTEN_ANEW:
         return
-    before, after = files(case / "before"), files(case / "after")
+    before, after = case.before, case.done
     changing = (
         "imports",
         "enable_cdi",
@@ -120,8 +90,7 @@ def test_every_line_that_was_there_is_still_there(case: Path) -> None:
             and line.strip() not in ("", "null", "{}")
             and not line.strip().startswith(('{"', '"runtimes": null', '"nvidia": null'))
         ]
-        named = (case / "lost.txt").read_text().splitlines() if (case / "lost.txt").exists() else []
-        assert lost in ([], named), "lost.txt names the lines that go"
+        assert lost in ([], case.lost), "the section `lost` names the lines that go"
 
 
 def test_edits_are_undone_by_what_they_carry() -> None:

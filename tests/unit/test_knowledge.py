@@ -10,6 +10,7 @@ from importlib.resources import files
 from typing import Any
 
 import pytest
+from rows import over
 
 from gpunode.core.knowledge import version_tuple
 from gpunode.edge.load import load_knowledge
@@ -26,7 +27,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "row"), ROWS, ids=[n for n, _ in ROWS])
+@over(ROWS, name=lambda row: row[0])
 def test_a_row_has_its_source_and_the_day_it_was_checked(name: str, row: dict[str, Any]) -> None:
     assert row["source"]
     assert date.fromisoformat(row["checked"]) <= date.fromisoformat(KNOWLEDGE.as_of)

@@ -15,8 +15,10 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from edit_cases import case as case_of
+from edit_cases import cases as cases_of
 from test_containerd_daemons import BINARIES, VERSIONS, Dump, applied, attempt, cri, differs, dump, unmet
-from test_edits import CASES, files, request_of
+from test_edits import request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.engines.k0s import CONFIG as K0S
@@ -63,8 +65,8 @@ MADE = {"microk8s": microk8s, "k0s": k0s, "k3s": rancher, "rke2": rancher}
 
 
 def cases(engine: str, needs: str = "") -> list[str]:
-    found = sorted(case.parent.name for case in (CASES / engine).glob("*/after"))
-    return [f"{engine}/{name}" for name in found if not needs or any((CASES / engine / name).glob(f"after/**/{needs}"))]
+    found = cases_of(engine, having="after")
+    return [one.id for one in found if not needs or any(needs in path.split("/") for path in one.done)]
 
 
 RUNS = [
@@ -85,13 +87,13 @@ RUNS = [
 def test_what_the_distribution_makes_of_it_is_in_force_and_nothing_else_has_changed(
     case: str, binary: Path, tmp_path: Path
 ) -> None:
-    folder, engine = CASES / case, case.split("/")[0]
-    request = request_of(folder)
+    one, engine = case_of(*case.split("/")), case.split("/")[0]
+    request = request_of(one)
     if engine == "microk8s":
         request = RuntimeRequest(**{**vars(request), "version": VERSIONS[binary]})
     if request.config:
         pytest.skip("another file than the distribution's own")
-    tree = files(folder / "before")
+    tree = one.before
     edit = attempt(configure_runtime, tree, request)
     if edit is None:
         pytest.skip("refused")
@@ -118,7 +120,7 @@ MERGED = [case for case in cases("k0s") if re.search(r"-1\.(?:30|35)$|managed-2$
 @pytest.mark.parametrize("case", MERGED)
 @pytest.mark.parametrize("binary", [one for one in BINARIES if major(VERSIONS[one]) == (1, 7)], ids=VERSIONS.get)
 def test_drop_ins_that_k0s_merges_into_the_defaults_change_what_was_meant(case: str, binary: Path) -> None:
-    request, tree = request_of(CASES / case), files(CASES / case / "before")
+    request, tree = request_of(case_of(*case.split("/"))), case_of(*case.split("/")).before
     edit = configure_runtime(tree, request)
     default = subprocess.run([binary, "config", "default"], capture_output=True, text=True, check=True).stdout
 

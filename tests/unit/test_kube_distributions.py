@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from edit_cases import case as case_of
+from edit_cases import cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import over
 
 from gpunode.core.edits import (
     RuntimeRequest,
@@ -29,19 +31,22 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
 
-EDITS = Path(__file__).parent.parent / "edits"
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
 WISH = RuntimeWish(runtime="containerd")
 K3S = Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service")
 DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 
 
-def tree(folder: Path) -> dict[str, bytes]:
-    return {f"/{path.relative_to(folder)}": path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()}
+def before_of(case: str) -> dict[str, bytes]:
+    return case_of(*case.split("/")).before
+
+
+def after_of(case: str) -> dict[str, bytes]:
+    return case_of(*case.split("/")).done
 
 
 def request_of(case: str, **more: Any) -> RuntimeRequest:
-    options = json.loads((EDITS / case / "request.json").read_text())
+    options = dict(case_of(*case.split("/")).asked)
     options["flags"] = tuple(options.get("flags", ()))
     return RuntimeRequest(runtime="containerd", distribution=case.split("/")[0], **{**options, **more})  # type: ignore[arg-type]
 
@@ -50,12 +55,7 @@ def facts_of(name: str) -> NodeFacts:
     return parse_probe((PROBES / name / "probe.txt").read_text())
 
 
-ALL = [
-    pytest.param(f"{engine}/{case.name}", id=f"{engine}-{case.name}")
-    for engine in DISTRIBUTIONS
-    for case in sorted((EDITS / engine).iterdir())
-    if (case / "after").is_dir()
-]
+ALL = [one.id for one in cases(*DISTRIBUTIONS, having="after")]
 
 
 # ---------------------------------------------------------------- versions
@@ -98,9 +98,9 @@ def test_a_version_of_the_engine_or_of_kubernetes_says_what_there_is(feature: st
     ],
 )
 def test_a_distribution_is_known_by_the_place_of_its_files(case: str, config: str) -> None:
-    before, known = tree(EDITS / case / "before"), request_of(case)
+    before, known = before_of(case), request_of(case)
     request = replace(known, distribution="", config=config or known.config)
-    assert {**before, **configure_runtime(before, request).changes} == tree(EDITS / case / "after")
+    assert {**before, **configure_runtime(before, request).changes} == after_of(case)
 
 
 # ---------------------------------------------------------------- YAML
@@ -176,10 +176,10 @@ def test_any_template_or_drop_in_is_edited_or_refused_in_our_words(engine: Any, 
 # ---------------------------------------------------------------- undone, and said
 
 
-@pytest.mark.parametrize("case", ALL)
+@over(ALL)
 def test_without_a_record_nvidias_own_entries_go_and_the_rest_stays(case: str) -> None:
     request = request_of(case)
-    files = tree(EDITS / case / "after")
+    files = after_of(case)
     edit = unconfigure_runtime(files, request)
     if edit.problems:
         assert "GPU Operator" in edit.problems[0].what
@@ -194,17 +194,17 @@ def test_without_a_record_nvidias_own_entries_go_and_the_rest_stays(case: str) -
     assert unconfigure_runtime(left, request).changes == {}, "twice equals once"
 
 
-@pytest.mark.parametrize("case", ALL)
+@over(ALL)
 def test_an_edit_says_what_it_means_and_where_it_got_that_from(case: str) -> None:
-    edit = configure_runtime(tree(EDITS / case / "before"), request_of(case))
+    edit = configure_runtime(before_of(case), request_of(case))
     assert not edit.changes or (edit.meant and edit.reasons)
     assert all(reason.source for reason in edit.reasons)
     assert all(".containerd." in path or path == "imports" or path.endswith("enable_cdi") for path in edit.meant)
 
 
-@pytest.mark.parametrize("case", ALL)
+@over(ALL)
 def test_the_files_of_a_case_are_all_asked_for(case: str) -> None:
-    request, files = request_of(case), tree(EDITS / case / "before")
+    request, files = request_of(case), before_of(case)
     patterns = runtime_files(files, request)
     ignored = [path for path in files if not any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)]
     assert ignored == []
@@ -213,7 +213,7 @@ def test_the_files_of_a_case_are_all_asked_for(case: str) -> None:
 
 
 def test_what_k3s_adds_by_itself_is_said_when_it_is_taken_back() -> None:
-    edit = unconfigure_runtime(tree(EDITS / "k3s/stock-2.1/after"), request_of("k3s/stock-2.1"))
+    edit = unconfigure_runtime(after_of("k3s/stock-2.1"), request_of("k3s/stock-2.1"))
     assert [r.why for r in edit.reasons][
         -1
     ] == "k3s adds it at every start, as long as it finds nvidia-container-runtime"
@@ -221,13 +221,13 @@ def test_what_k3s_adds_by_itself_is_said_when_it_is_taken_back() -> None:
 
 def test_the_default_of_microk8s_is_its_own_placeholder_again() -> None:
     case = "microk8s/stock-2.2"
-    files = tree(EDITS / case / "after")
+    files = after_of(case)
     edit = unconfigure_runtime(files, request_of(case))
-    assert {**files, **edit.changes} == tree(EDITS / case / "before")
+    assert {**files, **edit.changes} == before_of(case)
 
 
 def test_a_drop_in_of_k0s_is_removed_when_nothing_else_is_in_it() -> None:
-    edit = unconfigure_runtime(tree(EDITS / "k0s/managed-1.36/after"), request_of("k0s/managed-1.36"))
+    edit = unconfigure_runtime(after_of("k0s/managed-1.36"), request_of("k0s/managed-1.36"))
     assert dict(edit.changes) == {"/etc/k0s/containerd.d/99-nvidia.toml": None}
     assert [reason.what for reason in edit.reasons] == ["/etc/k0s/containerd.d/99-nvidia.toml"]
 
@@ -250,7 +250,7 @@ def test_a_drop_in_of_k0s_is_removed_when_nothing_else_is_in_it() -> None:
     ],
 )
 def test_state_is_what_the_engine_has_in_force(case: str, runtimes: tuple[str, ...], default: str, path: str) -> None:
-    state = runtime_state(tree(EDITS / case / "after"), request_of(case))
+    state = runtime_state(after_of(case), request_of(case))
     assert (state.runtimes, state.default, state.path) == (runtimes, default, path)
 
 
@@ -334,7 +334,7 @@ def test_drop_ins_are_judged_with_the_root_that_imports_them() -> None:
 
 def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() -> None:
     case = "k3s/rendered-before-the-toolkit"
-    edit = configure_runtime(tree(EDITS / case / "before"), request_of(case))
+    edit = configure_runtime(before_of(case), request_of(case))
     assert (edit.changes, edit.restart) == ({}, True)
     facts = NodeFacts(runtimes=(K3S,))
     assert activation(facts, WISH, edit).disrupts.startswith("restarts k3s-agent.service")

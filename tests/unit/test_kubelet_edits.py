@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from pathlib import Path
 
 import pytest
 import yaml
 from click.testing import CliRunner, Result
-from edit_cases import files
+from edit_cases import EditCase, cases, over, write_tree
+from edit_cases import case as case_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,17 +26,16 @@ from gpunode.core.model import Edit
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()
-CASES = sorted((Path(__file__).parents[1] / "edits" / "kubelet").iterdir())
-AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+AFTER = cases("kubelet", having="after")
 
 
-def asked(case: Path) -> KubeletRequest:
-    return KubeletRequest(**json.loads((case / "wanted.json").read_text()))
+def asked(case: EditCase) -> KubeletRequest:
+    return KubeletRequest(**case.asked)
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: Path) -> None:
-    after, request = files(case / "after"), asked(case)
+@over(AFTER)
+def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: EditCase) -> None:
+    after, request = case.done, asked(case)
     minor = minor_of(request.server_version)
     flags = flags_in(program_of(after, request.unit, "kubelet").words)
     path = last_value(flags, "config") or ""
@@ -56,9 +55,9 @@ def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: Path)
     assert not gates & {gate.name for gate in RULES.gates if minor >= gate.gone}
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_comments_stay(case: Path) -> None:
-    before, after = files(case / "before"), files(case / "after")
+@over(AFTER)
+def test_comments_stay(case: EditCase) -> None:
+    before, after = case.before, case.done
     for path, data in before.items():
         assert set(re.findall(rb"#.*", data)) - {b"# for the GPUs"} <= set(re.findall(rb"#.*", after[path])), path
 
@@ -94,8 +93,8 @@ def test_a_reservation_that_is_no_quantity_is_an_input_error(key: str) -> None:
 
 
 def test_the_files_of_a_case_are_asked_for() -> None:
-    case = next(case for case in CASES if case.name == "kubeadm-1.30")
-    before, request = files(case / "before"), asked(case)
+    case = case_of("kubelet", "kubeadm-1.30")
+    before, request = case.before, asked(case)
     read: dict[str, bytes] = {}
     while True:
         patterns = [pattern.replace("*.conf", "10-kubeadm.conf") for pattern in kubelet_files(read, request)]
@@ -107,8 +106,8 @@ def test_the_files_of_a_case_are_asked_for() -> None:
 
 
 def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_changed() -> None:
-    case = next(case for case in CASES if case.name == "kubeadm-1.30")
-    before, request = files(case / "before"), asked(case)
+    case = case_of("kubelet", "kubeadm-1.30")
+    before, request = case.before, asked(case)
     found = kubelet_activation(before, configure_kubelet(before, request, RULES), request)
     assert (found.unit, found.verb, found.reread) == ("kubelet.service", "restart", False)
     assert [words[-1] for words in found.health] == ["http://127.0.0.1:10248/healthz"] * 2
@@ -116,8 +115,8 @@ def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_chan
 
 
 def test_without_a_record_nothing_is_taken_away() -> None:
-    case = next(case for case in CASES if case.name == "kubeadm-1.30")
-    assert unconfigure_kubelet(files(case / "after"), asked(case)) == Edit()
+    case = case_of("kubelet", "kubeadm-1.30")
+    assert unconfigure_kubelet(case.done, asked(case)) == Edit()
 
 
 names = st.text("abcAB", min_size=1, max_size=3)
@@ -153,8 +152,8 @@ def tree(root: Path) -> dict[str, bytes]:
 
 
 def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path) -> None:
-    case = next(case for case in CASES if case.name == "labels-merged-in-their-flag")
-    shutil.copytree(case / "before", tmp_path, dirs_exist_ok=True)
+    case = case_of("kubelet", "labels-merged-in-their-flag")
+    write_tree(case.before, tmp_path)
     before = tree(tmp_path)
     args = ("--server-version", "1.30", "--node-label", "gpushare=true", "--kube-reserved", "cpu=200m")
     assert run("diff", tmp_path, *args).return_value == 3
@@ -175,7 +174,7 @@ def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path) -> Non
     ],
 )
 def test_bad_input_is_one_clear_message(tmp_path: Path, args: tuple[str, ...], code: int, words: str) -> None:
-    shutil.copytree(CASES[0].parent / "kubeadm-1.30" / "before", tmp_path, dirs_exist_ok=True)
+    write_tree(case_of("kubelet", "kubeadm-1.30").before, tmp_path)
     done = run("diff", tmp_path, *args)
     assert getattr(done.exception, "exit", done.return_value) == code
     assert words in f"{done.output}{done.exception}"

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from rows import over
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "gpunode"
@@ -66,13 +67,13 @@ def relative(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("path", modules("core"), ids=relative)
+@over(modules("core"), name=relative)
 def test_core_imports_only_itself_pure_standard_modules_and_text_libraries(path: Path) -> None:
     allowed = PURE | TEXT_LIBRARIES | {"gpunode.core"}
     assert [name for name in imports(path) if not within(name, allowed)] == []
 
 
-@pytest.mark.parametrize("path", modules("core"), ids=relative)
+@over(modules("core"), name=relative)
 def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
     called = {
         node.func.id
@@ -121,13 +122,13 @@ def product_files() -> list[Path]:
     return sorted(p for f in folders for p in f.rglob("*") if p.is_file() and p.suffix != ".pyc")
 
 
-@pytest.mark.parametrize("path", product_files(), ids=relative)
+@over(product_files(), name=relative)
 def test_the_product_does_not_know_the_lab(path: Path) -> None:
     lines = path.read_text(errors="replace").splitlines()
     assert [f"{n}: {line.strip()}" for n, line in enumerate(lines, 1) if LAB_WORD.search(line)] == []
 
 
-@pytest.mark.parametrize("name", sorted(path.name for path in (ROOT / "gpunode/node").rglob("*.sh")))
+@over(sorted(path.name for path in (ROOT / "gpunode/node").rglob("*.sh")))
 def test_no_function_stands_twice_in_a_node_script_with_what_is_put_before_it(name: str) -> None:
     from gpunode.node import script
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 from api_nodes import COUNT, MEMORY, Nodes
 from api_server import ApiServer
+from edit_cases import case, write_tree
 from kube_cluster import node
 from page import Command, File, Reader, missing, steps
 
@@ -137,7 +137,7 @@ def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
     server.put(node("gpu1", allocatable={MEMORY: "32", COUNT: "2", "nvidia.com/gpu": "0"}))
     Nodes(server)
     host = tmp_path / "control-plane"
-    shutil.copytree(ROOT / "tests/edits/scheduler/kubeadm-1.34/before", host)
+    write_tree(case("scheduler", "kubeadm-1.34").before, host)
     reader = at_cluster(tmp_path, server, {"--kube-proxy": f"--root {host} --kube-proxy"})
     assert reader.follow((ROOT / "docs/how-to/gpushare.md").read_text()) == 8
     assert (host / "etc/kubernetes/scheduler-policy-config.yaml").read_text().count("urlPrefix:") == 1

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from edit_cases import case
 
 from gpunode.core.edits.kubernetes.request import (
     absent,
@@ -24,13 +25,12 @@ from gpunode.core.model import ConfigFile
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()
-EDITS = Path(__file__).parents[1] / "edits"
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 CONFIG = "/etc/kubernetes/scheduler-policy-config.yaml"
 
 
-def probed(folder: Path, **more: bytes) -> dict[str, ConfigFile]:
-    texts = {f"/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*") if path.is_file()} | more
+def probed(found: Mapping[str, bytes], **more: bytes) -> dict[str, ConfigFile]:
+    texts = {**found, **more}
     return {
         path: ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
         for path, data in texts.items()
@@ -42,7 +42,7 @@ def texts(files: dict[str, ConfigFile]) -> dict[str, bytes]:
 
 
 def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
-    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    files = probed(case("scheduler", "kubeadm-1.34").before)
     assert MANIFEST in component_paths({"state": "present"})
     component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
     read, wanted = read_files(component, files)
@@ -74,7 +74,7 @@ def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
 )
 def test_a_spec_says_where_the_extender_answers(gpushare: dict[str, Any], expected: dict[str, Any]) -> None:
     assert spec_values({"kubernetes": {"gpushare": gpushare}}) == expected
-    component_of("scheduler", expected, texts(probed(EDITS / "scheduler/kubeadm-1.34/before")), RULES)
+    component_of("scheduler", expected, texts(probed(case("scheduler", "kubeadm-1.34").before)), RULES)
 
 
 def test_without_kube_proxy_a_spec_has_to_give_the_url() -> None:
@@ -90,21 +90,21 @@ def test_a_port_is_a_port(port: Any) -> None:
 
 
 def test_another_port_stands_in_the_configuration() -> None:
-    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    files = probed(case("scheduler", "kubeadm-1.34").before)
     component = component_of("scheduler", {"node_port": 31000}, texts(files), RULES)
     read, _wanted = read_files(component, files)
     assert b"urlPrefix: http://127.0.0.1:31000/gpushare-scheduler" in component.configure(read).changes[CONFIG]
 
 
 def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
-    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    files = probed(case("scheduler", "kubeadm-1.34").before)
     component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
     edit = component.configure(texts(files))
     record = json.dumps({"label": component.label, **undo_data(edit.undo)}).encode()
     other = json.dumps({"label": "docker", **undo_data(edit.undo)}).encode()
     backup = "/var/lib/gpunode/backup"
     later = probed(
-        EDITS / "scheduler/kubeadm-1.34/after", **{f"{backup}/2/undo.json": record, f"{backup}/1/undo.json": other}
+        case("scheduler", "kubeadm-1.34").done, **{f"{backup}/2/undo.json": record, f"{backup}/1/undo.json": other}
     )
     records = recorded_edits(later, component.label)
     assert list(records) == ["2"]
@@ -120,7 +120,7 @@ def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
 
 
 def test_the_kubelets_unit_is_restarted() -> None:
-    files = probed(EDITS / "kubelet/kubeadm-1.34/before")
+    files = probed(case("kubelet", "kubeadm-1.34").before)
     value = {"server_version": "1.34", "node_labels": {"gpushare": True}, "kube_reserved": {"cpu": "200m"}}
     component = component_of("kubelet", value, texts(files), RULES)
     edit = component.configure(texts(files))
@@ -145,7 +145,7 @@ BAD: list[tuple[str, dict[str, Any], type[GpunodeError], str]] = [
 def test_a_value_without_sense_is_one_clear_message(
     kind: str, value: dict[str, Any], error: type[GpunodeError], words: str
 ) -> None:
-    files = texts(probed(EDITS / "scheduler/kubeadm-1.34/before"))
+    files = texts(probed(case("scheduler", "kubeadm-1.34").before))
     with pytest.raises(error) as caught:
         component_of(kind, value, files, RULES).configure(files)
     assert words in caught.value.what
@@ -160,7 +160,7 @@ def test_a_state_is_present_or_absent() -> None:
 def test_a_node_without_a_scheduler_and_a_file_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(RefusedError):
         component_of("scheduler", {"state": "present"}, {}, RULES)
-    files = probed(EDITS / "scheduler/kubeadm-1.34/before")
+    files = probed(case("scheduler", "kubeadm-1.34").before)
     component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
     with pytest.raises(RefusedError):
         read_files(component, {MANIFEST: ConfigFile(path=MANIFEST, size=9)})

@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import posixpath
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from edit_cases import applied, files
+from edit_cases import EditCase, applied, cases, over
+from edit_cases import case as case_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,18 +30,17 @@ from gpunode.core.knowledge.scheduler import minor_of
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()
-CASES = sorted((Path(__file__).parents[1] / "edits" / "scheduler").iterdir())
-AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+AFTER = cases("scheduler", having="after")
 MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
 
 
-def asked(case: Path) -> SchedulerRequest:
-    return SchedulerRequest(**json.loads((case / "wanted.json").read_text()))
+def asked(case: EditCase) -> SchedulerRequest:
+    return SchedulerRequest(**case.asked)
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_the_scheduler_would_start_and_has_the_extender_once(case: Path) -> None:
-    after, request = files(case / "after"), asked(case)
+@over(AFTER)
+def test_the_scheduler_would_start_and_has_the_extender_once(case: EditCase) -> None:
+    after, request = case.done, asked(case)
     minor = minor_of(request.server_version)
     words = words_of(after, request)
     flags = flags_in(words)
@@ -67,26 +66,26 @@ def words_of(after: dict[str, bytes], request: SchedulerRequest) -> list[str]:
     return list(pod_of(request.manifest, after[request.manifest]).words)
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_comments_and_all_other_lines_stay_in_their_order(case: Path) -> None:
-    before, after = files(case / "before"), files(case / "after")
+@over(AFTER)
+def test_comments_and_all_other_lines_stay_in_their_order(case: EditCase) -> None:
+    before, after = case.before, case.done
     for path, data in before.items():
         left = iter(after[path].decode().splitlines())
         comments = [line.partition("#")[2] for line in data.decode().splitlines() if "#" in line and "--" not in line]
         assert all(any(comment in line for line in left) for comment in comments), path
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: Path) -> None:
+@over(AFTER)
+def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: EditCase) -> None:
     """A further file there is one more pod: no copy, no configuration."""
-    new = set(files(case / "after")) - set(files(case / "before"))
+    new = set(case.done) - set(case.before)
     folder = posixpath.dirname(asked(case).manifest)
     assert [path for path in new if posixpath.dirname(path) == folder] == []
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: Path) -> None:
-    after, request = files(case / "after"), asked(case)
+@over(AFTER)
+def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: EditCase) -> None:
+    after, request = case.done, asked(case)
     left = applied(after, unconfigure_scheduler(after, request, RULES))
     flags = flags_in(words_of(left, request))
     for name in ("config", "policy-config-file"):
@@ -116,8 +115,8 @@ def test_a_request_without_sense_is_an_input_error(request_: dict[str, str], wha
 
 
 def test_the_files_of_a_case_are_asked_for() -> None:
-    case = next(case for case in CASES if case.name == "config-in-a-folder")
-    before, request = files(case / "before"), asked(case)
+    case = case_of("scheduler", "config-in-a-folder")
+    before, request = case.before, asked(case)
     read: dict[str, bytes] = {}
     while set(found := {path for path in scheduler_files(read, request, RULES) if path in before}) != set(read):
         read = {path: before[path] for path in found}
@@ -125,8 +124,8 @@ def test_the_files_of_a_case_are_asked_for() -> None:
 
 
 def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> None:
-    case = next(case for case in CASES if case.name == "kubeadm-1.30")
-    before, request = files(case / "before"), asked(case)
+    case = case_of("scheduler", "kubeadm-1.30")
+    before, request = case.before, asked(case)
     edit = configure_scheduler(before, request, RULES)
     after = applied(before, edit)
     elect = b"    - --leader-elect=true\n"
@@ -137,9 +136,9 @@ def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> Non
 
 def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_anew() -> None:
     """The kubelet looks at manifests: of a file that one mounts it knows nothing."""
-    case = next(case for case in CASES if case.name == "kubeadm-1.30")
+    case = case_of("scheduler", "kubeadm-1.30")
     request = asked(case)
-    after = files(case / "after")
+    after = case.done
     other = replace(request, extender_url="http://10.1.1.1/gpushare-scheduler")
     edit = configure_scheduler(after, other, RULES)
     assert set(edit.changes) == {MANIFEST, RULES.config_file}

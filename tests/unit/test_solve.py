@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rows import over
 
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
@@ -22,7 +23,7 @@ from gpunode.core.spec.toolkit import ToolkitSpec
 from gpunode.edge.load import load_knowledge
 
 CASES = [
-    pytest.param(case, id=f"{path.stem}: {case['name']}")
+    case
     for path in sorted((Path(__file__).parents[1] / "cases" / "solve").glob("*.toml"))
     for case in tomllib.loads(path.read_text())["case"]
 ]
@@ -80,7 +81,7 @@ def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
     return {key: found[key] for key in expect}
 
 
-@pytest.mark.parametrize("case", CASES)
+@over(CASES, name=lambda case: str(case["ask"]))
 def test_the_solver_answers_as_the_table_says(case: dict[str, Any]) -> None:
     solution = solve(request(case["ask"]), KNOWLEDGE)
     assert answer(solution, case["expect"]) == case["expect"]
@@ -88,7 +89,7 @@ def test_the_solver_answers_as_the_table_says(case: dict[str, Any]) -> None:
         assert solution.problems == ()
 
 
-@pytest.mark.parametrize("case", CASES)
+@over(CASES, name=lambda case: str(case["ask"]))
 def test_every_answer_says_why_and_every_refusal_what_to_do(case: dict[str, Any]) -> None:
     solution = solve(request(case["ask"]), KNOWLEDGE)
     assert all(r.what and r.why for r in solution.reasons)

@@ -1,16 +1,14 @@
-"""The container toolkit's own config.toml.  A case is a folder: tests/edits/toolkit/CASE/{settings.json, before/PATH,
-and one of after/PATH, problem.txt, error.txt}; a new case needs no code."""
+"""The container toolkit's own config.toml: the cases of tests/edits/toolkit, and any input."""
 
 from __future__ import annotations
 
 import json
 import tomllib
-from pathlib import Path
 from typing import Any
 
 import pytest
 import tomlkit
-from edit_cases import files
+from edit_cases import EditCase, cases, over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,13 +20,12 @@ from gpunode.core.items.toolkit import config_edit, config_hints, wanted_config
 from gpunode.core.model import ConfigFile, NodeFacts, Reason
 from gpunode.core.spec import Spec, parse_spec
 
-CASES = sorted((Path(__file__).parent.parent / "edits" / "toolkit").iterdir())
-AFTER = [pytest.param(case, id=case.name) for case in CASES if (case / "after").exists()]
+CASES = cases("toolkit")
+AFTER = cases("toolkit", having="after")
 
 
-def asked(case: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads((case / "settings.json").read_text())
-    return found
+def asked(case: EditCase) -> dict[str, Any]:
+    return dict(case.asked)
 
 
 def spec(**config: Any) -> Spec:
@@ -36,24 +33,23 @@ def spec(**config: Any) -> Spec:
 
 
 def test_every_case_says_what_comes_of_it() -> None:
-    outcomes = {"after", "problem.txt", "error.txt"}
-    assert [c.name for c in CASES if len(outcomes & {path.name for path in c.iterdir()}) != 1] == []
+    assert [c.name for c in CASES if (c.after is not None) + bool(c.problem) + bool(c.error) != 1] == []
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_the_file_becomes_that_of_the_case_once_and_goes_back_to_the_byte(case: Path) -> None:
-    before, wanted = files(case / "before"), asked(case)
+@over(AFTER)
+def test_the_file_becomes_that_of_the_case_once_and_goes_back_to_the_byte(case: EditCase) -> None:
+    before, wanted = case.before, asked(case)
     edit = configure_toolkit(before, wanted)
     after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
-    assert after == files(case / "after")
+    assert after == case.done
     assert configure_toolkit(after, wanted).changes == {}
     back = {path: revert(after[path], undo)[0] for path, undo in edit.undo.items()}
     assert {path: data for path, data in {**after, **back}.items() if data is not None} == before
 
 
-@pytest.mark.parametrize("case", AFTER)
-def test_the_file_says_what_was_asked_and_all_else_as_before(case: Path) -> None:
-    before, after = files(case / "before").get(CONFIG, b""), files(case / "after")[CONFIG]
+@over(AFTER)
+def test_the_file_says_what_was_asked_and_all_else_as_before(case: EditCase) -> None:
+    before, after = case.before.get(CONFIG, b""), case.done[CONFIG]
     text = after.decode("utf-8-sig")
     assert tomlkit.parse(text).unwrap() == tomllib.loads(text)
     changed = {key for key, _ in leaves(before) ^ leaves(after)}
@@ -69,18 +65,18 @@ def leaves(data: bytes) -> set[tuple[str, str]]:
     return walk(tomllib.loads(data.decode("utf-8-sig")), "")
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "problem.txt").exists()], ids=lambda c: c.name)
-def test_what_cannot_be_edited_is_a_problem(case: Path) -> None:
-    edit = configure_toolkit(files(case / "before"), asked(case))
+@over(cases("toolkit", having="problem"))
+def test_what_cannot_be_edited_is_a_problem(case: EditCase) -> None:
+    edit = configure_toolkit(case.before, asked(case))
     assert edit.changes == {}
-    assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [(case / "problem.txt").read_text()]
+    assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [case.problem]
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if (c / "error.txt").exists()], ids=lambda c: c.name)
-def test_a_broken_file_or_setting_is_named(case: Path) -> None:
+@over(cases("toolkit", having="error"))
+def test_a_broken_file_or_setting_is_named(case: EditCase) -> None:
     with pytest.raises(InputError) as error:
-        configure_toolkit(files(case / "before"), asked(case))
-    assert f"{error.value}\n" == (case / "error.txt").read_text()
+        configure_toolkit(case.before, asked(case))
+    assert f"{error.value}\n" == case.error
 
 
 @settings(max_examples=200, deadline=None)
