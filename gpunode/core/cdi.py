@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from gpunode.core.edits.request import check_size, decode
+from gpunode.core.content import check_size, decode
 from gpunode.core.errors import InputError
 from gpunode.core.model import CdiSpec, NodeFacts
 

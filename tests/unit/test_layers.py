@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -141,3 +142,80 @@ def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
     code = "import sys, gpunode.edge.host.cdi, gpunode.edge.host.runtimes, gpunode.cli.runtime; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     assert set(loaded) & {"ansible", "ansible_runner", "cattrs", "paramiko", "rich"} == set()
+
+
+# ---------------------------------------------------------------- circles, and the order inside core
+
+# A part of core imports what is named before it, or beside it in the same line.
+ORDER = (
+    "model errors",
+    "content mask openpgp remote validation",
+    "diff knowledge module_parameters",
+    "spec",
+    "cdi rollout sharing solve starter",
+    "facts",
+    "edits",
+    "items",
+    "checks plan",
+    "bundle doctor kube report undo",
+)
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
+
+
+@cache
+def import_graph() -> dict[str, set[str]]:
+    """Module → the modules of gpunode that it imports anywhere, for a type checker included."""
+    paths = {module_name(p): p for p in modules(".") if COLLECTION not in p.parents}
+    graph: dict[str, set[str]] = {}
+    for name, path in paths.items():
+        found = set()
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    found.add(full if full in paths else node.module)
+            elif isinstance(node, ast.Import):
+                found |= {alias.name for alias in node.names}
+        graph[name] = (found & set(paths)) - {name}
+    return graph
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other: a module is in a circle when it is among what it reaches."""
+
+    def reached(start: str) -> set[str]:
+        seen: set[str] = set()
+        left = list(graph[start])
+        while left:
+            if (one := left.pop()) not in seen:
+                seen.add(one)
+                left += graph[one]
+        return seen
+
+    reach = {name: reached(name) for name in graph}
+    inside = {name for name in graph if name in reach[name]}
+    found = {frozenset(other for other in inside if other in reach[name] and name in reach[other]) for name in inside}
+    return sorted(sorted(circle) for circle in found)
+
+
+def test_no_modules_import_each_other_not_even_for_types() -> None:
+    assert circles(import_graph()) == []
+
+
+def test_a_circle_is_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c"]]
+
+
+def test_the_parts_of_core_import_in_one_direction() -> None:
+    place = {part: number for number, line in enumerate(ORDER) for part in line.split()}
+    wrong = []
+    for name, imported in import_graph().items():
+        for other in imported:
+            here, there = (full.removeprefix("gpunode.core.").split(".")[0] for full in (name, other))
+            core = name.startswith("gpunode.core.") and other.startswith("gpunode.core.")
+            if core and here != there and place[there] > place[here]:
+                wrong.append(f"{name} imports {other}")
+    assert wrong == []

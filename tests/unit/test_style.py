@@ -6,8 +6,6 @@ import re
 import subprocess
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).parents[2]
 HIDDEN_FOLDERS = frozenset({".git", ".venv", ".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
 
@@ -80,14 +78,3 @@ def test_shell_scripts_are_posix_and_say_what_they_do() -> None:
         if path.suffix == ".sh" and not comment.startswith("# "):
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
-
-
-@pytest.mark.parametrize("folder", ["gpunode", "roles", "playbooks", "molecule", ".ci"])
-def test_product_files_are_short_enough_to_read(folder: str) -> None:
-    data = {".toml", ".txt", ".asc", ".json"}
-    lengths = {
-        str(path.relative_to(ROOT)): len((text_of(path) or "").splitlines())
-        for path in project_files()
-        if path.is_relative_to(ROOT / folder) and path.suffix not in data
-    }
-    assert {name for name, lines in lengths.items() if lines > 410} == set()

@@ -11,7 +11,6 @@ from typing import Literal
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distribution, Problem, RuntimeName
 
-LIMIT = 1 << 20  # bytes: no engine's configuration is that large; what is, is something else
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 
@@ -69,31 +68,6 @@ def release(version: str) -> tuple[int, int]:
     """Major and minor of "1.6.20~ds1-1+deb12u3", "v2.1.9": (1, 6), (2, 1); (0, 0) when unknown."""
     found = re.match(r"v?(\d+)\.(\d+)", version)
     return (int(found[1]), int(found[2])) if found else (0, 0)
-
-
-def check_size(path: str, data: bytes) -> None:
-    """Raise InputError for a file no engine's configuration should be."""
-    if len(data) > LIMIT:
-        raise InputError(
-            f"{path} has {len(data)} bytes",
-            expected=f"a configuration of at most {LIMIT} bytes",
-            fix="look into the file: it is probably not a configuration",
-        )
-
-
-def place(text: str, offset: int) -> str:
-    """LINE:COLUMN of a character offset, both from 1."""
-    line = text.count("\n", 0, offset) + 1
-    return f"{line}:{offset - text.rfind(chr(10), 0, offset)}"
-
-
-def decode(path: str, data: bytes) -> str:
-    """UTF-8 text of a file; InputError names the place of the first byte that is not."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        where = place(data[: error.start].decode("latin-1"), error.start)
-        raise InputError(f"{path}:{where}: byte {data[error.start]:#04x} is not UTF-8", expected="UTF-8 text") from None
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:

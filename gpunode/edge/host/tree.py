@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from gpunode.core.edits.request import LIMIT, check_size
+from gpunode.core.content import LIMIT, check_size
 from gpunode.core.errors import InputError
 
 _MAGIC = re.compile(r"[*?\[]")

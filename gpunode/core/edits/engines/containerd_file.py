@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
-from gpunode.core.edits.request import Refusal, RuntimeRequest, place, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import toml
 
 CONFIG = "/etc/containerd/config.toml"

@@ -14,9 +14,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpunode.core.content import check_size, decode
 from gpunode.core.edits.engines.docker_checks import MEND, Pairs, check_types, check_values, last, shown
 from gpunode.core.edits.engines.docker_settings import FLAT, SETTINGS, arguments, is_known
-from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 

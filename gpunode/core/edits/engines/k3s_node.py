@@ -17,9 +17,10 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from gpunode.core.content import check_size, decode
 from gpunode.core.edits.engine import RuntimeState
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, decode, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import gotemplate, toml, yamltext
 from gpunode.core.errors import InputError
 

@@ -13,9 +13,10 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from gpunode.core.content import check_size
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.request import Refusal, RuntimeRequest, check_size, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
 

@@ -12,12 +12,11 @@ from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, check_kubelet_
 from gpunode.core.edits.kubernetes.kubelet_component import UNITS as KUBELET_UNITS
 from gpunode.core.edits.kubernetes.kubelet_component import completed as completed_kubelet
 from gpunode.core.edits.kubernetes.kubelet_component import kubelet_component
-from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest
+from gpunode.core.edits.kubernetes.scheduler import PREFIX, SchedulerRequest
 from gpunode.core.edits.kubernetes.scheduler_component import MANIFEST, UNITS, completed, scheduler_component
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge.scheduler import SchedulerRules
-from gpunode.core.kube.render.gpushare import PREFIX
 from gpunode.core.model import ConfigFile, Edit, Undo
 from gpunode.core.spec import parse_spec
 from gpunode.core.validation import check_keys

@@ -37,6 +37,8 @@ from gpunode.core.model import Edit, Reason, Undo
 
 NAME = "kube-scheduler"
 
+PREFIX = "/gpushare-scheduler"  # of the extender's URL: its pkg/routes/routes.go
+
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerRequest:

@@ -12,7 +12,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, NoReturn
 
-from gpunode.core.edits.request import Refusal, place
+from gpunode.core.content import place
+from gpunode.core.edits.request import Refusal
 from gpunode.core.errors import InputError
 
 Path = tuple[str, ...]

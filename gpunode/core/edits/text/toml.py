@@ -16,7 +16,8 @@ from typing import Any
 
 import tomli
 
-from gpunode.core.edits.request import Refusal, check_size, decode
+from gpunode.core.content import check_size, decode
+from gpunode.core.edits.request import Refusal
 from gpunode.core.edits.text.tomldoc import Source, lookup
 from gpunode.core.edits.text.tomldrop import without
 from gpunode.core.edits.text.tomlput import literal, with_values

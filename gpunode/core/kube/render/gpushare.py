@@ -5,6 +5,7 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 
 from __future__ import annotations
 
+from gpunode.core.edits.kubernetes.scheduler import PREFIX
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
     UNPRIVILEGED,
@@ -26,7 +27,6 @@ from gpunode.core.kube.objects import (
 EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 PORT = 12345
-PREFIX = "/gpushare-scheduler"  # pkg/routes/routes.go
 _ROLES = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
 
 _READ, _POD = ["get", "list", "watch"], ["update", "patch", "get", "list", "watch"]
