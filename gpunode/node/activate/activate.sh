@@ -10,6 +10,7 @@ steps=0 # things changed
 
 KERNEL=$(uname -r)
 
+# sets: steps
 changed() {
   steps=$((steps + 1))
   say changed "$1"
@@ -18,6 +19,7 @@ changed() {
 # foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/requests/activate.py)
 foretold() { requested foretold | grep -q "^$1"; }
 
+# sets: reboot_reason
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
@@ -80,13 +82,14 @@ stale_initramfs() {
   done
 }
 
-# prior_initramfs: which of them there are, in the journal
+# prior_initramfs KERNEL…: which of them there are, in the journal
 prior_initramfs() {
-  for release in $stale; do
-    for initrd in "/boot/initrd.img-$release" "/boot/initramfs-$release.img" "/boot/initrd-$release" ''; do
-      [ -n "$initrd" ] || prior initramfs "/boot/initrd.img-$release" absent rebuilt
+  while [ $# -gt 0 ]; do
+    for initrd in "/boot/initrd.img-$1" "/boot/initramfs-$1.img" "/boot/initrd-$1" ''; do
+      [ -n "$initrd" ] || prior initramfs "/boot/initrd.img-$1" absent rebuilt
       [ ! -e "$initrd" ] || { prior initramfs "$initrd" present rebuilt && break; }
     done
+    shift
   done
 }
 
@@ -95,7 +98,8 @@ initramfs() {
   stale=$(stale_initramfs | tr '\n' ' ')
   [ -n "$stale" ] || return 0
   checking && changed "initramfs of ${stale% }" && return
-  prior_initramfs
+  # shellcheck disable=SC2086 # releases of kernels
+  prior_initramfs $stale
   if have update-initramfs; then
     set -- update-initramfs -u -k all
   elif have dracut; then
@@ -133,11 +137,10 @@ to_be_stopped() {
 }
 
 # unload MODULE: holders first; says a reason for a reboot and returns 1 where it is in use
+# sets: would_unload reboot_reason steps
 unload() {
   loaded "$1" || return 0
-  for holder in "/sys/module/$1/holders/"*; do
-    [ ! -e "$holder" ] || unload "${holder##*/}" || return 1
-  done
+  unload_holders "/sys/module/$1/holders/"* || return 1
   checking && changed "unload $1" && would_unload="${would_unload:-} $1" && return
   case " ${carried:-} " in *[[:space:]]"$1"[[:space:]]*) ;; *) prior module "$1" loaded absent ;; esac
   modprobe -r "$1" >>"$log" 2>&1 </dev/null
@@ -148,7 +151,17 @@ unload() {
   changed "unloaded $1"
 }
 
+# unload_holders PATH…: the modules that these links are called by
+# sets: would_unload reboot_reason steps
+unload_holders() {
+  while [ $# -gt 0 ]; do
+    [ ! -e "$1" ] || unload "${1##*/}" || return 1
+    shift
+  done
+}
+
 # The nvidia modules of another version, if nothing but our own services uses them.
+# sets: carried steps reboot_reason would_unload
 unload_old_driver() {
   was=$(module_version)
   for unit in $GPU_UNITS; do
@@ -163,23 +176,23 @@ unload_old_driver() {
     return 1
   fi
   carried=$(upon nvidia | awk '!seen[$0]++')
-  checking || for module in $carried; do prior module "$module" loaded absent; done # one may go along with another
+  checking || for _unload_module in $carried; do prior module "$_unload_module" loaded absent; done # one may go along with another
   unload nvidia
 }
 
 # upon MODULE: it, and what is loaded upon it, in the order in which they can be loaded
-upon() {
+upon() (
   echo "$1"
   for holder in "/sys/module/$1/holders/"*; do
     [ ! -e "$holder" ] || upon "${holder##*/}"
   done
-}
+)
 
 # carry: what was loaded upon the old driver is loaded upon the new one, where that has it
 carry() {
-  for module in ${carried:-}; do
-    loaded "$module" && continue
-    if modinfo "$module" >/dev/null 2>&1; then load "$module"; else say note "$module was loaded, and the driver that is installed now has none"; fi
+  for _carry_module in ${carried:-}; do
+    loaded "$_carry_module" && continue
+    if modinfo "$_carry_module" >/dev/null 2>&1; then load "$_carry_module"; else say note "$_carry_module was loaded, and the driver that is installed now has none"; fi
   done
 }
 
@@ -188,9 +201,13 @@ restart_stopped() {
   while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
 }
 
-# held_by: sets $other, the kernel's own driver that has the GPU
-held_by() { for other in nouveau nova_core; do loaded "$other" && return; done; return 1; }
+# held_by: the kernel's own driver that has the GPU
+held_by() (
+  for module in nouveau nova_core; do loaded "$module" && echo "$module" && return; done
+  return 1
+)
 
+# sets: would_load reboot_reason steps
 load() {
   loaded "$1" && return
   checking && changed "load $1" && would_load="${would_load:-} $1" && return
@@ -211,16 +228,17 @@ load() {
       [ -n "$other" ] || fail "there is no module $1 for the running kernel $KERNEL, nor for another" "install its package, or the kernel headers and see dkms status"
       needs_reboot "$1 is there for kernel ${other% }, and $KERNEL runs" ;;
     *"No such device"*)
-      held_by || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
+      other=$(held_by) || fail "$1 finds no GPU it can drive: $why" "see dmesg: the GPU may need another flavour (open, proprietary) or branch"
       needs_reboot "$other holds the GPU" ;;
     *)
-      held_by || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
+      other=$(held_by) || fail "modprobe $1 failed: ${why:-no message, but the module is not there}" "see dmesg on the node"
       needs_reboot "$other holds the GPU" ;;
   esac
 }
 
 wants() { requested load | grep -qx "$1"; }
 
+# sets: parameter reboot_reason steps
 modules() {
   blocked=
   for module in $(requested unload); do unload "$module" || blocked=1; done
@@ -307,6 +325,7 @@ spare_containers() {
 }
 
 # look_at UNIT: state, enabled (the words of systemctl), and is_enabled
+# sets: state enabled is_enabled
 look_at() {
   state=$(systemctl is-active "$1" 2>/dev/null)
   enabled=$(systemctl is-enabled "$1" 2>/dev/null)

@@ -11,12 +11,13 @@ log=$GPUNODE_IN/.log
 changes=0
 
 # settings: NVIDIA's own settings of the refresh service, as environment variables
+# sets: NVIDIA_*
 settings() {
   [ -r "$SETTINGS" ] || return 0
-  while IFS='=' read -r key value; do
-    case $key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
-    case $value in \"*\") value=${value#\"} value=${value%\"} ;; \'*\') value=${value#\'} value=${value%\'} ;; esac
-    export "$key=$value"
+  while IFS='=' read -r _settings_key _settings_value; do
+    case $_settings_key in NVIDIA_*[!A-Z0-9_]* | NVIDIA_) continue ;; NVIDIA_*) ;; *) continue ;; esac
+    case $_settings_value in \"*\") _settings_value=${_settings_value#\"} _settings_value=${_settings_value%\"} ;; \'*\') _settings_value=${_settings_value#\'} _settings_value=${_settings_value%\'} ;; esac
+    export "$_settings_key=$_settings_value"
   done <"$SETTINGS"
 }
 

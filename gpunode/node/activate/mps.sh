@@ -39,10 +39,10 @@ refuse() {
   have nvidia-cuda-mps-control || finish refused "nvidia-cuda-mps-control is not installed" "install the driver's package that has it (Debian: nvidia-cuda-mps; Ubuntu: nvidia-compute-utils)"
   ! smi --query-gpu=mig.mode.current --format=csv,noheader | grep -q Enabled ||
     finish refused "MIG is on, and MPS is for whole GPUs" "turn MIG off first, or choose one of both in gpunode.yml"
-  mine=$(main_pid)
+  _refuse_mine=$(main_pid)
   for comm in /proc/[0-9]*/comm; do # 15 characters are all that a name there has
     pid=${comm#/proc/} pid=${pid%/comm}
-    [ "$(cat "$comm" 2>/dev/null)" != nvidia-cuda-mps ] || [ "$pid" = "${mine:-0}" ] || [ "$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")" = "${mine:-0}" ] ||
+    [ "$(cat "$comm" 2>/dev/null)" != nvidia-cuda-mps ] || [ "$pid" = "${_refuse_mine:-0}" ] || [ "$(sed -n 's/^PPid:[^0-9]*//p' "/proc/$pid/status")" = "${_refuse_mine:-0}" ] ||
       grep -qs "$UNIT" "/proc/$pid/cgroup" || finish refused "another MPS control daemon runs (PID $pid)" "echo quit | nvidia-cuda-mps-control ends it; what starts it must not do so again"
   done
 }

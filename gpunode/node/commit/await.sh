@@ -21,6 +21,7 @@ risen() {
 
 # await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $illness.  The third one
 # that ends decides as well.
+# sets: illness told_at told_up
 await() {
   touch "$backup/told"
   flush "$backup/told"

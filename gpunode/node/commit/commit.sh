@@ -23,8 +23,9 @@ log=$GPUNODE_IN/.log
 
 # restore: every file of the transaction as it was, what names the others first, so that nothing is named that is not
 # there; files that somebody else changed since are left and named
+# sets: not_restored restored
 restore() {
-  left='' restored=yes
+  not_restored='' restored=yes
   sort -t "$TAB" -k 1,1nr "$backup/plan" >"$GPUNODE_IN/.back"
   while IFS=$TAB read -r n _ before after mode _ made path; do
     new=$(temporary "$path" "$n")
@@ -33,51 +34,53 @@ restore() {
     if [ "$now" = "$before" ] || [ "$path" = "${foreign:-}" ]; then
       :
     elif [ "$now" != "$after" ]; then
-      left="$left $path"
+      not_restored="$not_restored $path"
     elif [ "$before" = absent ]; then
-      rm -f "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
+      rm -f "$path" 2>>"$log" && flush "$(dirname "$path")" || not_restored="$not_restored $path"
     else
       old=$path # it has the owner and the labels; a backup on another file system may not
       [ -e "$old" ] || old=$backup/$n.old
       (umask 022 && mkdir -p "$(dirname "$path")") 2>>"$log"
       stage "$backup/$n.old" "$old" "$new" "$mode" - && touch -r "$backup/$n.old" "$new" &&
-        mv -f "$new" "$path" 2>>"$log" && flush "$(dirname "$path")" || left="$left $path"
+        mv -f "$new" "$path" 2>>"$log" && flush "$(dirname "$path")" || not_restored="$not_restored $path"
     fi
     [ "$made" = - ] || prune "$(dirname "$path")" "$made"
   done <"$GPUNODE_IN/.back"
-  [ -z "$left" ]
+  [ -z "$not_restored" ]
 }
 
 # prune FOLDER TOP: removes the empty folders from FOLDER up to TOP, which the transaction created
 prune() {
-  folder=$1
-  while [ "${#folder}" -ge "${#2}" ] && rmdir "$folder" 2>/dev/null; do folder=$(dirname "$folder"); done
+  _prune_folder=$1
+  while [ "${#_prune_folder}" -ge "${#2}" ] && rmdir "$_prune_folder" 2>/dev/null; do _prune_folder=$(dirname "$_prune_folder"); done
 }
 
 # records FROM TO: the undo records that the edit has used up, and its own, get another name; again does no harm
 records() {
-  while read -r id; do
-    [ ! -e "$GPUNODE_STATE/backup/$id/$1" ] || mv -f "$GPUNODE_STATE/backup/$id/$1" "$GPUNODE_STATE/backup/$id/$2" 2>>"$log"
+  while read -r _records_id; do
+    [ ! -e "$GPUNODE_STATE/backup/$_records_id/$1" ] || mv -f "$GPUNODE_STATE/backup/$_records_id/$1" "$GPUNODE_STATE/backup/$_records_id/$2" 2>>"$log"
   done <"$backup/used"
 }
 
 # accepted [,"MORE":JSON]: the transaction stands; its undo record counts from now on
+# sets: journal_id
 accepted() {
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
   rm -f "$backup/effective" # with its passwords
-  while read -r id; do empty "$GPUNODE_STATE/backup/$id/plan"; done <"$backup/used"
+  while read -r _accepted_id; do empty "$GPUNODE_STATE/backup/$_accepted_id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
 }
 
 # empty PLAN: removes the folders that an edit has created, which is now taken back, as far as nothing is in them
 empty() {
-  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ made path; do
-    [ "$made" = - ] || prune "$(dirname "$path")" "$made"
+  [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ _empty_made _empty_path; do
+    [ "$_empty_made" = - ] || prune "$(dirname "$_empty_path")" "$_empty_made"
   done <"$1"
 }
 
 # taken_back PHASE [,"MORE":JSON]: it does not
+# sets: journal_id
 taken_back() {
   rm -f "$backup/undo" "$backup/undo.json" "$backup/effective"
   records undo.used.json undo.json
@@ -86,24 +89,25 @@ taken_back() {
 
 # undo WHY FIX [STATUS]: put all back, bring the service back, and end
 undo() {
-  words=$1 fix=$2 status=${3:-rolled_back} phase=undone
+  _undo_words=$1 _undo_fix=$2 _undo_status=${3:-rolled_back} _undo_phase=undone
   restore || {
-    status=failed phase=failed
-    words="$words; could not restore$left: $(last_words)"
-    fix="put back by hand from $backup, then restart ${unit:-what reads it}"
+    _undo_status=failed _undo_phase=failed
+    _undo_words="$_undo_words; could not restore$not_restored: $(last_words)"
+    _undo_fix="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
   if [ -e "$backup/told" ]; then
     tell || {
-      words="$words; and after the files were put back: $illness"
-      fix="look at journalctl -u $unit; $fix"
+      _undo_words="$_undo_words; and after the files were put back: $illness"
+      _undo_fix="look at journalctl -u $unit; $_undo_fix"
     }
   fi
-  taken_back "$phase" ",\"message\":$(json_text "$words")"
+  taken_back "$_undo_phase" ",\"message\":$(json_text "$_undo_words")"
   cat "$log"
-  finish "$status" "$words" "$fix"
+  finish "$_undo_status" "$_undo_words" "$_undo_fix"
 }
 
 # recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone
+# sets: recovered backup unit verb config illness losers verdict mend journal_id
 recover() {
   recovered=0
   for journal_id in $(unfinished files); do
@@ -125,8 +129,8 @@ recover() {
       undo "the change $journal_id was interrupted, and undone: ${illness:-$verdict}" "run again to see why"
     fi
     restore || {
-      taken_back failed ",\"message\":$(json_text "changed by somebody else:$left")"
-      say note "the change $journal_id was interrupted; somebody else changed$left since: left as it is"
+      taken_back failed ",\"message\":$(json_text "changed by somebody else:$not_restored")"
+      say note "the change $journal_id was interrupted; somebody else changed$not_restored since: left as it is"
       continue
     }
     [ ! -e "$backup/told" ] || tell || say note "$illness, after the change $journal_id was undone"
@@ -146,12 +150,14 @@ in_place() {
 # ---------------------------------------------------------------- a new transaction
 
 # stale PATH: the caller may read the files again and ask again
+# sets: mend
 stale() {
   say stale "$1"
   mend="plan again: the plan rests on another version of the file"
 }
 
 # compare: every file that was read is still what it was; lists in .todo what is to be done
+# sets: mend
 compare() {
   : >"$GPUNODE_IN/.todo"
   : >"$GPUNODE_IN/.said"
@@ -193,6 +199,7 @@ changed() {
 }
 
 # keep: backup, plan and intent, all of it on disk before the first write.  The journal's lines number the transactions.
+# sets: backup journal_id plugin_was unit verb config illness verdict broken
 keep() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")
   backup=$GPUNODE_STATE/backup/$journal_id
@@ -253,6 +260,7 @@ stage_all() {
 }
 
 # try_beside: when the root config alone changes, the daemon judges the new bytes before they are in place
+# sets: tried mend verdict
 try_beside() {
   tried=0
   [ "$(grep -c . "$backup/plan")" = 1 ] || return 0
@@ -262,6 +270,7 @@ try_beside() {
   validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $mend"
 }
 
+# sets: foreign mend
 place_all() {
   while IFS=$TAB read -r n action before _ _ _ _ path; do
     [ "$(hash_of "$path")" = "$before" ] || {

@@ -4,25 +4,26 @@
 # after, telling the unit, and whether it is healthy then.  Stands before commit.sh; what it is asked is in $backup.
 
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
+# sets: backup unit verb socket plugin plugin_was settle limit config dump handlers broken kind restored told_up illness process reread client
 load() {
   backup=$GPUNODE_STATE/backup/$1
   unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' illness=''
   process='' reread=''
-  while read -r key value; do
-    case $key in
-      unit) unit=$value ;;
-      verb) verb=$value ;;
-      socket) socket=$value ;;
-      plugin) plugin=$value ;;
-      plugin_was) plugin_was=$value ;;
-      settle) settle=$value ;;
-      limit) limit=$value ;;
-      process) process=$value ;;
-      reread) reread=$value ;;
-      config) config=$value ;;
-      dump) dump=$value ;;
-      handlers) handlers=$value ;;
-      broken) broken=$value ;;
+  while read -r _load_key _load_value; do
+    case $_load_key in
+      unit) unit=$_load_value ;;
+      verb) verb=$_load_value ;;
+      socket) socket=$_load_value ;;
+      plugin) plugin=$_load_value ;;
+      plugin_was) plugin_was=$_load_value ;;
+      settle) settle=$_load_value ;;
+      limit) limit=$_load_value ;;
+      process) process=$_load_value ;;
+      reread) reread=$_load_value ;;
+      config) config=$_load_value ;;
+      dump) dump=$_load_value ;;
+      handlers) handlers=$_load_value ;;
+      broken) broken=$_load_value ;;
     esac
   done <"$backup/after"
   client=$(its_client)
@@ -42,6 +43,7 @@ patience() {
 
 # judge FILE: the daemon's own check of a root config; what it prints is in .dump, and $verdict what it says against it.
 # True where there is no such check.
+# sets: verdict root
 judge() {
   verdict='' root=$1
   [ -e "$root" ] || root=/dev/null # what is built in
@@ -85,6 +87,7 @@ settings() {
 }
 
 # remember_effective: what is in force before the first write; nothing where the daemon cannot say, or refuses it
+# sets: broken verdict root
 remember_effective() {
   judge "$config" || {
     broken=yes
@@ -96,6 +99,7 @@ remember_effective() {
 
 # validate FILE: the daemon takes it, and of what is in force differs only what was meant; else $verdict, and in $mend what
 # mends it.  A check that refused the file before as well decides nothing, unless a daemon would surely not start again.
+# sets: verdict mend root
 validate() {
   mend="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
   if ! judge "$1"; then
@@ -112,15 +116,16 @@ validate() {
   settings "$root" >"$GPUNODE_IN/.effective"
   unmeant || return 1
   grep -q '[.]runtimes[.]' "$GPUNODE_IN/.effective" || return 0 # no list of them: CRI is disabled, say
-  for handler in $handlers; do
-    awk -v want=".runtimes.$handler" '{ at = index($1, want); rest = substr($1, at + length(want), 1) }
+  for _validate_handler in $handlers; do
+    awk -v want=".runtimes.$_validate_handler" '{ at = index($1, want); rest = substr($1, at + length(want), 1) }
       at && (rest == "" || rest == ".") { found = 1 } END { exit !found }' "$GPUNODE_IN/.effective" && continue
-    verdict="the daemon would not see the runtime $handler: no file that it reads says it"
+    verdict="the daemon would not see the runtime $_validate_handler: no file that it reads says it"
     return 1
   done
 }
 
 # unmeant: false when a setting differs that was not to; $verdict names the keys and no value: some are passwords
+# sets: verdict
 unmeant() {
   [ -s "$backup/meant" ] || return 0
   verdict=$(awk -F "$TAB" '
@@ -184,12 +189,12 @@ client() { words "$client" "$@"; }
 
 # words LINE WORD …: a command whose first words are a line, split at tabs
 words() {
-  line=$1
+  _words_line=$1
   shift
   set -f
   IFS=$TAB
   # shellcheck disable=SC2086  # split at tabs
-  set -- $line "$@"
+  set -- $_words_line "$@"
   unset IFS
   set +f
   patience 20 "$@" 9>&-
@@ -224,6 +229,7 @@ plugin_ok() {
 }
 
 # knows: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
+# sets: unknown
 knows() {
   [ -n "$handlers" ] && [ -z "$restored" ] && [ "$plugin_was" != bad ] || return 0
   case $kind in
@@ -259,24 +265,25 @@ containers() {
 
 # keeps: the containers that ran before run, as the engine has it; else $illness.  One whose process has ended, while
 # others go on, ended by itself: engines do not stop their containers.
+# sets: illness
 keeps() {
   [ -s "$backup/running" ] || return 0
   for _ in 1 2 3 4 5 6; do
     containers >"$GPUNODE_IN/.running"
     awk 'FILENAME == ARGV[1] { now[$1]; next } !($1 in now)' "$GPUNODE_IN/.running" "$backup/running" >"$GPUNODE_IN/.missing"
-    lost='' ended=''
-    while read -r name process; do
-      if kill -0 "$process" 2>/dev/null; then lost="$lost $name"; else ended="$ended $name"; fi
+    _keeps_lost='' _keeps_ended=''
+    while read -r _keeps_name _keeps_pid; do
+      if kill -0 "$_keeps_pid" 2>/dev/null; then _keeps_lost="$_keeps_lost $_keeps_name"; else _keeps_ended="$_keeps_ended $_keeps_name"; fi
     done <"$GPUNODE_IN/.missing"
-    [ -n "$lost" ] || break
+    [ -n "$_keeps_lost" ] || break
     nap # it may still be finding them
   done
-  illness="$unit has lost running containers:$lost"
-  [ -z "$lost" ] || return 1
+  illness="$unit has lost running containers:$_keeps_lost"
+  [ -z "$_keeps_lost" ] || return 1
   illness="$unit took its containers along: none of them runs any more"
   [ "$(grep -c . "$GPUNODE_IN/.missing")" -lt "$(grep -c . "$backup/running")" ] || return 1
   illness=''
-  [ -z "$ended" ] || say note "ended while $unit was told:$ended"
+  [ -z "$_keeps_ended" ] || say note "ended while $unit was told:$_keeps_ended"
 }
 
 # ---------------------------------------------------------------- telling it
@@ -288,6 +295,7 @@ uptime_now() { # in whole seconds; no clock that somebody sets
 nap() { sleep 0.3 2>/dev/null || sleep 1; }
 
 # well: all that can be asked is as it should be; else $illness
+# sets: illness final unknown
 well() {
   : >"$GPUNODE_IN/.answer" # what the client said last
   illness="$unit is not active"
@@ -307,6 +315,7 @@ well() {
 }
 
 # healthy: within a minute it is well, and stays up with the same process until $settle seconds after it was told
+# sets: illness final
 healthy() {
   begun=$(uptime_now) tries=0 final=''
   until well; do
@@ -331,6 +340,7 @@ healthy() {
 }
 
 # read_units: systemd reads its units again where the edit was of some; running containers keep their GPUs
+# sets: illness losers
 read_units() {
   [ -n "$reread" ] || return 0
   keep_gpus || {
@@ -344,6 +354,7 @@ read_units() {
 deed() { if [ "$verb" = await ]; then echo "$process started anew"; else echo "$unit ${verb}ed"; fi; }
 
 # tell: restart or reload the unit and wait until it is healthy, with the containers it had; or await what it starts
+# sets: illness told_at told_up losers
 tell() {
   if [ "$verb" = await ]; then
     await

@@ -55,28 +55,29 @@ json_list() {
 }
 
 # lock: one writer at a time on this node, as commit.sh does; the lock goes with the process
+# sets: _lock_mine leased
 lock() {
-  why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${why##*: }" "mend that, then run again"
+  _lock_why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${_lock_why##*: }" "mend that, then run again"
   if have flock; then
-    why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${why##*: }" "mend that, then run again"
+    _lock_why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_lock_why##*: }" "mend that, then run again"
     exec 9>>"$GPUNODE_STATE/lock"
     flock -w "$(lock_seconds)" 9 || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     lease
     return
   fi
-  mine=$GPUNODE_STATE/lock.pid tries=0 # a link that names its owner
-  until ln -s "$(sh -c 'echo $PPID')" "$mine" 2>/dev/null; do
-    owner=$(readlink "$mine")
-    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$mine.$owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$mine")" != "$owner" ] || rm -f "$mine"
-      rmdir "$mine.$owner"
+  _lock_mine=$GPUNODE_STATE/lock.pid tries=0 # a link that names its owner
+  until ln -s "$(sh -c 'echo $PPID')" "$_lock_mine" 2>/dev/null; do
+    owner=$(readlink "$_lock_mine")
+    if [ -n "$owner" ] && [ ! -d "/proc/$owner" ] && mkdir "$_lock_mine.$owner" 2>/dev/null; then # one takes it from the dead
+      [ "$(readlink "$_lock_mine")" != "$owner" ] || rm -f "$_lock_mine"
+      rmdir "$_lock_mine.$owner"
       continue
     fi
     tries=$((tries + 1))
     [ "$tries" -le "$(lock_seconds)" ] || finish failed "another gpunode is at work on this node" "wait for it to end, then run again"
     sleep 1
   done
-  trap 'rm -f "$mine"' EXIT
+  trap 'rm -f "$_lock_mine"' EXIT
   lease
 }
 
@@ -90,6 +91,7 @@ LEASE=180 # seconds from a controller's last command on, by this node's clock
 
 # lease: this node is one controller's until LEASE seconds after its last command.  The lock keeps scripts apart, this
 # keeps another controller out between two scripts of a run.  An end further off than LEASE is from a clock that was wrong.
+# sets: leased
 lease() {
   holder=$(word controller)
   [ -n "$holder" ] || return 0
@@ -111,61 +113,86 @@ lease_for() {
     mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
 }
 
-# journal OP PHASE [,"MORE":JSON]: one line; the id ties intent and outcome together, the part is the role at work, the
-# run that of the controller
+# ---------------------------------------------------------------- the journal
+
+# journal OP PHASE [,"MORE":JSON]: one line of the operation $journal_id, which gets an id where it has none; the id ties
+# intent and outcome together, the part is the role at work, the run that of the controller
+# sets: journal_id
 journal() {
-  case $(tail -n 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null) in '' | *'"op":"uninstall"'*) baseline ;; esac
-  [ -n "${journal_id:-}" ] || journal_id=$(date -u +%Y%m%dT%H%M%SZ)-$1-$$
-  record "$@"
+  begin_journal
+  [ -n "${journal_id:-}" ] || journal_id=$(new_id "$1-$$")
+  record "$journal_id" "$@"
 }
 
+# new_id NAME: of an operation that begins now
+new_id() { echo "$(date -u +%Y%m%dT%H%M%SZ)-$1"; }
+
+# files_id: of a transaction on files; the number is that of the journal's lines before it
+files_id() { new_id "files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")"; }
+
+# begin_journal: with a baseline where there is no record yet, or none after an uninstall
+begin_journal() { case $(last_record) in '' | *'"op":"uninstall"'*) baseline ;; esac; }
+
+# A power cut can leave NUL bytes at the end of the journal, or half a line.  grep takes a file with NUL bytes for a binary
+# one, and awk ends a line there, so that nothing reads the file itself.
+
+# last_record: the last line of the journal, empty where there is none
+last_record() { tail -n 3 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr -d '\000' | sed -n '/./h; ${ g; p; }'; }
+
+# journal_lines: the records of the journal that are whole, one a line, each from its first byte
+journal_lines() {
+  [ ! -e "$GPUNODE_STATE/journal.jsonl" ] || tr -d '\000-\010\013-\037\177' <"$GPUNODE_STATE/journal.jsonl" |
+    sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n '/^{.*}$/p'
+}
+
+# record ID OP PHASE [,"MORE":JSON]
 record() {
-  [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null)" ] || echo >>"$GPUNODE_STATE/journal.jsonl" # a line torn off
+  # what is there of a line that was cut off, or NUL bytes, is no part of this one
+  [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr '\000' x)" ] || echo >>"$GPUNODE_STATE/journal.jsonl"
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
-    "$journal_id" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$1" "$2" "$(word run)" "$(word part)" "${3:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }
 
 # prior KIND NAME FROM TO: what a thing is, in the journal before it is changed; core/undo/journal.py knows the kinds
 prior() {
-  state=${journal_id:-} journal_id=
-  journal state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
-  journal_id=$state
+  begin_journal
+  record "$(new_id "state-$$")" state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
 }
 
-# baseline: the first record, before gpunode changes anything: what a person or another tool has set up here
+# baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
+# gets its name after the record: where there is such a folder, there was a journal.
 baseline() {
   [ ! -e "$GPUNODE_IN/state" ] || return 0 # of another tree nothing is known
-  began=${journal_id:-}
-  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-baseline
-  kept=$GPUNODE_STATE/backup/$journal_id
-  (umask 077 && mkdir -p "$kept") || finish failed "cannot write $kept" "make room on the file system of /var"
-  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$kept/packages" 2>/dev/null ||
-    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$kept/packages"
-  [ -s "$kept/packages" ] || pacman -Q >"$kept/packages" 2>/dev/null
-  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$kept/units" 2>/dev/null
+  _baseline_id=$(new_id baseline)
+  _baseline_to=$GPUNODE_STATE/backup/$_baseline_id _baseline_in=$GPUNODE_STATE/backup/.baseline
+  rm -rf "$_baseline_in"
+  (umask 077 && mkdir -p "$_baseline_in") || finish failed "cannot write $_baseline_in" "make room on the file system of /var"
+  dpkg-query -W -f '${Package} ${Version} ${db:Status-Abbrev}\n' >"$_baseline_in/packages" 2>/dev/null ||
+    rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\n' 2>/dev/null | sort >"$_baseline_in/packages"
+  [ -s "$_baseline_in/packages" ] || pacman -Q >"$_baseline_in/packages" 2>/dev/null
+  systemctl list-unit-files --state=enabled --no-legend --no-pager >"$_baseline_in/units" 2>/dev/null
   find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
-    -type f -exec sha256sum {} + >"$kept/files" 2>/dev/null
-  record baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$kept/packages" | json_list),\"driver\":$(
+    -type f -exec sha256sum {} + >"$_baseline_in/files" 2>/dev/null
+  record "$_baseline_id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$_baseline_in/packages" | json_list),\"driver\":$(
     json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"kernel\":$(json_text "$(uname -r)")"
-  journal_id=$began
+  mv "$_baseline_in" "$_baseline_to"
 }
 
 # remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is made anew
 # again and again the latest bytes are nobody's, so the hash afterwards is `any`
 remember() {
-  state=${journal_id:-}
-  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE"/journal.jsonl 2>/dev/null | wc -l)")
-  held=$GPUNODE_STATE/backup/$journal_id was=absent
-  (umask 077 && mkdir -p "$held") || finish failed "cannot write $held" "make room on the file system of /var"
-  [ ! -e "$1" ] || { cp -a "$1" "$held/1.old" && was=$(sha256sum <"$1") && was=${was%% *}; } ||
+  begin_journal
+  _remember_id=$(files_id)
+  _remember_in=$GPUNODE_STATE/backup/$_remember_id _remember_was=absent
+  (umask 077 && mkdir -p "$_remember_in") || finish failed "cannot write $_remember_in" "make room on the file system of /var"
+  [ ! -e "$1" ] || { cp -a "$1" "$_remember_in/1.old" && _remember_was=$(sha256sum <"$1") && _remember_was=${_remember_was%% *}; } ||
     finish failed "cannot keep a copy of $1" "make room on the file system of /var"
-  made=- folder=$(dirname "$1")
-  while [ ! -d "$folder" ]; do made=$folder folder=$(dirname "$folder"); done
-  printf '1\twrite\t%s\tany\t0644\t-\t%s\t%s\n' "$was" "$made" "$1" >"$held/plan"
-  journal files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$was\",\"after\":\"any\"}],\"unit\":\"\""
-  journal_id=$state
+  _remember_made=- _remember_up=$(dirname "$1")
+  while [ ! -d "$_remember_up" ]; do _remember_made=$_remember_up _remember_up=$(dirname "$_remember_up"); done
+  printf '1\twrite\t%s\tany\t0644\t-\t%s\t%s\n' "$_remember_was" "$_remember_made" "$1" >"$_remember_in/plan"
+  record "$_remember_id" files 'done' ",\"files\":[{\"path\":$(json_text "$1"),\"before\":\"$_remember_was\",\"after\":\"any\"}],\"unit\":\"\""
 }
 
 # put FILE PATH [MODE]: as a whole, under a name that nobody reads until it is all there; with the label of the policy
@@ -194,19 +221,19 @@ alternative() {
 
 # unfinished OP: ids of operations that began and have no outcome (a run was killed, or the power went)
 unfinished() {
-  [ -e "$GPUNODE_STATE/journal.jsonl" ] || return 0
-  awk -v op="\"op\":\"$1\"" '
+  journal_lines | awk -v op="\"op\":\"$1\"" '
     index($0, op) && match($0, /"id":"[^"]*"/) { id = substr($0, RSTART + 6, RLENGTH - 7); open_[id] = index($0, "\"phase\":\"intent\"") > 0 }
-    END { for (id in open_) if (open_[id]) print id }' "$GPUNODE_STATE/journal.jsonl"
+    END { for (id in open_) if (open_[id]) print id }'
 }
 
 # ---------------------------------------------------------------- package managers, by the functions of apt.sh and so on
 
+# calls: apt_$1 dnf_$1 zypper_$1 pacman_$1
 manager_() {
-  function=$1
+  _manager_what=$1
   shift
   # shellcheck disable=SC2154 # set by the script behind
-  "${manager}_$function" "$@"
+  "${manager}_$_manager_what" "$@"
 }
 
 # first_of PATTERN FILE: the first line that fits (pattern in small letters), with the next one where it ends in a colon

@@ -1,4 +1,5 @@
 # shellcheck shell=sh
+# shellcheck disable=SC2030,SC2031 # functions whose body is a subshell, which the functions that they call read
 # NVIDIA's device files, and the running containers that have some of them; put before probe.sh and reload.sh.
 #
 # systemd applies its own device rules to every scope anew at each daemon-reload (`systemctl enable` and package scripts
@@ -30,7 +31,8 @@ nvidia_nodes() {
 #   exposed   systemd would take them, and whether the container has a right to them cannot be seen: with cgroups of
 #             version 2, its device file could be one that it has made itself
 #   lost      they were taken already
-gpu_containers() {
+# sets: names nodes
+gpu_containers() (
   nodes=$(nvidia_nodes)
   [ -n "$nodes" ] || return 0
   processes=$(container_processes) seen=' ' names=
@@ -44,7 +46,7 @@ gpu_containers() {
     set -- "$(nvidia_nodes "/proc/$pid/root")"
     [ -z "$1" ] || gpu_container "$pid" "$cgroup" "$1"
   done
-}
+)
 
 # container_processes: lines `PID CGROUP` of all processes in a cgroup that is named by a container's id, 64 hex digits
 container_processes() {
@@ -54,7 +56,8 @@ container_processes() {
 }
 
 # gpu_container PID CGROUP NODES: its line, from the container's nodes and $nodes, those of this machine
-gpu_container() {
+# sets: allowed noted specification
+gpu_container() (
   unit=${2##*/}
   id=$(printf '%s' "$unit" | sed 's/.*\([0-9a-f]\{64\}\).*/\1/')
   case $unit in *.scope | *.service) ;; *) unit=- ;; esac
@@ -81,12 +84,12 @@ gpu_container() {
   done <<NODES
 $nodes
 NODES
-  for state in exposed keepable lost kept; do
-    eval "devices=\$$state"
-    [ -z "$devices" ] || break
-  done
+  state=kept devices=$kept
+  [ -z "$lost" ] || state=lost devices=$lost
+  [ -z "$keepable" ] || state=keepable devices=$keepable
+  [ -z "$exposed" ] || state=exposed devices=$exposed
   [ -z "$devices" ] || echo "$id $(container_name "$id") $unit $mode $state ${devices#,}"
-}
+)
 
 # cgroup_allows NUMBER: by $allowed, the kernel's list for a cgroup of version 1
 cgroup_allows() {
@@ -101,10 +104,10 @@ unlinked_nodes() {
 # noted_devices UNIT: what systemd would apply, lines `DeviceAllow=WHAT ACCESS`; `all` where it restricts nothing
 noted_devices() {
   [ "$1" != - ] || { echo all && return; }
-  answer=$(briefly systemctl show -p DevicePolicy -p DeviceAllow "$1" 2>/dev/null)
-  case $answer in
+  _noted_answer=$(briefly systemctl show -p DevicePolicy -p DeviceAllow "$1" 2>/dev/null)
+  case $_noted_answer in
     DevicePolicy=auto) echo all ;; # policy auto restricts as soon as something is listed
-    *) echo "$answer" ;;
+    *) echo "$_noted_answer" ;;
   esac
 }
 
@@ -122,8 +125,8 @@ systemd_keeps() {
 driver_name() { sed -n "/^Block/q; s/^ *$1 //p" /proc/devices | head -n 1; }
 
 systemd_version() {
-  answer=$(briefly systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
-  echo "${answer:-0}"
+  _version_answer=$(briefly systemctl --version 2>/dev/null | sed -n '1s/^systemd \([0-9]*\).*/\1/p')
+  echo "${_version_answer:-0}"
 }
 
 # bundle ID: the specification that the container's runtime was started with, without white space: the engine's word

@@ -1,4 +1,4 @@
-# shellcheck shell=sh disable=SC2154
+# shellcheck shell=sh disable=SC2154,SC2034
 # What packages.sh and runfile.sh share: which of NVIDIA's modules DKMS has built, and for which kernels.
 # The script behind it has `fail MESSAGE FIX` and the file $log.
 
@@ -12,8 +12,8 @@ dkms_nvidia() {
 # whether a module was built before its source was put there: rpm removes the other flavour of the same version after
 # the new one has come, and DKMS takes what it knows for what it is asked for
 dkms_stale() {
-  for built in "/var/lib/dkms/$1/$2/$3"/*/module/nvidia.ko*; do
-    [ -e "$built" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$built" 2>/dev/null | head -n 1)" ] && return
+  for _stale_object in "/var/lib/dkms/$1/$2/$3"/*/module/nvidia.ko*; do
+    [ -e "$_stale_object" ] && [ -n "$(find "/usr/src/$1-$2" -type f -cnewer "$_stale_object" 2>/dev/null | head -n 1)" ] && return
   done
   return 1
 }
@@ -41,6 +41,7 @@ dkms_missing() {
 }
 
 # Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.
+# sets: built
 dkms_build() {
   dkms_missing >"$GPUNODE_IN/.unbuilt"
   [ -s "$GPUNODE_IN/.unbuilt" ] || return 0

@@ -38,6 +38,7 @@ temporary() {
 }
 
 # resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $mend
+# sets: target trouble mend
 resolve() {
   target=$1 trouble='' mend=''
   if [ -L "$1" ]; then
@@ -45,22 +46,23 @@ resolve() {
     [ -e "${target:-/nowhere/}" ] || dangling "$1" || return 1
   fi
   if [ -e "$target" ] && [ ! -f "$target" ]; then
-    kind="no regular file"
-    [ ! -d "$target" ] || kind="a directory"
-    trouble="$1 is $kind" mend="move it away: a file has to be there"
+    _resolve_kind="no regular file"
+    [ ! -d "$target" ] || _resolve_kind="a directory"
+    trouble="$1 is $_resolve_kind" mend="move it away: a file has to be there"
     return 1
   fi
-  above=$(dirname "$target")
-  while [ ! -e "$above" ]; do
-    [ ! -L "$above" ] || dangling "$above" || return 1
-    above=$(dirname "$above")
+  _resolve_above=$(dirname "$target")
+  while [ ! -e "$_resolve_above" ]; do
+    [ ! -L "$_resolve_above" ] || dangling "$_resolve_above" || return 1
+    _resolve_above=$(dirname "$_resolve_above")
   done
-  [ -d "$above" ] || {
-    trouble="$above is a file, and $1 needs a directory there" mend="move it away"
+  [ -d "$_resolve_above" ] || {
+    trouble="$_resolve_above is a file, and $1 needs a directory there" mend="move it away"
     return 1
   }
 }
 
+# sets: trouble mend
 dangling() {
   trouble="$1 is a symbolic link that leads nowhere ($(readlink "$1"))" mend="remove the link, or create what it names"
   return 1

@@ -5,10 +5,11 @@
 # keep_gpus: before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
 # as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $losers
 # names the containers.
+# sets: losers
 keep_gpus() {
   losers=
   systemd_runs || return 0
-  (gpu_containers) >"$GPUNODE_IN/.gpu_containers" # its variables are not ours
+  gpu_containers >"$GPUNODE_IN/.gpu_containers"
   while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
     if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then

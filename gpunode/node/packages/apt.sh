@@ -76,6 +76,7 @@ apt_wait() {
   wait_for lock_holder /var/lib/dpkg/lock-frontend /var/lib/dpkg/lock /var/lib/apt/lists/lock /var/cache/apt/archives/lock
 }
 
+# sets: back
 apt_recover() {
   [ -n "$(dpkg --audit 2>/dev/null)" ] || [ -n "$(ls /var/lib/dpkg/updates 2>/dev/null)" ] || return 0
   say note "dpkg was interrupted: dpkg --configure -a"
@@ -89,6 +90,7 @@ apt_recover() {
 }
 
 # apt_mend [NAME…]: lets apt put right what is half there; NAME… are fetched anew, which it does only where it is told
+# sets: back
 apt_mend() {
   [ $# = 0 ] || set -- --reinstall "$@"
   apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
@@ -117,6 +119,7 @@ apt_configured() {
 
 apt_has_lists() { ls /var/lib/apt/lists/*_Packages* >/dev/null 2>&1; }
 
+# sets: refreshed_all
 apt_refresh() {
   if [ -n "$(requested refresh)" ]; then
     sources_there
@@ -132,6 +135,7 @@ apt_refresh() {
 }
 
 # All lists of the node.  A repository of somebody else's that is down is not ours to judge: a note.
+# sets: refreshed_all
 apt_refresh_all() {
   refreshed_all=1
   apt_ update >"$GPUNODE_IN/.update" 2>&1 || say note "apt-get update: $(grep -E '^(E|W): ' "$GPUNODE_IN/.update" | head -n 1)"

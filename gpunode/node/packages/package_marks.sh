@@ -28,6 +28,7 @@ fewer_marks() {
 }
 
 # taken_back: what is asked beside packages when gpunode takes itself back
+# sets: back
 taken_back() {
   lifted=$(requested unhold | while read -r name; do grep -Fx "$name hold" "$GPUNODE_IN/.holds" | cut -d ' ' -f 1; done)
   # shellcheck disable=SC2086 # names

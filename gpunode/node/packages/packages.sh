@@ -22,18 +22,19 @@ log=$GPUNODE_IN/.log
 # ---------------------------------------------------------------- any package manager
 
 # fail MESSAGE FIX: with the end of the log, and the journal closed if it was opened
+# sets: failure remedy half
 fail() {
-  why=$1 mend=${2:-}
+  failure=$1 remedy=${2:-}
   [ -z "${half:-}" ] || put_back
   take_back
   [ -z "${begun:-}" ] || {
     manager_ installed >"$GPUNODE_IN/.after"
     came_along
-    journal packages failed ",\"message\":$(json_text "$why")$(changes_json)"
+    journal packages failed ",\"message\":$(json_text "$failure")$(changes_json)"
     forget
   }
   tail -n 40 "$log" 2>/dev/null
-  finish failed "$why" "$mend"
+  finish failed "$failure" "$remedy"
 }
 
 # take_back: streams and keys that were prepared for a transaction that does not come
@@ -45,6 +46,7 @@ take_back() {
 }
 
 # put_back: a transaction that broke off half way is taken back, by another one that asks for what was there before
+# sets: half failure remedy
 put_back() {
   half=''
   manager_ installed >"$GPUNODE_IN/.after"
@@ -61,9 +63,9 @@ put_back() {
   [ -z "$marked" ] || manager_ automatic $marked
   manager_ installed >"$GPUNODE_IN/.after"
   if same_packages; then
-    why="$why; the packages are as they were before"
+    failure="$failure; the packages are as they were before"
   else
-    why="$why; it broke off half way" mend="${mend:+$mend; }gpunode uninstall takes back what came of it"
+    failure="$failure; it broke off half way" remedy="${remedy:+$remedy; }gpunode uninstall takes back what came of it"
   fi
 }
 
@@ -237,6 +239,7 @@ refuse_full_disk() {
 
 # ---------------------------------------------------------------- the transaction
 
+# sets: begun built half kept refreshed_all journal_id
 transaction() {
   cut -d ' ' -f 1,2 "$GPUNODE_IN/.before" >"$GPUNODE_IN/.packages"
   manager_ marks >"$GPUNODE_IN/.marks"
@@ -259,8 +262,8 @@ transaction() {
   } || {
     half=1
     dkms_build
-    why=$(manager_ said)
-    fail "the package manager failed: ${why:-it ended without a reason, as when it is killed}" "see the log, then run again"
+    _transaction_why=$(manager_ said)
+    fail "the package manager failed: ${_transaction_why:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back
 }
@@ -281,6 +284,7 @@ give_files_back() {
   done
 }
 
+# sets: manager begun
 main() {
   manager=$(package_manager)
   [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use one of docs/solve.md's distributions"

@@ -5,9 +5,9 @@
 
 # idle_units: lines `idle UNIT` of NVIDIA's units that are there and do not run; package scripts start them
 idle_units() {
-  ! have systemctl || for unit in $GPU_UNITS; do
-    case $(systemctl is-enabled "$unit.service" 2>/dev/null) in '' | not-found) continue ;; esac
-    case $(systemctl is-active "$unit.service" 2>/dev/null) in active | activating | reloading) ;; *) echo "idle $unit.service" ;; esac
+  ! have systemctl || for _idle_unit in $GPU_UNITS; do
+    case $(systemctl is-enabled "$_idle_unit.service" 2>/dev/null) in '' | not-found) continue ;; esac
+    case $(systemctl is-active "$_idle_unit.service" 2>/dev/null) in active | activating | reloading) ;; *) echo "idle $_idle_unit.service" ;; esac
   done
 }
 
@@ -41,18 +41,16 @@ came_along() {
 
 # remember_made: a record of the files that packages and their scripts have put below /etc
 remember_made() {
-  was=$journal_id list='' n=0
-  journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(wc -l <"$GPUNODE_STATE/journal.jsonl")")
-  made=$GPUNODE_STATE/backup/$journal_id
-  (umask 077 && mkdir -p "$made") || return
-  while IFS= read -r path; do
-    sum=$(sha256sum <"$path") && n=$((n + 1)) top=- folder=$(dirname "$path")
-    while grep -Fqx "$folder" "$GPUNODE_IN/.folders"; do top=$folder folder=$(dirname "$folder"); done
-    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$n" "${sum%% *}" "$top" "$path" >>"$made/plan"
-    list="$list,{\"path\":$(json_text "$path"),\"before\":\"absent\",\"after\":\"${sum%% *}\"}"
+  _made_id=$(files_id) _made_list='' _made_n=0
+  _made_in=$GPUNODE_STATE/backup/$_made_id
+  (umask 077 && mkdir -p "$_made_in") || return
+  while IFS= read -r _made_path; do
+    _made_sum=$(sha256sum <"$_made_path") && _made_n=$((_made_n + 1)) _made_top=- _made_up=$(dirname "$_made_path")
+    while grep -Fqx "$_made_up" "$GPUNODE_IN/.folders"; do _made_top=$_made_up _made_up=$(dirname "$_made_up"); done
+    printf '%s\twrite\tabsent\t%s\t0644\t-\t%s\t%s\n' "$_made_n" "${_made_sum%% *}" "$_made_top" "$_made_path" >>"$_made_in/plan"
+    _made_list="$_made_list,{\"path\":$(json_text "$_made_path"),\"before\":\"absent\",\"after\":\"${_made_sum%% *}\"}"
   done <"$GPUNODE_IN/.files"
-  journal files 'done' ",\"by\":\"packages\",\"files\":[${list#,}],\"unit\":\"\""
-  journal_id=$was
+  record "$_made_id" files 'done' ",\"by\":\"packages\",\"files\":[${_made_list#,}],\"unit\":\"\""
 }
 
 # folders_of_old: of packages that go or change, the folders of their files, the deepest first.  rpm leaves those behind

@@ -66,11 +66,11 @@ probe_sharing() {
 # probe: $wanted of $SECTIONS, then the files of $GPUNODE_IN/paths
 probe() {
   echo "#: gpunode-probe 1"
-  for section in $SECTIONS; do
-    for name in $wanted; do
-      [ "$name" = "$section" ] || continue
-      echo "#: $section"
-      "probe_$section"
+  for _probe_section in $SECTIONS; do
+    for _probe_name in $wanted; do
+      [ "$_probe_name" = "$_probe_section" ] || continue
+      echo "#: $_probe_section"
+      "probe_$_probe_section"
     done
   done
   if [ "${GPUNODE_IN:-}" ] && [ -r "$GPUNODE_IN/paths" ]; then

@@ -64,6 +64,7 @@ probe_tools() {
 
 # ---------------------------------------------------------------- services and engines
 
+# sets: units
 probe_units() {
   if ! booted_systemd; then
     remark "systemd is not running"
@@ -85,6 +86,7 @@ probe_units() {
 
 # known_units: those of $UNITS, in $REPLY, that have a file where systemd looks for one, or run without: systemd would
 # look for each of the others anew whenever it is asked (systemd.unit(5))
+# sets: REPLY
 known_units() {
   REPLY=
   for unit in $UNITS; do
@@ -99,6 +101,7 @@ known_units() {
 }
 
 # daemons: without systemd the engines are found by their names, those in containers of their own left out
+# sets: REPLY
 daemons() {
   for folder in /proc/[0-9]*; do
     first "$folder/comm" || continue
@@ -147,27 +150,29 @@ probe_runtimes() {
 # the containerd that a Kubernetes distribution brings
 bundled_containerd() {
   rancher_folder k3s
-  set -- k3s "$folder/data/current/bin/containerd"
+  set -- k3s "$data_folder/data/current/bin/containerd"
   rancher_folder rke2
-  set -- "$@" rke2 "$folder/bin/containerd" k0s /var/lib/k0s/bin/containerd microk8s /snap/microk8s/current/bin/containerd
+  set -- "$@" rke2 "$data_folder/bin/containerd" k0s /var/lib/k0s/bin/containerd microk8s /snap/microk8s/current/bin/containerd
   while [ $# -gt 0 ]; do
     [ -x "$2" ] && line "bundled $1 $2" && ask 3 "$2" --version
     shift 2
   done
 }
 
-# rancher_folder KIND: sets $folder to the data folder of k3s or rke2: what its unit or its config files say
+# rancher_folder KIND: sets $data_folder to the data folder of k3s or rke2: what its unit or its config files say
+# sets: data_folder units REPLY
 rancher_folder() {
   [ "${units+set}" ] || units=$(probe_units)
   unit_flags "$1"
   option --data-dir -d
-  folder=$REPLY
-  [ "$folder" ] || [ ! -d "/etc/rancher/$1" ] || folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
+  data_folder=$REPLY
+  [ "$data_folder" ] || [ ! -d "/etc/rancher/$1" ] || data_folder=$(sed -n "s/^ *[\"']\{0,1\}data-dir[\"']\{0,1\} *: *[\"']\{0,1\}\([^\"' #]*\).*/\1/p" \
     "/etc/rancher/$1/config.yaml" "/etc/rancher/$1/config.yaml.d"/*.y*ml 2>/dev/null | tail -n 1)
-  folder=${folder:-/var/lib/rancher/$1}
+  data_folder=${data_folder:-/var/lib/rancher/$1}
 }
 
 # containerd_root: sets $containerd_config, the root file: what --config of the running daemon or its unit says
+# sets: containerd_config units REPLY
 containerd_root() {
   [ "${units+set}" ] || units=$(probe_units)
   unit_flags containerd
@@ -178,6 +183,7 @@ containerd_root() {
 
 # unit_flags NAME: sets $flags to the command line of the unit that starts the program NAME, or of its process where there
 # is no unit
+# sets: flags
 unit_flags() {
   flags=
   by_lines
@@ -191,18 +197,20 @@ unit_flags() {
 }
 
 # process_flags NAME: sets $flags to the command line of the process NAME, which has a tab behind each argument
+# sets: flags
 process_flags() {
   flags=
   by_lines
-  for text in $units; do
-    case $text in "| process "*) ;; *) continue ;; esac
-    text=${text#*"$tab"}
-    case ${text%%"$tab"*} in "$1" | */"$1") flags="$1 ${text#*"$tab"}" && break ;; esac
+  for _flags_text in $units; do
+    case $_flags_text in "| process "*) ;; *) continue ;; esac
+    _flags_text=${_flags_text#*"$tab"}
+    case ${_flags_text%%"$tab"*} in "$1" | */"$1") flags="$1 ${_flags_text#*"$tab"}" && break ;; esac
   done
   by_words
 }
 
 # option LONG SHORT: sets $REPLY to the last value that $flags give to that option
+# sets: REPLY
 option() {
   REPLY='' long=$1 short=$2
   set -f
@@ -228,12 +236,13 @@ names() {
   shift
   line "$engine count $#"
   told=0
-  for name in "$@"; do
+  for _names_name in "$@"; do
     told=$((told + 1))
-    [ "$told" -gt "$NAMED" ] || line "$engine name $name"
+    [ "$told" -gt "$NAMED" ] || line "$engine name $_names_name"
   done
 }
 
+# sets: units
 probe_containers() {
   [ "${units+set}" ] || units=$(probe_units)
   dockers
@@ -257,9 +266,9 @@ podmans() {
 
 # dockers: the running dockerd is asked; a connection to its socket would start one that does not run
 dockers() {
-  for socket in /run/user/*/docker.sock; do
-    [ -S "$socket" ] || continue
-    user=${socket#/run/user/}
+  for _dockers_socket in /run/user/*/docker.sock; do
+    [ -S "$_dockers_socket" ] || continue
+    user=${_dockers_socket#/run/user/}
     line "docker rootless ${user%%/*}"
   done
   docker_pid
@@ -282,6 +291,7 @@ dockers() {
 }
 
 # docker_pid: sets $REPLY to that of dockerd, by its unit, or by the command lines of what runs
+# sets: REPLY
 docker_pid() {
   REPLY='' main=0 id=
   by_lines
@@ -306,6 +316,7 @@ docker_pid() {
 dockerd_says() { within 5 docker -H unix:///var/run/docker.sock "$@" 2>/dev/null </dev/null; }
 
 # started PID: when the process of dockerd started, in seconds since 1970: ticks of 1/100 s since the kernel started
+# sets: REPLY
 started() {
   first "/proc/$1/stat" || return 0
   # shellcheck disable=SC2086 # numbers

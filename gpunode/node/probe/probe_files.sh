@@ -13,6 +13,7 @@ CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-p
 CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
 
 # package_manager: the distribution's own, for others can be installed beside it (Fedora has a dpkg, Debian an rpm)
+# sets: REPLY
 package_manager() {
   # shellcheck disable=SC1091  # the node's
   family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")
@@ -77,6 +78,7 @@ probe_locks() {
 FILE_MAX=1048576 # bytes of a file that are sent
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
+# sets: crio_config crio_folder REPLY
 crio_places() {
   process_flags crio
   option --config -c
@@ -85,6 +87,7 @@ crio_places() {
   crio_folder=${REPLY:-/etc/crio/crio.conf.d}
 }
 
+# sets: flags units
 probe_files() {
   [ "${units+set}" ] || units=$(probe_units)
   [ "${containerd_config:-}" ] || containerd_root >/dev/null
@@ -127,8 +130,8 @@ probe_files() {
       /etc/sysctl.conf /etc/sysctl.d/* /run/sysctl.d/* /usr/local/lib/sysctl.d/* /usr/lib/sysctl.d/* 2>/dev/null)
   for kind in k3s rke2; do
     rancher_folder "$kind"
-    [ "$folder" = "/var/lib/rancher/$kind" ] || set -- "$@" "$folder"/agent/etc/containerd/*.toml \
-      "$folder"/agent/etc/containerd/*.tmpl "$folder"/agent/etc/containerd/config*.toml.d/*.toml
+    [ "$data_folder" = "/var/lib/rancher/$kind" ] || set -- "$@" "$data_folder"/agent/etc/containerd/*.toml \
+      "$data_folder"/agent/etc/containerd/*.tmpl "$data_folder"/agent/etc/containerd/config*.toml.d/*.toml
   done
   sent=$newline
   for file in "$@"; do
@@ -165,7 +168,7 @@ files_meta() {
 }
 
 # containerd_imports FILE DEPTH: the files its `imports` name, and theirs; relative ones start at the file's folder
-containerd_imports() {
+containerd_imports() (
   [ -r "$1" ] && [ "$2" -gt 0 ] || return 0
   # shellcheck disable=SC2013 # words, not lines: one line may name several
   for glob in $(sed -n -e '/^ *imports *=/,/\]/{' -e 's/#.*//' -e 's/^ *imports *= *//' -e "s/[][\"',]/ /gp" -e '}' "$1"); do
@@ -173,7 +176,7 @@ containerd_imports() {
     for import in $glob; do
       [ -f "$import" ] || continue
       echo "$import"
-      (containerd_imports "$import" $(($2 - 1)))
+      containerd_imports "$import" $(($2 - 1))
     done
   done
-}
+)

@@ -54,6 +54,7 @@ probe_secure_boot() {
 
 # ---------------------------------------------------------------- kernels and their modules
 
+# sets: modules
 probe_kernels() {
   modules=
   for folder in /lib/modules/*/; do
@@ -88,15 +89,16 @@ probe_kernels() {
 # nvidia_modules FOLDER: adds the NVIDIA kernel modules below /lib/modules/RELEASE to $modules.  Debian calls it
 # nvidia-current.ko, Ubuntu's prebuilt ones lie in kernel/nvidia-NNN, RHEL's in extra or weak-updates, Arch's in
 # extramodules.
+# sets: modules
 nvidia_modules() {
-  for file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
+  for _modules_file in "$1"/updates/dkms/nvidia*.ko* "$1"/updates/nvidia*.ko* "$1"/updates/*/nvidia.ko* "$1"/dkms/nvidia*.ko* \
     "$1"/kernel/drivers/video/nvidia*.ko* "$1"/kernel/drivers/video/nvidia*/nvidia*.ko* "$1"/kernel/nvidia-*/nvidia*.ko* \
     "$1"/extra/nvidia*.ko* "$1"/extra/nvidia*/nvidia*.ko* "$1"/extra/drivers/video/nvidia*/nvidia*.ko* \
     "$1"/weak-updates/nvidia*.ko* "$1"/weak-updates/nvidia*/nvidia*.ko* "$1"/extramodules/nvidia*.ko* "$1"/misc/nvidia*.ko*; do
-    case ${file##*/} in
+    case ${_modules_file##*/} in
     *-modeset.ko* | *-drm.ko* | *-uvm.ko* | *-peermem.ko* | *-fs.ko* | nvidia-wmi-* | nvidiafb*) continue ;;
     esac
-    [ -e "$file" ] && modules="$modules $file"
+    [ -e "$_modules_file" ] && modules="$modules $_modules_file"
   done
 }
 
@@ -142,6 +144,7 @@ dkms_version() {
 
 # ---------------------------------------------------------------- devices
 
+# sets: class ids
 probe_pci() {
   ids=
   if [ ! -d /sys/bus/pci/devices ]; then
@@ -159,6 +162,7 @@ probe_pci() {
   done
 }
 
+# sets: ids REPLY
 pci_line() {
   first "$1/device" && id=10de:${REPLY#0x} ids=${ids:+$ids\\|}${REPLY#0x}
   subsystem=- driver=- virtual=no
@@ -220,6 +224,7 @@ probe_driver() {
   fi
 }
 
+# sets: answer
 probe_nvidia_smi() {
   if ! have nvidia-smi; then
     remark "no nvidia-smi"
@@ -284,9 +289,9 @@ probe_gpu_containers() {
     remark "sent without devices.sh"
     return
   fi
-  nodes=$(nvidia_nodes)
-  [ "$nodes" ] || return 0
-  printf '%s\n' "$nodes" | while read -r number path; do
+  _probe_nodes=$(nvidia_nodes)
+  [ "$_probe_nodes" ] || return 0
+  printf '%s\n' "$_probe_nodes" | while read -r number path; do
     if [ -e "/dev/char/$number" ]; then line "linked $number $path"; else line "unlinked $number $path"; fi
   done
   if [ "$(id -u)" = 0 ]; then

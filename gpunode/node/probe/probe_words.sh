@@ -22,6 +22,7 @@ by_words() { set +f && unset IFS; }
 booted_systemd() { [ -d /run/systemd/system ]; }
 
 # first FILE: its first line, without a fork, in $REPLY
+# sets: REPLY
 first() {
   REPLY=
   [ -r "$1" ] && IFS= read -r REPLY <"$1" 2>/dev/null
@@ -59,16 +60,16 @@ within() {
     timeout -k 1 "$@"
     return
   fi
-  seconds=$1
+  _within_seconds=$1
   shift
   "$@" &
-  child=$!
-  guard "$seconds" "$child"
-  watch=$!
-  wait "$child" 2>/dev/null
-  status=$?
-  kill "$watch" 2>/dev/null
-  return "$status"
+  _within_child=$!
+  guard "$_within_seconds" "$_within_child"
+  _within_watch=$!
+  wait "$_within_child" 2>/dev/null
+  _within_status=$?
+  kill "$_within_watch" 2>/dev/null
+  return "$_within_status"
 }
 
 # answer SECONDS COMMAND…: what it prints, and a last line unless it ends well
@@ -88,13 +89,13 @@ ask() { answer "$@" 2>&1 | quote; }
 # ask_hardware SECONDS COMMAND…: the same.  A process in uninterruptible sleep (a GPU fell off the bus) outlives even
 # SIGKILL: then the reader of its pipe is ended, nobody holds the probe's own output open, and the probe goes on.
 ask_hardware() {
-  name="$2 ${3:-}"
-  patience=$(($1 + 2))
+  _ask_name="$2 ${3:-}"
+  _ask_patience=$(($1 + 2))
   answer "$@" 2>&1 | quote &
-  reader=$!
-  guard "$patience" "$reader"
-  watch=$!
-  wait "$reader" 2>/dev/null || remark "$name did not answer, and cannot be ended"
-  kill "$watch" 2>/dev/null
-  wait "$watch" 2>/dev/null
+  _ask_reader=$!
+  guard "$_ask_patience" "$_ask_reader"
+  _ask_watch=$!
+  wait "$_ask_reader" 2>/dev/null || remark "$_ask_name did not answer, and cannot be ended"
+  kill "$_ask_watch" 2>/dev/null
+  wait "$_ask_watch" 2>/dev/null
 }

@@ -174,7 +174,7 @@ cri_check() {
   # shellcheck disable=SC2086  # no word at all for the default handler
   pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return; }
   pod=$(last_line "$pod")
-  if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && out=$(cri_ start "$container"); then
+  if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && _cri_out=$(cri_ start "$container"); then
     # containerd 1.6 spells it binary_name
     used=$(cri_ inspectp "$pod" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
     cri_wait "$container"
@@ -183,7 +183,7 @@ cri_check() {
       *) check "$id" failed "the $1 handler uses ${used:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
     esac
   else
-    check "$id" failed "no container in the pod: $(last_line "${out:-$container}")" "$(log_of containerd), on the node"
+    check "$id" failed "no container in the pod: $(last_line "${_cri_out:-$container}")" "$(log_of containerd), on the node"
   fi
   cri_ rmp -f "$pod" >/dev/null
 }

@@ -101,6 +101,7 @@ streams() {
 }
 
 # Of all packages only those that the journal names, and what hangs on them.
+# sets: manager
 packages() {
   manager=$(package_manager)
   [ -n "$manager" ] || return 0

@@ -7,6 +7,7 @@ log=$GPUNODE_IN/.log
 : >"$log"
 steps=0
 
+# sets: steps
 changed() { steps=$((steps + 1)) && say changed "$1"; }
 
 # trouble MESSAGE: something of no weight could not be put back

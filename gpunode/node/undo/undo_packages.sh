@@ -124,10 +124,10 @@ pacman_edited() { :; }
 
 # With the last name goes the list itself, and the line that has it read.
 pacman_lift() {
-  left=$(sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n' | grep .)
-  for name in "$@"; do left=$(printf '%s\n' "$left" | grep -Fxv "$name"); done
-  if [ -n "$left" ]; then
-    printf 'IgnorePkg = %s\n' "$(printf '%s' "$left" | tr '\n' ' ')" >"$PACMAN_HOLD"
+  _lift_left=$(sed -n 's/^IgnorePkg *= *//p' "$PACMAN_HOLD" 2>/dev/null | tr ' ' '\n' | grep .)
+  for name in "$@"; do _lift_left=$(printf '%s\n' "$_lift_left" | grep -Fxv "$name"); done
+  if [ -n "$_lift_left" ]; then
+    printf 'IgnorePkg = %s\n' "$(printf '%s' "$_lift_left" | tr '\n' ' ')" >"$PACMAN_HOLD"
     return
   fi
   sed -i "\|^Include *= *$PACMAN_HOLD\$|d" /etc/pacman.conf && rm -f "$PACMAN_HOLD"
