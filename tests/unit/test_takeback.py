@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from journal_text import OLD, OURS, THEIRS, back, coded, packages, recall_text, state, undo_row, wrote
+from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
 from gpunode.core.undo.plan import FileBack, TakeBack
@@ -332,6 +332,51 @@ def test_what_an_installer_put_there_is_taken_off(
     assert (found.installers, found.notes) == (installers, notes)
     asked = [ask for ask in undo_requests(found) if ask.script == "runfile.sh"]
     assert [ask.request["mode"] for ask in asked] == [b"uninstall\n"] * len(installers)
+
+
+BASELINE = line("baseline", id="b", driver="", modules=["nouveau"], kernel="6.1")
+CAME = packages("p1", added={"nvidia-open": "595.1", "nvidia-modprobe": "595.1"})
+LOADED = {("module", "nvidia"): "loaded", ("module", "nouveau"): "absent"}
+
+
+@pytest.mark.parametrize(
+    ("journal", "installed", "driver", "unload", "load"),
+    [
+        ([BASELINE, CAME], {"nvidia-open": "595.1"}, "595.1", ("nvidia",), ("nouveau",)),
+        ([BASELINE, CAME], {}, "595.1", ("nvidia",), ("nouveau",)),
+        ([BASELINE, CAME], {"nvidia-cuda-toolkit": "12"}, "595.1", ("nvidia",), ("nouveau",)),
+        ([BASELINE, CAME], {"nvidia-open": "595.1"}, "", (), ("nouveau",)),
+        ([BASELINE, CAME], {"nvidia-driver-580": "580.1"}, "580.1", (), ()),
+        ([BASELINE | {"driver": "580.1"}, CAME], {"nvidia-open": "595.1"}, "595.1", (), ()),
+        ([BASELINE, packages("p1", added={"nvidia-container-toolkit": "1"})], {}, "595.1", (), ()),
+        ([CAME], {"nvidia-open": "595.1"}, "595.1", (), ()),
+        ([BASELINE, state("runfile", "driver", "absent", "595.1")], {}, "595.1", ("nvidia",), ("nouveau",)),
+    ],
+    ids=[
+        "a boot has loaded it",
+        "its packages have gone already, and it was in use",
+        "with a person's tools beside",
+        "not loaded",
+        "another driver by now, of somebody else",
+        "one was loaded before gpunode",
+        "only the toolkit goes",
+        "a tree of another machine",
+        "of a runfile",
+    ],
+)
+def test_a_driver_that_a_boot_has_loaded_is_unloaded_where_it_goes_and_none_was_before(
+    journal: list[dict[str, Any]],
+    installed: dict[str, str],
+    driver: str,
+    unload: tuple[str, ...],
+    load: tuple[str, ...],
+) -> None:
+    more = [("driver", driver)] if driver else []
+    found = back(recall_text(journal, installed=installed, states=LOADED, more=more))
+    assert (found.unload, found.load) == (unload, load)
+    assert found.nothing is not bool(unload or load or found.packages.remove)
+    assert ("nvidia-persistenced.service" in found.stop) is bool(unload), "what holds the module stops first"
+    assert found.exchange == ()
 
 
 # ---------------------------------------------------------------- scope

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.journal_damage import Damage, damage_of
 from gpunode.core.model import Undo
 
 STATES = frozenset(
@@ -71,6 +72,7 @@ class Recall:
     """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`."""
 
     records: tuple[Record, ...] = ()
+    damage: Damage = field(default_factory=Damage)
     copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
     undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
     follow: Mapping[str, Follow] = field(default_factory=dict)  # by id
@@ -142,8 +144,12 @@ def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
     def rows(kind: str) -> Sequence[Sequence[str]]:
         return told.get(kind, ())
 
+    lines = [_record("\t".join(row)) for row in rows("journal")]
+    records = tuple(record for record in lines if record)
+    made = [row[0] for row in rows("backup")]
     return Recall(
-        records=tuple(r for row in rows("journal") if (r := _record("\t".join(row)))),
+        records=records,
+        damage=damage_of(rows("damage"), made, [(r.id, r.at) for r in records], unparsed=lines.count(None)),
         copies={
             (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
             for id, n, kept, made, path in rows("copy")

@@ -15,6 +15,7 @@ from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
+from gpunode.core.takeback_modules import by_boots
 from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, Follow, Recall, Record, after_run, era
 from gpunode.core.undo.packages import Packages, packages_back
 
@@ -131,9 +132,12 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
     packages = packages_back(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
     last = files.last(packages)
     states = dict(_states(recall, scope))
-    gone = packages.remove or any(_of(states, "runfile", ABSENT))
+    booted = by_boots(recall, scope.records, scope.known, set(packages.remove))
+    gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
     unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
+    unload += [name for name in booted.unload if name not in unload]
+    load = [name for kind, name, _ in _of(states, "module", "loaded")]
     loaded = bool(recall.driver) and "nvidia" not in unload
     settings = {
         kind: {name: value for (k, name), value in states.items() if k == kind}
@@ -150,7 +154,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         sources=last,
         exchange=("nvidia",) if loaded and (packages.install or _left_behind(recall, scope)) else (),
         settings={kind: values for kind, values in settings.items() if values},
-        load=tuple(name for kind, name, _ in _of(states, "module", "loaded")),
+        load=(*load, *(name for name in booted.load if name not in load)),
         enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
         start=tuple(name for kind, name, _ in _of(states, "active", "active")),
         idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),

@@ -90,9 +90,12 @@ def _standing(host: str, ran: Ran) -> list[Run]:
     if outcome.status != "unchanged":
         raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
     try:
-        return standing(parse_recall(ran.stdout).records)
+        recall = parse_recall(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
         raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
+    if recall.damage.problem:
+        raise GpunodeError(f"{host}: {recall.damage.problem.what}", fix=recall.damage.problem.fix)
+    return standing(recall.records)
 
 
 def _inventory(hosts: Sequence[Detected], *, own: bool) -> dict[str, Any]:

@@ -176,9 +176,12 @@ baseline() {
   find /etc/containerd /etc/docker /etc/crio /etc/containers /etc/cdi /etc/nvidia* /etc/modprobe.d /etc/modules-load.d \
     -type f -exec sha256sum {} + >"$_baseline_in/files" 2>/dev/null
   record "$_baseline_id" baseline 'done' ",\"packages\":$(grep -Ei 'nvidia|cuda|containerd|docker|cri-o|podman' "$_baseline_in/packages" | json_list),\"driver\":$(
-    json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"kernel\":$(json_text "$(uname -r)")"
+    json_text "$(cat /sys/module/nvidia/version 2>/dev/null)"),\"modules\":$(kernels_own | json_list),\"kernel\":$(json_text "$(uname -r)")"
   mv "$_baseline_in" "$_baseline_to"
 }
+
+# kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
+kernels_own() { for _own_module in nouveau nova_core; do [ ! -d "/sys/module/$_own_module" ] || echo "$_own_module"; done; }
 
 # remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is made anew
 # again and again the latest bytes are nobody's, so the hash afterwards is `any`

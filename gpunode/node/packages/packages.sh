@@ -219,7 +219,7 @@ refuse_surprises() {
   held=$(awk 'FILENAME == ARGV[1] { hold[$1] = $3; next } hold[$2] == "hold" { print $2 }' "$GPUNODE_IN/.before" "$GPUNODE_IN/.would")
   for name in $held; do
     # of a transaction that failed at its end, too
-    grep -sE '"op":"packages","phase":"(done|failed)"' "$GPUNODE_STATE/journal.jsonl" | grep -q "\"held\":\[[^]]*\"$name\"" ||
+    journal_lines | awk '/"op":"packages","phase":"(done|failed)"/' | grep -q "\"held\":\[[^]]*\"$name\"" ||
       refuse "$name has to change, and is held by somebody else than gpunode" "$(manager_ unhold "$name"), if it may change"
   done
 }

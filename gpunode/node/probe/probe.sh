@@ -22,8 +22,14 @@ probe_disk() {
 
 probe_journal() {
   if [ -r /var/lib/gpunode/journal.jsonl ]; then
-    tail -n 1000 /var/lib/gpunode/journal.jsonl | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
+    # NUL bytes, and half a line in front of a record, are what a power cut leaves
+    tail -n 1000 /var/lib/gpunode/journal.jsonl | tr -d '\000' | sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n -e '/"phase"/{' -e h -e 's/.*"phase": *"\([^"]*\)".*/\1/' -e x \
       -e 's/.*"id": *"\([^"]*\)".*/\1/' -e x -e G -e 's/\n/ /' -e 's/^/| /p' -e '}'
+    if [ "$(tail -c 4096 /var/lib/gpunode/journal.jsonl | tr -cd '\000' | wc -c)" -gt 0 ]; then
+      remark "the journal ends in NUL bytes: a power cut"
+    elif [ ! -s /var/lib/gpunode/journal.jsonl ] && any /var/lib/gpunode/backup/*-baseline; then
+      remark "the journal is empty, and copies of what it was about are there"
+    fi
   elif [ -e /var/lib/gpunode ] && [ ! -x /var/lib/gpunode ]; then
     remark "/var/lib/gpunode is not readable"
   fi

@@ -20,8 +20,32 @@ told() {
 
 coded() { [ ! -e "$1" ] || base64 <"$1" | tr -d '\n'; }
 
+# backups: the names of the folders below backup/; one of them says how many lines the journal had when it was made
+backups() {
+  for folder in "$GPUNODE_STATE"/backup/*/; do
+    folder=${folder%/} folder=${folder##*/}
+    case $folder in *[!A-Za-z0-9-]*) ;; *) echo "$folder" ;; esac
+  done >"$GPUNODE_IN/.backups"
+  while read -r folder; do told backup "$folder"; done <"$GPUNODE_IN/.backups"
+}
+
+# damage: what stands in the journal beside records that are whole: NUL bytes, lines that were cut off, and lines that no
+# gpunode wrote; and whether it is empty
+damage() {
+  [ -e "$JOURNAL" ] || { told damage missing 1 && return; }
+  [ -s "$JOURNAL" ] || told damage empty 1
+  nul=$(tr -cd '\000' <"$JOURNAL" | wc -c)
+  [ "$nul" = 0 ] || told damage nul "$((nul))"
+  tr -d '\000-\010\013-\037\177' <"$JOURNAL" | sed 's/{"v":[0-9]*,"id":"/\n&/g' | awk '
+    /^$/ || /^[{].*[}]$/ { next }
+    /^[{]"v":/ || /^[{]("(v"?)?)?$/ { torn++; next }
+    { garbage++ }
+    END { if (torn) print "torn", torn; if (garbage) print "garbage", garbage }' |
+    while read -r kind count; do told damage "$kind" "$count"; done
+}
+
 # states KIND: the names of what was changed beside files and packages, as `prior` wrote them
-states() { sed -n "s/.*\"op\":\"state\".*\"kind\":\"$1\",\"name\":\"\([^\"]*\)\".*/\1/p" "$JOURNAL" | sort -u; }
+states() { sed -n "s/.*\"op\":\"state\".*\"kind\":\"$1\",\"name\":\"\([^\"]*\)\".*/\1/p" "$RECORDS" | sort -u; }
 
 files() {
   for plan in "$GPUNODE_STATE"/backup/*/plan; do
@@ -38,7 +62,7 @@ files() {
     told undo "$id" "$(coded "${plan%plan}undo.json")"
     cut -f 8 "$plan" >>"$GPUNODE_IN/.contents"
   done
-  sed 's/"path":"/\n&/g' "$JOURNAL" | sed -n 's/^"path":"\([^"]*\)".*/\1/p' >>"$GPUNODE_IN/.paths"
+  sed 's/"path":"/\n&/g' "$RECORDS" | sed -n 's/^"path":"\([^"]*\)".*/\1/p' >>"$GPUNODE_IN/.paths"
   sort -u "$GPUNODE_IN/.contents" | while read -r path; do [ ! -f "$path" ] || told content "$path" "$(coded "$path")"; done
   sort -u "$GPUNODE_IN/.paths" | while read -r path; do
     if [ -e "$path" ]; then sum=$(sha256sum <"$path") && told file "$path" "${sum%% *}"; else told file "$path" absent; fi
@@ -53,7 +77,8 @@ services() {
 }
 
 kernel() {
-  for name in $(states module); do
+  # with those that a boot may load, or leave out, without any record
+  for name in $(printf '%s\n' nvidia nouveau nova_core "$(states module)" | sort -u); do
     if [ -d "/sys/module/$name" ]; then told module "$name" loaded; else told module "$name" absent; fi
   done
   for key in $(states sysctl); do told sysctl "$key" "$(cat "/proc/sys/$(printf '%s' "$key" | tr . /)" 2>/dev/null)"; done
@@ -106,7 +131,7 @@ packages() {
   manager=$(package_manager)
   [ -n "$manager" ] || return 0
   told manager "$manager"
-  grep '"op":"packages"' "$JOURNAL" | sed 's/"name":"/\n&/g' | sed -n 's/^"name":"\([^"]*\)".*/\1/p' | sort -u >"$GPUNODE_IN/.names"
+  sed -n '/"op":"packages"/p' "$RECORDS" | sed 's/"name":"/\n&/g' | sed -n 's/^"name":"\([^"]*\)".*/\1/p' | sort -u >"$GPUNODE_IN/.names"
   manager_ installed | while read -r name version state; do told package "$name" "$version" "$state"; done
   manager_ marks | while read -r kind name; do told mark "$kind $name"; done
   [ -s "$GPUNODE_IN/.names" ] || return 0
@@ -121,14 +146,18 @@ packages() {
   # shellcheck disable=SC2046 # names
   manager_ edited $(cat "$GPUNODE_IN/.names") | while read -r name path; do told edited "$name" "$path"; done
   # shellcheck disable=SC2046
-  set -- $(grep '"op":"packages"' "$JOURNAL" | sed -n 's/.*\("changed":\[.*\),"held".*/\1/p' | sed 's/"name":"/\n&/g' | sed -n 's/^"name":"\([^"]*\)".*/\1/p' | sort -u)
+  set -- $(sed -n '/"op":"packages"/p' "$RECORDS" | sed -n 's/.*\("changed":\[.*\),"held".*/\1/p' | sed 's/"name":"/\n&/g' | sed -n 's/^"name":"\([^"]*\)".*/\1/p' | sort -u)
   [ $# = 0 ] || manager_ available "$@" | sort -u | while read -r name version; do told available "$name" "$version"; done
 }
 
 JOURNAL=$GPUNODE_STATE/journal.jsonl
+RECORDS=$GPUNODE_IN/.records # those that are whole
 need_root
-[ -e "$JOURNAL" ] || finish unchanged "gpunode has changed nothing on this node"
-while IFS= read -r line; do told journal "$line"; done <"$JOURNAL"
+backups
+[ -e "$JOURNAL" ] || [ -s "$GPUNODE_IN/.backups" ] || finish unchanged "gpunode has changed nothing on this node"
+journal_lines >"$RECORDS"
+while IFS= read -r line; do told journal "$line"; done <"$RECORDS"
+damage
 [ -z "$(requested brief)" ] || finish unchanged "the journal of this node"
 : >"$GPUNODE_IN/.paths"
 : >"$GPUNODE_IN/.contents"

@@ -26,6 +26,7 @@ class ActionModule(NodeAction):
         recall, scope, back = self._back(wish)
         back, done = self._settled(wish, scope, back)
         result = joined(result, done)
+        result["notes"] = [*recall.damage.notes, *result.get("notes", [])]
         if result.get("failed"):
             return result
         if not self.check and scope.records:
@@ -33,7 +34,7 @@ class ActionModule(NodeAction):
             if not back.nothing:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
             if not wish.parts:
-                self.node("restore.sh", close_request(wish, scope.to, keep=bool(back.notes)))
+                self.node("restore.sh", close_request(wish, scope.to, keep=bool(back.notes or recall.damage.partial)))
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
@@ -59,6 +60,8 @@ class ActionModule(NodeAction):
         if outcome.status != "unchanged":
             raise RefusedError(outcome.message, fix=outcome.fix)
         recall = parse_recall(text)
+        if recall.damage.problem:
+            raise RefusedError.of([recall.damage.problem])
         scope = scope_of(recall, verb=wish.verb, parts=wish.parts, to=wish.to if to is None else to)
         return recall, scope, take_back(recall, scope)
 
@@ -120,6 +123,8 @@ def _left(back, result):
 
 
 def _message(recall, scope, result):
+    if recall.damage.partial:
+        return "what can be read of the journal is taken back; the node may not be as it was (see the notes)"
     if not recall.records or not scope.records:
         return "there is nothing of gpunode's to take back"
     if not result.get("changes"):

@@ -1,0 +1,59 @@
+"""Modules that boots have loaded, or left out: of them the journal has no record.
+
+A node that is rebooted, or loses its power, after the driver's packages came loads the driver at its boot, and leaves
+nouveau out.  The baseline says what was loaded before gpunode.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gpunode.core.undo.journal import ABSENT, Recall, Record
+
+DRIVER = "nvidia"
+# packages that bring the module, or that are the driver by another name; not the tools and libraries around it
+_DRIVER = re.compile(
+    r"cuda-drivers|kmod-nvidia|dkms-nvidia|linux-(modules|objects)-nvidia|nvidia(-lts)?\Z"
+    r"|nvidia-(open|driver|dkms|kernel|kmod|headless|gfxG|legacy|\d)|nvidia-.*(dkms|kmp)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Booted:
+    """Modules to unload before the driver's packages go, and to load afterwards."""
+
+    unload: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+
+
+def by_boots(recall: Recall, records: Sequence[Record], known: Sequence[Record], remove: set[str]) -> Booted:
+    """Where the driver that `records` brought goes (with the packages `remove`), or has gone, and none was before."""
+    baseline = next((record for record in known if record.op == "baseline"), None)
+    if baseline is None or baseline.more.get("driver") != "" or not _goes(recall, records, remove):
+        return Booted()
+    own = [name for name in baseline.more.get("modules", ()) if recall.states.get(("module", name)) == ABSENT]
+    return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own))
+
+
+def _goes(recall: Recall, records: Sequence[Record], remove: set[str]) -> bool:
+    """Whether the records brought a driver, and nothing of one is to stay: of packages, or of NVIDIA's installer."""
+    ours = {
+        item["name"]
+        for record in records
+        if record.op == "packages" and record.phase != "intent"
+        for item in record.more.get("added", ())
+        if _is_driver(item["name"])
+    }
+    installer = any(
+        record.op == "state"
+        and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
+        for record in records
+    )
+    stay = [name for name in recall.packages if name not in remove and _is_driver(name)]
+    return bool(ours or installer) and not stay
+
+
+def _is_driver(name: str) -> bool:
+    return bool(_DRIVER.match(name))
