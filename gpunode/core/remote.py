@@ -17,17 +17,58 @@ from gpunode.core.model import Outcome, Status
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
+# The folder of a script that was killed stays behind, and may hold a proxy's password: the next script removes it.  One
+# that is at work is known by its processes in `.alive`, each with the time of its start and its PID namespace.  Others
+# may write into the temporary folder: so nothing but a folder of this user's that nobody else can read or write into
+# is looked at.  One without `.alive`, or of another namespace, counts as left behind after a day.
+_SWEEP = """\
+gpunode_process() {
+  read -r gpunode_stat 2>/dev/null <"/proc/$1/stat" || return 1
+  gpunode_pid=${gpunode_stat%% *}
+  # shellcheck disable=SC2086 # numbers
+  set -- ${gpunode_stat##*) }
+  gpunode_process="$gpunode_pid ${20} $gpunode_namespace"
+  case $1 in Z | X) return 1 ;; esac # it has ended, and nobody has asked for its status yet
+}
+gpunode_left_behind() {
+  if [ -L "$1/.alive" ] || ! [ -s "$1/.alive" ]; then
+    [ -n "$(find "$1" -prune -mmin +1440 2>/dev/null)" ]
+    return
+  fi
+  while read -r gpunode_pid gpunode_line; do
+    case $gpunode_line in
+      *" $gpunode_namespace")
+        gpunode_line="$gpunode_pid $gpunode_line"
+        ! gpunode_process "$gpunode_pid" || [ "$gpunode_process" != "$gpunode_line" ] || return 1
+        ;;
+      *) [ -n "$(find "$1" -prune -mmin +1440 2>/dev/null)" ] || return 1 ;;
+    esac
+  done <"$1/.alive"
+}
+gpunode_sweep() {
+  for gpunode_folder in "${TMPDIR:-/tmp}"/gpunode.??????; do
+    [ -d "$gpunode_folder" ] && [ ! -L "$gpunode_folder" ] || continue
+    # shellcheck disable=SC2012,SC2046 # mode, links and owner
+    set -- $(ls -ldn "$gpunode_folder" 2>/dev/null | cut -d / -f 1) - - -
+    case $1:$3 in drwx------*:"$(id -u)") ;; *) continue ;; esac
+    ! gpunode_left_behind "$gpunode_folder" || rm -rf "$gpunode_folder"
+  done
+}
+gpunode_namespace=$(readlink /proc/self/ns/pid 2>/dev/null)
+gpunode_sweep
+"""
+_ALIVE = """gpunode_process self && echo "$gpunode_process" >>"$GPUNODE_IN/.alive"\n"""
+
 
 def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
     """The text to feed to `sh -s`: `script` runs with $GPUNODE_IN naming a 0700 folder that holds `request`.
 
-    The folder is removed at exit; None is for a script that needs none.  The script runs with standard input closed
-    to it, because the shell reads the program itself from there.  File names are plain names (letters, digits, `.`,
-    `_`, `-`).
+    The folder is removed at exit, and with it those of earlier scripts that were killed; None is for a script that
+    needs none.  The script runs with standard input closed to it, because the shell reads the program itself from
+    there.  File names are plain names (letters, digits, `.`, `_`, `-`).
     """
-    ran = f"gpunode_script() (\n{script.rstrip()}\n)\ngpunode_script </dev/null\nexit $?\n"
     if request is None:
-        return f"unset GPUNODE_IN\n{ran}"
+        return f"unset GPUNODE_IN\n{_ran(script)}"
     for name in request:
         if not _NAME.match(name):
             raise InputError(f"request file name {name!r}", expected="letters, digits, '.', '_' and '-'")
@@ -36,13 +77,19 @@ def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
         for name, data in sorted(request.items())
     )
     return (
-        "umask 077\n"
+        "umask 077\nexport LC_ALL=C\n"
+        f"{_SWEEP}"
         'GPUNODE_IN=$(mktemp -d "${TMPDIR:-/tmp}/gpunode.XXXXXX") || exit 2\n'
-        "export GPUNODE_IN LC_ALL=C\n"
+        "export GPUNODE_IN\n"
         "trap 'rm -rf \"$GPUNODE_IN\"' EXIT\n"
         "trap 'exit 130' HUP INT TERM\n"
-        f"{unpack}{ran}"
+        f"{_ALIVE}{unpack}{_ran(_ALIVE + script)}"
     )
+
+
+def _ran(script: str) -> str:
+    """In a shell of its own, which a kill can leave at work without the one around it."""
+    return f"gpunode_script() (\n{script.rstrip()}\n)\ngpunode_script </dev/null\nexit $?\n"
 
 
 def _base64_lines(data: bytes) -> str:

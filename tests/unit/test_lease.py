@@ -85,6 +85,17 @@ def test_the_lease_is_counted_from_the_end_of_the_last_command(tmp_path: Path) -
     assert int(lease(tmp_path)[0]) > time.time() + LEASE - 30
 
 
+def test_a_lease_that_cannot_be_renewed_is_reported(tmp_path: Path) -> None:
+    """A full disk leaves the file in front of it empty: here a directory stands in its place."""
+    request = signature(run="r1", controller="one") | {"state": f"{tmp_path}\n".encode()}
+    text = program(f'{COMMON}\nlock\nmkdir "$GPUNODE_STATE/.lease"\nfinish changed done', request)
+    ran = subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=False)
+    outcome = parse_outcome(ran.stdout, ran.returncode)
+    assert outcome.status == "changed"
+    assert [note for note in outcome.notes if "lease of this node could not be renewed" in note]
+    assert lease(tmp_path)[1] == "one"
+
+
 def test_a_name_that_no_shell_should_see_is_refused() -> None:
     with pytest.raises(InputError):
         signature(controller="$(reboot)")

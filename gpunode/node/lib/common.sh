@@ -13,7 +13,10 @@ say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; 
 
 # finish STATUS MESSAGE [FIX]: the last thing a script does
 finish() {
-  [ -z "${leased:-}" ] || lease_for "$leased"
+  [ -z "${leased:-}" ] || lease_for "$leased" || {
+    rm -f "$GPUNODE_STATE/.lease" 2>/dev/null
+    say note "the lease of this node could not be renewed, another controller may begin: is the file system of $GPUNODE_STATE full?"
+  }
   say status "$1"
   say message "$2"
   [ -z "${3:-}" ] || say fix "$3"

@@ -150,6 +150,13 @@ rebuild() {
   changed "initramfs rebuilt ($1)"
 }
 
+# half_written: what a script that was killed left beside a file that it was about to put in place (put, in common.sh)
+half_written() {
+  cut -f 8 "$GPUNODE_STATE"/backup/*/plan 2>/dev/null | sort -u | while IFS= read -r path; do
+    rm -f "$(dirname "$path")/.$(basename "$path").gpunode"
+  done
+}
+
 # close_journal: all is as it was; the copies are of no more use after an uninstall
 close_journal() {
   verb=$(word close)
@@ -157,6 +164,7 @@ close_journal() {
   case $verb in
     uninstall)
       journal uninstall 'done'
+      half_written
       [ -n "$(requested keep)" ] || rm -rf "$GPUNODE_STATE/backup"
       ;;
     *) journal "$verb" 'done' ",\"to\":$(json_text "$(word to)")" ;;
