@@ -166,6 +166,36 @@ def test_what_is_killed_is_finished_by_the_next_one(node: Node) -> None:
 
 
 @pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_what_a_boot_has_loaded_and_left_out_is_as_it_was_before(node: Node) -> None:
+    """As after a power cut between the packages and the modules: no record names a module."""
+    node.provision(driver=OLD)
+    node.sh('sed -i \'/"kind":"module"/d\' /var/lib/gpunode/journal.jsonl')
+    taken = node.json("uninstall", "--yes")
+    assert {"unloaded nvidia", "load nouveau"} <= set(taken["changed"])
+    assert taken["message"] == "as it was before gpunode"
+    assert node.differs(node.before) == ""
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_a_damaged_journal_is_reported_or_refused_and_strays_are_swept(node: Node) -> None:
+    node.provision(driver=OLD)
+    node.sh(r"printf '\0\0\0\0' >>/var/lib/gpunode/journal.jsonl")
+    node.sh("cp /var/lib/gpunode/journal.jsonl /root/journal; : >/var/lib/gpunode/journal.jsonl")
+    refused = node.json("uninstall", "--yes", exit=5)
+    assert "is empty" in refused["message"] and "-baseline" in refused["message"]
+    node.json("rollback", "--yes", exit=5)
+    node.sh("cp /root/journal /var/lib/gpunode/journal.jsonl; rm /root/journal")
+    node.sh(
+        'mkdir -m 700 /tmp/gpunode.abcdef; echo "999999999 1 $(readlink /proc/self/ns/pid)" >/tmp/gpunode.abcdef/.alive'
+    )
+    taken = node.json("uninstall", "--yes")
+    assert [note for note in taken["extra"]["notes"] if "4 NUL bytes" in note]
+    assert taken["message"] == "as it was before gpunode"
+    assert node.differs(node.before) == ""
+    assert node.sh("ls -d /tmp/gpunode.* 2>/dev/null || true") == ""
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
 def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
     node.provision(cuda=CUDA)
     node.sh(f"sed -i s/warn/info/ {DAEMON}")

@@ -223,6 +223,7 @@ systemctl() {
 need_root() { :; }
 lock() { :; }
 journal() { :; }
+prior() { :; }
 """
 
 

@@ -71,7 +71,7 @@ def test_the_file_says_what_is_wanted() -> None:
 
 # ---------------------------------------------------------------- activate.sh, in a network of its own
 
-FAKES = "need_root() { :; }\nlock() { :; }\njournal() { :; }\n"
+FAKES = "need_root() { :; }\nlock() { :; }\nprior() { :; }\njournal() { :; }\n"
 Settings = Callable[..., tuple[Outcome, str]]
 
 
