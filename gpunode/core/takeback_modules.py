@@ -26,6 +26,14 @@ class Booted:
 
     unload: tuple[str, ...] = ()
     load: tuple[str, ...] = ()
+    goes: bool = False  # the driver, of which nothing was loaded before
+
+    def comes_back(self, name: str) -> bool:
+        """Whether a module that a record calls loaded is to be so again.
+
+        An uninstall that unloads what a boot has loaded writes that down as well, and it is the first record of it.
+        """
+        return not (self.goes and name.startswith(DRIVER))
 
 
 def by_boots(recall: Recall, records: Sequence[Record], known: Sequence[Record], remove: set[str]) -> Booted:
@@ -34,7 +42,7 @@ def by_boots(recall: Recall, records: Sequence[Record], known: Sequence[Record],
     if baseline is None or baseline.more.get("driver") != "" or not _goes(recall, records, remove):
         return Booted()
     own = [name for name in baseline.more.get("modules", ()) if recall.states.get(("module", name)) == ABSENT]
-    return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own))
+    return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own), goes=True)
 
 
 def _goes(recall: Recall, records: Sequence[Record], remove: set[str]) -> bool:

@@ -336,7 +336,6 @@ def test_what_an_installer_put_there_is_taken_off(
 
 BASELINE = line("baseline", id="b", driver="", modules=["nouveau"], kernel="6.1")
 CAME = packages("p1", added={"nvidia-open": "595.1", "nvidia-modprobe": "595.1"})
-LOADED = {("module", "nvidia"): "loaded", ("module", "nouveau"): "absent"}
 
 
 @pytest.mark.parametrize(
@@ -344,6 +343,7 @@ LOADED = {("module", "nvidia"): "loaded", ("module", "nouveau"): "absent"}
     [
         ([BASELINE, CAME], {"nvidia-open": "595.1"}, "595.1", ("nvidia",), ("nouveau",)),
         ([BASELINE, CAME], {}, "595.1", ("nvidia",), ("nouveau",)),
+        ([BASELINE, CAME, state("module", "nvidia", "loaded", "absent", part="uninstall")], {}, "", (), ("nouveau",)),
         ([BASELINE, CAME], {"nvidia-cuda-toolkit": "12"}, "595.1", ("nvidia",), ("nouveau",)),
         ([BASELINE, CAME], {"nvidia-open": "595.1"}, "", (), ("nouveau",)),
         ([BASELINE, CAME], {"nvidia-driver-580": "580.1"}, "580.1", (), ()),
@@ -355,6 +355,7 @@ LOADED = {("module", "nvidia"): "loaded", ("module", "nouveau"): "absent"}
     ids=[
         "a boot has loaded it",
         "its packages have gone already, and it was in use",
+        "this uninstall has unloaded it",
         "with a person's tools beside",
         "not loaded",
         "another driver by now, of somebody else",
@@ -372,7 +373,8 @@ def test_a_driver_that_a_boot_has_loaded_is_unloaded_where_it_goes_and_none_was_
     load: tuple[str, ...],
 ) -> None:
     more = [("driver", driver)] if driver else []
-    found = back(recall_text(journal, installed=installed, states=LOADED, more=more))
+    states = {("module", "nvidia"): "loaded" if driver else "absent", ("module", "nouveau"): "absent"}
+    found = back(recall_text(journal, installed=installed, states=states, more=more))
     assert (found.unload, found.load) == (unload, load)
     assert found.nothing is not bool(unload or load or found.packages.remove)
     assert ("nvidia-persistenced.service" in found.stop) is bool(unload), "what holds the module stops first"

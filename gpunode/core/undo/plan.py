@@ -137,7 +137,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
     unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
     unload += [name for name in booted.unload if name not in unload]
-    load = [name for kind, name, _ in _of(states, "module", "loaded")]
+    load = [name for kind, name, _ in _of(states, "module", "loaded") if booted.comes_back(name)]
     loaded = bool(recall.driver) and "nvidia" not in unload
     settings = {
         kind: {name: value for (k, name), value in states.items() if k == kind}
