@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import secrets
 import shlex
 import shutil
 import sys
@@ -16,6 +17,7 @@ from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
+from gpunode.edge import supervise
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
 # PYTHONPATH, because the plugins are to import the gpunode that runs them, not another one that is installed.
@@ -84,12 +86,18 @@ def run_playbook(
             on_event(event)
         return bool(event and event.kind in ("failed", "unreachable"))  # else: no file of its own in artifacts/
 
+    def cancel() -> bool:
+        if cancelled():
+            leash.let_go()
+        return False  # ansible-runner's own way kills ansible-playbook alone, not its workers
+
+    leash = _Leash(folder)
     passwords = {"^BECOME password.*:\\s*$": become_password} if become_password else {}
     words = [f"--forks={forks}"]
     words += [f"--{name}" for name, on in (("ask-become-pass", passwords), ("check", check), ("diff", diff)) if on]
     words += arguments
-    with _allowed_environment(folder):
-        run = ansible_runner.run(
+    with _allowed_environment(folder), leash:
+        run = ansible_runner.interface.init_runner(
             private_data_dir=str(folder),
             project_dir=str(folder),
             playbook=playbook,
@@ -97,18 +105,54 @@ def run_playbook(
             cmdline=shlex.join(words),
             passwords=passwords,
             event_handler=handle,
-            cancel_callback=cancelled,
+            cancel_callback=cancel,
             quiet=True,
             suppress_env_files=True,
             settings={"suppress_ansible_output": True},
         )
-    if run.status == "canceled" or run.rc in (130, 254):
+        run.config.command = [*leash.command, *run.config.command]
+        run.run()
+        interrupted = leash.cut or run.rc in (130, 254)
+    if interrupted:
         raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
     if run.rc and not any(h.exit for h in hosts.values()):
         raise GpunodeError(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"
         )
     return hosts
+
+
+class _Leash:
+    """A pipe whose writing end this process holds: when it closes, edge/supervise.py ends ansible-playbook.
+
+    It closes when this process dies, however that happens, and when it lets go: at an interrupt, or at the end.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder.resolve() / f".leash-{secrets.token_hex(8)}"
+        self.cut = False
+
+    @property
+    def command(self) -> list[str]:
+        """What goes before the command that is to live as long as this process."""
+        return [sys.executable, "-I", "-S", str(Path(supervise.__file__).resolve()), str(self.path)]
+
+    def let_go(self) -> None:
+        """Have the command ended; whoever waits for it goes on waiting, until all of it is gone."""
+        if not self.cut:
+            self.cut = True
+            os.close(self._writer)
+
+    def __enter__(self) -> _Leash:
+        os.mkfifo(self.path, 0o600)
+        self._reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)  # without a reader there is no opening to write
+        self._writer = os.open(self.path, os.O_WRONLY)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.let_go()
+        os.close(self._reader)
+        self.path.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager
