@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
 import socket
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -29,6 +31,22 @@ def new_run() -> Path:
     path = state_dir() / "runs" / run_name()
     path.mkdir(parents=True, mode=0o700)
     return path
+
+
+def next_generation() -> int:
+    """A number greater than that of every run that this controller has started, whatever its clock says.
+
+    It begins with the time, so that a state directory from a backup does not give numbers out twice.
+    """
+    with (state_dir() / "generation").open("a+", encoding="ascii") as file:
+        os.fchmod(file.fileno(), 0o600)
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.seek(0)
+        last = file.read().strip()
+        number = max(int(last) + 1 if last.isdecimal() else 0, int(time.time()))
+        file.truncate(0)
+        file.write(f"{number}\n")
+    return number
 
 
 def controller_name() -> str:

@@ -57,9 +57,9 @@ def main(fifo: str, command: list[str]) -> int:
                 end(child, adopts=adopts)
             return os.waitstatus_to_exitcode(status) if os.WIFEXITED(status) else 128 + os.WTERMSIG(status)
         if stopped or let_go(leash):
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(fifo)
             end(child, adopts=adopts)
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(fifo)  # nothing is left: who waits for that goes on
             return 128 + signal.SIGINT
         select.select([leash, woken], [], [])
         with contextlib.suppress(BlockingIOError):

@@ -27,6 +27,7 @@ _BEFORE = {
     "mig.sh": ("common.sh", "install_file.sh"),
     "mps.sh": ("common.sh", "install_file.sh"),
     "firstboot.sh": ("common.sh",),
+    "release.sh": ("common.sh",),
 }
 
 

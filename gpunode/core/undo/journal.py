@@ -28,6 +28,7 @@ STATES = frozenset(
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
 ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
+_GENERATION = re.compile(r"[0-9]{1,10}\Z")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,16 +105,20 @@ class Run:
     counts: Mapping[str, int] = field(default_factory=dict)  # by op
 
 
-def signature(*, run: str = "", part: str = "", controller: str = "", break_lock: bool = False) -> dict[str, bytes]:
+def signature(
+    *, run: str = "", part: str = "", controller: str = "", generation: str = "", break_lock: bool = False
+) -> dict[str, bytes]:
     """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
 
     `controller` takes or renews the node's lease (node/lib/common.sh), which `break_lock` takes from another one.
+    `generation` orders the runs of a controller: a script of an earlier one is refused once a later one was there.
     Raises InputError.
     """
-    labels = {"run": run, "part": part, "controller": controller}
+    labels = {"run": run, "part": part, "controller": controller, "generation": generation}
     for name, text in labels.items():
-        if text and not _LABEL.match(text):
-            raise InputError(f"{name} {text!r}", expected="letters, digits, '.', '_', ':' and '-', at most 100")
+        if text and not (_GENERATION if name == "generation" else _LABEL).match(text):
+            expected = "letters, digits, '.', '_', ':' and '-', at most 100"
+            raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
     files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
     return files | ({"break_lock": b"1\n"} if break_lock else {})
 

@@ -10,6 +10,7 @@ import shlex
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,6 +28,7 @@ ENVIRONMENT = frozenset(
     "CONTAINER_HOST".split()
 )
 ANSIBLE_PREFIX = "ANSIBLE_"
+ENDS = supervise.GRACE + 5  # seconds in which a playbook that is let go of is gone
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +113,7 @@ def run_playbook(
             settings={"suppress_ansible_output": True},
         )
         run.config.command = [*leash.command, *run.config.command]
+        leash.started = True
         run.run()
         interrupted = leash.cut or run.rc in (130, 254)
     if interrupted:
@@ -130,7 +133,7 @@ class _Leash:
 
     def __init__(self, folder: Path) -> None:
         self.path = folder.resolve() / f".leash-{secrets.token_hex(8)}"
-        self.cut = False
+        self.cut = self.started = False
 
     @property
     def command(self) -> list[str]:
@@ -149,9 +152,12 @@ class _Leash:
         self._writer = os.open(self.path, os.O_WRONLY)
         return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.let_go()
         os.close(self._reader)
+        until = time.monotonic() + (ENDS if kind and self.started else 0)  # an interrupt, say
+        while self.path.exists() and time.monotonic() < until:
+            time.sleep(0.05)
         self.path.unlink(missing_ok=True)
 
 

@@ -20,7 +20,7 @@ from gpunode.edge.fleet.workflow import (
     connection_vars,
     inventory_sources,
 )
-from gpunode.edge.state import run_name, write_private
+from gpunode.edge.state import next_generation, run_name, write_private
 
 SHARDS = "shards"
 _VARIABLES = ("group_vars", "host_vars")  # Ansible reads them beside an inventory file
@@ -39,7 +39,7 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: i
     connection = None if where.inventory else {h.host: connection_vars(h.detected) for h in hosts}
     for old in (folder / SHARDS).glob("[0-9]*"):
         shutil.rmtree(old)
-    written, run = [], run_name()
+    written, run, generation = [], run_name(), next_generation()
     for number, members in enumerate(split(plans, count), 1):
         shard = folder / SHARDS / str(number)
         project = shard / "project"
@@ -51,7 +51,7 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: i
         write_private(project / PLAYBOOK, dump(make_playbook(members), HEADER))
         sources = [*_copied(inventory_sources(where), project), INVENTORY]
         write_private(project / CONFIG, ANSIBLE_CFG.format(inventory=",".join(sources)))
-        words = [w for w in ansible_arguments(where, run=run) if not w.startswith("--vault")]
+        words = [w for w in ansible_arguments(where, run=run, generation=generation) if not w.startswith("--vault")]
         words += [f"--forks={where.forks}", *(f"--inventory={source}" for source in sources)]
         write_private(shard / "env" / "cmdline", shlex.join(words) + "\n")
         # ansible-runner turns the check of host keys off where nobody says otherwise

@@ -37,9 +37,10 @@ from gpunode.edge.fleet.workflow import (
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
+from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.report_data import FOUND, keep_results
-from gpunode.edge.state import new_run, write_private
+from gpunode.edge.state import new_run, next_generation, write_private
 
 P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
@@ -109,7 +110,7 @@ def provision(
     run = _Run(
         name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
         arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
-        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
+        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes, generation=next_generation(),
     )  # fmt: skip
     progress = run.go(pools, deadline, [(h, untouched[h.host]) for h in quiet])
     left = run.told(HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}"), left=True)
@@ -141,9 +142,11 @@ class _Run:
     ears: Ears
     drains: Mapping[str, DrainSpec]
     nodes: ClusterNodes
+    generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
     after: dict[str, After] = field(default_factory=dict)
+    _leased: set[str] = field(default_factory=set)  # hosts that may hold a lease of this run
     _began: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cancelled: threading.Event = field(default_factory=threading.Event)
@@ -234,20 +237,24 @@ class _Run:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
         playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
         plans = [_plan(self.todo[host]) for host in job.hosts]
-        (self.own / playbook).write_text(dump(make_playbook(plans), HEADER), encoding="utf-8")
-        limit.write_text("".join(f"{host}\n" for host in job.hosts), encoding="utf-8")
-        done = run_playbook(
-            self.own,
-            playbook,
-            inventory=[*inventory_sources(self.where), str((self.folder / INVENTORY).resolve())],
-            forks=job.forks,
-            check=self.check,
-            diff=self.diff,
-            arguments=[*ansible_arguments(self.where, self.arguments, run=self.name), "--limit", f"@{limit}"],
-            become_password=self.where.become_password,
-            on_event=self._heard,
-            cancelled=self._cancelled.is_set,
-        )
+        write_private(self.own / playbook, dump(make_playbook(plans), HEADER))
+        write_private(limit, "".join(f"{host}\n" for host in job.hosts))
+        arguments = ansible_arguments(self.where, self.arguments, run=self.name, generation=self.generation)
+        try:
+            done = run_playbook(
+                self.own,
+                playbook,
+                inventory=self._inventory,
+                forks=job.forks,
+                check=self.check,
+                diff=self.diff,
+                arguments=[*arguments, "--limit", f"@{limit}"],
+                become_password=self.where.become_password,
+                on_event=self._heard,
+                cancelled=self._cancelled.is_set,
+            )
+        finally:
+            self._give_back(job.hosts)
         good = {host for host in job.hosts if host in done and not done[host].exit}
         again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
         after = {found.host: plan_one(found, self.planner) for found in again}
@@ -256,6 +263,16 @@ class _Run:
         if self.runs:
             self._keep(results, after)
         return results
+
+    @property
+    def _inventory(self) -> list[str]:
+        return [*inventory_sources(self.where), str((self.folder / INVENTORY).resolve())]
+
+    def _give_back(self, hosts: Sequence[str]) -> None:
+        """End the leases of those that Ansible got to: this run does nothing more there."""
+        found = [self.todo[host].detected for host in hosts if host in self._leased]
+        if found and not self.check:
+            give_back(found, self.where, self.own, self._inventory, run=self.name, generation=self.generation)
 
     def _seen(self, hosts: Sequence[HostPlan]) -> None:
         """Keep what hosts are like after their play."""
@@ -285,6 +302,8 @@ class _Run:
 
     def _heard(self, event: Event) -> None:
         with self._lock:
+            if may_hold(event):
+                self._leased.add(event.host)
             if self.runs and event.kind == "started":
                 self.runs.step(self.name, event.host, event.task)
             if event.kind not in ("started", "skipped"):

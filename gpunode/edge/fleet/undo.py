@@ -14,8 +14,9 @@ from gpunode.core.undo.journal import Run, parse_recall, standing
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
 from gpunode.edge.detect import Detected, Where, find_hosts
 from gpunode.edge.fleet.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.ssh.many import Ran, run_many
-from gpunode.edge.state import new_run, write_private
+from gpunode.edge.state import new_run, next_generation, write_private
 from gpunode.node import script
 
 GROUP = "gpunode_undo"
@@ -39,25 +40,35 @@ def undo(
     folder = new_run()
     sources = inventory_sources(where)
     said: dict[str, str] = {}
+    leased: set[str] = set()
+    generation = next_generation()
+    inventory = [*sources, str((folder / INVENTORY).resolve())]
 
     def note(event: Event) -> None:
+        if may_hold(event):
+            leased.add(event.host)
         if event.role == "undo" and event.message:
             said[event.host] = event.message
         on_event(event)
 
     write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
     write_private(folder / PLAYBOOK, dump([_play(what)], HEADER))
-    runs = run_playbook(
-        folder,
-        PLAYBOOK,
-        inventory=[*sources, str((folder / INVENTORY).resolve())],
-        forks=where.forks,
-        check=check,
-        diff=diff,
-        arguments=ansible_arguments(where, arguments, run=folder.name),
-        become_password=where.become_password,
-        on_event=note,
-    )
+    try:
+        runs = run_playbook(
+            folder,
+            PLAYBOOK,
+            inventory=inventory,
+            forks=where.forks,
+            check=check,
+            diff=diff,
+            arguments=ansible_arguments(where, arguments, run=folder.name, generation=generation),
+            become_password=where.become_password,
+            on_event=note,
+        )
+    finally:
+        held = [host for host in hosts if host.host in leased]
+        if held and not check:
+            give_back(held, where, folder, inventory, run=folder.name, generation=generation)
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     return [_result(h.host, runs.get(h.host, never), said.get(h.host, ""), folder.name, check=check) for h in hosts]
 

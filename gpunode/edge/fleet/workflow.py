@@ -149,11 +149,15 @@ def plan_one(found: Detected, planner: Planner) -> HostPlan:
         return HostPlan(detected=found, error=error)
 
 
-def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "") -> list[str]:
-    """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have."""
+def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0) -> list[str]:
+    """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have.
+
+    `generation` is the run's place among those of this controller (edge/state.py).
+    """
     vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
     become = ["--become"] if where.become and where.inventory else []
     names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
+    names |= {"gpunode_generation": str(generation)} if generation else {}
     names |= {"gpunode_break_lock": "1"} if run and where.break_lock else {}
     return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
 

@@ -89,6 +89,7 @@ class NodeAction(ActionBase):
             run=str(self._vars.get("gpunode_run", "")),
             part=role.rpartition(".")[2],
             controller=str(self._vars.get("gpunode_controller", "")),
+            generation=str(self._vars.get("gpunode_generation", "")),
             break_lock=str(self._vars.get("gpunode_break_lock", "")) == "1",
         )
 

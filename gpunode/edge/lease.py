@@ -1,0 +1,74 @@
+"""The end of a run: the hosts that it worked on are given back, so that nobody waits for a lease to run out."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import GpunodeError
+from gpunode.core.plan.playbook import dump
+from gpunode.core.remote import program
+from gpunode.core.undo.journal import signature
+from gpunode.edge.ansible.runner import Event, run_playbook
+from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet.workflow import ansible_arguments
+from gpunode.edge.ssh.many import NotServed, run_many
+from gpunode.edge.state import controller_name, write_private
+from gpunode.node import script
+
+CONNECT, SECONDS = 5.0, 20.0  # at most: a lease that cannot be given back runs out by itself
+WORKED = ("ok", "changed", "failed")  # kinds of events after which a host may have a lease of this run
+
+
+def may_hold(event: Event) -> bool:
+    """Whether the host of an event was reached, so that it may have a lease of this run."""
+    return event.kind in WORKED
+
+
+def give_back(
+    hosts: Sequence[Detected], where: Where, folder: Path, inventory: Sequence[str], *, run: str, generation: int
+) -> None:
+    """End the run's leases on `hosts`: one connection each, all at once; Ansible where paramiko cannot serve one.
+
+    `folder` is the run's, `inventory` what Ansible had.  What fails is passed over.
+    """
+    request = signature(run=run, controller=controller_name(), generation=str(generation))
+    text = program(script("release.sh"), request)
+    targets = [host.target for host in hosts if host.target]
+    direct = [target for target in targets if target.connection in ("ssh", "local")]
+    ran = run_many(
+        direct,
+        text,
+        forks=where.forks,
+        connect_timeout=min(CONNECT, where.connect_timeout),
+        timeout=SECONDS,
+        accept_new=where.accept_new_host_keys,
+    )
+    left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
+    left |= {target.name for target in targets if target not in direct}
+    if left:
+        _by_ansible(sorted(left), text, where, folder, inventory)
+
+
+def _by_ansible(hosts: Sequence[str], text: str, where: Where, folder: Path, inventory: Sequence[str]) -> None:
+    # a word without quotes and braces: Ansible would read both
+    command = f"echo {base64.b64encode(text.encode()).decode()} | base64 -d | sh"
+    task = {"name": "End the run", "ansible.builtin.raw": command, "changed_when": False}
+    play: dict[str, Any] = {"name": "Release", "hosts": "all", "gather_facts": False, "tasks": [task]}
+    playbook = folder / f"release-{secrets.token_hex(4)}.yml"
+    limit = playbook.with_suffix(".limit")
+    write_private(playbook, dump([play]))
+    write_private(limit, "".join(f"{host}\n" for host in hosts))
+    with contextlib.suppress(GpunodeError):
+        run_playbook(
+            folder,
+            playbook.name,
+            inventory=inventory,
+            forks=where.forks,
+            arguments=[*ansible_arguments(where), "--limit", f"@{limit}", f"--timeout={CONNECT:.0f}"],
+            become_password=where.become_password,
+        )
