@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from gpunode.cli.main import cli
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
+from gpunode.edge.fleet import runs
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -107,6 +110,62 @@ def test_hosts_in_work_are_known(journal: Runs) -> None:
     begin(journal, "20260101", ALIVE, gpu1="running", gpu2="done")
     begin(journal, "20260102", DEAD, gpu3="running")
     assert {h: r.name for h, r in journal.at_work(["gpu1", "gpu2", "gpu3"]).items()} == {"gpu1": "20260101"}
+
+
+STARTER = """\
+import sys, time
+from pathlib import Path
+from gpunode.core.errors import RefusedError
+from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+
+folder, name, hosts, rounds = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(","), int(sys.argv[4])
+for number in range(rounds):
+    journal = Runs(folder / f"{number}.sqlite")
+    (folder / f"{number}.{name}").touch()
+    while len(list(folder.glob(f"{number}.[ab]"))) < 2:
+        pass
+    rows = [HostRow(run=name, host=h, pool="all", wave=0, plan="", state="waiting") for h in hosts]
+    try:
+        journal.begin(name, "provision", {}, this_process(), rows)
+        print(number, "began", flush=True)
+    except RefusedError as error:
+        print(number, error.what, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path: Path) -> None:
+    rounds = 60
+    started = [
+        subprocess.Popen(
+            [sys.executable, "-c", STARTER, str(tmp_path), name, hosts, str(rounds)],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
+        for name, hosts in (("a", "gpu1,gpu2"), ("b", "gpu2,gpu3"))
+    ]  # fmt: skip
+    said: dict[int, list[str]] = {}
+    for process in started:
+        assert process.stdout
+        for _ in range(rounds):
+            number, words = process.stdout.readline().strip().split(" ", 1)
+            said.setdefault(int(number), []).append(words)
+    for process in started:
+        process.communicate()
+    assert len(said) == rounds
+    for words in said.values():
+        began, refused = sorted(words, key=lambda text: text != "began")
+        assert began == "began" and "gpu2 is in work by run" in refused, words
+
+
+def test_a_run_that_ended_but_was_not_buried_is_not_at_work(journal: Runs) -> None:
+    child = subprocess.Popen(["sleep", "3456"])
+    name = f"{socket.gethostname()}:{child.pid}@{runs._began(child.pid)}"
+    begin(journal, "20260101", name, gpu1="running")
+    assert journal.get("20260101").outcome == "running"
+    child.kill()
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # it has ended, and nobody has asked how
+    assert journal.get("20260101").outcome == "killed"
+    child.wait()
 
 
 LOCK = (

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ParamSpec
 
-from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
@@ -186,11 +186,6 @@ class _Run:
         untouched: Sequence[tuple[HostPlan, HostResult]],
     ) -> None:
         """Every host into the journal, also those that nothing is done on: what they were like, or what was wrong."""
-        for host, other in runs.at_work(self.todo).items():
-            raise RefusedError(
-                f"{host} is in work by run {other.name} ({other.controller})",
-                fix=f"wait for it (gpunode runs show {other.name}), or end it",
-            )
         row = HostRow(run=self.name, host="", pool="", wave=0, plan="", state="waiting")
         rows = [
             replace(row, host=h, pool=p.name, wave=number, plan=classes[h], found=_plan(self.todo[h]).facts_hash)

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
@@ -43,6 +43,7 @@ _HOSTS = """
 select run, host, pool, wave, plan, state, exit, step, message, started, ended, log, found from hosts
 where run = ? order by pool = '', pool, wave, rowid
 """
+_OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
 _LAG = 1.0  # seconds that `step` may be behind
 
 
@@ -52,12 +53,15 @@ def this_process() -> str:
 
 
 def _began(pid: int) -> str:
-    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22."""
+    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22.  "" of one that has ended.
+
+    That may still have its number: in a container without an init nobody buries it.
+    """
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return ""
-    return stat.rpartition(")")[2].split()[19]
+    return "" if fields[0] in "ZX" else fields[19]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,16 +146,27 @@ class Runs:
     def begin(
         self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
     ) -> None:
-        """A new run with its hosts, all or nothing."""
+        """A new run with its hosts, all or nothing.
+
+        Raises RefusedError when another run has one of them in work: looked up in the same transaction, so of two
+        that are started at once on the same hosts one is refused.
+        """
+        rows = list(hosts)
+        text = json.dumps(request, default=str)
         with self._changes() as db:
-            text = json.dumps(request, default=str)
+            todo = [row.host for row in rows if row.state in _OPEN]
+            for host, other in self.at_work(todo).items():
+                raise RefusedError(
+                    f"{host} is in work by run {other.name} ({other.controller})",
+                    fix=f"wait for it (gpunode runs show {other.name}), or end it",
+                )
             db.execute(
                 "insert into runs values (?, ?, ?, null, 'running', ?, ?)", (name, verb, _now(), text, controller)
             )
             db.executemany(
                 "insert into hosts (run, host, pool, wave, plan, state, exit, message, found) "
                 "values (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found) for h in hosts],
+                [(name, h.host, h.pool, h.wave, h.plan, h.state, h.exit, h.message, h.found) for h in rows],
             )
 
     def keep(self, found: Mapping[str, NodeFacts]) -> None:
@@ -169,10 +184,12 @@ class Runs:
     def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
         """Those of `hosts` that a run of this controller has in work now, with that run."""
         found: dict[str, RunRow] = {}
-        for run in self.latest():
+        asked = set(hosts)
+        for row in self._db.execute("select * from runs where status = 'running' order by rowid desc").fetchall():
+            run = _run(row)
             if run.alive:
-                busy = {row.host for row in self.hosts(run.name) if row.state in ("waiting", "running")}
-                found |= dict.fromkeys(busy & set(hosts), run)
+                busy = {host.host for host in self.hosts(run.name) if host.state in _OPEN}
+                found |= dict.fromkeys(busy & asked, run)
         return found
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
