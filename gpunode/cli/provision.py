@@ -69,11 +69,13 @@ def provision(
 ) -> int:
     """Make nodes what gpunode.yml asks for: probe, plan, show, ask, run the playbook, probe again.
 
-    HOST may be a folder that `gpunode plan -o` wrote: it is run as it was reviewed, unless a node has changed since.
+    HOST may be a folder that `gpunode plan -o` wrote: it is run as it was reviewed, or refused with exit code 3 when
+    a node, a file of the folder, the hosts or the steps are others by now.
     """
     from dataclasses import replace
 
-    from gpunode.edge.detect import SETTLE
+    from gpunode.edge import saved
+    from gpunode.edge.detect import SETTLE, probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.progress import fleet as fleet_progress
@@ -81,18 +83,21 @@ def provision(
     from gpunode.edge.planner import Planner
 
     where, arguments = _split_arguments(replace(where, break_lock=break_lock, settle=0 if check else SETTLE))
-    folder = _plan_folder(where)
-    recorded = workflow.load_plan(folder) if folder else None
-    if folder and recorded:
-        where = replace(where, hosts=(), inventory=tuple(recorded["inventory"]) or (str(folder / workflow.INVENTORY),))
-        spec_data = recorded["spec"]
+    folder = _plan_folder(where, lock)
+    reviewed = saved.load_plan(folder) if folder else None
+    if reviewed:
+        where, spec_data, lock = reviewed.where(where), reviewed.spec, reviewed.lock
     if use_lab:
         where, spec_data = _lab(where, spec_data)
     planner = Planner(spec_data, lock=lock)
+    known = reviewed.find_hosts(where) if reviewed else None
     with probing(output_format) as on_done:
-        hosts = workflow.plan(where, planner, on_done=on_done)
-    if recorded:
-        _refuse_stale(folder, workflow.check_fresh(recorded, hosts))
+        if known is None:
+            hosts = workflow.plan(where, planner, on_done=on_done)
+        else:
+            hosts = [workflow.plan_one(found, planner) for found in probe(known, where, on_done=on_done)]
+    if reviewed:
+        reviewed.check(hosts)
     if output_format == "text":
         show_plans(hosts, diff=diff)
     if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
@@ -107,7 +112,7 @@ def provision(
             check=check,
             diff=diff,
             arguments=arguments,
-            folder=folder,
+            saved=reviewed,
             rollout=rollout,
             deadline=deadline,
             cluster=connect,
@@ -150,12 +155,15 @@ def _split_arguments(where: Where) -> tuple[Where, list[str]]:
     return replace(where, hosts=tuple(hosts[:first])), hosts[first:]
 
 
-def _plan_folder(where: Where) -> Path | None:
+def _plan_folder(where: Where, lock: Lock | None) -> Path | None:
     folders = [Path(h) for h in where.hosts if Path(h).is_dir()]
     if not folders:
         return None
     if len(where.hosts) > 1 or where.inventory or where.local:
         raise click.UsageError(f"{folders[0]} is a plan's folder: it brings its own hosts, name no others")
+    if where.limit or lock is not None:
+        option = "--limit" if where.limit else "--locked"
+        raise click.UsageError(f"{folders[0]} is a plan's folder, and is run as a whole: give {option} to gpunode plan")
     return folders[0]
 
 
@@ -163,17 +171,6 @@ def _lab(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]
     from gpunode.cli.lab import target
 
     return target(where, spec_data)
-
-
-def _refuse_stale(folder: Path | None, stale: list[str]) -> None:
-    from gpunode.core.errors import StaleError
-
-    if stale:
-        raise StaleError(
-            "; ".join(stale),
-            expected=f"the nodes as they were when {folder} was written",
-            fix=f"make the plan again: gpunode plan -o {folder} …",
-        )
 
 
 def ask(hosts: list[HostPlan]) -> None:

@@ -24,9 +24,7 @@ from gpunode.edge.fleet.events import EventLog
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.fleet.workflow import (
-    CONFIG,
     INVENTORY,
-    PLAN,
     HostPlan,
     ansible_arguments,
     inventory_sources,
@@ -39,7 +37,8 @@ from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.planner import Planned, Planner
-from gpunode.edge.report_data import FOUND, keep_results
+from gpunode.edge.report_data import keep_results
+from gpunode.edge.saved import SavedPlan
 from gpunode.edge.state import new_run, next_generation, write_private
 
 P = ParamSpec("P")
@@ -80,7 +79,7 @@ def provision(
     check: bool = False,
     diff: bool = False,
     arguments: Sequence[str] = (),
-    folder: Path | None = None,
+    saved: SavedPlan | None = None,
     rollout: Mapping[str, Any] | None = None,
     deadline: float = math.inf,
     cluster: Callable[[], Api] | None = None,
@@ -88,9 +87,9 @@ def provision(
 ) -> list[HostResult]:
     """Run the plans of `hosts` through generated playbooks, wave by wave, and probe the changed ones again.
 
-    Hosts that have converged, were refused or could not be reached are in no play.  `folder` is one that
-    `write_plan` has written; without it a new run folder in the state directory is.  After `deadline` seconds no
-    further host is begun with.  `rollout` has values that stand above those of the spec.  `cluster` opens the
+    Hosts that have converged, were refused or could not be reached are in no play.  `saved` is the plan's folder where
+    there is one, whose `check` the plans have passed: its files are used as they were read.  After `deadline` seconds
+    no further host is begun with.  `rollout` has values that stand above those of the spec.  `cluster` opens the
     Kubernetes API for hosts that are nodes and are to be drained (rollout.drain).
     Raises InputError for bad values of `rollout`, InterruptedByUser on Ctrl-C.
     """
@@ -102,13 +101,17 @@ def provision(
     if not todo:
         return [untouched[h.host] for h in hosts]
     own = new_run()
-    if folder is None:
-        folder = own
-        write_plan(folder, hosts, where, planner)
+    if saved is None:
+        write_plan(own, hosts, where, planner)
+    else:
+        for name, text in saved.texts.items():
+            write_private(own / name, text)
+        if not saved.sources:  # hosts that were named on the command line
+            where = replace(where, inventory=(str(own / INVENTORY),))
     asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
     pools = make_pools([(host, CHECK if check else spec) for host, spec in asked.items()])
     run = _Run(
-        name=own.name, folder=folder, own=own, where=where, planner=planner, check=check, diff=diff,
+        name=own.name, own=own, where=where, planner=planner, check=check, diff=diff,
         arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
         drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes, generation=next_generation(),
     )  # fmt: skip
@@ -130,8 +133,7 @@ class _Run:
     """One run of provision: what its jobs share."""
 
     name: str
-    folder: Path  # with the plan
-    own: Path  # for logs and playbooks of jobs
+    own: Path  # the run's folder: the plan, logs, playbooks of jobs
     where: Where
     planner: Planner
     check: bool
@@ -159,9 +161,6 @@ class _Run:
         rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
-        for name in (CONFIG, PLAN, FOUND) if self.own != self.folder else ():
-            if (self.folder / name).exists():
-                write_private(self.own / name, (self.folder / name).read_text(encoding="utf-8"))
         if self.runs:
             self._begin(self.runs, pools, classes, untouched)
         try:
@@ -261,7 +260,7 @@ class _Run:
 
     @property
     def _inventory(self) -> list[str]:
-        return [*inventory_sources(self.where), str((self.folder / INVENTORY).resolve())]
+        return [*inventory_sources(self.where), str((self.own / INVENTORY).resolve())]
 
     def _give_back(self, hosts: Sequence[str]) -> None:
         """End the leases of those that Ansible got to: this run does nothing more there."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gpunode import __version__
 from gpunode.core.checks.health import health_checks
-from gpunode.core.errors import Exit, GpunodeError, InputError
+from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.image import prepares
 from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT, plan_exit
 from gpunode.edge.ansible.runner import HostRun, run_playbook
@@ -21,6 +24,7 @@ from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
+MANIFEST = "manifest.json"
 ANSIBLE_CFG = """\
 # written by gpunode
 [defaults]
@@ -69,10 +73,9 @@ def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] 
 def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: Planner) -> None:
     """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook.
 
-    plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml.
+    plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml; the
+    manifest, which is written last, what the rest consists of (edge/saved.py).
     """
-    import json
-
     from gpunode.edge.report_data import FOUND, found_text, plans_data
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
@@ -86,11 +89,24 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
         "errors": plans_data([h for h in hosts if not h.planned], planner),
         "spec": planner.spec_data,
     }
-    write_private(folder / PLAN, json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n")
-    write_private(folder / FOUND, found_text(hosts, planner))
-    write_private(folder / INVENTORY, dump(make_inventory(plans, connection), HEADER))
-    write_private(folder / PLAYBOOK, dump(make_playbook(plans), HEADER))
-    write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])))
+    files = {
+        PLAN: _json(data),
+        FOUND: found_text(hosts, planner),
+        INVENTORY: dump(make_inventory(plans, connection), HEADER),
+        PLAYBOOK: dump(make_playbook(plans), HEADER),
+        CONFIG: ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])),
+    }
+    errors = [h.host for h in hosts if not h.planned]
+    lock = None if planner.lock is None else lock_text(planner.lock)
+    manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=where.limit, lock=lock)
+    for name, text in {**files, MANIFEST: _json(manifest)}.items():
+        write_private(folder / name, text)
+
+
+def _json(data: Any) -> str:
+    import json
+
+    return json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n"
 
 
 def inventory_sources(where: Where) -> list[str]:
@@ -119,24 +135,6 @@ def verify_found(found: Sequence[Detected], where: Where, planner: Planner, *, s
     hosts = [plan_one(one, planner) for one in found]
     smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
     return [_verified(h, planner, smoked.get(h.host, ()), smoke=smoke) for h in hosts]
-
-
-def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[str]:
-    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds."""
-    now = {h.host: h for h in hosts}
-    stale = []
-    for old in recorded["hosts"]:
-        new = now.get(old["host"])
-        if new is None or new.planned is None:
-            stale.append(f"{old['host']}: could not be probed: {new.error if new else 'not in the inventory any more'}")
-            continue
-        files = new.planned.plan.files
-        moved = sorted(p for p in {*old["files"], *files} if old["files"].get(p) != files.get(p))
-        if moved:
-            stale.append(f"{old['host']}: changed since the plan was made: {', '.join(moved)}")
-        elif old["facts_hash"] != new.planned.plan.facts_hash:
-            stale.append(f"{old['host']}: packages, kernels, GPUs or services are not what the plan rests on")
-    return stale
 
 
 def plan_one(found: Detected, planner: Planner) -> HostPlan:
@@ -268,22 +266,3 @@ def _verify_exit(checks: Sequence[Check]) -> Exit:
 def _verify_message(checks: Sequence[Check]) -> str:
     counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven")}
     return ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "nothing to check"
-
-
-def load_plan(folder: Path) -> dict[str, Any]:
-    """plan.json of a folder that `gpunode plan -o` wrote."""
-    import json
-
-    try:
-        data = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-        if data["format"] != PLAN_FORMAT:
-            raise InputError(
-                f"{folder / PLAN}: format {data['format']!r}", expected=str(PLAN_FORMAT), fix="make the plan again"
-            )
-        return dict(data)
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise InputError(
-            f"{folder}: no plan can be read: {said}",
-            expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
-        ) from error

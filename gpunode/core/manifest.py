@@ -1,0 +1,106 @@
+"""What a saved plan consists of: so that it is applied as it was reviewed, or refused with the difference.
+
+A manifest is plain data: the hash of each file of the plan's folder, and for each host the hash of each of its steps.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from gpunode.core.model import Plan
+
+MANIFEST_FORMAT = 1
+_NAMED = 8  # hosts that a difference names, before it counts them
+
+Steps = Mapping[str, tuple[str, str]]  # id → title, hash
+
+
+def make_manifest(
+    plans: Iterable[Plan],
+    errors: Iterable[str],
+    files: Mapping[str, str],
+    *,
+    gpunode: str,
+    limit: str,
+    lock: str | None,
+) -> dict[str, Any]:
+    """`files` are texts by name, `errors` hosts that were asked for and could not be planned.
+
+    `gpunode` is the version that made the plan; `limit` and `lock` are what the hosts and versions were chosen by.
+    """
+    return {
+        "format": MANIFEST_FORMAT,
+        "gpunode": gpunode,
+        "limit": limit,
+        "lock": lock,
+        "hosts": {plan.host: _steps_data(plan) for plan in plans},
+        "errors": list(errors),
+        "files": {name: hash_of(text) for name, text in files.items()},
+    }
+
+
+def hash_of(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def steps_of(plan: Plan) -> Steps:
+    """The steps as far as they are done: the words and diffs beside them are for readers."""
+    return {s.id: (s.title, hash_of(json.dumps(s.value, sort_keys=True, default=str))) for s in plan.steps}
+
+
+def recorded_steps(manifest: Mapping[str, Any], host: str) -> Steps:
+    return {step["id"]: (step["title"], step["hash"]) for step in manifest["hosts"][host]}
+
+
+def changed_files(manifest: Mapping[str, Any], texts: Mapping[str, str]) -> list[str]:
+    """The files of the folder that are not as they were written; `texts` by name."""
+    found = []
+    for name, recorded in manifest["files"].items():
+        if name not in texts:
+            found.append(f"{name}: is missing")
+        elif hash_of(texts[name]) != recorded:
+            found.append(f"{name}: was edited after the plan was made")
+    return found
+
+
+def changed_hosts(manifest: Mapping[str, Any], hosts: Iterable[str]) -> list[str]:
+    """Which `hosts` the inventory has now that it had not when the plan was made, and which it has no more."""
+    now, planned = list(hosts), manifest["hosts"]
+    added = [host for host in now if host not in planned and host not in manifest["errors"]]
+    gone = [host for host in planned if host not in now]
+    found = [f"added to the inventory after the plan was made: {_names(added)}"] if added else []
+    return found + ([f"not in the inventory any more: {_names(gone)}"] if gone else [])
+
+
+def changed_steps(manifest: Mapping[str, Any], plans: Iterable[Plan]) -> list[str]:
+    """Which steps are others than those of the plan, each difference once with the hosts that it is on."""
+    hosts: dict[str, list[str]] = {}
+    for plan in plans:
+        for text in _differences(recorded_steps(manifest, plan.host), steps_of(plan)):
+            hosts.setdefault(text, []).append(plan.host)
+    return [f"{_names(names)}: {text}" for text, names in hosts.items()]
+
+
+def _differences(old: Steps, new: Steps) -> Iterator[str]:
+    for id, (title, _) in old.items():
+        if id not in new:
+            yield f"step removed: {title} ({id})"
+    for id, (title, value) in new.items():
+        if id not in old:
+            yield f"step added: {title} ({id})"
+        elif old[id][1] != value:
+            yield f"step changed: {title} ({id})"
+    if list(old) != list(new) and old.keys() == new.keys():
+        yield "the steps have another order"
+
+
+def _steps_data(plan: Plan) -> list[dict[str, str]]:
+    return [{"id": id, "title": title, "hash": value} for id, (title, value) in steps_of(plan).items()]
+
+
+def _names(hosts: Sequence[str]) -> str:
+    named = ", ".join(hosts[:_NAMED])
+    return named if len(hosts) <= _NAMED else f"{named} … ({len(hosts)} in all)"

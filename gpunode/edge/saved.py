@@ -1,0 +1,127 @@
+"""The folder that `gpunode plan -o` writes, read for `provision DIR`: applied as it was saved, or refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from gpunode import __version__
+from gpunode.core.errors import InputError, StaleError
+from gpunode.core.manifest import MANIFEST_FORMAT, changed_files, changed_hosts, changed_steps, hash_of
+from gpunode.core.plan.lockfile import Lock, parse_lock
+from gpunode.core.plan.playbook import HEADER, dump, make_playbook
+from gpunode.core.report.text import PLAN_FORMAT
+from gpunode.edge.detect import Detected, Where, find_hosts
+from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK, HostPlan
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPlan:
+    """A plan's folder as it was read; `texts` are its files, which are read once and not again."""
+
+    folder: Path
+    plan: Mapping[str, Any]
+    manifest: Mapping[str, Any]
+    texts: Mapping[str, str]
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        return dict(self.plan["spec"])
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The user's own inventories; () where the hosts were named on the command line."""
+        return tuple(self.plan["inventory"])
+
+    @property
+    def lock(self) -> Lock | None:
+        """The versions of `gpunode plan --locked`."""
+        import tomllib
+
+        text = self.manifest["lock"]
+        return None if text is None else parse_lock(tomllib.loads(text), f"the lock in {self.folder / MANIFEST}")
+
+    def where(self, where: Where) -> Where:
+        """The hosts that were asked for, reached as `where` says."""
+        own = (str(self.folder / INVENTORY),)
+        return replace(where, hosts=(), inventory=self.sources or own, limit=self.manifest["limit"], listing=None)
+
+    def find_hosts(self, where: Where) -> list[Detected]:
+        """The hosts that were planned, in that order.  Raises StaleError when others are meant by now."""
+        found = {host.host: host for host in find_hosts(where)}
+        self._refuse(changed_hosts(self.manifest, found))
+        return [found[host] for host in self.manifest["hosts"]]
+
+    def check(self, hosts: Sequence[HostPlan]) -> None:
+        """Raise StaleError unless the plans made now have the saved steps, and their playbook is the saved one."""
+        if stale := check_fresh(self.plan, hosts):
+            self._refuse(stale)
+        plans = [host.planned.plan for host in hosts if host.planned]
+        version = self.manifest["gpunode"]
+        made_by = "" if version == __version__ else f" (gpunode {version} made the plan, this is {__version__})"
+        self._refuse([text + made_by for text in changed_steps(self.manifest, plans)])
+        if hash_of(dump(make_playbook(plans), HEADER)) != self.manifest["files"][PLAYBOOK]:
+            self._refuse([f"{PLAYBOOK}: this gpunode would run other plays for the same steps{made_by}"])
+
+    def _refuse(self, differences: Sequence[str]) -> None:
+        if differences:
+            raise StaleError(
+                "; ".join(differences),
+                expected=f"nothing else than when {self.folder} was written: a saved plan is applied as it is",
+                fix=f"plan again: gpunode plan -o {self.folder} … (what you edited, ansible-playbook runs)",
+            )
+
+
+def load_plan(folder: Path) -> SavedPlan:
+    """The folder, its files compared with its manifest.  Raises InputError, StaleError."""
+    plan = _read(folder, PLAN, "format", PLAN_FORMAT)
+    if not (folder / MANIFEST).exists():
+        raise StaleError(
+            f"{folder} has no {MANIFEST}: gpunode cannot tell whether it is as it was reviewed",
+            expected="a folder of this gpunode: older ones did not write one",
+            fix=f"plan again: gpunode plan -o {folder} …",
+        )
+    manifest = _read(folder, MANIFEST, "format", MANIFEST_FORMAT)
+    texts = {}
+    for name in manifest["files"]:
+        path = folder / Path(name).name
+        if path.is_file():
+            texts[name] = path.read_bytes().decode(errors="replace")
+    saved = SavedPlan(folder=folder, plan=plan, manifest=manifest, texts=texts)
+    saved._refuse(changed_files(manifest, texts))
+    return saved
+
+
+def _read(folder: Path, name: str, key: str, known: int) -> dict[str, Any]:
+    try:
+        data = json.loads((folder / name).read_text(encoding="utf-8"))
+        if data[key] != known:
+            raise InputError(f"{folder / name}: format {data[key]!r}", expected=str(known), fix="make the plan again")
+        return dict(data)
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+        said = error.strerror if isinstance(error, OSError) else error
+        raise InputError(
+            f"{folder}: no plan can be read: {said}",
+            expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
+        ) from error
+
+
+def check_fresh(recorded: Mapping[str, Any], hosts: Iterable[HostPlan]) -> list[str]:
+    """What is no longer as `plan.json` has it, one sentence for each; empty when the plan still holds."""
+    now = {h.host: h for h in hosts}
+    stale = []
+    for old in recorded["hosts"]:
+        new = now.get(old["host"])
+        if new is None or new.planned is None:
+            stale.append(f"{old['host']}: could not be probed: {new.error if new else 'not in the inventory any more'}")
+            continue
+        files = new.planned.plan.files
+        moved = sorted(p for p in {*old["files"], *files} if old["files"].get(p) != files.get(p))
+        if moved:
+            stale.append(f"{old['host']}: changed since the plan was made: {', '.join(moved)}")
+        elif old["facts_hash"] != new.planned.plan.facts_hash:
+            stale.append(f"{old['host']}: packages, kernels, GPUs or services are not what the plan rests on")
+    return stale

@@ -1,0 +1,119 @@
+"""The end of a run gives back every node that it worked on, and no other; a converged host costs nothing for it."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fleet_world import Offline, World
+
+from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
+from gpunode.core.remote import program
+from gpunode.edge import lease
+from gpunode.edge.ansible.runner import Event, HostRun
+from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet import undo
+from gpunode.edge.fleet.workflow import plan_one
+from gpunode.edge.ssh.many import NotServed, Ran, Target
+
+EVENTS = {"gpu0000": "changed", "gpu0001": "failed", "gpu0002": "unreachable", "gpu0003": "started"}
+
+
+def told(on_event: Any) -> None:
+    for host, kind in EVENTS.items():
+        on_event(Event(host=host, kind=kind, role="driver", task="Install"))
+
+
+@pytest.mark.parametrize("how", ["to its end", "Ansible fails", "interrupted", "a rehearsal"])
+def test_a_run_gives_back_the_hosts_that_ansible_worked_on(
+    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = World(["fresh"] * 4 + ["converged"] * 2)
+    back: list[tuple[set[str], str, int]] = []
+
+    def run_playbook(*words: Any, on_event: Any, **more: Any) -> dict[str, HostRun]:
+        told(on_event)
+        if how == "Ansible fails":
+            raise GpunodeError("no")
+        if how == "interrupted":
+            raise InterruptedByUser("Ctrl-C")
+        return {host: HostRun(exit=Exit.FAILED) for host in EVENTS}
+
+    def give_back(hosts: Sequence[Detected], *words: Any, run: str, generation: int) -> None:
+        back.append(({host.host for host in hosts}, run, generation))
+
+    planner = Offline({})
+    hosts = [plan_one(found, planner) for found in world.detect()]
+    with world._patched(tmp_path):
+        monkeypatch.setattr(fleet, "run_playbook", run_playbook)
+        monkeypatch.setattr(fleet, "give_back", give_back)
+        fleet.provision(hosts, Where(inventory=("x,",)), planner, check=how == "a rehearsal")
+    if how == "a rehearsal":
+        assert not back
+        return
+    [(names, run, generation)] = back
+    assert names == {"gpu0000", "gpu0001"} and generation > 1_000_000_000
+    assert run == world.journal(tmp_path).latest(1)[0].name
+
+
+@pytest.mark.parametrize("check", [False, True])
+def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    back: list[set[str]] = []
+
+    def run_playbook(*words: Any, on_event: Any, arguments: Sequence[str], **more: Any) -> dict[str, HostRun]:
+        assert any(word.startswith("gpunode_generation=") for word in arguments)
+        told(on_event)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(undo, "run_playbook", run_playbook)
+    monkeypatch.setattr(undo, "give_back", lambda hosts, *words, **more: back.append({h.host for h in hosts}))
+    with pytest.raises(KeyboardInterrupt):
+        undo.undo(Where(hosts=("gpu0000", "gpu0001", "gpu0002")), {"verb": "uninstall"}, check=check)
+    assert back == ([] if check else [{"gpu0000", "gpu0001"}])
+
+
+def test_what_paramiko_cannot_serve_is_given_back_by_ansible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Played on this machine by the connection `local`, which needs no node: the script prints what it would do."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(lease, "script", lambda name: f'cat "$GPUNODE_IN/run" >{tmp_path}/{name}.$(hostname)')
+    asked: list[str] = []
+
+    def run_many(targets: Sequence[Target], text: str, **more: Any) -> list[Ran]:
+        asked.extend(target.name for target in targets)
+        return [Ran(target=target, error=NotServed("no") if target.name == "b" else None) for target in targets]
+
+    monkeypatch.setattr(lease, "run_many", run_many)
+    inventory = tmp_path / "hosts.yml"
+    local = {"ansible_connection": "local"}
+    inventory.write_text(yaml.safe_dump({"all": {"hosts": {"a": local, "b": local, "c": local}}}))
+    kinds = {"a": "ssh", "b": "ssh", "c": "podman"}
+    hosts = [Detected(host=name, target=Target(name=name, connection=kind)) for name, kind in kinds.items()]
+    lease.give_back(hosts, Where(), tmp_path, [str(inventory)], run="r1", generation=7)
+    assert asked == ["a", "b"]
+    [play] = [yaml.safe_load(path.read_text()) for path in tmp_path.glob("release-*.yml")]
+    [limit] = tmp_path.glob("release-*.limit")
+    assert limit.read_text().split() == ["b", "c"]
+    assert [path.read_text() for path in tmp_path.glob("release.sh.*")] == ["r1\n"]
+    [task] = play[0]["tasks"]
+    assert "{" not in task["ansible.builtin.raw"]
+    text = base64.b64decode(task["ansible.builtin.raw"].split()[1]).decode()
+    request = {"run": b"r1\n", "controller": lease.controller_name().encode() + b"\n", "generation": b"7\n"}
+    assert text == program(lease.script("release.sh"), request)
+
+
+def test_a_node_that_cannot_be_reached_any_more_holds_nobody_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(
+        lease, "run_many", lambda targets, text, **more: [Ran(target=t, error=GpunodeError("gone")) for t in targets]
+    )
+    monkeypatch.setattr(lease, "run_playbook", lambda *words, **more: pytest.fail("Ansible would not reach it either"))
+    target = Target(name="a", connection="ssh")
+    lease.give_back([Detected(host="a", target=target)], Where(), tmp_path, [], run="r1", generation=7)

@@ -1,0 +1,308 @@
+"""`provision DIR`: the plan that was read is what runs, and on nothing else; or it is refused with the difference."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+from fleet_world import KEY, KINDS
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.cli import provision as provision_command
+from gpunode.cli.main import cli
+from gpunode.core import manifest
+from gpunode.core.errors import InputError, StaleError
+from gpunode.core.model import Plan, Step
+from gpunode.edge import detect, planner, saved
+from gpunode.edge.ansible import ahead
+from gpunode.edge.ansible.runner import Event, HostRun
+from gpunode.edge.detect import Detected, Where
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet import workflow
+from gpunode.edge.fleet.runs import Runs
+
+STEP = Step(role="cuda", option="files", title="Put a file there", value={"files": []})
+
+
+class Site:
+    """Two fresh hosts in an inventory of the user's, with nodes and Ansible simulated; a plan of them in `review`."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.review, self.inventory = folder / "review", folder / "hosts.yml"
+        self.kind = "fresh"
+        self.hosts("gpu1", "gpu2")
+        self.probed: list[str] = []
+        self.played: list[str] = []
+        self.playbooks: list[str] = []
+        self.inventories: list[list[str]] = []
+        monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
+        monkeypatch.setattr(ahead, "begin", lambda act: act)
+        monkeypatch.setattr(planner.Planner, "_key", lambda *words: KEY)
+        for module in (detect, fleet):
+            monkeypatch.setattr(module, "probe", self.probe)
+        monkeypatch.setattr(fleet, "run_playbook", self.run_playbook)
+        monkeypatch.setattr(fleet, "give_back", lambda *hosts, **more: None)
+
+    def hosts(self, *names: str) -> None:
+        self.inventory.write_text(yaml.safe_dump({"all": {"hosts": {name: {} for name in names}}}))
+
+    def probe(self, hosts: Sequence[Detected], where: Where, **more: Any) -> list[Detected]:
+        self.probed += [host.host for host in hosts]
+        return [replace(h, facts=replace(KINDS[self.kind], hostname=h.host)) for h in hosts]
+
+    def run_playbook(
+        self, folder: Path, playbook: str, *, arguments: Sequence[str], on_event: Any, inventory: Any, **more: Any
+    ) -> Any:
+        hosts = Path(arguments[list(arguments).index("--limit") + 1][1:]).read_text().split()
+        self.played += hosts
+        self.playbooks.append((folder / playbook).read_text())
+        self.inventories.append([*inventory])
+        self.kind = "converged"
+        for host in hosts:
+            on_event(Event(host=host, kind="ok", role="driver", task="Load"))
+        return {host: HostRun(message="played") for host in hosts}
+
+    def plan(self, *words: str) -> None:
+        words = words or ("-i", str(self.inventory))
+        assert self.gpunode("plan", *words, "-o", str(self.review)).return_value == 3
+        self.probed.clear()
+
+    def gpunode(self, *words: str) -> Result:
+        result = CliRunner().invoke(cli, words, standalone_mode=False)
+        assert result.exception is None or isinstance(result.exception, Exception)
+        return result
+
+    def provision(self, *words: str) -> Result:
+        return self.gpunode("provision", str(self.review), "--yes", *words)
+
+    def refused(self, *says: str) -> None:
+        result = self.provision()
+        assert result.return_value == 3, result.output
+        assert all(text in result.output for text in (*says, "plan again")), result.output
+        assert not self.played
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
+    made = Site(tmp_path, monkeypatch)
+    made.plan()
+    return made
+
+
+def test_a_plan_that_nothing_has_happened_to_runs_with_the_playbook_that_was_reviewed(site: Site) -> None:
+    result = site.provision()
+    assert result.return_value == 0, result.output
+    assert site.played == ["gpu1", "gpu2"]
+    assert site.playbooks == [(site.review / "playbook.yml").read_text()]
+
+
+def test_the_folder_is_read_once_so_what_changes_while_the_question_waits_does_not_count(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tamper(hosts: Any) -> None:
+        (site.review / "inventory.yml").write_text("all: {hosts: {gpu1: {ansible_connection: local}}}")
+
+    reviewed = (site.review / "inventory.yml").read_text()
+    monkeypatch.setattr(provision_command, "ask", tamper)
+    assert site.gpunode("provision", str(site.review)).return_value == 0
+    [[own, copied]] = site.inventories
+    assert Path(own) == site.inventory and Path(copied).read_text() == reviewed
+
+
+def test_hosts_of_the_command_line_are_reached_by_the_copy_of_the_reviewed_inventory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, monkeypatch)
+    monkeypatch.setattr(detect, "detect", lambda where, **more: site.probe(detect.find_hosts(where), where))
+    monkeypatch.setattr(workflow, "detect", lambda where, **more: site.probe(detect.find_hosts(where), where))
+    site.plan("ops@gpu1:2222", "gpu2")
+    assert site.provision().return_value == 0
+    [inventories] = site.inventories
+    assert {Path(i).parent.parent.name for i in inventories} == {"runs"}
+    hosts = yaml.safe_load(Path(inventories[-1]).read_text())["all"]["hosts"]
+    assert hosts["gpu1"]["ansible_port"] == 2222 and set(hosts) == {"gpu1", "gpu2"}
+    again = Runs().get("last").request["where"]
+    assert again["inventory"] == [inventories[0]] and again["hosts"] == []
+
+
+# ---------------------------------------------------------------- the folder
+
+
+def edit(name: str, change: Callable[[str], str]) -> Callable[[Path], None]:
+    return lambda folder: (folder / name).write_text(change((folder / name).read_text())) and None
+
+
+EDITS: dict[str, tuple[Callable[[Path], None], str]] = {
+    "a step is added to the playbook": (
+        edit("playbook.yml", lambda text: f"{text}    - role: my.own.role\n"), "playbook.yml: was edited"),
+    "a step is taken out of the playbook": (
+        edit("playbook.yml", lambda text: text[: text.rindex("    - role:")]), "playbook.yml: was edited"),
+    "another connection in the inventory": (
+        edit("inventory.yml", lambda text: text.replace("gpu1:", "gpu1:\n      ansible_connection: local")),
+        "inventory.yml: was edited"),
+    "another spec in the plan": (
+        edit("plan.json", lambda text: text.replace('"spec": {', '"spec": {"reboot": "always"')), "plan.json: was"),
+    "another ansible.cfg": (edit("ansible.cfg", lambda text: text.replace("True", "False")), "ansible.cfg: was edited"),
+    "what was found": (edit("found.jsonl", lambda text: ""), "found.jsonl: was edited"),
+    "a file is gone": (lambda folder: (folder / "playbook.yml").unlink(), "playbook.yml: is missing"),
+    "no manifest, as of an older gpunode": (lambda folder: (folder / "manifest.json").unlink(), "has no manifest.json"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "says"), EDITS.values(), ids=EDITS.keys())
+def test_a_folder_that_was_edited_is_refused_with_the_file(
+    change: Callable[[Path], None], says: str, site: Site
+) -> None:
+    change(site.review)
+    site.refused(says)
+    assert not site.probed, "before any host is asked"
+
+
+@pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 2}', "[" * 5000])
+@pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
+def test_a_plan_that_cannot_be_read_is_refused(text: str, name: str, site: Site) -> None:
+    (site.review / name).write_text(text)
+    with pytest.raises((InputError, StaleError)):
+        saved.load_plan(site.review)
+
+
+# ---------------------------------------------------------------- the hosts
+
+
+def test_of_a_plan_with_a_limit_the_other_hosts_are_neither_probed_nor_planned_nor_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site = Site(tmp_path, monkeypatch)
+    site.plan("-i", str(site.inventory), "--limit", "gpu1")
+    assert site.provision().return_value == 0
+    assert set(site.probed) == {"gpu1"} and site.played == ["gpu1"]
+    assert [row.host for row in Runs().hosts(Runs().get("last").name)] == ["gpu1"]
+    assert Runs().get("last").request["where"]["limit"] == "gpu1", "and `runs resume` means the same"
+
+
+@pytest.mark.parametrize(
+    ("now", "says"),
+    [
+        (["gpu1", "gpu2", "gpu3"], "added to the inventory after the plan was made: gpu3"),
+        (["gpu2"], "not in the inventory any more: gpu1"),
+    ],
+    ids=["added", "left out"],
+)
+def test_another_inventory_is_refused_with_the_hosts(now: list[str], says: str, site: Site) -> None:
+    site.hosts(*now)
+    site.refused(says)
+    assert not site.probed
+
+
+def test_hosts_in_another_order_are_the_same_hosts(site: Site) -> None:
+    site.hosts("gpu2", "gpu1")
+    assert site.provision().return_value == 0 and site.played == ["gpu1", "gpu2"]
+
+
+def test_a_host_that_could_not_be_planned_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, monkeypatch)
+    whole = workflow.detect
+
+    def detect_one(where: Where, **more: Any) -> list[Detected]:
+        first, second = whole(where, **more)
+        return [first, replace(second, facts=None, error=InputError("gpu2: no route"))]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(workflow, "detect", detect_one)
+        result = site.gpunode("plan", "-i", str(site.inventory), "-o", str(site.review))
+    assert result.return_value, result.output
+    site.probed.clear()
+    assert site.provision().return_value == 0
+    assert set(site.probed) == {"gpu1"} and site.played == ["gpu1"]
+
+
+@pytest.mark.parametrize("words", [("--limit", "gpu1"), ("--lock-file", "gpunode.lock")])
+def test_a_part_of_a_plan_is_not_run(words: tuple[str, ...], site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(site.review.parent)
+    Path("gpunode.lock").write_text("format = 1\n")
+    result = site.provision(*words)
+    assert "is run as a whole" in str(result.exception or result.output) and not site.played
+
+
+# ---------------------------------------------------------------- the steps
+
+
+def planning(change: Callable[[tuple[Step, ...]], tuple[Step, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """From now on gpunode plans other steps of the same facts, as another version or other knowledge may."""
+    make_plan = planner.make_plan
+
+    def other(*words: Any, **more: Any) -> Plan:
+        plan = make_plan(*words, **more)
+        return replace(plan, steps=change(plan.steps))
+
+    monkeypatch.setattr(planner, "make_plan", other)
+
+
+def other_value(steps: tuple[Step, ...]) -> tuple[Step, ...]:
+    return tuple(replace(s, value={"other": 1}) if s.id == "driver.packages" else s for s in steps)
+
+
+STEPS: dict[str, tuple[Callable[[tuple[Step, ...]], tuple[Step, ...]], str]] = {
+    "a step more": (lambda steps: (*steps, STEP), "step added: Put a file there (cuda.files)"),
+    "a step less": (lambda steps: tuple(s for s in steps if s.id != "driver.packages"), "step removed: Install"),
+    "other packages": (other_value, "step changed: Install the NVIDIA driver"),
+    "another order": (lambda steps: (steps[0], *reversed(steps[1:])), "the steps have another order"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("change", "says"), STEPS.values(), ids=STEPS.keys())
+def test_a_gpunode_that_plans_other_steps_is_refused_with_the_step_and_its_hosts(
+    change: Callable[[tuple[Step, ...]], tuple[Step, ...]], says: str, site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planning(change, monkeypatch)
+    monkeypatch.setattr(saved, "__version__", "9.9")
+    site.refused(f"gpu1, gpu2: {says}", "made the plan, this is 9.9")
+
+
+def test_a_gpunode_that_writes_other_plays_for_the_same_steps_is_refused(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = saved.make_playbook
+    monkeypatch.setattr(saved, "make_playbook", lambda plans: [{**play, "strategy": "linear"} for play in make(plans)])
+    site.refused("playbook.yml: this gpunode would run other plays")
+
+
+def test_another_version_that_plans_the_same_goes_on(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saved, "__version__", "9.9")
+    assert site.provision().return_value == 0
+
+
+def test_a_node_that_changed_is_refused_as_before(site: Site) -> None:
+    site.kind = "drifted"
+    site.refused("gpu1: changed since the plan was made")
+
+
+def test_a_locked_plan_is_planned_with_its_lock_again(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = site.review.parent / "gpunode.lock"
+    lock.write_text("format = 1\n")
+    result = site.gpunode("plan", "-i", str(site.inventory), "--lock-file", str(lock), "-o", str(site.review))
+    assert result.return_value == 5, "a lock without the class of the hosts refuses them"
+    lock.unlink()
+    assert "format = 1" in saved.load_plan(site.review).manifest["lock"]
+    assert site.provision().return_value == 5 and not site.played
+
+
+PLANS = st.lists(
+    st.tuples(st.sampled_from("abcdef"), st.integers(0, 2)), max_size=6, unique_by=lambda step: step[0]
+).map(lambda rows: tuple(Step(role="r", option=o, title=f"Do {o}", value={"v": v}) for o, v in rows))
+
+
+@given(old=PLANS, new=PLANS)
+def test_two_plans_differ_exactly_when_their_steps_do(old: tuple[Step, ...], new: tuple[Step, ...]) -> None:
+    recorded = manifest.make_manifest([Plan(host="h", steps=old)], [], {}, gpunode="1", limit="", lock=None)
+    recorded = json.loads(json.dumps(recorded))
+    assert bool(manifest.changed_steps(recorded, [Plan(host="h", steps=new)])) == (old != new)
+    words = [replace(step, diff="+ other", disruptive="restarts", title=step.title) for step in old]
+    assert not manifest.changed_steps(recorded, [Plan(host="h", steps=tuple(words))])
