@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -144,6 +145,59 @@ class Killed:
     def verified(self) -> set[int]:
         words = ("-i", str(self.lab.inventory), "-c", str(self.spec), "--format", "json")
         return {host["exit"] for host in json.loads(self.gpunode("verify", *words))["hosts"]}
+
+
+SLOW = "printf 'DPkg::Pre-Invoke {\"sleep 20\";};\\n' >/etc/apt/apt.conf.d/zz-slow"  # long enough to hit the step
+
+
+def processes_of(run: str) -> list[str]:
+    """The command lines on this machine that name a run."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            text = process.read_text().replace("\0", " ")
+            if run in text:
+                found.append(text)
+    return found
+
+
+@pytest.mark.timeout(1800)
+def test_a_killed_controller_leaves_nothing_behind_that_goes_on(lab_up: Any, tmp_path: Path) -> None:
+    """Killed in the middle of apt, alone; then an uninstall, and another controller without waiting for a lease."""
+    lab = lab_up(1, engines=("containerd",), python=False)
+    small = {"driver": {"branch": "none"}}
+    fleet = Killed(lab, tmp_path, small, each_host=True)
+    fleet.on(0, SLOW)
+    step = "Install the NVIDIA Container Toolkit"
+    events = tmp_path / "events"
+    events.touch()
+    words = ["provision", "-i", str(lab.inventory), "-c", str(fleet.spec), "--yes", "--events", str(events)]
+    controller = subprocess.Popen([sys.executable, "-m", "gpunode", *words], env=fleet.environment)
+    until = time.monotonic() + 300
+    while step not in events.read_text() and time.monotonic() < until:
+        time.sleep(0.1)
+    time.sleep(3)
+    run = fleet.runs()[0]["name"]
+    assert processes_of(run), "ansible-playbook names its run"
+    controller.kill()
+    controller.wait()
+    until = time.monotonic() + 20
+    while processes_of(run) and time.monotonic() < until:
+        time.sleep(0.2)
+    assert not processes_of(run)
+
+    fleet.gpunode("uninstall", "-i", str(lab.inventory), "--yes")
+    holder = fleet.on(0, "cat /var/lib/gpunode/lease").split()
+    assert holder[2] > run, "the uninstall was the last to work here"
+    assert fleet.on(0, "cat /var/lib/gpunode/released").split() == holder[1:]
+    assert "nvidia-container-toolkit" not in fleet.on(
+        0, "dpkg-query -W -f '${Package} ${Status}\n' | grep 'ok installed' || :"
+    )
+
+    fleet.on(0, "rm /etc/apt/apt.conf.d/zz-slow")
+    fleet.environment["XDG_STATE_HOME"] = str(tmp_path / "another")
+    fleet.gpunode("provision", "-i", str(lab.inventory), "-c", str(fleet.spec), "--yes")
+    assert fleet.on(0, "cat /var/lib/gpunode/lease").split()[1] != holder[1]
 
 
 @pytest.mark.timeout(3600)
