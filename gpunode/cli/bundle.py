@@ -112,7 +112,7 @@ def create(
     )
     if not order.targets:
         raise click.UsageError("name the targets (--for), or saved probes (--probe)")
-    store = Store(store_folder(), Web(planner.spec().proxy))
+    store = Store(store_folder(), Web(planner.opened_spec().proxy))
     with _telling() as tell:
         manifest = make(order, planner, store, output, url=url, tell=tell)
     if output_format == "json":
@@ -187,6 +187,7 @@ def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any]
     from gpunode.core.bundle.manifest import KEY, fragment, fragment_text
     from gpunode.core.spec import merge_spec, parse_spec
     from gpunode.edge.bundle.verify import place_of, read_manifest
+    from gpunode.edge.state import write_private
 
     where = place_of(place)
     manifest, found = read_manifest(where)
@@ -199,7 +200,7 @@ def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any]
     parse_spec(data)
     text = fragment_text(data) if output_format == "yaml" else json.dumps(data, indent=2) + "\n"
     if output:
-        output.write_text(text, encoding="utf-8")
+        write_private(output, text)  # it may have a password of yours
     else:
         click.echo(text, nl=False)
     return Exit.OK

@@ -170,19 +170,21 @@ def with_probes(where: Where, probes: tuple[Path, ...]) -> Where:
 def spec_option(command: Command) -> Command:
     """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
 
+    return _spec_option("What you want (docs/spec.md); gpunode.yml of the current folder where there is one.")(command)
+
+
+def secrets_option(command: Command) -> Command:
+    """The same file, for nothing but the secrets in it: what was recorded has only references to them."""
+    return _spec_option("Where to read passwords that the recorded spec refers to; gpunode.yml as a rule.")(command)
+
+
+def _spec_option(text: str) -> Callable[[Command], Command]:
     def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
         from gpunode.edge.load import load_spec
 
         return load_spec(value or DEFAULT_SPEC)[1] if value or DEFAULT_SPEC.exists() else {}
 
-    return click.option(
-        "-c",
-        "--config",
-        "spec_data",
-        metavar="FILE",
-        callback=read,
-        help="What you want (docs/spec.md); gpunode.yml of the current folder where there is one.",
-    )(command)
+    return click.option("-c", "--config", "spec_data", metavar="FILE", callback=read, help=text)
 
 
 # ---------------------------------------------------------------- output

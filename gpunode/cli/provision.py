@@ -80,13 +80,14 @@ def provision(
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.progress import fleet as fleet_progress
     from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.planner import Planner
+    from gpunode.edge.planner import Planner, with_secrets
 
     where, arguments = _split_arguments(replace(where, break_lock=break_lock, settle=0 if check else SETTLE))
     folder = _plan_folder(where, lock)
     reviewed = saved.load_plan(folder) if folder else None
     if reviewed:
-        where, spec_data, lock = reviewed.where(where), reviewed.spec, reviewed.lock
+        spec_data = with_secrets(reviewed.spec, spec_data)
+        where, lock = reviewed.where(where), reviewed.lock
     if use_lab:
         where, spec_data = _lab(where, spec_data)
     planner = Planner(spec_data, lock=lock)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, worst_exit
+from gpunode.cli.common import format_option, print_json, secrets_option, worst_exit
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.rollout import run_options
 
@@ -113,6 +113,7 @@ def diff(first: str, second: str, output_format: str) -> int:
 @click.argument("name", metavar="RUN", default="last")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@secrets_option
 @run_options
 @cluster_options
 @format_option("text", "json")
@@ -120,6 +121,7 @@ def resume(
     name: str,
     yes: bool,
     ask_become_pass: bool,
+    spec_data: dict[str, Any],
     deadline: float,
     break_lock: bool,
     events: EventLog | None,
@@ -139,7 +141,7 @@ def resume(
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.progress import fleet as fleet_progress
     from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.planner import Planner
+    from gpunode.edge.planner import Planner, with_secrets
 
     journal = _journal()
     run = journal.get(name)
@@ -160,7 +162,7 @@ def resume(
     said = f"of run {run.name}"
     text = run.request.get("lock")
     lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")
-    planner = Planner(run.request["spec"], where=f"the spec {said}", lock=lock)
+    planner = Planner(with_secrets(run.request["spec"], spec_data), where=f"the spec {said}", lock=lock)
     known = [host for host in find_hosts(where) if host.host in left]
     if gone := sorted(left - {host.host for host in known}):
         click.echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)

@@ -128,11 +128,11 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     from gpunode.core.items.image import prepares
     from gpunode.core.solve import request_of
     from gpunode.core.solve.stacks import fleet_stacks, stacks_text
-    from gpunode.core.spec import parse_spec
     from gpunode.edge.detect import Where, detect
     from gpunode.edge.load import load_knowledge
+    from gpunode.edge.planner import Planner
 
-    spec = parse_spec(spec_data, where="gpunode.yml")
+    spec = Planner(spec_data, to_run=False).spec()
     found = detect(Where(probes=probes))
     facts = {one.host: one.facts for one in found if one.facts}
     idle = [host for host, its in facts.items() if not (its.has_gpu or prepares(spec))]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from gpunode.core.model import Problem
+
+
+_USERINFO = re.compile(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL has a user and a password
 
 
 class Exit(IntEnum):
@@ -26,16 +30,15 @@ class GpunodeError(Exception):
     """A failure that a person can act on: the thing and its value, what was expected, and what to do next.
 
     `what` names the thing and its value in one sentence, `expected` what would have been right ("" where that is
-    plain), `fix` the next step.  The command line prints exactly these three and exits with `exit`.
+    plain), `fix` the next step.  The command line prints exactly these three and exits with `exit`.  User and password
+    of a URL are in none of them.
     """
 
     exit = Exit.FAILED
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
-        super().__init__(what)
-        self.what = what
-        self.expected = expected
-        self.fix = fix
+        self.what, self.expected, self.fix = (_USERINFO.sub("********", text) for text in (what, expected, fix))
+        super().__init__(self.what)
 
     def __str__(self) -> str:
         lines = [self.what]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
 from typing import Any
@@ -19,6 +19,7 @@ from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution
 from gpunode.core.plan import make_plan, pending_items
 from gpunode.core.plan.lockfile import Lock, class_of, with_lock
+from gpunode.core.secrets import Secrets, is_recorded, open_recorded, seal_spec
 from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec.kubernetes import SharingSpec
@@ -36,12 +37,18 @@ def load_templates() -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Planned:
-    """A plan with what it was made from."""
+    """A plan with what it was made from: secrets are nowhere but in `secrets`, the rest refers to them."""
 
     plan: Plan
     facts: NodeFacts
     spec: Spec
     solution: Solution
+    secrets: Secrets = field(default_factory=Secrets, repr=False)
+
+
+def with_secrets(recorded: Any, given: Any) -> Any:
+    """The spec of a plan or run as it was recorded, with the secrets that the gpunode.yml `given` has at those keys."""
+    return open_recorded(recorded, seal_spec(given or {})[1]) if is_recorded(recorded) else recorded
 
 
 class Planner:
@@ -57,19 +64,23 @@ class Planner:
     ) -> None:
         """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning.
 
-        `lock`: exactly its versions, and no plan for what they cannot be had on.
+        `lock`: exactly its versions, and no plan for what they cannot be had on.  `spec_data` becomes the data with
+        references in place of secrets, which may be written down; `secrets` are those of gpunode.yml.
         """
         self._to_run = to_run
         self.lock = lock
         self._locked: dict[tuple[int, str], tuple[Spec, tuple[Problem, ...]]] = {}
-        self.spec_data = spec_data or {}
+        self._given = spec_data or {}
         self._where = where
-        self._specs: dict[str, Spec] = {}
+        self._specs: dict[str, tuple[Spec, Secrets]] = {}
         self._solutions: dict[object, Solution] = {}
         self._planned: dict[tuple[object, ...], Planned] = {}
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         self._bundles = Bundles()
+        # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
+        sealed, self.secrets = seal_spec(self._given, where=where, recorded=True)
+        self.spec_data: Mapping[str, Any] = sealed
         parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
 
     @cached_property
@@ -83,11 +94,20 @@ class Planner:
         return load_templates()
 
     def spec(self, over: Mapping[str, Any] | None = None, *, host: str = "") -> Spec:
-        """gpunode.yml with the host's `gpunode_spec` merged over it."""
+        """gpunode.yml with the host's `gpunode_spec` merged over it, and references in place of secrets."""
+        return self._spec(over, host)[0]
+
+    def opened_spec(self) -> Spec:
+        """gpunode.yml with its secrets: for what this machine fetches itself."""
+        spec, secrets = self._spec(None, "")
+        return secrets.open_spec(spec)
+
+    def _spec(self, over: Mapping[str, Any] | None, host: str) -> tuple[Spec, Secrets]:
         key = json.dumps(over or {}, sort_keys=True, default=str)
         if key not in self._specs:
             where = f"gpunode_spec of {host}" if over else self._where
-            self._specs[key] = parse_spec(merge_spec(self.spec_data, over or {}), where=where)
+            sealed, secrets = seal_spec(merge_spec(self._given, over or {}), where=where)
+            self._specs[key] = parse_spec(sealed, where=where), secrets
         return self._specs[key]
 
     def solution(self, facts: NodeFacts, spec: Spec) -> Solution:
@@ -103,11 +123,13 @@ class Planner:
         A plan rests on nothing but the spec and what facts_hash covers, so hosts alike are worked out once.  Only its
         words about the containers that run there now are the host's own.
         """
-        spec, problems = self._with_lock(self.spec(over, host=host), facts)
+        sealed, secrets = self._spec(over, host)
+        spec, problems = self._with_lock(sealed, facts)
+        facts = secrets.seal_facts(facts)
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
         kind = (facts_hash(facts), docker, id(spec))  # self._specs keeps every spec alive: no two have the same id
         if kind not in self._planned:
-            self._planned[kind] = self._plan(host, facts, spec)
+            self._planned[kind] = self._plan(host, facts, spec, secrets)
         known = self._planned[kind]
         plan = replace(known.plan, host=host)
         if problems:
@@ -122,25 +144,28 @@ class Planner:
             self._locked[key] = with_lock(spec, self.lock, facts)
         return self._locked[key]
 
-    def _plan(self, host: str, facts: NodeFacts, spec: Spec) -> Planned:
+    def _plan(self, host: str, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Planned:
         solution = self._shared(facts, spec, self.solution(facts, spec))
         missing: dict[str, str] = {}
+        opened = secrets.open_spec(spec)
 
         def key_of(repository: Repository) -> bytes:
             try:
-                return self._key(repository, spec)
-            except GpunodeError as error:
+                return self._key(replace(repository, url=secrets.open(repository.url)), opened)
+            except GpunodeError as cause:
+                error = secrets.seal_error(cause)
                 if self._to_run or error.exit != Exit.FAILED:  # a wrong key is refused even in a plan to look at
-                    raise
+                    raise error from None
                 missing[repository.name] = f"provision will need the key of {repository.name}: {error.what}"
                 return b""
 
         solution = replace(solution, problems=(*solution.problems, *self._given_files(solution)))
         plan = make_plan(host, facts, spec, solution, templates=self.templates, key_of=key_of)
         plan = replace(plan, warnings=(*plan.warnings, *missing.values()))
-        if found := self._bundles.problems(facts, spec, plan):
-            plan = replace(plan, steps=(), problems=found)
-        return Planned(plan=plan, facts=facts, spec=spec, solution=solution)
+        if found := self._bundles.problems(facts, opened, plan):
+            sealed = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found)
+            plan = replace(plan, steps=(), problems=sealed)
+        return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets)
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
         """The solution with what the host does about sharing."""

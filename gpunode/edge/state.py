@@ -11,6 +11,7 @@ import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import IO
 
 
 def state_dir() -> Path:
@@ -63,6 +64,11 @@ def controller_name() -> str:
             os.link(own, path)
         own.unlink()
     return path.read_text(encoding="utf-8").strip()
+
+
+def append_private(path: Path) -> IO[str]:
+    """A file that only its owner may read, opened to add to it."""
+    return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "a", encoding="utf-8")
 
 
 def write_private(path: Path, text: str) -> None:

@@ -7,23 +7,29 @@ import json
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.secrets import Vaulted
 from gpunode.edge.ssh.shell import Target
 
 SPEC_VARIABLE = "gpunode_spec"
+_VAULT = b"$ANSIBLE_VAULT"
 _SSH = ("ssh", "smart", "paramiko", "paramiko_ssh")
 
 
 @dataclass(frozen=True, kw_only=True)
 class InventoryHost:
-    """A host of the inventory.  `spec` is its gpunode_spec as plain data, merged key by key over groups and host."""
+    """A host of the inventory.  `spec` is its gpunode_spec as plain data, merged key by key over groups and host.
+
+    Texts that came out of a vault are `Vaulted` in it.
+    """
 
     target: Target
     groups: tuple[str, ...] = ()
-    spec: Mapping[str, Any] = field(default_factory=dict)
+    spec: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def name(self) -> str:
@@ -118,11 +124,14 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         try:
             templar = Templar(loader=loader, variables=variables)
             target = _target(host.name, variables, templar)
-            spec = _plain(templar.template(merged_spec(variable_manager, host))) if SPEC_VARIABLE in variables else {}
+            given = merged_spec(variable_manager, host) if SPEC_VARIABLE in variables else {}
+            spec = plain_spec(templar.template(given))
         except AnsibleError as error:
             raise InputError(f"host {host.name}: {error}", fix="correct the variable in the inventory") from error
         if not isinstance(spec, dict):
-            raise InputError(f"host {host.name}: {SPEC_VARIABLE} is {spec!r}", expected="a mapping, as in gpunode.yml")
+            raise InputError(
+                f"host {host.name}: {SPEC_VARIABLE} is no mapping", expected="a mapping, as in gpunode.yml"
+            )
         groups = tuple(group.name for group in host.get_groups() if group.name not in ("all", "ungrouped"))
         found.append(InventoryHost(target=target, groups=groups, spec=spec))
     if not found:
@@ -207,6 +216,38 @@ def _load_plugin(kind: str, name: str) -> None:
     from ansible.plugins.loader import become_loader, connection_loader
 
     {"become": become_loader, "connection": connection_loader}[kind].get(name, class_only=True)
+
+
+def plain_spec(value: Any) -> Any:
+    """A templated `gpunode_spec` as plain data; its texts out of a vault become `Vaulted`."""
+
+    def marked(plain: Any, tagged: Any) -> Any:
+        if isinstance(plain, dict) and isinstance(tagged, Mapping):
+            return {key: marked(plain[key], inner) for key, inner in zip(plain, tagged.values(), strict=True)}
+        if isinstance(plain, list) and isinstance(tagged, Sequence):
+            return [marked(*pair) for pair in zip(plain, tagged, strict=True)]
+        return Vaulted(plain) if isinstance(plain, str) and _from_vault(tagged) else plain
+
+    return marked(_plain(value), value)
+
+
+def _from_vault(value: Any) -> bool:
+    """Whether Ansible decrypted the value by itself, or the file that it is from."""
+    from ansible._internal._datatag._tags import Origin
+    from ansible.parsing.vault import VaultHelper
+
+    origin = Origin.get_tag(value)
+    path = origin.path if origin else None
+    return bool(VaultHelper.get_ciphertext(value, with_tags=False)) or bool(path and _is_vault(path))
+
+
+@cache
+def _is_vault(path: str) -> bool:
+    try:
+        with Path(path).open("rb") as file:
+            return file.read(len(_VAULT)) == _VAULT
+    except OSError:
+        return False
 
 
 def _plain(value: Any) -> Any:

@@ -140,7 +140,7 @@ def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
         from gpunode.core.kube import cluster_of, render
         from gpunode.edge.load import load_kube_knowledge
 
-        spec = planner.spec()
+        spec = planner.opened_spec()
         public = replace(spec.kubernetes, images=replace(spec.kubernetes.images, registry=""))  # where they come from
         rendered = render(cluster_of({"": replace(spec, kubernetes=public)}, "", load_kube_knowledge()))
         if rendered.problems:
@@ -150,7 +150,7 @@ def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
         tell(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
     if order.wheels:
         tell(f"wheels of {' '.join(order.wheels)}")
-        found = replace(found, files={**found.files, **wheels(order.wheels, planner.spec().proxy)})
+        found = replace(found, files={**found.files, **wheels(order.wheels, planner.opened_spec().proxy)})
     return found
 
 
@@ -179,7 +179,7 @@ def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
     """What provision would install on a bare machine with each of the GPUs, or on the machines that were probed."""
     row = planner.knowledge.distro(target.distro)
     assert row is not None
-    spec = planner.spec()
+    spec = planner.opened_spec()
     gpus: list[tuple[str, ...]] = [(gpu,) for gpu in order.gpus] or [()]
     bare = [bare_node(target, row, planner.knowledge, some, order.kernels) for some in gpus]
     for facts in order.facts.get(target, ()) or bare:
@@ -203,7 +203,7 @@ def _vendors(wants: Sequence[Wants], planner: Planner, manager: str) -> Iterator
         yield Upstream(
             name=repository.name,
             url=repository.url,
-            key=resolve_key(repository, planner.spec()).decode("latin-1"),
+            key=resolve_key(repository, planner.opened_spec()).decode("latin-1"),
             fingerprints=(repository.fingerprint,),
             signs="metadata" if manager == "apt" else repository.signs,
         )
@@ -213,7 +213,7 @@ def _distribution(order: Order, target: Target, planner: Planner) -> tuple[Upstr
     """The distribution's own repositories: the spec's, those that were given, else the public ones."""
     from gpunode.edge.load import load_archives
 
-    if DISTRIBUTION in planner.spec().sources:
+    if DISTRIBUTION in planner.opened_spec().sources:
         return ()  # among the vendors': the solver has named it
     if given := order.repositories.get(target):
         return given
@@ -235,7 +235,7 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
         )
     if upstream.key.endswith(Path(ARCH_KEYRING).name):
         return [Path(upstream.key).read_bytes()]
-    return [read_key(upstream.key, planner.spec().proxy, upstream.fingerprints)]
+    return [read_key(upstream.key, planner.opened_spec().proxy, upstream.fingerprints)]
 
 
 # ---------------------------------------------------------------- the folder

@@ -39,7 +39,8 @@ from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
-from gpunode.edge.state import new_run, next_generation, write_private
+from gpunode.edge.secrets import handed_over
+from gpunode.edge.state import append_private, new_run, next_generation, write_private
 
 P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
@@ -235,18 +236,19 @@ class _Run:
         write_private(limit, "".join(f"{host}\n" for host in job.hosts))
         arguments = ansible_arguments(self.where, self.arguments, run=self.name, generation=self.generation)
         try:
-            done = run_playbook(
-                self.own,
-                playbook,
-                inventory=self._inventory,
-                forks=job.forks,
-                check=self.check,
-                diff=self.diff,
-                arguments=[*arguments, "--limit", f"@{limit}"],
-                become_password=self.where.become_password,
-                on_event=self._heard,
-                cancelled=self._cancelled.is_set,
-            )
+            with handed_over(self.planner.secrets) as secrets:
+                done = run_playbook(
+                    self.own,
+                    playbook,
+                    inventory=self._inventory,
+                    forks=job.forks,
+                    check=self.check,
+                    diff=self.diff,
+                    arguments=[*arguments, *secrets, "--limit", f"@{limit}"],
+                    become_password=self.where.become_password,
+                    on_event=self._heard,
+                    cancelled=self._cancelled.is_set,
+                )
         finally:
             self._give_back(job.hosts)
         good = {host for host in job.hosts if host in done and not done[host].exit}
@@ -301,7 +303,7 @@ class _Run:
             if self.runs and event.kind == "started":
                 self.runs.step(self.name, event.host, event.task)
             if event.kind not in ("started", "skipped"):
-                with (self.own / "hosts" / f"{event.host.replace('/', '_')}.log").open("a", encoding="utf-8") as log:
+                with append_private(self.own / "hosts" / f"{event.host.replace('/', '_')}.log") as log:
                     log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
             self.ears.event(event)
 

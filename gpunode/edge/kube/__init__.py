@@ -9,17 +9,23 @@ from typing import Any
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.kube import Object, Release
 from gpunode.core.kube.render.files import HEADER
+from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 
 
 def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[str, Spec]:
     """Host → its spec; without an inventory one spec, under the name ""."""
     if not inventory:
-        return {"": parse_spec(spec_data)}
+        return {"": _spec(spec_data, "gpunode.yml")}
     from gpunode.edge.ansible.inventory import load_inventory
 
     hosts = load_inventory(inventory, limit=limit)
-    return {h.name: parse_spec(merge_spec(spec_data, h.spec), where=f"gpunode_spec of {h.name}") for h in hosts}
+    return {h.name: _spec(merge_spec(spec_data, h.spec), f"gpunode_spec of {h.name}") for h in hosts}
+
+
+def _spec(data: Any, where: str) -> Spec:
+    """The spec without its secrets, which no object of a cluster has."""
+    return parse_spec(seal_spec(data, where=where)[0], where=where)
 
 
 def write_files(folder: Path, files: Mapping[str, str]) -> list[str]:

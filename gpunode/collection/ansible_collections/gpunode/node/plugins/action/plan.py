@@ -26,6 +26,7 @@ class ActionModule(NodeAction):
         base = load_spec_data(args["config"]) if args["config"] else {}
         planner = Planner(base, where=args["config"] or "gpunode_spec")
         planned = planner.plan(host, facts, merge_spec(self.inventory_spec(), args["spec"]))
+        self._check_secrets(planned.secrets)
         plan = planned.plan
         result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
         if plan.problems:
@@ -37,3 +38,16 @@ class ActionModule(NodeAction):
             }
         titles = [step.title for step in plan.steps]
         return result | {"smoke": planner.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
+
+    def _check_secrets(self, secrets):
+        """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""
+        from gpunode.core.errors import InputError
+
+        known = self.secrets().values if secrets else {}
+        lost = [reference for reference, value in secrets.values.items() if known.get(reference) != value]
+        if lost:
+            raise InputError(
+                f"{lost[0]}: a secret in the argument spec",
+                expected="secrets in the variable gpunode_spec: results of tasks refer to it",
+                fix="set it there (in the inventory, in a vault), and leave it out of spec",
+            )

@@ -35,6 +35,7 @@ class NodeAction(ActionBase):
     _supports_diff = True
     _supports_async = False
     ARGUMENTS: ClassVar[dict] = {}
+    _opened = None  # the secrets that the arguments refer to
 
     def run(self, tmp=None, task_vars=None):
         result = super().run(tmp, task_vars)
@@ -46,11 +47,12 @@ class NodeAction(ActionBase):
         args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
         self._vars = task_vars or {}
         try:
-            return result | {"changed": False} | self.act(args)
+            return result | {"changed": False} | self._sealed(self.act(self._with_secrets(args)))
         except ImportError as error:
             return result | _needs_gpunode(error)
         except GpunodeError as error:
-            return result | {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
+            failed = {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
+            return result | self._sealed(failed)
 
     def act(self, args):
         raise NotImplementedError
@@ -61,11 +63,41 @@ class NodeAction(ActionBase):
 
     def inventory_spec(self):
         """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
-        from gpunode.edge.ansible.inventory import merged_spec
+        from gpunode.edge.ansible.inventory import merged_spec, plain_spec
 
         manager = self._task.get_variable_manager()
         host = manager._inventory.get_host(self._vars["inventory_hostname"])
-        return self._templar.template(merged_spec(manager, host, play=self._task.play, task=self._task))
+        return plain_spec(self._templar.template(merged_spec(manager, host, play=self._task.play, task=self._task)))
+
+    def secrets(self):
+        """The secrets of this host's spec: gpunode.yml's that `gpunode provision` hands over, the inventory's."""
+        from gpunode.core.secrets import seal_spec
+        from gpunode.core.spec import merge_spec
+        from gpunode.edge.load import load_spec_data
+        from gpunode.edge.secrets import VARIABLE, received
+
+        config = self._templar.template(self._vars.get("gpunode_config") or "")
+        spec = merge_spec(load_spec_data(config) if config else {}, self.inventory_spec())
+        return received(self._vars.get(VARIABLE, "")) | seal_spec(spec, where="gpunode_spec")[1]
+
+    def _with_secrets(self, args):
+        """The arguments with secrets in place of references: only here, only for the request to the node."""
+        from gpunode.core.secrets import is_recorded
+
+        if not is_recorded(args):
+            return args
+        self._opened = self.secrets()
+        return self._opened.open_data(args)
+
+    def _sealed(self, result):
+        """A result, which callbacks and logs see, without the secrets of the arguments."""
+        if not self._opened:
+            return result
+        if isinstance(result, dict):
+            return {key: self._sealed(value) for key, value in result.items()}
+        if isinstance(result, list | tuple):
+            return [self._sealed(value) for value in result]
+        return self._opened.seal(result) if isinstance(result, str) else result
 
     def probe(self, *sections, paths=()):
         """(probe text, facts); all sections when none is named, none when files are (paths and globs)."""
