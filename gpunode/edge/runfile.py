@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.mask import mask
 from gpunode.core.model import Problem
 
 _PIECE = 1 << 20
@@ -44,7 +45,7 @@ def runfile_here(value: Mapping[str, Any]) -> Path:
         try:
             return _kept(cache / value["name"], url, value.get("sha256") or _published(url, proxy), proxy)
         except (OSError, ValueError) as error:
-            said.append(f"{url}: {error}")
+            said.append(mask(f"{url}: {error}"))
     raise GpunodeError(
         f"{value['name']} cannot be fetched: {'; '.join(said) or 'it has no URL'}",
         fix="check its URL, the network and the proxy; nothing was changed",
@@ -59,7 +60,7 @@ def _given(path: str) -> Path:
 
 
 def _kept(file: Path, url: str, sha256: str, proxy: str) -> Path:
-    if file.is_file() and _sha256(file) == sha256:
+    if file.is_file() and sha256_of(file) == sha256:
         return file
     part = file.with_name(f"{file.name}.{os.getpid()}")
     try:
@@ -74,7 +75,9 @@ def _kept(file: Path, url: str, sha256: str, proxy: str) -> Path:
 
 
 def _published(url: str, proxy: str) -> str:
-    """The checksum that stands beside the file on the vendor's server: «HASH  NAME»."""
+    """The checksum beside the file on the vendor's server, «HASH  NAME»; its certificate is all that proves it."""
+    if not url.startswith("https:"):
+        raise ValueError("no checksum over http: set sha256 of the runfile in gpunode.yml")
     with _open(f"{url}.sha256sum", proxy) as answer:
         match = re.match(rb"[0-9a-f]{64}\b", answer.read(4096))
     if not match:
@@ -85,9 +88,18 @@ def _published(url: str, proxy: str) -> str:
 def _open(url: str, proxy: str) -> Any:
     handler = urllib.request.ProxyHandler({"http": proxy, "https": proxy} if proxy else None)
     try:
-        return urllib.request.build_opener(handler).open(url, timeout=60)
+        return urllib.request.build_opener(handler, _StaysEncrypted()).open(url, timeout=60)
     except urllib.error.HTTPError as error:
         raise OSError(f"HTTP {error.code} {error.reason}") from error
+
+
+class _StaysEncrypted(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect from https to another scheme."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str) -> Any:
+        if req.full_url.startswith("https:") and not newurl.startswith("https:"):
+            raise OSError("its server redirects from https to an unencrypted address")
+        return super().redirect_request(req, fp, code, msg, headers, newurl)
 
 
 def _compare(file: Path, sha256: str, origin: str) -> None:
@@ -96,11 +108,12 @@ def _compare(file: Path, sha256: str, origin: str) -> None:
         page = _PAGE.match(opened.read(200))
     if page:
         raise RefusedError(f"{origin} is a web page, not an installer", fix=_FIX)
-    found = _sha256(file)
+    found = sha256_of(file)
     if found != sha256:
         raise RefusedError(f"{origin} has the SHA-256 {found}", expected=sha256, fix=_FIX)
 
 
-def _sha256(file: Path) -> str:
+def sha256_of(file: Path) -> str:
+    """The SHA-256 of a file's bytes, in hex."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

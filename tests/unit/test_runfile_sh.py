@@ -7,9 +7,11 @@ import hashlib
 import json
 import os
 import shutil
+import ssl
 import subprocess
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -70,9 +72,49 @@ def site(tmp_path: Path) -> Iterator[tuple[Path, str]]:
         server.shutdown()
 
 
+@contextmanager
+def encrypted(folder: Path, keys: Path, *, redirect: str = "") -> Iterator[tuple[str, Path]]:
+    """A web server with TLS, or one that sends all who ask to `redirect`: its URL, and the certificate to trust."""
+    certificate, key = keys / "cert.pem", keys / "key.pem"
+    names = ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "ec",
+        "-pkeyopt",
+        "ec_paramgen_curve:P-256",
+        "-nodes",
+        "-days",
+        "2",
+    ]
+    subprocess.run([*command, "-keyout", key, "-out", certificate, *names], check=True, capture_output=True)
+    handler = functools.partial(QuietHandler, directory=str(folder))
+    if redirect:
+        handler = functools.partial(Redirect, directory=redirect)
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"https://localhost:{server.server_port}", certificate
+        server.shutdown()
+
+
 class QuietHandler(SimpleHTTPRequestHandler):
     def log_message(self, format: str, *args: Any) -> None:
         pass
+
+
+USER, PASSWORD = "me", "p\\w-1$x"
+
+
+class Redirect(QuietHandler):
+    def do_GET(self) -> None:
+        self.send_response(302)
+        self.send_header("Location", f"{self.directory}{self.path}")
+        self.end_headers()
 
 
 NAME = "NVIDIA-Linux-x86_64-999.1.run"
@@ -100,13 +142,36 @@ def test_a_file_is_fetched_once_and_kept_with_its_checksum(node: Node, site: tup
     assert (again.status, again.message) == ("unchanged", f"{NAME} is here")
 
 
-def test_without_a_checksum_the_one_beside_the_file_counts(node: Node, site: tuple[Path, str]) -> None:
+@pytest.mark.parametrize("leads_to_http", [False, True])
+def test_without_a_checksum_the_one_beside_the_file_counts_if_all_of_it_is_https(
+    node: Node, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads_to_http: bool
+) -> None:
     folder, url = site
     (folder / NAME).write_bytes(TEXT)
-    alone, _ = node.run("fetch", value(f"{url}/{NAME}"))
-    assert (alone.status, node.kept) == ("failed", [])
     (folder / f"{NAME}.sha256sum").write_text(f"{sha(TEXT)}  {NAME}\n")
-    assert node.run("fetch", value(f"{url}/{NAME}"))[0].status == "changed"
+    plain, _ = node.run("fetch", value(f"{url}/{NAME}"))
+    assert (plain.status, node.kept) == ("failed", [])
+    assert "no checksum over http: set sha256" in plain.message
+    with encrypted(folder, tmp_path, redirect=url if leads_to_http else "") as (secure, certificate):
+        monkeypatch.setenv("CURL_CA_BUNDLE", str(certificate))
+        found, _ = node.run("fetch", value(f"{secure}/{NAME}"))
+    assert (found.status, node.kept) == (("failed", []) if leads_to_http else ("changed", [NAME, f"{NAME}.sha256"]))
+
+
+def test_no_argument_of_a_program_on_the_node_has_a_password(node: Node, tmp_path: Path) -> None:
+    tools = tmp_path / "tools"
+    tools.mkdir()
+    curl = tools / "curl"
+    config = 'while [ $# -gt 1 ]; do [ "$1" != -K ] || cat "$2"; shift; done'
+    curl.write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/argv\n{{ {config}; }} >>{tmp_path}/config\nexit 7\n')
+    curl.chmod(0o755)
+    asked = value(f"https://{USER}:w-1x@mirror.lan/{NAME}", sha256=sha(TEXT), proxy=f"http://me:{PASSWORD}@p:1")
+    outcome, _text = node.run("fetch", asked, path=f"{tools}:{os.environ['PATH']}")
+    assert outcome.status == "failed"
+    argv = (tmp_path / "argv").read_text()
+    assert "--proto =https --proto-redir =https" in argv and "w-1" not in argv
+    given = [json.loads(line.partition(" = ")[2]) for line in (tmp_path / "config").read_text().splitlines()]
+    assert given == [asked["urls"][0], asked["proxy"]]
 
 
 @pytest.mark.parametrize(
@@ -208,10 +273,13 @@ def test_the_controller_downloads_what_a_node_cannot(
     folder, url = site
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (folder / NAME).write_bytes(TEXT)
-    with pytest.raises(GpunodeError, match="404"):
-        runfile_here(value(f"{url}/{NAME}"))  # no checksum beside it
     (folder / f"{NAME}.sha256sum").write_text(f"{sha(TEXT)}  {NAME}\n")
-    kept = runfile_here(value(f"{url}/{NAME}"))
+    with pytest.raises(GpunodeError, match="no checksum over http"):
+        runfile_here(value(f"{url}/{NAME}"))
+    for redirect, raises in ((url, pytest.raises(GpunodeError, match="from https to an unencrypted")), ("", None)):
+        with encrypted(folder, tmp_path, redirect=redirect) as (secure, certificate), raises or nullcontext():
+            monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
+            kept = runfile_here(value(f"{secure}/{NAME}"))
     assert kept.read_bytes() == TEXT
     (folder / NAME).unlink()
     assert runfile_here(value(f"{url}/{NAME}", sha256=sha(TEXT))) == kept

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tempfile
@@ -35,8 +36,8 @@ def wheels(requirements: Sequence[str], proxy: str) -> dict[str, bytes]:
         return {}
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--wheel-dir", folder]
-        command += [f"--proxy={proxy}"] if proxy else []
-        done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False)
+        environment = {**os.environ, **({"PIP_PROXY": proxy} if proxy else {})}  # not argv, which all users see
+        done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
             said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
             raise GpunodeError(

@@ -60,24 +60,40 @@ packaged() {
 
 # ---------------------------------------------------------------- fetch
 
-# get URL FILE
-get() {
+# quoted TEXT: as curl's and wget's own files have it; both read them line by line
+quoted() { printf '"%s"\n' "$(printf '%s' "$1" | sed 's/[\\"]/\\&/g')"; }
+
+# get URL FILE: proxy and URL may have a password, and arguments are public: they go by a file, or the environment.  What
+# is asked of https is not fetched by a redirect to http.
+get() (
+  umask 077
   proxy=$(word proxy)
+  case $1 in https:*) only='=https' ;; *) only='=http,https' ;; esac
   if have curl; then
-    curl -fsSL --connect-timeout 20 --retry 2 --speed-time 60 --speed-limit 1000 ${proxy:+-x "$proxy"} -o "$2" "$1" 2>"$GPUNODE_IN/.get"
+    {
+      printf 'url = ' && quoted "$1"
+      [ -z "$proxy" ] || { printf 'proxy = ' && quoted "$proxy"; }
+    } >"$GPUNODE_IN/.curl"
+    curl -fsSL --proto "$only" --proto-redir "$only" --connect-timeout 20 --retry 2 --speed-time 60 --speed-limit 1000 \
+      -K "$GPUNODE_IN/.curl" -o "$2" 2>"$GPUNODE_IN/.get"
   else
-    (
-      [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
-      wget -T 60 -O "$2" "$1" 2>"$GPUNODE_IN/.get" # busybox's has no option that leaves errors alone
-    )
+    [ -z "$proxy" ] || export http_proxy="$proxy" https_proxy="$proxy"
+    wget -T 60 -O "$2" "$1" 2>"$GPUNODE_IN/.get" # busybox's has no option that leaves errors alone
   fi
+)
+
+# can_get: whether this node can fetch the file.  wget follows a redirect from https to http, so a checksum is not asked
+# of it; and it takes URLs as arguments, so none with a password.
+can_get() {
+  have curl || { have wget && [ -n "$sum" ] && ! requested urls | grep -q '://[^/]*@'; }
 }
 
 # got_not: the line that says why
 got_not() { grep -v '^ *$' "$GPUNODE_IN/.get" | tail -n 1; }
 
-# published URL: the checksum that stands beside the file, as «HASH  NAME»
+# published URL: the checksum beside the file, as «HASH  NAME»; the server's certificate is all that proves it
 published() {
+  case $1 in https:*) ;; *) echo "no checksum over http: set sha256 of the runfile in gpunode.yml" >"$GPUNODE_IN/.get" && return 1 ;; esac
   get "$1.sha256sum" "$GPUNODE_IN/.sum" || return
   grep -oE '^[0-9a-f]{64}' "$GPUNODE_IN/.sum" | head -n 1
 }
@@ -111,7 +127,7 @@ fetch() {
     [ "$(hash_of "$file")" != "$sum" ] || finish unchanged "$name is here"
   fi
   given=$(word given)
-  if [ -z "$given" ] && { [ -z "$(requested urls)" ] || ! { have curl || have wget; }; }; then
+  if [ -z "$given" ] && { [ -z "$(requested urls)" ] || ! can_get; }; then
     say need "$name"
     ! checking || say changed "fetch $name"
     finish changed "$name comes from the machine that runs gpunode"
