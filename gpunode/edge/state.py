@@ -8,6 +8,7 @@ import os
 import re
 import secrets
 import socket
+import stat
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -30,7 +31,8 @@ def run_name() -> str:
 def new_run() -> Path:
     """A new folder for one run's plan, playbook and artifacts."""
     path = state_dir() / "runs" / run_name()
-    path.mkdir(parents=True, mode=0o700)
+    path.parent.mkdir(mode=0o700, exist_ok=True)  # `parents=True` would leave its mode to the umask
+    path.mkdir(mode=0o700)
     return path
 
 
@@ -64,6 +66,15 @@ def controller_name() -> str:
             os.link(own, path)
         own.unlink()
     return path.read_text(encoding="utf-8").strip()
+
+
+def make_private(folder: Path) -> None:
+    """Take from others what they may do in a folder that another program wrote to."""
+    for path in (folder, *folder.rglob("*")):
+        with contextlib.suppress(FileNotFoundError):  # jobs run at the same time, and their temporary files go
+            mode = path.lstat().st_mode
+            if mode & 0o077 and not stat.S_ISLNK(mode):
+                path.chmod(stat.S_IMODE(mode) & 0o700)
 
 
 def append_private(path: Path) -> IO[str]:

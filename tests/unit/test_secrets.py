@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,21 +17,24 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.items.requests.plan import role_variables
 from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.plan import class_key
 from gpunode.core.plan.since import state_of
 from gpunode.core.report.text import plan_data, plan_text
-from gpunode.core.secrets import Secrets, Vaulted, open_recorded, seal_spec
+from gpunode.core.secrets import Secrets, Vaulted, is_recorded, open_recorded, seal_spec
 from gpunode.core.spec import parse_spec
-from gpunode.edge.ansible.runner import run_playbook
+from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.detect import Where
 from gpunode.edge.fleet import workflow
+from gpunode.edge.fleet.provision import provision
+from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.planner import Planner, with_secrets
 from gpunode.edge.secrets import handed_over, received
+from gpunode.edge.ssh.shell import Target
 
 CASES = Path(__file__).parents[1] / "cases" / "probes"
 FRESH = CASES / "debian12-h100-fresh" / "probe.txt"
@@ -339,3 +343,58 @@ def inventory_of(folder: Path, spec: dict[str, Any]) -> tuple[str, list[str]]:
 def urls(spec: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "proxy", spec["proxy"]
     yield "runfile", spec["cuda"]["runfiles"]["12.8"]["url"]
+
+
+def modes(folder: Path) -> list[str]:
+    """What others than the owner may read or enter below the folder."""
+    return [f"{path} {path.lstat().st_mode & 0o777:o}" for path in folder.rglob("*") if path.lstat().st_mode & 0o077]
+
+
+def local_plan(planner: Planner, over: dict[str, Any]) -> list[workflow.HostPlan]:
+    """This machine with the facts of another one: the plan has steps, and preflight stops the first of them."""
+    [found] = host_plans(planner, over)
+    target = Target(name="localhost", connection="local")
+    return [workflow.plan_one(replace(found.detected, host="localhost", target=target, spec=over), planner)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("origin", ["gpunode.yml", "inventory"])
+def test_a_run_leaves_no_secret_and_nothing_that_others_can_read(keys: list[Any], tmp_path: Path, origin: str) -> None:
+    over = SECRET_SPEC if origin == "inventory" else {}
+    planner = Planner({} if over else SECRET_SPEC)
+    inventory, words = inventory_of(tmp_path, over)
+    where = Where(inventory=(inventory,), vault_password_files=tuple(word.partition("=")[2] for word in words))
+    before = os.umask(0o022)
+    try:
+        [result] = provision(local_plan(planner, over), where, planner, check=True, diff=True, arguments=["-vvv"])
+    finally:
+        os.umask(before)
+    assert "not the node the plan was made for" in result.message
+    state = tmp_path / "state"
+    assert list(state.rglob("job_events/*")) and list(state.rglob("hosts/localhost.log"))
+    assert (holds(state), modes(state / "gpunode")) == ([], [])
+
+
+def test_the_record_of_a_run_has_no_secret_and_resumes_with_those_of_gpunode_yml(
+    keys: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    planner = Planner(SECRET_SPEC)
+    asked: list[Any] = []
+
+    def played(_folder: Path, _playbook: str, **more: Any) -> dict[str, HostRun]:
+        [word] = [word for word in more["arguments"] if word.startswith("gpunode_secrets=")]
+        asked.append(dict(received(word.partition("=")[2]).values))
+        return {"localhost": HostRun(exit=Exit.FAILED, message="played")}
+
+    monkeypatch.setattr("gpunode.edge.fleet.provision.run_playbook", played)
+    before = os.umask(0o022)
+    try:
+        provision(local_plan(planner, {}), Where(local=True), planner)
+        journal = Runs()
+        recorded = journal.get("last").request["spec"]
+        assert (holds(tmp_path / "state"), modes(tmp_path / "state" / "gpunode")) == ([], [])
+    finally:
+        os.umask(before)
+    journal.close()
+    assert asked == [dict(planner.secrets.values)]
+    assert is_recorded(recorded) and with_secrets(recorded, SECRET_SPEC) == SECRET_SPEC

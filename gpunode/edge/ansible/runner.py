@@ -19,6 +19,7 @@ from typing import Any
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
 from gpunode.edge import supervise
+from gpunode.edge.state import make_private
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
 # PYTHONPATH, because the plugins are to import the gpunode that runs them, not another one that is installed.
@@ -98,6 +99,7 @@ def run_playbook(
     words = [f"--forks={forks}"]
     words += [f"--{name}" for name, on in (("ask-become-pass", passwords), ("check", check), ("diff", diff)) if on]
     words += arguments
+    (folder / "artifacts").mkdir(mode=0o700, exist_ok=True)
     with _allowed_environment(folder), leash:
         run = ansible_runner.interface.init_runner(
             private_data_dir=str(folder),
@@ -116,6 +118,7 @@ def run_playbook(
         leash.started = True
         run.run()
         interrupted = leash.cut or run.rc in (130, 254)
+    make_private(folder / "artifacts")  # its stderr is 0644
     if interrupted:
         raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
     if run.rc and not any(h.exit for h in hosts.values()):
