@@ -105,15 +105,12 @@ def _show(found: Sequence[Detected], output_format: str) -> None:
 
 
 def _data(found: Detected) -> dict[str, Any]:
-    """One host as plain data; of configuration files the hash and size, never the content (it may hold secrets)."""
-    from gpunode.core.facts import facts_to_data
+    """One host as plain data, without content of files and secrets."""
+    from gpunode.core.facts import shown_facts
 
     if found.facts is None:
         return {"host": found.host, "error": error_data(found.error) if found.error else None}
-    facts = facts_to_data(found.facts)
-    for file in facts["files"].values():
-        file["data"] = None
-    return {"host": found.host, "groups": list(found.groups), "facts": facts}
+    return {"host": found.host, "groups": list(found.groups), "facts": shown_facts(found.facts)}
 
 
 # ---------------------------------------------------------------- text

@@ -263,7 +263,16 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
         command = [sys.executable, "-m", "ansible", "adhoc", "all", "--limit", f"@{folder}/limit"]
         for source in where.inventory or (f"{folder}/inventory.json",):
             command += ["-i", source]
-        command += ["-e", f"@{folder}/extra.json", "-m", "gpunode.node.facts", "-t", f"{folder}/found"]
+        command += [
+            "-e",
+            f"@{folder}/extra.json",
+            "-m",
+            "gpunode.node.facts",
+            "-a",
+            "text=true",
+            "-t",
+            f"{folder}/found",
+        ]
         command += ["-f", str(where.forks), "-T", str(math.ceil(where.connect_timeout))]
         command += ["--task-timeout", str(math.ceil(where.timeout))]
         command += ["-b"] if where.become else []

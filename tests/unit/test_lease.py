@@ -137,6 +137,8 @@ def test_a_lease_that_cannot_be_renewed_is_reported(tmp_path: Path) -> None:
     assert outcome.status == "changed"
     assert [note for note in outcome.notes if "lease of this node could not be renewed" in note]
     assert lease(tmp_path)[1] == "one"
+
+
 # ---------------------------------------------------------------- runs of one controller
 
 

@@ -33,6 +33,7 @@ from gpunode.core.facts.machine import (
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
+from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, NodeFacts
 
 if TYPE_CHECKING:
@@ -65,7 +66,16 @@ def facts_from_data(data: Any) -> NodeFacts:
         ) from error
 
 
-__all__ = ["VOLATILE", "facts_from_data", "facts_hash", "facts_to_data", "lasting", "parse_probe", "redact"]
+__all__ = [
+    "VOLATILE",
+    "facts_from_data",
+    "facts_hash",
+    "facts_to_data",
+    "lasting",
+    "parse_probe",
+    "redact",
+    "shown_facts",
+]
 
 # what changes by itself, or by which no decision of a plan is taken
 VOLATILE = frozenset(
@@ -217,6 +227,17 @@ def _cuda(probe: Probe) -> tuple[tuple[str, ...], str]:
 def _toolkit(probe: Probe) -> str:
     match = next((m for line in probe.lines("toolkit") if (m := _TOOLKIT.search(line))), None)
     return match[1] if match else ""
+
+
+def shown_facts(facts: NodeFacts) -> dict[str, Any]:
+    """Facts as data for a person or a log: no content of files, and secrets masked in what engines say."""
+    data = facts_to_data(facts)
+    for file in data["files"].values():
+        file["data"] = None
+    for runtime in data["runtimes"]:
+        runtime |= {key: mask(runtime[key]) for key in ("effective", "effective_error")}
+        runtime["flags"] = [mask(flag) for flag in runtime["flags"]]
+    return data
 
 
 def lasting(facts: NodeFacts) -> dict[str, Any]:

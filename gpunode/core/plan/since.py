@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpunode.core.facts import lasting
+from gpunode.core.mask import mask
 from gpunode.core.model import Check, NodeFacts
 
 _LONG = 120  # characters from which on a text is kept by its hash
@@ -61,9 +62,10 @@ def _short(value: Any) -> Any:
         return {key: _short(inner) for key, inner in value.items()}
     if isinstance(value, list):
         return [_short(inner) for inner in value]
-    if isinstance(value, str) and len(value) > _LONG:
-        return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
-    return value
+    if not isinstance(value, str):
+        return value
+    value = mask(value) if len(value) > _LONG or "://" in value else value  # no hash is one of a password
+    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}" if len(value) > _LONG else value
 
 
 def _by_name(value: Any) -> Mapping[str, Any] | None:

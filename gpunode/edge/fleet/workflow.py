@@ -74,7 +74,8 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
     """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook.
 
     plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml; the
-    manifest, which is written last, what the rest consists of (edge/saved.py).
+    manifest, which is written last, what the rest consists of (edge/saved.py).  Secrets
+    are in none of them (core/secrets.py).
     """
     from gpunode.edge.report_data import FOUND, found_text, plans_data
 

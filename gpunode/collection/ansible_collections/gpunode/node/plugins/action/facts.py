@@ -9,12 +9,15 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeActio
 
 
 class ActionModule(NodeAction):
-    """Send probe.sh, give back its text and the facts in it."""
+    """Send probe.sh, give back the facts in its text, and the text itself where it is asked for."""
 
-    ARGUMENTS: ClassVar[dict] = {"sections": {"type": "list", "elements": "str", "default": []}}
+    ARGUMENTS: ClassVar[dict] = {
+        "sections": {"type": "list", "elements": "str", "default": []},
+        "text": {"type": "bool", "default": False},
+    }
 
     def act(self, args):
-        from gpunode.core.facts import facts_to_data
+        from gpunode.core.facts import shown_facts
 
         text, facts = self.probe(*args["sections"])
-        return {"probe": text, "facts": facts_to_data(facts)}
+        return {"facts": shown_facts(facts), **({"probe": text} if args["text"] else {})}

@@ -10,7 +10,7 @@ short_description: Find out what a GPU node has
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 description:
-  - Sends the probe, which changes nothing, and gives back its text and the facts in it.
+  - Sends the probe, which changes nothing, and gives back the facts in its text.
   - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
 requirements:
   - gpunode, the Python package of the same version, on the controller
@@ -20,6 +20,11 @@ options:
     type: list
     elements: str
     default: []
+  text:
+    description:
+      - Give back what the probe printed, too. It has configuration files with their passwords, so use C(no_log).
+    type: bool
+    default: false
 attributes:
   check_mode:
     support: full
@@ -39,9 +44,9 @@ RETURN = r"""
 probe:
   description: What the probe printed.
   type: str
-  returned: always
+  returned: when O(text) is true
 facts:
-  description: The facts that were found; empty ones are left out.
+  description: The facts that were found, of configuration files the hash and size alone.
   type: dict
   returned: always
 """
