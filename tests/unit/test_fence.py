@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.driver import FENCE_CONF
 from gpunode.core.model import ConfigFile, NodeFacts, Service
 from gpunode.edge import load
 from gpunode.edge.planner import Planner

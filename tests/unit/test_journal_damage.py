@@ -13,9 +13,9 @@ from journal_text import line
 from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.journal_damage import Damage, damage_of
 from gpunode.core.remote import program
 from gpunode.core.undo.journal import Recall, parse_recall
+from gpunode.core.undo.journal_damage import Damage, damage_of
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
 from gpunode.node import script

@@ -19,8 +19,8 @@ from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.journal_damage import Damage, damage_of
 from gpunode.core.model import Undo
+from gpunode.core.undo.journal_damage import Damage, damage_of
 
 STATES = frozenset(
     "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()

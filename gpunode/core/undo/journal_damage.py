@@ -1,7 +1,7 @@
 """What is wrong with the journal of a node as a file: what a power cut, a full disk or somebody left of it.
 
-node/undo/read_journal.sh counts what is no whole record, and lists the folders below backup/.  A journal that cannot be read, or
-that was emptied, is not one in which nothing stands: the copies that it made show that there was more.
+node/undo/read_journal.sh counts what is no whole record, and lists the folders below backup/.  A journal that cannot be
+read, or that was emptied, is not one in which nothing stands: the copies that it made show that there was more.
 """
 
 from __future__ import annotations
