@@ -251,21 +251,22 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
     For hosts that paramiko cannot serve.  It runs the `ansible` of this Python, on the user's own inventory where
     there is one, and reads one JSON file per host.
     """
+    from gpunode.core.plan.playbook import dump
     from gpunode.edge.ansible.inventory import inventory_vars
 
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:  # 0700: answers and passwords lie here for a moment
         folder = Path(name)
         hosts = {t.name: inventory_vars(t) for t in targets}
-        (folder / "inventory.json").write_text(json.dumps({"all": {"hosts": hosts}}), encoding="utf-8")
+        (folder / "inventory.yml").write_text(dump({"all": {"hosts": hosts}}), encoding="utf-8")
         (folder / "limit").write_text("".join(f"{t.name}\n" for t in targets), encoding="utf-8")
         password = {"ansible_become_password": where.become_password} if where.become_password else {}
-        (folder / "extra.json").write_text(json.dumps(password), encoding="utf-8")
+        (folder / "extra.yml").write_text(dump(password), encoding="utf-8")
         command = [sys.executable, "-m", "ansible", "adhoc", "all", "--limit", f"@{folder}/limit"]
-        for source in where.inventory or (f"{folder}/inventory.json",):
+        for source in where.inventory or (f"{folder}/inventory.yml",):
             command += ["-i", source]
         command += [
             "-e",
-            f"@{folder}/extra.json",
+            f"@{folder}/extra.yml",
             "-m",
             "gpunode.node.facts",
             "-a",

@@ -12,8 +12,8 @@ from gpunode.lab import Lab
 # Left to `make test-all`: what takes long.
 EXTENDED = {
     f"test_{name}"
-    for name in "air_gap driver_settings fabric_node families fleet_faults fleet_kill golden_image how_to metrics "
-    "migration package_faults runfile sharing shards unattended_upgrades uninstall".split()
+    for name in "air_gap driver_settings fabric_node families fleet_faults fleet_kill golden_image hostile_node "
+    "how_to metrics migration package_faults runfile sharing shards unattended_upgrades uninstall".split()
 }
 
 

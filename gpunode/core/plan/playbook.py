@@ -1,7 +1,12 @@
-"""Plans → plays, as plain data.  A reader of the dumped YAML sees what will happen: every value is a literal."""
+"""Plans → plays, as plain data.  A reader of the dumped YAML sees what will happen: every value is a literal.
+
+Values come from nodes, which are not trusted, so that nothing in them may be a template.  `dump` sees to that, and all
+that gpunode writes for Ansible goes through it.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 from typing import Any
@@ -14,7 +19,11 @@ from gpunode.core.plan import ROLES, class_key
 HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
 # Every value is a literal that `gpunode plan` decided; hosts with the same plan share a play.
+# A text that could be read as a template is tagged !unsafe: Ansible takes it as it is, and evaluates nothing in it.
 """
+TEMPLATE_MARKERS = ("{{", "{%", "{#")
+NO_TEMPLATE = "!unsafe"  # Ansible's tag for a text that is never templated, wherever it is passed on to
+_LINE_BREAKS = re.compile("[\r\x85\u2028\u2029]")  # they are kept by escapes alone: YAML folds them
 
 
 class _Dumper(yaml.SafeDumper):
@@ -28,7 +37,10 @@ class _Dumper(yaml.SafeDumper):
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    """Keys and values alike; no text with a marker is read as anything but a text, so the tag changes no type."""
+    tag = NO_TEMPLATE if any(marker in text for marker in TEMPLATE_MARKERS) else "tag:yaml.org,2002:str"
+    style = '"' if _LINE_BREAKS.search(text) else "|" if "\n" in text else None
+    return dumper.represent_scalar(tag, text, style=style)
 
 
 _Dumper.add_representer(str, _text)
@@ -65,7 +77,8 @@ def make_playbook(plans: Iterable[Plan]) -> list[dict[str, Any]]:
 def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
     """Groups of the classes, with what preflight expects of each host; `connection` adds variables by host.
 
-    Given beside the user's own inventory it adds to it; with `connection` it stands alone.
+    Given beside the user's own inventory it adds to it; with `connection` it stands alone.  Those variables are what
+    Ansible and the command line have made of the user's: literals like all others.
     """
     plans = list(plans)
     hosts = {
@@ -80,7 +93,7 @@ def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, 
 
 
 def dump(data: Any, header: str = "") -> str:
-    """Plain data as YAML text."""
+    """Plain data as YAML text in which Ansible finds no template, whatever the data is."""
     body = yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, explicit_start=True)
     return header + body
 

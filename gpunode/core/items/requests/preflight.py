@@ -27,4 +27,5 @@ def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:
 
 
 def _words(value: Any) -> str:
-    return ", ".join(value) or "none" if isinstance(value, list) else str(value) or "unknown"
+    text = ", ".join(map(str, value)) or "none" if isinstance(value, list) else str(value) or "unknown"
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

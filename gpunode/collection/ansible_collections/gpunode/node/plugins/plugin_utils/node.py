@@ -12,7 +12,7 @@ from ansible.plugins.action import ActionBase
 VERSION = "0.1.0"
 
 try:
-    from gpunode.core.errors import Exit, GpunodeError
+    from gpunode.core.errors import Exit, GpunodeError, RefusedError
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
     from gpunode.core.remote import parse_outcome, program
@@ -47,6 +47,7 @@ class NodeAction(ActionBase):
         args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
         self._vars = task_vars or {}
         try:
+            self._refuse_facts()
             return result | {"changed": False} | self._sealed(self.act(self._with_secrets(args)))
         except ImportError as error:
             return result | _needs_gpunode(error)
@@ -61,8 +62,23 @@ class NodeAction(ActionBase):
     def check(self):
         return bool(self._task.check_mode)
 
+    def _refuse_facts(self):
+        """No node decides what is done on it: its facts (of modules, of a cache) override an inventory's variables."""
+        options = self._task._role.get_default_vars() if self._task._role else {}
+        facts = self._vars.get("ansible_facts") or {}
+        given = [name for name in facts if name.startswith("gpunode_") or name in options]
+        if given:
+            raise RefusedError(
+                f"{given[0]} is a fact of this host",
+                expected="a variable of the inventory or of the play: no host decides what is done on it",
+                fix="look for the module or the fact cache that it came from; set_fact must not be cacheable",
+            )
+
     def inventory_spec(self):
-        """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole."""
+        """gpunode_spec of all groups and the host, merged key by key; Ansible itself would take the last one whole.
+
+        What a person wrote is templated; texts that are results of tasks Ansible never templates.
+        """
         from gpunode.edge.ansible.inventory import merged_spec, plain_spec
 
         manager = self._task.get_variable_manager()
