@@ -11,15 +11,16 @@ from gpunode.cli.common import (
     PROBES,
     format_option,
     print_json,
-    show_error,
+    show_errors,
     target_options,
     with_probes,
     worst_exit,
 )
-from gpunode.core.errors import Exit, error_data
+from gpunode.core.errors import Exit, GpunodeError, error_data
 
 if TYPE_CHECKING:
-    from gpunode.edge.detect import Where
+    from gpunode.core.model import Check
+    from gpunode.edge.detect import Detected, Where
 
 
 @click.command(
@@ -35,27 +36,40 @@ if TYPE_CHECKING:
 def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> int:
     """Say for each installed kernel whether the GPU will work after booting it, and why not."""
     from dataclasses import asdict
+    from functools import partial
 
-    from gpunode.core.checks.boot import boot_checks
     from gpunode.core.report.text import checks_text
     from gpunode.edge.detect import detect
     from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.load import load_knowledge
+    from gpunode.edge.isolate import isolated
 
     where = with_probes(where, probes)
     with probing(output_format) as on_done:
         found = detect(where, on_done=on_done)
-    results = [(one, boot_checks(one.facts, load_knowledge()) if one.facts else []) for one in found]
+    results: list[tuple[str, list[Check] | GpunodeError]] = []
+    for one in found:
+        results.append((one.host, one.error if one.error else isolated(one.host, partial(_checks, one))))
+    errors = [(host, checks) for host, checks in results if isinstance(checks, GpunodeError)]
+    good = [(host, checks) for host, checks in results if not isinstance(checks, GpunodeError)]
     if output_format == "json":
         data = [
-            {"host": one.host, "checks": [asdict(c) for c in checks], "error": one.error and error_data(one.error)}
-            for one, checks in results
+            {"host": host, "checks": [], "error": error_data(checks)}
+            if isinstance(checks, GpunodeError)
+            else {"host": host, "checks": [asdict(c) for c in checks], "error": None}
+            for host, checks in results
         ]
         print_json({"hosts": data})
-    for one, checks in results if output_format == "text" else ():
-        if one.error:
-            show_error(one.error, host=one.host)
-        else:
-            click.echo(f"{one.host}\n{checks_text(checks)}")
-    failed = any(check.status == "failed" for _, checks in results for check in checks)
-    return worst_exit([one.error.exit for one in found if one.error] + [Exit.FAILED] * failed)
+    else:
+        for host, checks in good:
+            click.echo(f"{host}\n{checks_text(checks)}")
+        show_errors(errors)
+    failed = any(check.status == "failed" for _, checks in good for check in checks)
+    return worst_exit([error.exit for _, error in errors] + [Exit.FAILED] * failed)
+
+
+def _checks(host: Detected) -> list[Check]:
+    from gpunode.core.checks.boot import boot_checks
+    from gpunode.edge.load import load_knowledge
+
+    assert host.facts
+    return boot_checks(host.facts, load_knowledge())

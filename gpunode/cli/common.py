@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import functools
 import json
-import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -221,9 +220,26 @@ def show_error(error: GpunodeError, *, host: str = "") -> None:
     click.echo(f"{prefix}{error}", err=True)
 
 
+def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
+    """The errors of hosts on stderr, one by one; of very many, by cause."""
+    from gpunode.core.report.text import MANY
+
+    if len(errors) <= MANY:
+        for host, error in errors:
+            show_error(error, host=host)
+        return
+    from gpunode.core.model import HostResult
+    from gpunode.core.report.fleet import causes
+
+    lines = causes([HostResult(host=host, message=str(error)) for host, error in errors])
+    click.echo("\n".join([f"{len(errors)} hosts in error:", *lines]), err=True)
+
+
 def report_exception(error: Exception, ctx: click.Context) -> int:
     """Show what a command raised and give its exit code; a bug's traceback is kept in a file, not shown."""
-    known = error if isinstance(error, GpunodeError) else _unexpected(error)
+    from gpunode.edge.isolate import as_error
+
+    known = as_error(error)
     if ctx.meta.get(FORMAT) == "json":
         print_json({"error": error_data(known)})
     else:
@@ -240,19 +256,3 @@ def report_usage(error: click.ClickException) -> int:
     else:
         error.show()
     return int(Exit.INPUT)
-
-
-def _unexpected(error: Exception) -> GpunodeError:
-    import traceback
-    from datetime import UTC, datetime
-
-    from gpunode.edge.state import state_dir, write_private
-
-    text = "".join(traceback.format_exception(error))
-    try:
-        path = state_dir() / f"traceback-{datetime.now(UTC):%Y%m%dT%H%M%S}-{os.getpid()}.txt"
-        write_private(path, text)
-        kept = f"report it with {path}"
-    except OSError as cause:
-        kept = f"(the traceback could not be kept: {cause})\n{text}"
-    return GpunodeError(f"unexpected {type(error).__name__}: {error}", fix=kept)

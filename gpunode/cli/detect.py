@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,12 +14,12 @@ from gpunode.cli.common import (
     format_option,
     print_json,
     print_yaml,
-    show_error,
+    show_errors,
     target_options,
     with_probes,
     worst_exit,
 )
-from gpunode.core.errors import error_data
+from gpunode.core.errors import GpunodeError, error_data
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -72,8 +72,7 @@ def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bo
         click.echo(f"saved: {len(paths)} in {save}", err=True)
     if redact:
         found = [_redacted(one, number) for number, one in enumerate(found, 1)]
-    _show(found, output_format)
-    return worst_exit(one.error.exit if one.error else 0 for one in found)
+    return worst_exit(error.exit for error in _show(found, output_format))
 
 
 def _redacted(found: Detected, number: int) -> Detected:
@@ -81,81 +80,108 @@ def _redacted(found: Detected, number: int) -> Detected:
 
     from gpunode.core.facts import parse_probe
     from gpunode.core.facts import redact as without_names
+    from gpunode.edge.detect import Detected
+    from gpunode.edge.isolate import isolated
 
     if found.facts is None:
         return found
-    text = without_names(found.probe)
-    return replace(found, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
+
+    def redacted() -> Detected:
+        text = without_names(found.probe)
+        return replace(found, host=f"node{number}", probe=text, facts=parse_probe(text), groups=())
+
+    shown = isolated(f"node{number}", redacted)
+    return Detected(host=f"node{number}", error=shown) if isinstance(shown, GpunodeError) else shown
 
 
-def _show(found: Sequence[Detected], output_format: str) -> None:
-    if output_format in ("json", "yaml"):
-        data = {"hosts": [_data(one) for one in found]}
-        (print_json if output_format == "json" else print_yaml)(data)
-        return
-    good = [one for one in found if one.facts]
-    if len(good) == 1 and len(found) == 1:
-        assert good[0].facts
-        _card(good[0].host, good[0].facts)
+def _show(found: Sequence[Detected], output_format: str) -> list[GpunodeError]:
+    """Print the hosts; returns the errors, those of hosts that cannot be shown among them."""
+    from gpunode.edge.isolate import isolated
+
+    machine = output_format in ("json", "yaml")
+    make: Callable[[Detected], Any] = _data if machine else _card if len(found) == 1 else _row
+    made: list[tuple[Detected, Any]] = [
+        (one, one.error or isolated(one.host, functools.partial(make, one))) for one in found
+    ]
+    errors = [(one.host, shown) for one, shown in made if isinstance(shown, GpunodeError)]
+    if machine:
+        data = [
+            {"host": one.host, "error": error_data(shown)} if isinstance(shown, GpunodeError) else shown
+            for one, shown in made
+        ]
+        (print_json if output_format == "json" else print_yaml)({"hosts": data})
+        return [error for _, error in errors]
+    good = [shown for _, shown in made if not isinstance(shown, GpunodeError)]
+    if make is _card:
+        for show in good:
+            show()
     elif good:
         _table(good)
-    for one in found:
-        if one.error:
-            show_error(one.error)
+    show_errors(errors)
+    return [error for _, error in errors]
 
 
 def _data(found: Detected) -> dict[str, Any]:
     """One host as plain data, without content of files and secrets."""
     from gpunode.core.facts import shown_facts
 
-    if found.facts is None:
-        return {"host": found.host, "error": error_data(found.error) if found.error else None}
-    return {"host": found.host, "groups": list(found.groups), "facts": shown_facts(found.facts)}
+    return {"host": found.host, "groups": list(found.groups), "facts": shown_facts(_facts(found))}
 
 
 # ---------------------------------------------------------------- text
 
 
-def _table(found: Sequence[Detected]) -> None:
+def _facts(found: Detected) -> NodeFacts:
+    assert found.facts
+    return found.facts
+
+
+def _row(found: Detected) -> tuple[str, ...]:
+    """A host as a line of the table."""
+    facts = _facts(found)
+    return (
+        found.host,
+        facts.distro.key or "?",
+        facts.kernel,
+        gpu_summary(facts),
+        facts.driver.loaded or ("nouveau" if facts.driver.nouveau else "none"),
+        ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "none",
+        facts.kubernetes.kind or "none",
+        str(len(list(_problems(facts))) or ""),
+    )
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> None:
     from rich.markup import escape
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("HOST", "DISTRIBUTION", "KERNEL", "GPUS", "DRIVER", "ENGINES", "KUBERNETES", "PROBLEMS"):
         table.add_column(title)
-    for one in found:
-        assert one.facts
-        facts = one.facts
-        table.add_row(
-            *map(
-                escape,
-                (
-                    one.host,
-                    facts.distro.key or "?",
-                    facts.kernel,
-                    gpu_summary(facts),
-                    facts.driver.loaded or ("nouveau" if facts.driver.nouveau else "none"),
-                    ", ".join(f"{r.name} {r.version}".strip() for r in facts.runtimes) or "none",
-                    facts.kubernetes.kind or "none",
-                    str(len(list(_problems(facts))) or ""),
-                ),
-            )
-        )
+    for row in rows:
+        table.add_row(*map(escape, row))
     _print(table)
 
 
-def _card(host: str, facts: NodeFacts) -> None:
-    from rich.markup import escape
-    from rich.table import Table
+def _card(found: Detected) -> Callable[[], None]:
+    """A host as a card, to be shown once it is known that all of it can be."""
+    facts = _facts(found)
+    sections, problems = list(_sections(found.host, facts)), list(_problems(facts))
 
-    grid = Table.grid(padding=(0, 2))
-    grid.add_column(style="bold", no_wrap=True)
-    grid.add_column(overflow="fold")
-    for title, lines in _sections(host, facts):
-        grid.add_row(title, escape("\n".join(lines)))
-    _print(grid)
-    for problem in _problems(facts):
-        console().print(f"[yellow]![/] {escape(problem)}")
+    def show() -> None:
+        from rich.markup import escape
+        from rich.table import Table
+
+        grid = Table.grid(padding=(0, 2))
+        grid.add_column(style="bold", no_wrap=True)
+        grid.add_column(overflow="fold")
+        for title, lines in sections:
+            grid.add_row(title, escape("\n".join(lines)))
+        _print(grid)
+        for problem in problems:
+            console().print(f"[yellow]![/] {escape(problem)}")
+
+    return show
 
 
 def _print(table: Table) -> None:

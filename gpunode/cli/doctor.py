@@ -11,7 +11,7 @@ from gpunode.cli.common import (
     PROBES,
     format_option,
     print_json,
-    show_error,
+    show_errors,
     target_options,
     with_probes,
     worst_exit,
@@ -68,10 +68,10 @@ def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], outpu
         ]
         print_json({k: v for k, v in data[0].items() if k in ("findings", "xids")} if logs else {"hosts": data})
     for one in results if output_format == "text" else ():
-        if one.error:
-            show_error(one.error, host=one.host)
-        elif one.diagnosis:
+        if one.diagnosis:
             notes = "".join(f"  note: {note}\n" for note in one.notes)
             click.echo(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}")
+    if output_format == "text":
+        show_errors([(one.host, one.error) for one in results if one.error])
     failed = any(one.diagnosis and not one.diagnosis.sound for one in results)
     return worst_exit([one.error.exit for one in results if one.error] + [Exit.FAILED] * failed)

@@ -13,7 +13,7 @@ from gpunode.cli.common import (
     Command,
     format_option,
     print_json,
-    show_error,
+    show_errors,
     target_options,
     with_probes,
     worst_exit,
@@ -92,9 +92,7 @@ def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, out
         told = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
         print_json({"file": str(output), "differences": differs, "written": written, "errors": told})
     else:
-        for one in errors:
-            if one.error:
-                show_error(one.error, host=one.host)
+        show_errors([(one.host, one.error) for one in errors if one.error])
         click.echo("\n".join(differs) or f"{output}: as the hosts are")
         if differs:
             click.echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")

@@ -83,7 +83,7 @@ def plan(
 
         print_json({"hosts": plans_data(hosts, planner)})
     else:
-        show_plans(hosts, diff=diff)
+        hosts = show_plans(hosts, diff=diff)
     if output and output_format == "text":
         click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
         for shard in written:
@@ -91,18 +91,33 @@ def plan(
     return worst_exit(h.exit for h in hosts)
 
 
-def show_plans(hosts: list[HostPlan], *, diff: bool) -> None:
-    """Plans on stdout, of many hosts by kind; hosts in error on stderr, of many among the plans, by cause."""
+def show_plans(hosts: list[HostPlan], *, diff: bool) -> list[HostPlan]:
+    """Plans on stdout, of many hosts by kind; hosts in error on stderr, of many among the plans, by cause.
+
+    Returns the hosts; one whose plan cannot be shown is in error, since nobody could read it.
+    """
+    from dataclasses import replace
+    from functools import partial
+
+    from gpunode.core.errors import GpunodeError
     from gpunode.core.model import HostResult
     from gpunode.core.report.fleet import plans_text
     from gpunode.core.report.text import MANY, plan_text
+    from gpunode.edge.isolate import isolated
 
     if len(hosts) > MANY:
         errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
-        click.echo(plans_text([h.plan for h in hosts if h.plan], errors, diff=diff))
-        return
+        together = isolated("", lambda: plans_text([h.plan for h in hosts if h.plan], errors, diff=diff))
+        if not isinstance(together, GpunodeError):
+            click.echo(together)
+            return hosts
+    shown = []
     for host in hosts:
-        if host.plan:
-            click.echo(plan_text(host.plan, diff=diff))
-        elif host.error:
-            show_error(host.error, host=host.host)
+        text = isolated(host.host, partial(plan_text, host.plan, diff=diff)) if host.plan else host.error
+        if isinstance(text, GpunodeError):
+            show_error(text, host=host.host)
+            shown.append(replace(host, planned=None, error=text))
+        else:
+            click.echo(text)
+            shown.append(host)
+    return shown

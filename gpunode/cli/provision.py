@@ -100,7 +100,7 @@ def provision(
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":
-        show_plans(hosts, diff=diff)
+        hosts = show_plans(hosts, diff=diff)
     if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         click.echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):

@@ -172,7 +172,7 @@ def resume(
         found = probe(known, where, on_done=on_done)
     hosts = [workflow.plan_one(one, planner) for one in found]
     if output_format == "text":
-        show_plans(hosts, diff=False)
+        hosts = show_plans(hosts, diff=False)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
     with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gpunode.cli.common import format_option, print_json, spec_option
+from gpunode.cli.common import format_option, print_json, show_error, spec_option, worst_exit
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -134,6 +134,9 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
 
     spec = Planner(spec_data, to_run=False).spec()
     found = detect(Where(probes=probes))
+    for one in found:
+        if one.error:
+            show_error(one.error, host=one.host)
     facts = {one.host: one.facts for one in found if one.facts}
     idle = [host for host, its in facts.items() if not (its.has_gpu or prepares(spec))]
     requests = {host: request_of(its, spec) for host, its in facts.items() if host not in idle}
@@ -145,7 +148,7 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     else:
         for line in stacks_text(answer, without_gpu=idle):
             click.echo(line)
-    return Exit.REFUSED if answer.problems else Exit.OK
+    return worst_exit([one.error.exit for one in found if one.error] + [Exit.REFUSED] * bool(answer.problems))
 
 
 def _print(solution: Solution) -> None:

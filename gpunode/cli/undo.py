@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error, target_options, worst_exit
+from gpunode.cli.common import format_option, print_json, show_errors, target_options, worst_exit
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
@@ -95,13 +95,17 @@ def _undo(
 
 def _show(results: list[HostResult], output_format: str) -> None:
     from gpunode.core.errors import Exit
-    from gpunode.core.report.text import results_data
+    from gpunode.core.report.fleet import causes
+    from gpunode.core.report.text import MANY, results_data
 
     if output_format == "json":
         print_json({"hosts": results_data(results)})
         return
+    bad = [result for result in results if result.exit not in (Exit.OK, Exit.PENDING)]
     for result in results:
         good = result.exit in (Exit.OK, Exit.PENDING)
+        if not good and len(bad) > MANY:
+            continue
         mark = click.style("ok", fg="green") if good else click.style(f"exit {int(result.exit)}", fg="red")
         click.echo(f"{result.host}: {mark}: {result.message}")
         for line in result.changed:
@@ -110,6 +114,8 @@ def _show(results: list[HostResult], output_format: str) -> None:
             click.echo(f"  note: {note}")
         for text in result.extra.get("diffs", ()):
             click.echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
+    if len(bad) > MANY:
+        click.echo("\n".join([f"{len(bad)} hosts did not end well:", *causes(bad)]))
 
 
 def _ask(found: list[HostResult]) -> None:
@@ -136,13 +142,13 @@ def _show_runs(where: Where, output_format: str) -> int:
 
     found = list_runs(where)
     codes: list[int] = []
+    errors: list[tuple[str, GpunodeError]] = []
     data: list[dict[str, Any]] = []
     for host, runs in found:
         if isinstance(runs, GpunodeError):
             codes.append(runs.exit)
             data.append({"host": host.host, "error": runs.what})
-            if output_format == "text":
-                show_error(runs, host=host.host)
+            errors.append((host.host, runs))
             continue
         codes.append(Exit.OK)
         data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
@@ -153,4 +159,6 @@ def _show_runs(where: Where, output_format: str) -> int:
                 click.echo(f"  {run.name}  {run.at}  {' '.join(run.parts) or '-'}  ({counts})")
     if output_format == "json":
         print_json({"hosts": data})
+    else:
+        show_errors(errors)
     return worst_exit(codes)

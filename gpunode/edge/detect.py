@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.model import NodeFacts
+from gpunode.edge.isolate import isolated
 from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
 
 if TYPE_CHECKING:
@@ -69,13 +70,20 @@ def detect(
 ) -> list[Detected]:
     """Probe the hosts; with `only`, just those of these names.
 
-    A host that cannot be reached or read has an `error` instead of facts; the others go on.  `on_done` sees each host
-    as soon as it is done.  Raises InputError when it is not clear which hosts are meant.
+    A host that cannot be reached or read, or a saved probe that is none, has an `error` instead of facts; the others go
+    on.  `on_done` sees each host as soon as it is done.  Raises InputError when it is not clear which hosts are meant,
+    and for a single saved probe that cannot be used.
     """
     if where.probes:
         files = _probe_files(where)
         names = Counter(_host_of(path) for path in files)
-        return [_from_file(p, _host_of(p) if names[_host_of(p)] == 1 else str(p), on_done) for p in files]
+        named = {path: _host_of(path) if names[_host_of(path)] == 1 else str(path) for path in files}
+        saved = [_saved(path, name) for path, name in named.items()]
+        if len(saved) == 1 and isinstance(saved[0].error, InputError):
+            raise saved[0].error
+        for one in saved:
+            on_done(one)
+        return saved
     return probe([host for host in find_hosts(where) if only is None or host.host in only], where, on_done=on_done)
 
 
@@ -88,8 +96,10 @@ def probe(
     def done(ran: Ran) -> None:
         if isinstance(ran.error, NotServed):
             return
-        found[ran.target.name] = _read(found[ran.target.name], ran)
-        on_done(found[ran.target.name])
+        host = found[ran.target.name]
+        read = isolated(host.host, lambda: _read(host, ran))
+        found[host.host] = replace(host, probe=ran.stdout, error=read) if isinstance(read, GpunodeError) else read
+        on_done(found[host.host])
 
     direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
     ran = run_many(
@@ -228,18 +238,22 @@ def _host_of(path: Path) -> str:
     return path.parent.name if path.name == "probe.txt" else path.stem
 
 
-def _from_file(path: Path, name: str, on_done: Callable[[Detected], None]) -> Detected:
+def _saved(path: Path, name: str) -> Detected:
+    """The host of a saved probe, or the error of a file that cannot be used."""
+    found = isolated(name, lambda: _from_file(path, name))
+    return Detected(host=name, error=found) if isinstance(found, GpunodeError) else found
+
+
+def _from_file(path: Path, name: str) -> Detected:
     from gpunode.core.facts import parse_probe
 
     try:
         text = path.read_text(encoding="utf-8", errors="replace")
-        found = Detected(host=name, probe=text, facts=parse_probe(text))
+        return Detected(host=name, probe=text, facts=parse_probe(text))
     except OSError as error:
         raise InputError(f"probe {path}: {error.strerror}", fix="check the path") from error
     except InputError as error:
         raise InputError(f"probe {path}: {error.what}", expected=error.expected, fix=error.fix) from error
-    on_done(found)
-    return found
 
 
 # ---------------------------------------------------------------- by Ansible's own connection
@@ -301,9 +315,11 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
 def _ansible_answer(target: Target, file: Path, said: str) -> Ran:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
+        result = None
+    if not isinstance(result, dict):
         result = {"msg": " ".join(said.split())[-600:]}
-    if "probe" in result and not result.get("failed"):
+    if isinstance(result.get("probe"), str) and not result.get("failed"):
         return Ran(target=target, stdout=result["probe"])
     return Ran(
         target=target,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import lzma
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from pathlib import Path
 from typing import IO
@@ -18,6 +18,7 @@ from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
 from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.isolate import isolated
 from gpunode.edge.ssh.many import run_many
 from gpunode.node import script
 
@@ -67,19 +68,21 @@ def examine_hosts(where: Where, on_done: Callable[[Detected], None] = lambda fou
     logs = {one.target.name: one for one in ran}
     results = []
     for one in found:
-        if one.facts is None:
+        facts = one.facts
+        if facts is None:
             results.append(Examined(host=one.host, error=one.error))
             continue
         answer = logs.get(one.host)
         text = answer.stdout if answer and not answer.error else ""
         why = f": {answer.error.what}" if answer and answer.error else ""
         notes = () if text or not one.target else (f"its logs could not be read{why}",)
-        results.append(_examined(one.host, one.facts, split_sections(text), notes))
+        examined = isolated(one.host, partial(_examined, one.host, facts, text, notes))
+        results.append(Examined(host=one.host, error=examined) if isinstance(examined, GpunodeError) else examined)
     return results
 
 
-def _examined(host: str, facts: NodeFacts, sections: Mapping[str, str], notes: tuple[str, ...]) -> Examined:
-    faults = load_faults()
+def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
+    faults, sections = load_faults(), split_sections(text)
     scans = [scan(faults, name, [text]) for name, text in sections.items() if name not in _NO_LOGS]
     state = state_faults(facts, sections, _scheduler_rules())
     return Examined(host=host, diagnosis=diagnose(faults, scans, state), notes=notes)
@@ -98,16 +101,15 @@ def _chunks(path: Path) -> Iterator[str]:
     """The text of a log in chunks of whole lines."""
     try:
         with _opened(path) as stream:
-            rest = b""
+            rest: list[bytes] = []
             while block := stream.read(CHUNK):
                 whole, newline, tail = block.rpartition(b"\n")
                 if newline:
-                    yield (rest + whole + newline).decode("utf-8", errors="replace")
-                    rest = tail
-                else:
-                    rest += tail
-            if rest:
-                yield rest.decode("utf-8", errors="replace")
+                    yield b"".join([*rest, whole, newline]).decode("utf-8", errors="replace")
+                    rest = []
+                rest.append(tail)
+            if any(rest):
+                yield b"".join(rest).decode("utf-8", errors="replace")
     except (OSError, EOFError, lzma.LZMAError) as error:
         said = getattr(error, "strerror", None) or str(error)
         raise InputError(f"log {path}: {said}", fix="name a readable file, or - for standard input") from error

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data
 from gpunode.edge.detect import Where, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
+from gpunode.edge.isolate import isolated
 from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.state import state_dir
@@ -56,8 +58,10 @@ def of_run(name: str) -> Report:
     plans = {host["host"]: host for host in _recorded(folder / "plan.json")}
     results = _lines(folder / RESULTS)
     rows = {row.host: row for row in journal.hosts(run.name)}
-    hosts = [_of_row(row, plans.get(row.host), results.get(row.host)) for row in rows.values()]
-    hosts += [_of_data(plan) for host, plan in plans.items() if host not in rows]
+    hosts = [
+        _card(row.host, partial(_of_row, row, plans.get(row.host), results.get(row.host))) for row in rows.values()
+    ]
+    hosts += [_card(host, partial(_of_data, plan)) for host, plan in plans.items() if host not in rows]
     told = Run(
         name=run.name,
         verb=run.verb,
@@ -71,7 +75,7 @@ def of_run(name: str) -> Report:
 
 def of_plan(path: Path) -> Report:
     """A plan as `gpunode plan -o DIR` or `gpunode plan --format json` wrote it."""
-    hosts = [_of_data(host) for host in _recorded(path)]
+    hosts = [_card(str(host["host"]), partial(_of_data, host)) for host in _recorded(path)]
     return _report(hosts, title=f"Plan {path.parent.name if path.name == 'plan.json' else path.stem}", source=str(path))
 
 
@@ -88,15 +92,16 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         own = path.parent if path.name == "probe.txt" else path.with_suffix("")
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
-        found[name] = {"pool": pool, **_of_probe(path, own.name, planner, compare=bool(spec_data))}
+        told = isolated(own.name, partial(_of_probe, path, own.name, planner, compare=bool(spec_data)))
+        found[name] = {"pool": pool, **({"error": error_data(told)} if isinstance(told, GpunodeError) else told)}
     for path in sorted(folder.rglob("*.json")):
         for host in _recorded(path):
-            told = _told(host, planner.knowledge, path)
+            told = _told_or_error(host, planner.knowledge, path)
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
             known |= {key: value for key, value in told.items() if value or key not in known}
     if not found:
         raise InputError(f"{folder}: neither a probe nor *.json in it", fix="gpunode detect HOST… --save DIR")
-    hosts = [make_host(name, **told) for name, told in found.items()]
+    hosts = [_card(name, partial(make_host, name, **told)) for name, told in found.items()]
     return _report(hosts, title=folder.resolve().name, source=f"folder {folder}")
 
 
@@ -106,6 +111,12 @@ def _report(hosts: list[Host], *, title: str, source: str, run: Run | None = Non
 
 
 # ---------------------------------------------------------------- one host
+
+
+def _card(name: str, make: Callable[[], Host]) -> Host:
+    """The card of a host; where none can be made of what was found, one that says so."""
+    host = isolated(name, make)
+    return make_host(name, error=error_data(host)) if isinstance(host, GpunodeError) else host
 
 
 def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Host:
@@ -154,6 +165,13 @@ def _of_probe(path: Path, name: str, planner: Planner, *, compare: bool) -> dict
         return {"seen": seen, "error": error_data(error)}
 
 
+def _told_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
+    told = isolated(str(host["host"]), lambda: _told(host, knowledge, path))
+    if isinstance(told, InputError):
+        raise told  # the file is none of ours
+    return {"error": error_data(told)} if isinstance(told, GpunodeError) else told
+
+
 def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
     """What a host's JSON says, for make_host."""
     from gpunode.core.facts import facts_from_data
@@ -185,19 +203,20 @@ def _recorded(path: Path) -> list[dict[str, Any]]:
 def _lines(path: Path) -> dict[str, dict[str, Any]]:
     """The last line of each host.  A line that was cut off when the controller died is passed over."""
     found: dict[str, dict[str, Any]] = {}
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
-        found[row["host"]] = row
+        if isinstance(row, dict) and isinstance(row.get("host"), str):
+            found[row["host"]] = row
     return found
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         said = error.strerror if isinstance(error, OSError) else error
         raise InputError(f"{path}: {said}", expected=_EXPECTED) from error
     return data if isinstance(data, dict) else {}

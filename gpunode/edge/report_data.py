@@ -6,14 +6,16 @@ import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpunode.core.errors import error_data
+from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.model import HostResult
 from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
+from gpunode.edge.isolate import isolated
 
 if TYPE_CHECKING:
     from gpunode.edge.fleet.workflow import HostPlan
@@ -29,12 +31,16 @@ def plans_data(hosts: Sequence[HostPlan], planner: Planner, *, found: bool = Tru
     pools = {host: pool.name for pool in make_pools(asked) for host in pool.hosts}
     rows = []
     for host in hosts:
-        if host.planned:
-            row = plan_data(host.planned.plan) | {"pool": pools[host.host]}
-            rows.append(row | ({"found": _found(host, planner)} if found else {}))
-        else:
-            rows.append({"host": host.host, "error": host.error and error_data(host.error)})
+        row = isolated(host.host, partial(_plan_row, host, planner, pools.get(host.host, ""), found=found))
+        rows.append({"host": host.host, "error": error_data(row)} if isinstance(row, GpunodeError) else row)
     return rows
+
+
+def _plan_row(host: HostPlan, planner: Planner, pool: str, *, found: bool) -> dict[str, Any]:
+    if not host.planned:
+        return {"host": host.host, "error": host.error and error_data(host.error)}
+    row = plan_data(host.planned.plan) | {"pool": pool}
+    return row | ({"found": _found(host, planner)} if found else {})
 
 
 def found_text(hosts: Sequence[HostPlan], planner: Planner) -> str:
@@ -44,7 +50,12 @@ def found_text(hosts: Sequence[HostPlan], planner: Planner) -> str:
 
 
 def _found(host: HostPlan | None, planner: Planner) -> dict[str, Any] | None:
-    return asdict(see(host.planned.facts, planner.knowledge)) if host and host.planned else None
+    """For a reader of reports; None where nothing is known, or it cannot be put into words."""
+    if host is None or host.planned is None:
+        return None
+    facts = host.planned.facts
+    seen = isolated(host.host, lambda: asdict(see(facts, planner.knowledge)))
+    return None if isinstance(seen, GpunodeError) else seen
 
 
 def keep_results(folder: Path, results: Iterable[HostResult], after: Mapping[str, HostPlan], planner: Planner) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import re
@@ -14,12 +15,48 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO
 
+from gpunode.core.errors import GpunodeError
+
+_CONTROLLER = re.compile(r"[A-Za-z0-9.-]+-[0-9a-f]{6}")
+
+
+class StateError(GpunodeError):
+    """Something cannot be written on this machine; the nodes are not concerned."""
+
+    @classmethod
+    def of(cls, path: object, error: OSError) -> StateError:
+        """`error` met at `path` ("" where nobody knows which file it was)."""
+        said = error.strerror or str(error)
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            fix = f"make room there, and run the same command again (the state directory is {_named()})"
+        else:
+            fix = f"let this user write there, or name another state directory than {_named()}: XDG_STATE_HOME=DIR"
+        return cls(f"cannot write {path or 'a file on this machine'}: {said}", fix=fix)
+
+
+def _named() -> str:
+    try:
+        return str(state_path())
+    except GpunodeError:
+        return "$XDG_STATE_HOME/gpunode"
+
+
+def state_path() -> Path:
+    """$XDG_STATE_HOME/gpunode, whether it is there or not."""
+    try:
+        base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
+    except RuntimeError as error:
+        raise StateError(f"no state directory: {error}", fix="set HOME, or XDG_STATE_HOME") from error
+    return base / "gpunode"
+
 
 def state_dir() -> Path:
-    """$XDG_STATE_HOME/gpunode, made 0700."""
-    base = Path(os.environ.get("XDG_STATE_HOME") or Path("~/.local/state").expanduser())
-    path = base / "gpunode"
-    path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    """$XDG_STATE_HOME/gpunode, made 0700.  Raises StateError."""
+    path = state_path()
+    try:
+        path.mkdir(parents=True, mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise StateError.of(f"to the state directory {path}", error) from error
     return path
 
 
@@ -58,14 +95,29 @@ def controller_name() -> str:
     Two that ask for the first time at once get the same name: else they would keep each other off the nodes.
     """
     path = state_dir() / "controller"
-    if not path.exists():
-        name = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60] or "controller"
-        own = path.with_name(f".controller.{secrets.token_hex(8)}")
-        write_private(own, f"{name}-{secrets.token_hex(3)}\n")
-        with contextlib.suppress(FileExistsError):
-            os.link(own, path)
-        own.unlink()
-    return path.read_text(encoding="utf-8").strip()
+    known = _read_name(path)
+    if known:
+        return known
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX)
+        known = _read_name(path)  # another may have made it meanwhile
+        if not known:
+            host = re.sub(r"[^A-Za-z0-9.-]", "-", socket.gethostname())[:60] or "controller"
+            known = f"{host}-{secrets.token_hex(3)}"
+            write_private(path, f"{known}\n")
+    finally:
+        os.close(folder)
+    return known
+
+
+def _read_name(path: Path) -> str:
+    """The name in the file; "" where there is none, or something else, as a power cut may leave it."""
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace").strip()
+    except FileNotFoundError:
+        return ""
+    return text if _CONTROLLER.fullmatch(text) else ""
 
 
 def make_private(folder: Path) -> None:
@@ -83,10 +135,16 @@ def append_private(path: Path) -> IO[str]:
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only its owner may read, whole or not at all."""
+    """Write a file that only its owner may read, whole or not at all.  An OSError names the file."""
     temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-        os.fchmod(descriptor, 0o600)
-        file.write(text)
-    temporary.replace(path)
+    try:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(text)
+        temporary.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        error.filename = str(path)
+        raise

@@ -1,4 +1,4 @@
-"""A journal that a power cut, a full disk or somebody has damaged: read by read_journal.sh, judged on the controller."""
+"""A journal that a power cut, a full disk or somebody has damaged, judged on the controller."""
 
 from __future__ import annotations
 

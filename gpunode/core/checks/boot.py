@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, Kernel, NodeFacts
+from gpunode.core.numbers import whole
 
 _KEPT_OUT = re.compile(rb"^\s*(blacklist\s+nvidia\s*$|install\s+nvidia\s+/bin/(?:false|true))", re.MULTILINE)
 _BLACKLIST = re.compile(rb"^\s*(blacklist\s+nouveau|install\s+nouveau\s+/bin/(false|true))", re.MULTILINE)
@@ -33,7 +34,7 @@ def boot_checks(facts: NodeFacts, knowledge: Knowledge) -> list[Check]:
 
 
 def _order(release: str) -> tuple[tuple[int, ...], str]:
-    return tuple(int(part) for part in re.findall(r"\d+", release)), release
+    return tuple(whole(part) for part in re.findall(r"\d+", release)), release
 
 
 def _kernel(kernel: Kernel, facts: NodeFacts, knowledge: Knowledge) -> Check:

@@ -1,7 +1,8 @@
 """Logs → what of them is a known fault, in one pass.
 
 Text comes in chunks of whole lines.  One automaton (Aho and Corasick's) finds the texts of all signs at once; only
-lines that have one are looked at.  What people paste into forums is broken into
+lines that have one are looked at, and of a long line only what is around it: a container may write lines of any length,
+and no pattern is given more than WINDOW characters.  What people paste into forums is broken into
 lines, quoted and decorated: of a short log the lines are also joined, and read again for what was not found before.
 """
 
@@ -11,23 +12,26 @@ import html
 import re
 import string
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from gpunode.core.doctor.table import DRIVER_WORDS, Fault, Faults, Sign
 
 # NVRM: Xid (PCI:0000:01:00): 79, …; with MIG (PCI:0000:01:00 GPU-I:05)
-XID = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
-_BEFORE = re.compile(r"\bXid \((?P<gpu>[^) ]+)[^)]*\):.* caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE)
+XID = re.compile(r"\bXid \((?P<gpu>[^) ]{1,60})[^)]{0,60}\): ?(?P<code>\d{1,3})\b", re.IGNORECASE)
+_BEFORE = re.compile(
+    r"\bXid \((?P<gpu>[^) ]{1,60})[^)]{0,60}\):.{0,200} caused by previous Xid (?P<code>\d{1,3})\b", re.IGNORECASE
+)
 _PLUGIN = re.compile(r"XidCriticalError: Xid=(?P<code>\d{1,3}) on *Device=(?P<gpu>[\w-]+)", re.IGNORECASE)
-SWITCH = re.compile(r"SXid \(PCI:(?P<gpu>[^)]*)\): (?P<code>\d{4,5})", re.IGNORECASE)
+SWITCH = re.compile(r"SXid \(PCI:(?P<gpu>[^)]{0,60})\): (?P<code>\d{4,5})", re.IGNORECASE)
 FABRIC = re.compile(  # the fabric manager's log
     r"detected NVSwitch (?:non-)?fatal error (?P<code>\d{5}) on .{0,20}NVSwitch pci bus id (?P<gpu>[0-9a-f:.]+)",
     re.IGNORECASE,
 )
 REPORTS = (XID, _BEFORE, _PLUGIN, SWITCH, FABRIC)
 # newer drivers leave out the code
-LOST = re.compile(r"(?:NVRM:.*\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
+LOST = re.compile(r"(?:NVRM:.{0,200}\bhas |NVRM: |GPU has )fallen off (?:of )?the bus", re.IGNORECASE)
 
 # «Xid error code 79», «XID 错误：79», «Xid-Fehler 79», «GPU Xid errors detected: 79»
 _WORD = (
@@ -88,7 +92,8 @@ def read_told(text: str) -> Told:
     codes = [
         int(code)
         for match in _TOLD.finditer(text)
-        if not _DENIED.search(text, 0, match.start()) and not _EXPLAINED.match(text, match.end())
+        if not _DENIED.search(text, max(0, match.start() - 60), match.start())
+        and not _EXPLAINED.match(text, match.end())
         for code in re.findall(r"\d+", next(filter(None, match.groups())))
     ]
     if _STAGED.search(text):
@@ -101,11 +106,15 @@ def read_told(text: str) -> Told:
 
 KEPT = 5  # lines of evidence for one fault in one log; later ones are not looked for
 SHORT = 2_000_000  # characters: longer logs come from machines, which break no lines and tell nothing
+WINDOW = 4096  # characters of a line that a pattern is given at most
+_STEP = WINDOW // 2
+_REPORT = 400  # characters that a driver's report of a code has at most
 _AROUND = 300  # characters on either side of a sign in joined text
+_NEAR = 100  # characters: a sign that comes again so soon is seen with the one before
 _LINE = 400  # characters of a line that are shown
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
 _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
-_ESCAPED = re.compile(r"""\\+["']""")  # once, or as often as one log quotes another
+_ESCAPED = re.compile(r"""(?<!\\)\\+["']""")  # once, or as often as one log quotes another
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _SXID_MORE = re.compile(r": \d{4,5}, (?:Data|Severity) ")  # lines that belong to one before
 _WORK = re.compile(  # titles of changes, lines that a change adds to a document, entries of release notes
@@ -123,7 +132,7 @@ _CONDITION = re.compile(
     r"|\[feature\]|如果|(将|会|可能)导致",
     re.IGNORECASE,
 )
-_FOLD = re.compile(r"\s*\n[\s>|]*")
+_FOLD = re.compile(r"(?<!\s)\s*\n[\s>|]*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,16 +178,23 @@ class Scan:
         lower = _lower(chunk)
         wanted = {text for fault in self.faults.faults.values() for text in fault.within} - self._texts
         self._texts.update(text for text in wanted if text in lower)
-        number, at, end, shown = self._lines + 1, 0, -1, ""
+        number, at, start, end = self._lines + 1, 0, 0, -1
+        window = _Window()
         for last, signs in self.faults.finder.iter(lower):
             if last > end:  # a line that was not looked at before
                 number += chunk.count("\n", at, last)
                 at, end = last, chunk.find("\n", last)
                 end = end if end >= 0 else len(chunk)
-                shown = chunk[chunk.rfind("\n", 0, last) + 1 : end]
-                if any(word in shown.lower() for word in DRIVER_WORDS):
-                    self._read_xids(plain(shown), number)
-            self._try(shown, number, signs)
+                start = chunk.rfind("\n", 0, last) + 1
+                window = _Window()
+                line = lower[start:end]
+                if any(word in line for word in DRIVER_WORDS):
+                    for piece in _pieces(chunk[start:end]):
+                        self._read_xids(plain(piece), number)
+            first, stop = _around(last, start, end)
+            if window.first != first:
+                window = _Window(first=first, raw=chunk[first:stop], cut=stop - first < end - start)
+            self._try(window, number, signs, last)
         self._lines += chunk.count("\n") + (not chunk.endswith("\n"))
         self._keep(chunk)
 
@@ -204,15 +220,15 @@ class Scan:
         told = tuple(seen for code, seen in self._told.items() if code not in self._unmet)
         return tuple(self._xids.values()) or (told if len(told) < _CATALOGUE and not self._none else ())
 
-    def _try(self, line: str, number: int, signs: Iterable[tuple[Fault, Sign]]) -> bool:
-        new, text = False, ""
+    def _try(self, window: _Window, number: int, signs: Iterable[tuple[Fault, Sign]], last: int) -> bool:
+        """Whether a fault shows in the window; each pattern is tried once, however often its sign is there."""
+        new = False
         for fault, sign in signs:
             seen = self._seen[fault.id]
             if len(seen) >= KEPT or (seen and seen[-1].line == number) or (sign.told and self._short is None):
                 continue
-            text = text or plain(line)
-            if _shows(text, fault, sign):
-                seen.append(Evidence(source=self.source, line=number, text=text[:_LINE]))
+            if window.is_new(fault, sign) and _shows(window.text, fault, sign, window.is_work):
+                seen.append(Evidence(source=self.source, line=number, text=window.shown(last)))
                 new = True
         return new
 
@@ -258,11 +274,17 @@ class Scan:
 
     def _read_folded(self, text: str) -> None:
         for folded in (_FOLD.sub(" ", text), _FOLD.sub("", text)):
+            looked: dict[str, int] = {}  # texts of signs → where they were last looked at
             for last, signs in self.faults.finder.iter(_lower(folded)):
                 missing = [(fault, sign) for fault, sign in signs if not self._seen[fault.id]]
-                near = folded[max(0, last - _AROUND) : last + _AROUND]
+                sign_text = signs[0][1].text if signs else ""
+                if not missing or last - looked.get(sign_text, -_NEAR) < _NEAR:
+                    continue
+                looked[sign_text] = last
+                first = max(0, last - _AROUND)
+                near = _Window(first=first, raw=folded[first : last + _AROUND])
                 for fault, sign in missing:
-                    if not self._seen[fault.id] and self._try(near, 0, [(fault, sign)]):
+                    if not self._seen[fault.id] and self._try(near, 0, [(fault, sign)], last):
                         self._folded.add(fault.id)
             lost = None if LOST.search(text) else LOST.search(folded)  # in one line it was read as it stands
             if not self._xids and (match := XID.search(folded) or lost):
@@ -275,6 +297,58 @@ def scan(faults: Faults, source: str, chunks: Iterable[str]) -> Scan:
     for chunk in chunks:
         result.feed(chunk)
     return result
+
+
+@dataclass(kw_only=True)
+class _Window:
+    """A line, or what is around a sign in a long one, as the patterns see it."""
+
+    first: int = -1  # where it begins in the chunk
+    raw: str = ""
+    cut: bool = False  # out of a longer line
+    _tried: set[tuple[str, str | None, bool]] = field(default_factory=set)
+
+    @cached_property
+    def text(self) -> str:
+        return plain(self.raw)
+
+    @cached_property
+    def is_work(self) -> bool:
+        return bool(_WORK.match(self.text))
+
+    def is_new(self, fault: Fault, sign: Sign) -> bool:
+        """Whether the pattern was not tried here yet, by another place or another text of its sign."""
+        key = (fault.id, sign.pattern and sign.pattern.pattern, sign.told)
+        new = key not in self._tried
+        self._tried.add(key)
+        return new
+
+    def shown(self, last: int) -> str:
+        """The beginning of the line; of a long one the place of the sign whose last letter is at `last`."""
+        if not self.cut:
+            return self.text[:_LINE]
+        begin = max(0, min(last - self.first - _LINE // 2, len(self.raw) - _LINE))
+        return plain(self.raw[begin : begin + _LINE])
+
+
+def _around(last: int, start: int, end: int) -> tuple[int, int]:
+    """The part of the line start..end that has the place `last` well within it; places near each other share one."""
+    if end - start <= WINDOW:
+        return start, end
+    first = start + max(0, last - start - _STEP // 2) // _STEP * _STEP
+    return first, min(end, first + WINDOW)
+
+
+def _pieces(line: str) -> Iterator[str]:
+    """A line in pieces that no pattern is too slow on; a driver's report of a code is in one of them, whole."""
+    at = 0
+    while len(line) - at > WINDOW:
+        end = at + WINDOW
+        tail = _lower(line[end - _REPORT : end])
+        cut = min((place for word in ("nvrm", *DRIVER_WORDS) if (place := tail.find(word)) >= 0), default=_REPORT)
+        yield line[at : end - _REPORT + cut]
+        at = end - _REPORT + cut
+    yield line[at:]
 
 
 def plain(line: str) -> str:
@@ -293,8 +367,8 @@ def _lower(text: str) -> str:
     return text.lower() if text.isascii() else text.translate(_SMALL)
 
 
-def _shows(text: str, fault: Fault, sign: Sign) -> bool:
+def _shows(text: str, fault: Fault, sign: Sign, is_work: bool) -> bool:
     if sign.pattern and not sign.pattern.search(text):
         return False
     excluded = (fault.unless and fault.unless.search(text)) or (sign.told and _CONDITION.search(text))
-    return not excluded and not _WORK.match(text)
+    return not excluded and not is_work

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
+from typing import Any
 
 from gpunode.core.cdi import KIND, stale
 from gpunode.core.doctor.logs import Evidence
@@ -15,6 +16,8 @@ from gpunode.core.model import NodeFacts
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Says = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
+_OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
+_SHOWN = 100  # characters of a file's words that are shown
 
 
 def state_faults(facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None) -> dict[str, list[Evidence]]:
@@ -83,13 +86,44 @@ def _daemon_json(facts: NodeFacts, path: str) -> Says:
     if not file or not file.data:
         return
     try:
-        config = json.loads(file.data)
+        config = _parsed(file.data)
     except ValueError as error:
-        yield "docker-daemon-json", f"{path}: {error}"
+        yield "docker-daemon-json", f"{path}: {_cut(str(error))}"
         return
-    default, known = config.get("default-runtime"), config.get("runtimes") or {}
-    if default and default not in known and default not in ("runc", "io.containerd.runc.v2"):
-        yield "docker-default-runtime-missing", f"{path}: default-runtime is {default}, runtimes has no {default}"
+    if not isinstance(config, dict):
+        yield "docker-daemon-json", f"{path} holds {_word(config)}, dockerd wants an object: {{…}}"
+        return
+    default, known = config.get("default-runtime"), config.get("runtimes")
+    if not isinstance(default, str | None):
+        yield "docker-daemon-json", f"{path}: default-runtime is {_word(default)}, dockerd wants a text"
+        return
+    if not isinstance(known, dict | None):
+        yield "docker-daemon-json", f"{path}: runtimes is {_word(known)}, dockerd wants an object"
+        return
+    if default and default not in (known or {}) and default not in ("runc", "io.containerd.runc.v2"):
+        told = _cut(default)
+        yield "docker-default-runtime-missing", f"{path}: default-runtime is {told}, runtimes has no {told}"
+
+
+def _parsed(data: bytes | str) -> Any:
+    """JSON of a node.  Raises ValueError for whatever cannot be read, however deep it is nested."""
+    try:
+        return json.loads(data)
+    except RecursionError as error:
+        raise ValueError("nested too deeply to be read") from error
+
+
+def _word(value: object) -> str:
+    """A value of JSON for people; of a list or an object just which of the two it is."""
+    if isinstance(value, list | dict):
+        return "a list" if isinstance(value, list) else "an object"
+    return _cut(json.dumps(value))
+
+
+def _cut(text: str) -> str:
+    """A text of a file, in letters that every terminal's encoding has, and not too long."""
+    shown = text[:_SHOWN].encode("utf-8", "backslashreplace").decode()
+    return shown if len(text) <= _SHOWN else f"{shown} …"
 
 
 def _kubelet_devices(sections: Sections) -> Says:
@@ -98,19 +132,20 @@ def _kubelet_devices(sections: Sections) -> Says:
     if not text:
         return
     try:
-        registered = json.loads(text)["Data"]["RegisteredDevices"] or {}
-    except (ValueError, KeyError, TypeError):
+        registered = _parsed(text)["Data"]["RegisteredDevices"] or {}
+        ours = {name: devices for name, devices in registered.items() if _OURS.match(name)}
+    except (ValueError, KeyError, TypeError, AttributeError):
+        yield "kubelet-checkpoint", "kubelet_internal_checkpoint cannot be read as the kubelet writes it"
         return
-    ours = {name: devices for name, devices in registered.items() if re.match(r"(nvidia\.com|aliyun\.com)/", name)}
     if not ours:
         yield "plugin-not-registered", "kubelet_internal_checkpoint has no device of NVIDIA"
     for name, devices in ours.items():
         if not devices:
-            yield "plugin-no-devices", f"{name} is registered with 0 devices"
+            yield "plugin-no-devices", f"{_cut(name)} is registered with 0 devices"
 
 
 def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Says:
-    image = re.search(r"image:.*kube-scheduler\S*:v1\.(\d+)", sections.get("kube-scheduler-manifest", ""))
+    image = re.search(r"image:.*kube-scheduler\S*:v1\.(\d{1,4})\b", sections.get("kube-scheduler-manifest", ""))
     api = re.search(
         r"^apiVersion:\s*['\"]?kubescheduler\.config\.k8s\.io/(\w+)", sections.get("kube-scheduler-config", ""), re.M
     )

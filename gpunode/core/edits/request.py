@@ -10,6 +10,7 @@ from typing import Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distribution, Problem, RuntimeName
+from gpunode.core.numbers import whole
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
@@ -67,7 +68,7 @@ def check_request(request: RuntimeRequest) -> None:
 def release(version: str) -> tuple[int, int]:
     """Major and minor of "1.6.20~ds1-1+deb12u3", "v2.1.9": (1, 6), (2, 1); (0, 0) when unknown."""
     found = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
+    return (whole(found[1]), whole(found[2])) if found else (0, 0)
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:

@@ -35,6 +35,7 @@ from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, NodeFacts
+from gpunode.core.numbers import whole
 
 if TYPE_CHECKING:
     from cattrs import Converter
@@ -97,7 +98,7 @@ VOLATILE = frozenset(
 VOLATILE_DRIVER = frozenset(("clients", "smi"))
 
 _META = re.compile(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
-_CUDA_FOLDER = re.compile(r"/cuda-(\d+\.\d+)/?\Z")
+_CUDA_FOLDER = re.compile(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
 _VERSION = re.compile(r"\b(\d{1,4}\.\d{1,4}(?:\.\d{1,4})?)")
 _TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)", re.IGNORECASE)
 
@@ -190,7 +191,7 @@ def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
         if not target:
             probe.notes.append(f"{name}: no mode, owner and size")
         return ConfigFile(path=path, target=target, mode=0, owner="")
-    size = int(meta[3])
+    size = whole(meta[3])
     data: bytes | None = None
     if name not in probe.remarks:
         try:

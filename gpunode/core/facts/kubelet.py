@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
+from gpunode.core.numbers import whole
 
 _DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/dockershim.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
 # what says the kubelet's driver where no flag does
@@ -66,7 +67,7 @@ def _named(runtimes: Iterable[Runtime], name: str) -> Runtime | None:
 def release(version: str) -> tuple[int, int]:
     """Major and minor of a version, (99, 0) where it is unknown: as new as can be."""
     found = re.match(r"v?(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (99, 0)
+    return (whole(found[1]), whole(found[2])) if found else (99, 0)
 
 
 # ---------------------------------------------------------------- cgroup drivers

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from gpunode.core.numbers import whole
+
 Table = Mapping[str, Any]
 
 
@@ -196,7 +198,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
 
 def version_tuple(version: str) -> tuple[int, ...]:
     """580.95.05 → (580, 95, 5), for comparing."""
-    return tuple(int(part) for part in re.findall(r"\d+", version))
+    return tuple(whole(part) for part in re.findall(r"\d+", version))
 
 
 def _rows(text: str) -> Iterable[list[str]]:

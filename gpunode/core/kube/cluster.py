@@ -12,6 +12,7 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.kube.checks import words
 from gpunode.core.kube.checks.pod import toleration
+from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 
@@ -144,7 +145,7 @@ def parse_server(text: str, knowledge: KubeKnowledge) -> Server:
             expected="MAJOR.MINOR such as 1.34",
             fix="give --server-version, or kubernetes.server_version; kubectl version shows it",
         )
-    server = Server(int(found[1]), int(found[2]))
+    server = Server(whole(found[1]), whole(found[2]))
     if not knowledge.least <= server <= knowledge.newest:
         raise RefusedError(
             f"Kubernetes {server} is not known",

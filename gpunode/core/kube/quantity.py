@@ -6,6 +6,8 @@ import math
 import re
 from decimal import Decimal
 
+from gpunode.core.numbers import whole
+
 _BINARY = {"Ki": 10, "Mi": 20, "Gi": 30, "Ti": 40, "Pi": 50, "Ei": 60}
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 _PATTERN = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(?:[eE]([+-]?\d+)|(Ki|Mi|Gi|Ti|Pi|Ei|[numkMGTPE]?))")
@@ -22,7 +24,7 @@ def quantity(value: str | int) -> int:
         return 0
     number, exponent, suffix = Decimal(found[1]), found[2], found[3] or ""
     if exponent:
-        number = number.scaleb(max(-30, min(30, int(exponent))))
+        number = number.scaleb(max(-30, min(30, (-1 if exponent[0] == "-" else 1) * whole(exponent.lstrip("+-")))))
     elif suffix in _BINARY:
         number *= 1 << _BINARY[suffix]
     else:

@@ -11,6 +11,18 @@ from gpunode.core.plan import class_key
 from gpunode.core.report.text import plan_text
 
 _CAUSES, _NAMED, _SLOWEST = 10, 8, 5  # causes that are told, hosts that are named for each, slowest hosts
+_LONGEST = 1000  # characters of a cause
+# what differs between hosts with the same trouble, wherever a message has it
+_OWN = (
+    (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"), "ADDRESS"),
+    (re.compile(r"(?<![\w:])(?=[0-9a-f:]*::)[0-9a-f:]{2,39}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
+    (re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
+    (re.compile(r"[\w.%-]+ port \d{1,5}\b"), "ADDRESS port PORT"),
+    (re.compile(r"\bport \d{1,5}\b"), "port PORT"),
+    (re.compile(r"(?<=the name ')[\w.%-]+(?=')"), "ADDRESS"),
+    (re.compile(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
+    (re.compile(r"SHA256:[\w+/]{43}=?"), "SHA256:…"),
+)
 _ENDS = {0: "done or unchanged", 1: "failed", 3: "pending", 4: "unreachable", 5: "refused", 130: "interrupted"}
 
 
@@ -23,7 +35,7 @@ def fleet_text(results: Iterable[HostResult]) -> str:
     ends = ", ".join(f"{len(some)} {_ENDS.get(code, f'exit {code}')}" for code, some in sorted(by_exit.items()))
     lines = [f"{len(found)} hosts: {ends}"]
     for code, some in sorted(by_exit.items()):
-        lines += _causes(some) if code else []
+        lines += causes(some) if code else []
     return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in found})])
 
 
@@ -41,7 +53,7 @@ def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff
     lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
     lines[0] += f", {len(refused)} refused" if refused else ""
     lines[0] += f", {len(errors)} without a plan" if errors else ""
-    lines += _causes([*refused, *errors])
+    lines += causes([*refused, *errors])
     ranked = sorted(kinds.values(), key=len, reverse=True)
     for same in ranked[:_CAUSES]:
         lines.append(f"{len(same)} hosts like this one: {_names([p.host for p in same])}")
@@ -55,7 +67,7 @@ def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
     """A run by its journal: `states` of all its hosts, and those that ended, with `seconds` in `extra`."""
     counts = Counter(states.values())
     lines = [f"{len(states)} hosts: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))]
-    lines += _causes([result for result in ended if result.exit])
+    lines += causes([result for result in ended if result.exit])
     return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in ended})])
 
 
@@ -79,19 +91,37 @@ def stop_text(results: Sequence[HostResult]) -> str:
     return "\n".join([*lines, f"go on: {command}"])
 
 
-def _causes(results: Sequence[HostResult]) -> list[str]:
-    """What was said of hosts, equal words once, with the hosts that it was said of."""
-    causes: dict[str, list[str]] = {}
+def causes(results: Sequence[HostResult]) -> list[str]:
+    """What was said of hosts, equal words once, with the hosts that it was said of.
+
+    A host's own name and address make no other cause of it: they show as HOST, ADDRESS and PORT.
+    """
+    found: dict[str, list[HostResult]] = {}
     for result in results:
-        text = re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", result.message)
-        causes.setdefault(text, []).append(result.host)
-    ranked = sorted(causes.items(), key=lambda item: -len(item[1]))
+        found.setdefault(_cause(result), []).append(result)
+    ranked = sorted(found.items(), key=lambda item: -len(item[1]))
     lines = []
-    for message, hosts in ranked[:_CAUSES]:
-        lines += [f"  {len(hosts):>6}  {message}", f"          {_names(hosts)}"]
+    for cause, of in ranked[:_CAUSES]:
+        message = cause if len(of) > 1 else _named(of[0])
+        lines += [f"  {len(of):>6}  {_cut(message)}", f"          {_names([result.host for result in of])}"]
     if len(ranked) > _CAUSES:
         lines.append(f"          and {len(ranked) - _CAUSES} other causes: --format json has them all")
     return lines
+
+
+def _named(result: HostResult) -> str:
+    return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", result.message)
+
+
+def _cause(result: HostResult) -> str:
+    text = _named(result)
+    for pattern, word in _OWN:
+        text = pattern.sub(word, text)
+    return text
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
 def _slowest(seconds: Mapping[str, float]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from gpunode.core.knowledge import Branch, GpuModel, version_tuple
 from gpunode.core.model import DriverChoice, Flavour
+from gpunode.core.numbers import whole
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
@@ -170,7 +171,8 @@ def _own_packages(case: Case, flavour: str) -> bool:
     fits = [
         b
         for b in (case.knowledge.branches[n] for n in case.distro.own)
-        if all(r.holds(b) for r in needs(case, flavour)) and (not spec.branch.isdigit() or b.branch == int(spec.branch))
+        if all(r.holds(b) for r in needs(case, flavour))
+        and (not spec.branch.isdigit() or b.branch == whole(spec.branch))
     ]
     if not any(spec.branch.isdigit() or not b.ended(case.knowledge.as_of) for b in fits):
         return False
@@ -206,9 +208,7 @@ def _branch(case: Case, flavour: str, own: bool) -> Branch | None:
     where = [] if case.request.driver.method == "runfile" else [in_repository(case.distro, own)]
     rules = [*needs(case, flavour), *where]
     version = case.request.driver.version
-    number = (
-        int(version[:3]) if version else int(case.request.driver.branch) if case.request.driver.branch.isdigit() else 0
-    )
+    number = whole(version[:3]) if version else whole(case.request.driver.branch)
     best = best_branch(case.knowledge, rules)
     if number:
         return _checked(case, number, rules, best)
@@ -257,7 +257,7 @@ def _ways_out(case: Case, rules: Sequence[Rule], own: bool) -> str:
 def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
     number = case.request.loaded_driver.partition(".")[0]
-    branch = case.knowledge.branches.get(int(number)) if number.isdigit() else None
+    branch = case.knowledge.branches.get(whole(number)) if number.isdigit() else None
     if branch is None or branch.kind not in ("LTSB", "PB") or branch.ended(case.knowledge.as_of):
         return None
     return branch if all(rule.holds(branch) for rule in rules) else None

@@ -11,6 +11,7 @@ import re
 
 from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
+from gpunode.core.numbers import whole
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import version_wish
 
@@ -87,7 +88,7 @@ def _dcgm(case: Case, driver: DriverChoice | None) -> tuple[PackageWant, ...]:
             "set fabric.dcgm to none; a container (dcgm-exporter) brings its own",
         )
         return ()
-    number = driver.branch if driver else int((re.match(r"\d+", case.request.loaded_driver) or ["0"])[0])
+    number = driver.branch if driver else whole((re.match(r"\d+", case.request.loaded_driver) or ["0"])[0])
     branch = case.knowledge.branches.get(number)
     major = branch.cuda_major if branch else 0
     if major < names["first_cuda"]:

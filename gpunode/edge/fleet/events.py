@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import sys
 import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -25,6 +27,7 @@ class EventLog:
         except OSError as error:
             raise InputError(f"cannot write events to {path}: {error.strerror}", fix="choose another file") from error
         self._lock = threading.Lock()
+        self._broken = False
 
     def wave(self, pool: str, wave: int, what: str) -> None:
         self._write("wave", pool=pool, wave=wave + 1, what=what)
@@ -45,9 +48,17 @@ class EventLog:
         )
 
     def close(self) -> None:
-        self._file.close()
+        with contextlib.suppress(OSError):  # what could not be written was reported
+            self._file.close()
 
     def _write(self, type_: str, **data: Any) -> None:
         line = {"format": FORMAT, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), "type": type_, **data}
+        text = json.dumps(line, ensure_ascii=False, default=str) + "\n"
         with self._lock:
-            self._file.write(json.dumps(line, ensure_ascii=False, default=str) + "\n")
+            if self._broken:
+                return
+            try:
+                self._file.write(text)
+            except OSError as error:  # a full disk, a reader that went away: the run goes on
+                self._broken = True
+                print(f"no more events to {self._file.name}: {error.strerror}", file=sys.stderr, flush=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.model import HostResult
 from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, next_actions
+from gpunode.edge.isolate import isolated
 
 Results = Mapping[str, HostResult]
 JOBS = 2 * (os.cpu_count() or 1)  # ansible-playbook processes at a time: each keeps about one core busy
@@ -138,10 +139,10 @@ class Rollout:
 
     def _take(self, what: Job | Gate, future: Future[Results]) -> None:
         """What came of a job or of a gate; a host that it says nothing of has failed."""
-        try:
-            results = dict(future.result())
-        except GpunodeError as error:
-            results = {h: HostResult(host=h, exit=error.exit, message=str(error)) for h in what.hosts}
+        found = isolated("", future.result)
+        if isinstance(found, GpunodeError):
+            found = {h: HostResult(host=h, exit=Exit(found.exit), message=str(found)) for h in what.hosts}
+        results = dict(found)
         if isinstance(what, Gate):
             self._pass(what, results)
             return
@@ -149,12 +150,19 @@ class Rollout:
         ended = [results.get(host) or replace(silent, host=host) for host in what.hosts]
         self.progress = self.progress.with_states([r.host for r in ended if r.exit], "failed")
         self.progress = self.progress.with_states([r.host for r in ended if not r.exit], "done")
-        self.hooks.on_end(ended)
+        self._end(ended)
+
+    def _end(self, results: Sequence[HostResult]) -> None:
+        """What nobody can write down is where it stops: what runs goes to its end, nothing else is started."""
+        try:
+            self.hooks.on_end(results)
+        except GpunodeError as error:
+            self.progress = replace(self.progress, stopped=self.progress.stopped or error.what)
 
     def _pass(self, gate: Gate, results: Results) -> None:
         bad = [result for result in results.values() if result.exit]
         if bad:
-            self.hooks.on_end([replace(r, message=f"failed after its wave: {r.message}") for r in bad])
+            self._end([replace(r, message=f"failed after its wave: {r.message}") for r in bad])
         self.progress = self.progress.with_states([r.host for r in bad], "failed").past_gate(gate.pool)
         if gate.soak:
             self.hooks.on_wave(

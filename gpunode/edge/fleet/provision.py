@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import sys
 import threading
@@ -27,11 +28,13 @@ from gpunode.edge.fleet.workflow import (
     INVENTORY,
     HostPlan,
     ansible_arguments,
+    error_result,
     inventory_sources,
     plan_one,
     verify_found,
     write_plan,
 )
+from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
@@ -40,7 +43,7 @@ from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
-from gpunode.edge.state import append_private, new_run, next_generation, write_private
+from gpunode.edge.state import StateError, append_private, new_run, next_generation, write_private
 
 P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
@@ -201,9 +204,12 @@ class _Run:
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
 
     def _finish(self, status: str) -> None:
-        if self.runs:
-            self.runs.finish(self.name, status)
-            self.runs.close()
+        try:
+            if self.runs:
+                self.runs.finish(self.name, status)
+                self.runs.close()
+        except GpunodeError as error:  # what came of the hosts is to be shown
+            _tell(f"the end of run {self.name} is not recorded: {error}")
 
     def _request(self) -> dict[str, Any]:
         """What it takes to ask for the same again."""
@@ -220,11 +226,10 @@ class _Run:
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
         taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
-        try:
-            results = {**refused, **(self._play(replace(job, hosts=left)) if left else {})}
-        except GpunodeError as error:  # what was refused, and what is cordoned, is to be told all the same
-            failed = HostResult(host="", exit=error.exit, message=str(error))
-            results = {**refused, **{host: replace(failed, host=host) for host in left}}
+        played = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
+        if isinstance(played, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
+            played = {host: error_result(host, played) for host in left}
+        results = {**refused, **played}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
         return results | give_back_all(self.nodes, taken, results, self.drains, boots)
 
@@ -255,7 +260,7 @@ class _Run:
         again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
         after = {found.host: plan_one(found, self.planner) for found in again}
         self._seen(list(after.values()))
-        results = {h: _result(self.todo[h], done.get(h), after.get(h), check=self.check) for h in job.hosts}
+        results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
         if self.runs:
             self._keep(results, after)
         return results
@@ -269,6 +274,10 @@ class _Run:
         found = [self.todo[host].detected for host in hosts if host in self._leased]
         if found and not self.check:
             give_back(found, self.where, self.own, self._inventory, run=self.name, generation=self.generation)
+
+    def _result(self, host: str, done: HostRun | None, after: HostPlan | None) -> HostResult:
+        result = isolated(host, lambda: _result(self.todo[host], done, after, check=self.check))
+        return result if isinstance(result, HostResult) else error_result(host, result)
 
     def _seen(self, hosts: Sequence[HostPlan]) -> None:
         """Keep what hosts are like after their play."""
@@ -301,9 +310,13 @@ class _Run:
             if may_hold(event):
                 self._leased.add(event.host)
             if self.runs and event.kind == "started":
-                self.runs.step(self.name, event.host, event.task)
+                with contextlib.suppress(StateError):  # a full disk ends no play; the host's end will say it
+                    self.runs.step(self.name, event.host, event.task)
             if event.kind not in ("started", "skipped"):
-                with append_private(self.own / "hosts" / f"{event.host.replace('/', '_')}.log") as log:
+                with (
+                    contextlib.suppress(OSError),
+                    append_private(self.own / "hosts" / f"{event.host.replace('/', '_')}.log") as log,
+                ):
                     log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
             self.ears.event(event)
 
@@ -312,15 +325,26 @@ class _Run:
         told = [self.told(r, seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
         with self._lock:
             self.results |= {result.host: result for result in told}
-            if self.runs:
-                found = {r.host: self.after[r.host].found for r in told if r.host in self.after}
-                self.runs.ended(self.name, told, found)
-            for result in told:
-                self.ears.result(result)
+            try:
+                if self.runs:
+                    found = {r.host: self.after[r.host].found for r in told if r.host in self.after}
+                    self.runs.ended(self.name, told, found)
+            except GpunodeError as error:  # it is on the node all the same: here nobody can look it up
+                told = [_unrecorded(result, error) for result in told]
+                self.results |= {result.host: result for result in told}
+                raise
+            finally:
+                for result in told:
+                    self.ears.result(result)
 
     def told(self, result: HostResult, **extra: Any) -> HostResult:
         """With the run that it is of, which a rehearsal has not."""
         return replace(result, extra={**result.extra, **({"run": self.name} if self.runs else {}), **extra})
+
+
+def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
+    text = f"{result.message} (not recorded: {error.what})"
+    return replace(result, exit=result.exit or Exit(error.exit), message=text)
 
 
 def _found(host: HostPlan) -> str:

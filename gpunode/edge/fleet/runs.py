@@ -6,24 +6,26 @@ What a host is doing within its run (`step`) is for people, and may be a second 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import shlex
 import socket
 import sqlite3
 import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
-from gpunode.edge.state import state_dir
+from gpunode.edge.state import StateError, state_dir
 
 VERSION = 2
 _TABLES = """
@@ -45,6 +47,14 @@ where run = ? order by pool = '', pool, wave, rowid
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
 _LAG = 1.0  # seconds that `step` may be behind
+# names of SQLite's codes: of a fault in this program, and of what the machine does not let it do
+_BUG = ("SQLITE_MISUSE", "SQLITE_CONSTRAINT", "SQLITE_RANGE", "SQLITE_INTERRUPT")
+_MACHINE = (
+    "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_NOMEM", "SQLITE_NOLFS",
+)  # fmt: skip
+_BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
+_UNREADABLE = (ValueError, TypeError, RecursionError)  # of rows that this program has not written so
+_ERRNO = {"SQLITE_FULL": errno.ENOSPC}
 
 
 def this_process() -> str:
@@ -53,15 +63,13 @@ def this_process() -> str:
 
 
 def _began(pid: int) -> str:
-    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22.  "" of one that has ended.
-
-    That may still have its number: in a container without an init nobody buries it.
-    """
+    """Clock ticks from the boot to the process's start: proc(5), /proc/PID/stat, field 22; "gone" for a zombie."""
     try:
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        stat = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except OSError:
         return ""
-    return "" if fields[0] in "ZX" else fields[19]
+    fields = stat.rpartition(")")[2].split()
+    return "gone" if fields[0] in "ZXx" else fields[19]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,11 +89,11 @@ class RunRow:
         """Whether the process that runs it is still there; of another host nobody can tell, so yes."""
         host, _, process = self.controller.rpartition(":")
         pid, _, began = process.partition("@")
-        if self.status != "running" or host != socket.gethostname():
+        if self.status != "running" or host != socket.gethostname() or not pid.isdecimal():
             return self.status == "running"
         try:
             os.kill(int(pid), 0)
-        except ProcessLookupError:
+        except (ProcessLookupError, OverflowError):
             return False
         except PermissionError:
             pass
@@ -127,6 +135,10 @@ class Runs:
         self._lock = threading.Lock()
         self._steps: dict[tuple[str, str], str] = {}
         self._flushed = time.monotonic()
+        with self._readable():
+            self._open()
+
+    def _open(self) -> None:
         self.path.touch(mode=0o600)
         self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
         self._db.execute("pragma journal_mode = wal")
@@ -171,15 +183,18 @@ class Runs:
 
     def keep(self, found: Mapping[str, NodeFacts]) -> None:
         """Write down states of hosts, by the hashes of their facts, those that are not known yet."""
-        known = {row[0] for row in self._db.execute("select hash from states")}
+        known = {row[0] for row in self._rows("select hash from states")}
         new = [(key, json.dumps(state_of(facts))) for key, facts in found.items() if key not in known]
         with self._changes() as db:
             db.executemany("insert or ignore into states values (?, ?)", new)
 
     def state(self, key: str) -> dict[str, Any]:
         """A state that `keep` wrote down; {} for none."""
-        row = self._db.execute("select state from states where hash = ?", (key,)).fetchone()
-        return dict(json.loads(row[0])) if row else {}
+        rows = self._rows("select state from states where hash = ?", key)
+        try:
+            return dict(json.loads(rows[0][0])) if rows else {}
+        except _UNREADABLE as error:
+            raise self._damaged(error) from error
 
     def at_work(self, hosts: Iterable[str]) -> dict[str, RunRow]:
         """Those of `hosts` that a run of this controller has in work now, with that run."""
@@ -194,7 +209,7 @@ class Runs:
 
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
         """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
-        rows = self._db.execute("select host, state, run, max(rowid) from hosts where pool != '' group by host")
+        rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
         begun = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
         return {host: begun[host] for host in hosts if host in begun}
 
@@ -236,15 +251,13 @@ class Runs:
 
     def latest(self, limit: int = 50) -> list[RunRow]:
         """The newest runs first."""
-        rows = self._db.execute("select * from runs order by rowid desc limit ?", (limit,))
-        return [_run(row) for row in rows]
+        return self._runs("select * from runs order by rowid desc limit ?", limit)
 
     def get(self, name: str) -> RunRow:
         """A run by its name, by the beginning of one, or "last".  Raises InputError."""
         found = self.latest(1) if name == "last" else []
         if not found and name != "last":
-            rows = self._db.execute("select * from runs where substr(name, 1, ?) = ?", (len(name), name)).fetchall()
-            found = [_run(row) for row in rows]
+            found = self._runs("select * from runs where substr(name, 1, ?) = ?", len(name), name)
         if len(found) != 1:
             known = ", ".join(run.name for run in self.latest(3)) or "there is none yet"
             raise InputError(
@@ -256,18 +269,59 @@ class Runs:
 
     def hosts(self, run: str) -> list[HostRow]:
         """The hosts of a run, in the order in which they were to be done."""
-        rows = self._db.execute(_HOSTS, (run,))
-        return [_host(row) for row in rows]
+        rows = self._rows(_HOSTS, run)
+        try:
+            return [_host(row) for row in rows]
+        except _UNREADABLE as error:
+            raise self._damaged(error) from error
 
     def close(self) -> None:
         with self._changes():
             pass
         self._db.close()
 
+    def _runs(self, query: str, *values: object) -> list[RunRow]:
+        rows = self._rows(query, *values)
+        try:
+            return [_run(row) for row in rows]
+        except _UNREADABLE as error:
+            raise self._damaged(error) from error
+
+    def _rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
+        with self._readable():
+            return self._db.execute(query, values).fetchall()
+
+    @contextmanager
+    def _readable(self) -> Iterator[None]:
+        """What SQLite says of a file that cannot be used: StateError, or InputError where the file is damaged."""
+        try:
+            yield
+        except OSError as error:
+            raise StateError.of(self.path, error) from error
+        except sqlite3.Error as error:
+            kind = getattr(error, "sqlite_errorname", "")
+            if kind.startswith(_BUG) or isinstance(error, (sqlite3.ProgrammingError, sqlite3.InterfaceError)):
+                raise
+            if kind.startswith(_BUSY):
+                fix = "see what holds it (fuser, lsof), and run the same command again"
+                raise StateError(f"{self.path} is in use by another process: {error}", fix=fix) from error
+            if kind.startswith(_MACHINE):
+                raise StateError.of(self.path, OSError(_ERRNO.get(kind, 0), str(error))) from error
+            raise self._damaged(error) from error
+
+    def _damaged(self, error: Exception) -> InputError:
+        folder = shlex.quote(str(self.path.with_name("damaged-runs")))
+        return InputError(
+            f"{self.path} is damaged: {error}",
+            expected="the journal of this controller's runs, a SQLite database",
+            fix=f"move it away: mkdir -p {folder} && mv {shlex.quote(str(self.path))}* {folder}/ (gpunode then makes a "
+            "new one; the nodes keep their own journals, but earlier runs can no longer be listed or resumed)",
+        )
+
     @contextmanager
     def _changes(self) -> Iterator[sqlite3.Connection]:
         """One transaction, with the steps that were not written yet."""
-        with self._lock:
+        with self._lock, self._readable():
             self._db.execute("begin immediate")
             try:
                 self._db.executemany(
@@ -275,10 +329,11 @@ class Runs:
                     [(text, run, host) for (run, host), text in self._steps.items()],
                 )
                 yield self._db
+                self._db.execute("commit")
             except BaseException:
-                self._db.execute("rollback")
+                with suppress(sqlite3.Error):  # a full disk has ended the transaction already
+                    self._db.execute("rollback")
                 raise
-            self._db.execute("commit")
             self._steps.clear()
             self._flushed = time.monotonic()
 
@@ -286,33 +341,42 @@ class Runs:
 def _run(row: tuple[Any, ...]) -> RunRow:
     name, verb, started, ended, status, request, controller = row
     return RunRow(
-        name=name,
-        verb=verb,
-        started=started,
-        ended=ended or "",
-        status=status,
-        request=json.loads(request),
-        controller=controller,
+        name=str(name),
+        verb=str(verb),
+        started=_time(started),
+        ended=_time(ended),
+        status=str(status),
+        request=dict(json.loads(request)),
+        controller=str(controller),
     )
 
 
 def _host(row: tuple[Any, ...]) -> HostRow:
     run, host, pool, wave, plan, state, code, step, message, started, ended, log, found = row
+    if state not in get_args(RunState):
+        raise ValueError(f"a host is in state {state!r}")
     return HostRow(
-        run=run,
-        host=host,
-        pool=pool,
-        wave=wave,
-        plan=plan,
+        run=str(run),
+        host=str(host),
+        pool=str(pool),
+        wave=int(wave),
+        plan=str(plan),
         state=state,
-        exit=code,
-        step=step,
-        message=message,
-        started=started or "",
-        ended=ended or "",
-        log=log,
-        found=found,
+        exit=None if code is None else int(code),
+        step=str(step),
+        message=str(message),
+        started=_time(started),
+        ended=_time(ended),
+        log=str(log),
+        found=str(found),
     )
+
+
+def _time(text: str | None) -> str:
+    """A time as `_now` writes it, "" for none yet."""
+    if text:
+        datetime.fromisoformat(text)
+    return text or ""
 
 
 def _now() -> str:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
+from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Check, HostResult
 from gpunode.core.plan.since import since_checks, state_of
 from gpunode.edge.detect import Detected, Where, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.fleet.workflow import verify_found
+from gpunode.edge.isolate import isolated
 from gpunode.edge.planner import Planner
 
 
@@ -27,8 +30,12 @@ def verify_since(
     A host that is as it was left there costs its probe alone.
     """
     rows = {row.host: row for row in runs.hosts(run)}
-    found = detect(where, on_done=on_done)
-    told = {one.host: _told(one, rows.get(one.host), runs, run) for one in found}
+    found: list[Detected] = []
+    told: dict[str, list[Check]] = {}
+    for one in detect(where, on_done=on_done):
+        checks = isolated(one.host, partial(_told, one, rows.get(one.host), runs, run))
+        found.append(replace(one, facts=None, error=checks) if isinstance(checks, GpunodeError) else one)
+        told[one.host] = [] if isinstance(checks, GpunodeError) else checks
     quiet = [one for one in found if not one.error and not told[one.host]]
     other = [one for one in found if one not in quiet]
     ends = [*verify_found(quiet, where, planner, smoke=False), *verify_found(other, where, planner, smoke=smoke)]

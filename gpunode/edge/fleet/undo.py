@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InputError
@@ -14,6 +15,7 @@ from gpunode.core.undo.journal import Run, parse_recall, standing
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
 from gpunode.edge.detect import Detected, Where, find_hosts
 from gpunode.edge.fleet.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.ssh.many import Ran, run_many
 from gpunode.edge.state import new_run, next_generation, write_private
@@ -85,13 +87,7 @@ def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
         timeout=where.timeout,
         accept_new=where.accept_new_host_keys,
     )
-    found: list[tuple[Detected, list[Run] | GpunodeError]] = []
-    for host, one in zip(hosts, ran, strict=True):
-        try:
-            found.append((host, _standing(host.host, one)))
-        except GpunodeError as error:
-            found.append((host, error))
-    return found
+    return [(h, isolated(h.host, partial(_standing, h.host, one))) for h, one in zip(hosts, ran, strict=True)]
 
 
 def _standing(host: str, ran: Ran) -> list[Run]:

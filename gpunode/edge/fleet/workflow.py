@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbo
 from gpunode.core.report.text import PLAN_FORMAT, plan_exit
 from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.isolate import isolated
 from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.state import controller_name, new_run, write_private
 
@@ -135,17 +137,27 @@ def verify_found(found: Sequence[Detected], where: Where, planner: Planner, *, s
     """`verify` of hosts that have just been probed."""
     hosts = [plan_one(one, planner) for one in found]
     smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
-    return [_verified(h, planner, smoked.get(h.host, ()), smoke=smoke) for h in hosts]
+    results = []
+    for host in hosts:
+        found_out = isolated(host.host, partial(_verified, host, planner, smoked.get(host.host, ())))
+        results.append(found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out))
+    return results
 
 
 def plan_one(found: Detected, planner: Planner) -> HostPlan:
-    """What one probe says is to be done on its host."""
-    if found.error or found.facts is None:
+    """What one probe says is to be done on its host, or the error that is this host's alone."""
+    facts = found.facts
+    if found.error or facts is None:
         return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
-    try:
-        return HostPlan(detected=found, planned=planner.plan(found.host, found.facts, found.spec))
-    except GpunodeError as error:
-        return HostPlan(detected=found, error=error)
+    planned = isolated(found.host, lambda: planner.plan(found.host, facts, found.spec))
+    if isinstance(planned, GpunodeError):
+        return HostPlan(detected=found, error=planned)
+    return HostPlan(detected=found, planned=planned)
+
+
+def error_result(host: str, error: GpunodeError) -> HostResult:
+    """An error as what came of a host."""
+    return HostResult(host=host, exit=Exit(error.exit), message=str(error))
 
 
 def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0) -> list[str]:
@@ -180,6 +192,10 @@ def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[st
     text = script("smoke.sh")
 
     def one(host: HostPlan) -> tuple[Check, ...] | None:
+        checks = isolated(host.host, lambda: smoke(host))
+        return _not_smoked(checks) if isinstance(checks, GpunodeError) else checks
+
+    def smoke(host: HostPlan) -> tuple[Check, ...] | None:
         assert host.planned and host.detected.target
         if host.detected.target.connection not in ("ssh", "local"):
             return None
@@ -193,7 +209,7 @@ def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[st
         if isinstance(ran.error, NotServed):
             return None
         if ran.error:
-            return (Check(id="smoke.ran", status="failed", message=str(ran.error)),)
+            return _not_smoked(ran.error)
         return parse_checks(ran.stdout, ran.rc)
 
     if not hosts:
@@ -228,7 +244,12 @@ def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner)
         become_password=where.become_password,
     )
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
-    return {name: _checks_of(runs.get(name, never)) for name in values}
+    found = {name: isolated(name, partial(_checks_of, runs.get(name, never))) for name in values}
+    return {name: _not_smoked(c) if isinstance(c, GpunodeError) else c for name, c in found.items()}
+
+
+def _not_smoked(error: GpunodeError) -> tuple[Check, ...]:
+    return (Check(id="smoke.ran", status="failed", message=str(error)),)
 
 
 def _checks_of(run: HostRun) -> tuple[Check, ...]:
@@ -238,7 +259,7 @@ def _checks_of(run: HostRun) -> tuple[Check, ...]:
     return checks
 
 
-def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check], *, smoke: bool) -> HostResult:
+def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check]) -> HostResult:
     if host.error or host.planned is None:
         return HostResult(host=host.host, exit=host.exit, message=str(host.error))
     problems = host.planned.plan.problems

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions
 from gpunode.core.kube.marks import node_key
@@ -17,6 +17,7 @@ from gpunode.core.kube.quantity import quantity
 from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.drain import Tell, cordon, drain, uncordon, wait_ready
 from gpunode.edge.planner import Planned
@@ -138,10 +139,11 @@ def take_all(
         planned = hosts[host]
         if not concerns(drains[host], planned.facts, planned.plan):
             return
-        try:
-            taken[host] = nodes.take(host, planned.facts, drains[host])
-        except GpunodeError as error:
-            refused[host] = HostResult(host=host, exit=error.exit, message=f"not begun with: {error}")
+        emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host]))
+        if isinstance(emptied, GpunodeError):
+            refused[host] = HostResult(host=host, exit=Exit(emptied.exit), message=f"not begun with: {emptied}")
+        else:
+            taken[host] = emptied
 
     _side_by_side(one, hosts)
     return taken, refused
@@ -165,11 +167,10 @@ def give_back_all(
         if result.exit:
             ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
             return
-        try:
-            nodes.give_back(taken[host], drains[host], boot_id=boots.get(host, ""))
-        except GpunodeError as error:
+        error = isolated(host, lambda: nodes.give_back(taken[host], drains[host], boot_id=boots.get(host, "")))
+        if error:
             text = f"{result.message}, but the node stays cordoned: {error}"
-            ends[host] = replace(result, exit=error.exit, message=text)
+            ends[host] = replace(result, exit=Exit(error.exit), message=text)
 
     _side_by_side(one, taken)
     return ends
@@ -189,17 +190,18 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
     results: dict[str, HostResult] = {}
 
     def one(host: str) -> None:
-        facts = hosts[host].facts
-        try:
-            taken = nodes.left(host, facts)
-            if taken is None:
-                return
-            nodes.give_back(taken, drains[host], boot_id=facts.boot_id)
-            results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
-            journal.ended(begun[host], [results[host]], {host: hosts[host].plan.facts_hash})
-        except GpunodeError as error:
+        error = isolated(host, lambda: give_back(host, hosts[host].facts))
+        if error:
             text = f"nothing to do, but the node stays cordoned: {error}"
-            results[host] = HostResult(host=host, exit=error.exit, message=text)
+            results[host] = HostResult(host=host, exit=Exit(error.exit), message=text)
+
+    def give_back(host: str, facts: NodeFacts) -> None:
+        taken = nodes.left(host, facts)
+        if taken is None:
+            return
+        nodes.give_back(taken, drains[host], boot_id=facts.boot_id)
+        results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
+        journal.ended(begun[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
     _side_by_side(one, begun)
     journal.close()

@@ -7,13 +7,13 @@ back, bounded in time and size.  Every way to fail is an UnreachableError that n
 from __future__ import annotations
 
 import contextlib
-import logging
 import queue
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.errors import GpunodeError
+from gpunode.edge.isolate import as_error
 from gpunode.edge.ssh.connection import Connection, Jumps, NotServed, connect
 from gpunode.edge.ssh.shell import Target, local_run, parse_host
 
@@ -56,11 +56,8 @@ def run_many(
                 else:
                     with connect(target, timeout=connect_timeout, accept_new=accept_new, jumps=jumps) as connection:
                         rc, stdout, stderr = connection.run(program, timeout=timeout)
-            except GpunodeError as error:
-                return Ran(target=target, error=error)
             except Exception as error:  # a bug met on one host must not take the others along
-                logging.getLogger(__name__).debug("%s", target.name, exc_info=True)
-                return Ran(target=target, error=GpunodeError(f"unexpected {type(error).__name__}: {error}"))
+                return Ran(target=target, error=as_error(error, host=target.name))
             return Ran(target=target, rc=rc, stdout=stdout, stderr=stderr)
 
         def work() -> None:

@@ -174,7 +174,13 @@ def shell_started(target: Target, rc: int, stdout: str, stderr: str) -> str:
             f"{target.name}: {who}: wrong password",
             fix="correct ansible_become_password, or what you typed for --ask-become-pass",
         )
-    if "password is required" in said or "terminal is required" in said or "must have a tty" in said:
+    if "must have a tty" in said:
+        raise UnreachableError(
+            f"{target.name}: {who} is allowed on a terminal only (requiretty in its sudoers)",
+            expected="sudo that works without a terminal, as gpunode and Ansible's pipelining need it",
+            fix=f"write `Defaults:{target.user or 'USER'} !requiretty` to a file in /etc/sudoers.d, or connect as root",
+        )
+    if "password is required" in said or "terminal is required" in said:
         raise UnreachableError(
             f"{target.name}: {who} asks for a password",
             fix="give ansible_become_password (in a vault), or --ask-become-pass, or allow NOPASSWD in sudoers",

@@ -5,6 +5,7 @@
 
 LINES=3000  # of each log, the last ones
 WIDTH=1200  # bytes of a line
+WHOLE=1000000  # bytes of a file that is no log: a part of it would say something else
 PATH=$PATH:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/usr/lib/wsl/lib
 export PATH
 
@@ -29,6 +30,12 @@ files() {
   newest "$@" | while read -r file; do cat "$file"; done | log "$name"
 }
 
+# whole NAME FILE
+whole() {
+  [ -r "$2" ] && [ -s "$2" ] && [ "$(wc -c <"$2")" -le "$WHOLE" ] || return 0
+  printf '=== gpunode log %s\n' "$1" && cat "$2" && echo
+}
+
 if [ -r /dev/kmsg ] && dmesg >/dev/null 2>&1; then
   dmesg | log kernel
 elif have journalctl; then
@@ -51,7 +58,7 @@ files dnf /var/log/dnf.log
 files containerd-log /var/lib/rancher/*/agent/containerd/containerd.log
 files device-plugin /var/log/containers/*nvidia-device-plugin*.log /var/log/containers/*gpushare*.log
 files kube-scheduler /var/log/containers/kube-scheduler*.log
-files kubelet-devices /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
+whole kubelet-devices /var/lib/kubelet/device-plugins/kubelet_internal_checkpoint
 manifest=/etc/kubernetes/manifests/kube-scheduler.yaml
 files kube-scheduler-manifest "$manifest"
 config=$(sed -n 's/^.*--config=\([^ "]*\).*$/\1/p' "$manifest" 2>/dev/null | head -n 1)

@@ -13,6 +13,7 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
 from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import toml
+from gpunode.core.numbers import whole
 
 CONFIG = "/etc/containerd/config.toml"
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
@@ -98,7 +99,7 @@ def _check_globs(file: File, request: RuntimeRequest) -> None:
     """Refuse what depends on the folder containerd was started in: relative globs before 1.6.29 and 1.7.16."""
     found = re.match(r"v?1\.([67])\.(\d+)", request.version)
     relative = [item for item in file.content.doc.get("imports", []) if "*" in item and not item.startswith("/")]
-    if relative and found and int(found[2]) < {"6": 29, "7": 16}[found[1]]:
+    if relative and found and whole(found[2]) < {"6": 29, "7": 16}[found[1]]:
         raise Refusal(
             f"{file.path} imports {relative[0]}, which containerd {request.version} looks for where it was started",
             f"write {posixpath.join(posixpath.dirname(file.path), relative[0])}",

@@ -23,6 +23,7 @@ from gpunode.core.edits.engines import containerd
 from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import gotemplate, toml, yamltext
 from gpunode.core.errors import InputError
+from gpunode.core.numbers import whole
 
 SETTING = "default-runtime"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs
@@ -47,7 +48,7 @@ def has(feature: str, version: str) -> bool:
     found = re.match(r"v?(\d+)\.(\d+)(?:\.(\d+))?", version)
     if not found:
         return True
-    major, minor, patch = int(found[1]), int(found[2]), int(found[3] or 0)
+    major, minor, patch = whole(found[1]), whole(found[2]), whole(found[3] or "")
     engine, releases = _SINCE[feature]
     if (major, minor) < (1, 20) or major > 1:
         return (major, minor, patch) >= engine

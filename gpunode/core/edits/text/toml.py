@@ -10,6 +10,7 @@ The reader is tomli: tomllib's own code, compiled.  Below 2.4, as 2.4 reads TOML
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +27,7 @@ from gpunode.core.errors import InputError
 
 __all__ = ["Document", "Path", "edit", "literal", "load", "lookup", "parse"]
 
+_LONG = re.compile(r"[0-9_]{19}|0[xob][0-9A-Fa-f_]{16}")  # in a text without it all integers have 64 bits
 _NAN = math.nan  # one for all, so that documents with it can be compared
 
 
@@ -61,7 +63,10 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
     check_size(path, data)
     text = decode(path, data)
     try:
-        return text, _read(text)
+        plain = _read(text)
+        if _LONG.search(text) and not _fits(plain):
+            raise ValueError("a number of more than 64 bits")
+        return text, plain
     except tomli.TOMLDecodeError as error:
         raise InputError(
             f"{path}:{error.lineno}:{error.colno}: {error.msg}",
@@ -70,6 +75,15 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a date such as 2020-02-31, a number of 5,000 digits
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid TOML", fix="mend the file") from None
+
+
+def _fits(value: Any) -> bool:
+    """Whether all integers have 64 bits, as TOML has them: no daemon reads longer ones, and Python cannot print all."""
+    if isinstance(value, dict):
+        return all(map(_fits, value.values()))
+    if isinstance(value, list):
+        return all(map(_fits, value))
+    return not isinstance(value, int) or -(2**63) <= value < 2**63
 
 
 def _read(text: str) -> dict[str, Any]:

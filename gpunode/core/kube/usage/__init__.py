@@ -15,6 +15,7 @@ import yaml
 from gpunode.core.kube.cluster import POOL_LABEL, Object
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render.gpushare import COUNT, MEMORY
+from gpunode.core.numbers import whole
 
 Kind = Literal["gpu", "slices", "mig", "gpushare", "dra"]
 WHOLE = "nvidia.com/gpu"
@@ -171,8 +172,8 @@ def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> I
 def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
     """Shares of one GPU: what Feature Discovery wrote on the node, else what the pool's configuration says."""
     labels = node["metadata"].get("labels") or {}
-    if (label := labels.get("nvidia.com/gpu.replicas", "")).isdigit():
-        return max(1, int(label))
+    if (label := labels.get("nvidia.com/gpu.replicas", "")).isdecimal():
+        return max(1, whole(label))
     text = configs.get(labels.get(POOL_LABEL, "")) or configs.get("default") or next(iter(configs.values()), "")
     sharing = (yaml.safe_load(text) or {}).get("sharing") or {} if text else {}
     for strategy in ("timeSlicing", "mps"):

@@ -1,0 +1,98 @@
+"""What one host's step raises is that host's result: an error to show, and for a bug a report that can be sent.
+
+The same bug on many hosts is one report: its id is made of the exception's type and of the places in the code that it
+went through, so 2,000 hosts name one file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import sys
+import threading
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import TypeVar
+
+from gpunode import __version__
+from gpunode.core.errors import GpunodeError
+from gpunode.edge.state import StateError, state_dir, state_path, write_private
+
+T = TypeVar("T")
+_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # never a bug, whatever was being written
+_SAID = 300  # characters of an exception's own words that are shown
+_END = 30_000  # characters of either end of a traceback that are kept
+_lock = threading.Lock()
+_kept: dict[tuple[str, str], str] = {}  # reports of this process, by id and state directory: what to do with each
+
+
+def isolated(host: str, call: Callable[[], T]) -> T | GpunodeError:
+    """What `call` returns; what it raises, as the error that is the result of `host`."""
+    try:
+        return call()
+    except Exception as error:
+        return as_error(error, host=host)
+
+
+def as_error(error: Exception, *, host: str = "") -> GpunodeError:
+    """An exception as an error for people: known ones as they are, a full disk with what to do, others as a bug."""
+    if isinstance(error, GpunodeError):
+        return error
+    if isinstance(error, OSError):
+        name = str(error.filename or "")
+        inside = name.startswith(f"{_state_name()}/") or name == _state_name()
+        if error.errno in _DISK or (inside and error.errno):
+            return StateError.of(name, error)
+    from gpunode.core.mask import mask
+
+    said = " ".join(mask(str(error)[: 4 * _SAID]).split())
+    said = said if len(said) <= _SAID else f"{said[:_SAID]} …"
+    what = f"unexpected {type(error).__name__}: {said}"
+    return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host))
+
+
+def _state_name() -> str:
+    try:
+        return str(state_path())
+    except GpunodeError:
+        return ""
+
+
+def _report_id(error: Exception) -> str:
+    """Eight digits: the same for the same way through the same code, however often a function called itself."""
+    import hashlib
+    import traceback
+
+    places = [f"{f.filename}:{f.lineno}" for f in traceback.extract_tb(error.__traceback__)]
+    text = "\n".join([__version__, type(error).__name__, *dict.fromkeys(places)])
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
+
+
+def _keep(error: Exception, host: str) -> str:
+    """Write the traceback, once a process, and say where it is; print it where it cannot be written."""
+    report = _report_id(error)
+    known = (report, _state_name())
+    with _lock:
+        if known not in _kept:
+            _kept[known] = _write(report, error, host)
+        return _kept[known]
+
+
+def _write(report: str, error: Exception, host: str) -> str:
+    import traceback
+
+    from gpunode.core.mask import mask
+
+    head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+    told = "".join(traceback.format_exception(error))
+    told = told if len(told) <= 2 * _END else f"{told[:_END]}\n…\n{told[-_END:]}"
+    text = f"{head}{f', host {host}' if host else ''}\n{mask(told)}"
+    try:
+        path = state_dir() / f"traceback-{report}.txt"
+        write_private(path, text)
+    except (GpunodeError, OSError) as cause:
+        why = cause.what if isinstance(cause, GpunodeError) else str(cause)
+        with contextlib.suppress(OSError, ValueError):  # nobody may be listening
+            print(text, file=sys.stderr, flush=True)
+        return f"report it as {report}, with the traceback printed on standard error (it could not be kept: {why})"
+    return f"report it as {report}, with {path}"

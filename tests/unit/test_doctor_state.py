@@ -1,0 +1,108 @@
+"""doctor on files of a node that hold anything: a finding where the daemon would refuse them, never an exception."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpunode.core.doctor import state_faults
+from gpunode.core.model import ConfigFile, NodeFacts, Runtime
+from gpunode.edge.load import load_scheduler_rules
+from gpunode.node import script
+
+PATH = "/etc/docker/daemon.json"
+RULES = load_scheduler_rules()
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.sampled_from(["nvidia", "nvidia.com/gpu"]),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["default-runtime", "runtimes", "Data", "RegisteredDevices", "nvidia.com/gpu", "\ud800"])
+            | st.text(),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+def faults(daemon_json: bytes) -> dict[str, list[str]]:
+    file = ConfigFile(path=PATH, mode=0o644, owner="root", data=daemon_json, size=len(daemon_json))
+    facts = NodeFacts(runtimes=(Runtime(name="docker", config=PATH),), files={PATH: file})
+    return {name: [e.text for e in seen] for name, seen in state_faults(facts, {}, RULES).items()}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[]", "holds a list, dockerd wants an object"),
+        ("null", "holds null"),
+        ("1", "holds 1"),
+        ('"x"', 'holds "x"'),
+        ('{"default-runtime": ["x"]}', "default-runtime is a list, dockerd wants a text"),
+        ('{"default-runtime": {}}', "default-runtime is an object"),
+        ('{"runtimes": ["nvidia"]}', "runtimes is a list, dockerd wants an object"),
+        ("[" * 2_000, PATH),
+        ("[" * 200_000, "nested too deeply"),
+        ('{"a": ' * 200_000, "nested too deeply"),
+        ("9" * 5_000, "integer"),
+    ],
+    ids=lambda text: text[:24],
+)
+def test_a_daemon_json_that_dockerd_refuses_is_a_finding(text: str, words: str) -> None:
+    [said] = faults(text.encode())["docker-daemon-json"]
+    assert said.startswith(PATH) and words in said and len(said) < 400
+
+
+def test_a_daemon_json_that_dockerd_reads_is_none() -> None:
+    assert faults(b'{"runtimes": null, "default-runtime": null}') == {}
+    assert faults(b'{"default-runtime": "nvidia", "runtimes": {"nvidia": {}}}') == {}
+    assert set(faults(b'{"default-runtime": "nvidia", "runtimes": {}}')) == {"docker-default-runtime-missing"}
+
+
+@given(JSON)
+def test_any_json_is_judged_and_can_be_printed(value: Any) -> None:
+    text = json.dumps(value)
+    found = faults(text.encode())
+    sections = {"kubelet-devices": text, "kube-scheduler-manifest": text, "kube-scheduler-config": text}
+    of_kubelet = state_faults(NodeFacts(), sections, RULES)
+    for said in [
+        *(text for texts in found.values() for text in texts),
+        *(e.text for s in of_kubelet.values() for e in s),
+    ]:
+        assert len(said.encode("utf-8")) < 2_000
+    if not isinstance(value, dict):
+        assert set(found) == {"docker-daemon-json"} and "kubelet-checkpoint" in of_kubelet
+
+
+@given(st.binary() | st.text().map(str.encode))
+def test_any_bytes_are_judged(data: bytes) -> None:
+    faults(data)
+    state_faults(NodeFacts(), {"kubelet-devices": data.decode(errors="replace")}, RULES)
+
+
+def test_the_kubelets_checkpoint_comes_whole_however_long_its_line_is(tmp_path: Path) -> None:
+    """A log's line is cut on the node; of this file a part would look like a damaged one."""
+    checkpoint = tmp_path / "kubelet_internal_checkpoint"
+    data = {"Data": {"RegisteredDevices": {"nvidia.com/gpu": [f"GPU-{n:036d}" for n in range(500)]}}}
+    checkpoint.write_text(json.dumps(data))
+    text = script("logs.sh").replace("/var/lib/kubelet/device-plugins/kubelet_internal_checkpoint", str(checkpoint))
+    head, _, tail = text.partition("if [ -r /dev/kmsg ]")
+    [line] = [line for line in tail.splitlines() if str(checkpoint) in line]
+    ran = subprocess.run(
+        ["sh", "-s"],
+        input=f"{head}\n{line}\n",
+        env={"GPUNODE_IN": str(tmp_path), "PATH": "/usr/bin:/bin"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    name, _, body = ran.stdout.partition("\n")
+    assert name == "=== gpunode log kubelet-devices" and json.loads(body) == data and body.endswith("\n")
