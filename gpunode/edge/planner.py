@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
@@ -110,8 +110,10 @@ class Planner:
             self._specs[key] = parse_spec(sealed, where=where), secrets
         return self._specs[key]
 
-    def solution(self, facts: NodeFacts, spec: Spec) -> Solution:
+    def solution(self, facts: NodeFacts, spec: Spec, *, beside: Sequence[str] = ()) -> Solution:
+        """What fits the node; `beside` are ids of repositories that it will have without its doing."""
         request = request_of(facts, spec)
+        request = replace(request, repositories=(*request.repositories, *beside))
         key = repr(request)  # holds mappings, so it cannot be hashed; its text says all of it
         if key not in self._solutions:
             self._solutions[key] = solve(request, self.knowledge)

@@ -89,8 +89,7 @@ def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: P
     machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
     family = RELEASES[node.distro].family
     if family:
-        [kernels] = own
-        some = families.seed(family, kernels, url, (repository / kernels.key).read_text())
+        some = families.seed(family, own, url, (repository / own[0].key).read_text())
         for name, text in some.items():
             machine.write(seed / name, text, mode=0o644)
     elif not node.real_driver:

@@ -152,7 +152,10 @@ def repositories(folder: Path, distro: str) -> Path:
         shutil.copy("/etc/apt/sources.list.d/debian.sources", files)
         (files / "own.sources").write_text(f"Types: deb\nURIs: {url}\nSuites: /\nSigned-By: {key}\n")
     else:
-        (files / "own.repo").write_text(f"[own]\nbaseurl={url}\ngpgcheck=1\ngpgkey=file://{key}\n")
+        more = [s for s in built["sources"] if s["name"] == "epel"]
+        places_of = {"own": (url, key)} | {s["name"]: (f"file://{lab}/{s['path']}", f"{lab}/{s['key']}") for s in more}
+        for name, (place, signed) in places_of.items():
+            (files / f"{name}.repo").write_text(f"[{name}]\nbaseurl={place}\ngpgcheck=1\ngpgkey=file://{signed}\n")
     return files
 
 

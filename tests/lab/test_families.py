@@ -116,9 +116,11 @@ def installed(lines: list[str], verb: str) -> set[str]:
 
 
 def test_a_new_node_comes_to_proven_pods_and_a_second_run_does_nothing(node: Node) -> None:
-    assert node.sh("command -v python3 apt-get dpkg || true") == ""
+    assert node.sh("command -v python3 apt-get dpkg dkms || true") == ""
     before = node.tree()
-    assert node.json("plan", exit=3)["problems"] == []
+    plan = node.json("plan", exit=3)
+    assert plan["problems"] == []
+    assert ("driver.repositories" in [step["id"] for step in plan["steps"]]) == node.family.distro.startswith("rocky")
     checked = node.json("provision", "--check", exit=3)
     assert node.tree() ^ before == set(), "plan and check mode change nothing"
     done = node.json("provision", "--yes")

@@ -10,7 +10,7 @@ SLOW = {
     for name in "awx bundle_create bundle_push bundle_verify cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster "
     "collection commit commit_await commit_faults commit_kill commit_restore commit_service connect docker_any "
     "fleet_simulated hostile_results init kube_apply kube_render kube_verify probe_script release runfile_sh runner "
-    "scheduler_extender shells wheel".split()
+    "role_tags scheduler_extender shells wheel".split()
 }
 
 

@@ -200,6 +200,7 @@ def provision(
     exit: Exit = Exit.OK,
     broken: str = "",
     now: NodeFacts = FACTS,
+    checks: tuple[dict[str, str], ...] = (),
 ) -> tuple[HostResult, list[str]]:
     """provision of gpu1, with Ansible and the second probe played: its result, and the hosts that had a play.
 
@@ -213,7 +214,7 @@ def provision(
         played.extend(hosts)
         if broken:
             raise GpunodeError(broken)
-        return {host: HostRun(exit=exit, message="played") for host in hosts}
+        return {host: HostRun(exit=exit, message="played", checks=list(checks)) for host in hosts}
 
     planner = Planner(SPEC)
     before = replace(FACTS, boot_id="one")
@@ -255,6 +256,25 @@ def test_a_node_that_failed_stays_cordoned_and_that_is_said(
     add(server)
     result, _ = provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
     assert result.exit == Exit.FAILED and "node gpu1 stays cordoned" in result.message and unschedulable(server)
+
+
+@pytest.mark.parametrize(
+    ("status", "code", "cordoned"), [("not-proven", Exit.OK, False), ("failed", Exit.FAILED, True)]
+)
+def test_a_node_stays_cordoned_for_a_proof_that_failed_and_not_for_one_that_could_not_be_had(
+    status: str,
+    code: Exit,
+    cordoned: bool,
+    server: ApiServer,
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add(server)
+    check = {"id": "containerd.cri-nvidia", "status": status, "message": "the pod of this check was removed"}
+    result, _ = provision(api, tmp_path, monkeypatch, checks=(check,))
+    assert (result.exit, unschedulable(server)) == (code, cordoned)
+    assert [(c.id, c.status) for c in result.checks] == [("containerd.cri-nvidia", status)]
 
 
 def test_a_node_that_ansible_could_not_be_run_for_stays_cordoned_and_that_is_said(

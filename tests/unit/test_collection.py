@@ -54,10 +54,21 @@ def test_the_tasks_have_the_titles_of_the_plan() -> None:
 
 
 def test_the_role_node_hands_every_variable_of_the_plan_on() -> None:
-    tasks = load(ROOT / "roles/node/tasks/main.yml")
-    handed = {name: text for task in tasks[1:] for name, text in task["vars"].items()}
+    tasks = [task for name in ("plan", "main") for task in load(ROOT / f"roles/node/tasks/{name}.yml")]
+    handed = {name: text for task in tasks for name, text in task.get("vars", {}).items()}
     wanted = [f"{role}_{name}" for role, names in ROLE_OPTIONS.items() for name in names]
     assert handed == {name: f"{{{{ node_plan.variables.{name} }}}}" for name in wanted}
+
+
+def test_each_part_of_the_role_node_has_its_tag_and_validates_nothing() -> None:
+    first, left, *tasks = load(ROOT / "roles/node/tasks/main.yml")
+    parts = [f"gpunode_{role}" for role in ROLE_OPTIONS]
+    assert first["tags"] == load(ROOT / "roles/node/vars/main.yml")["node_parts"] == parts
+    assert left["tags"] == left["ansible.builtin.include_tasks"]["apply"]["tags"] == ["always"]
+    assert [task["tags"] for task in tasks] == [[part] for part in parts[1:]]
+    roles = [task for task in (*tasks, *load(ROOT / "roles/node/tasks/plan.yml")) if "vars" in task]
+    assert len(roles) == len(ROLE_OPTIONS)
+    assert {task["ansible.builtin.import_role"]["rolespec_validate"] for task in roles} == {False}
 
 
 @pytest.mark.parametrize("name", ACTIONS)

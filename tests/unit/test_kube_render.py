@@ -10,6 +10,7 @@ import os
 import pytest
 import yaml
 from kube_cases import CASES, Case, complaint
+from kube_links import dangling_links, pods_in, unfed_readers
 
 from gpunode.core.kube.render import ORDER
 from gpunode.core.kube.render.files import files_of
@@ -58,3 +59,48 @@ def test_files_hold_the_objects_and_nothing_else(case: Case) -> None:
     read = [item for name in sorted(texts) for item in yaml.safe_load_all(texts[name])]
     key = str
     assert sorted(read, key=key) == sorted(rendered.objects, key=key)
+
+
+@by_name
+def test_who_reads_the_link_that_config_manager_makes_mounts_what_it_points_into(case: Case) -> None:
+    rendered = case.render()
+    wrong = [
+        f"{item['kind']} {item['metadata']['name']}: {told}"
+        for item in (*rendered.objects, *rendered.examples)
+        for pod in pods_in(item)
+        for told in (*dangling_links(pod), *unfed_readers(pod))
+    ]
+    assert wrong == []
+
+
+def test_several_pools_have_config_manager_in_every_pod_that_reads_a_configuration() -> None:
+    (case,) = [case for case in CASES if case.folder.name == "six-pools"]
+    managed = {
+        item["metadata"]["name"]
+        for item in case.render().objects
+        for pod in pods_in(item)
+        if any(one.get("command") == ["config-manager"] for one in pod["containers"])
+    }
+    assert managed == {"nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"}
+
+
+def test_a_container_without_the_folder_behind_the_link_is_found() -> None:
+    manager = {
+        "name": "config-init",
+        "env": [
+            {"name": "CONFIG_FILE_SRCDIR", "value": "/all"},
+            {"name": "CONFIG_FILE_DST", "value": "/one/config.yaml"},
+        ],
+        "volumeMounts": [{"name": "all", "mountPath": "/all"}, {"name": "one", "mountPath": "/one"}],
+    }
+    link = {"name": "one", "mountPath": "/config"}
+    reads = {"name": "plugin", "env": [{"name": "CONFIG_FILE", "value": "/config/config.yaml"}]}
+
+    def with_mounts(*mounts: dict[str, str]) -> dict[str, object]:
+        return {"initContainers": [manager], "containers": [{**reads, "volumeMounts": list(mounts)}]}
+
+    assert dangling_links(with_mounts(link, {"name": "all", "mountPath": "/all"})) == []
+    assert len(dangling_links(with_mounts(link))) == 1
+    assert len(dangling_links(with_mounts(link, {"name": "all", "mountPath": "/elsewhere"}))) == 1
+    assert unfed_readers(with_mounts(link)) == []
+    assert len(unfed_readers(with_mounts())) == 1

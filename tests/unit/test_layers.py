@@ -149,8 +149,8 @@ def test_the_runtime_command_does_with_what_a_node_may_have() -> None:
 # A part of core imports what is named before it, or beside it in the same line.
 ORDER = (
     "model errors",
-    "content mask openpgp remote validation",
-    "diff knowledge module_parameters",
+    "content mask numbers openpgp remote repo_files validation",
+    "diff knowledge manifest module_parameters secrets",
     "spec",
     "cdi rollout sharing solve starter",
     "facts",

@@ -87,6 +87,15 @@ def test_check_mode_names_each_difference_and_asks_no_repository_that_is_not_the
     assert node.calls == ""
 
 
+def test_check_mode_asks_nothing_while_a_package_that_sets_up_a_repository_is_missing(node: Node) -> None:
+    value = {"install": [{"name": "lib"}], "after": ["epel-release"]}
+    outcome = node.run(value, check=True)
+    assert outcome.changed == ("install lib",)
+    assert outcome.notes == ("epel-release not there yet, and sets up a repository: the package manager was not asked",)
+    assert node.calls == ""
+    assert "the package manager was not asked" not in str(node.run(value | {"after": ["make"]}, check=True).notes)
+
+
 def test_a_kernel_without_its_module_is_not_unchanged(node: Node, tmp_path: Path) -> None:
     kernels = [tree.name for tree in Path("/lib/modules").glob("*") if (tree / "build").is_dir()]
     node.fake("dkms", "echo 'nvidia/580.178.04, 6.1.0-50-amd64, x86_64: built'")

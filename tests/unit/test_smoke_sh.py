@@ -56,6 +56,102 @@ def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str,
     assert found.fix == f"journalctl -u {unit}, on the node"
 
 
+# A crictl whose pods somebody takes away: the first $LOSE of them, while they are $AT.  Containers run at once.
+CRICTL = r"""
+verb=$5 dir=FOLDER
+shift 5
+pods=$(cat "$dir/pods" 2>/dev/null || echo 0)
+taken() { [ "$pods" -le LOSE ]; }
+not_found() { echo "rpc error: code = NotFound desc = an error occurred when try to find it: not found"; exit 1; }
+case $verb in
+  runp)
+    pods=$((pods + 1))
+    echo "$pods" >"$dir/pods"
+    for last in "$@"; do :; done
+    { sed 's/.*"uid":"\([^"]*\)".*/\1/' "$last"; echo; } >>"$dir/uids"
+    sed 's/.*"log_directory":"\([^"]*\)".*/\1/' "$last" >"$dir/logs"
+    echo "pod$pods"
+    ;;
+  inspectp)
+    case AT in
+      ended) taken && echo '{"status": {"state": "SANDBOX_NOTREADY"}, INFO}' && exit ;;
+      ran) [ ! -e "$dir/gone$pods" ] || not_found ;;
+      torn) ! taken || [ ! -e "$dir/seen$pods" ] || not_found; touch "$dir/seen$pods" ;;
+      *) ! taken || not_found ;;
+    esac
+    echo '{"status": {"state": "SANDBOX_READY"}, INFO}'
+    ;;
+  create) case AT in created) ! taken || not_found ;; esac; echo container ;;
+  start)
+    case AT in started) taken && echo "start failed: cannot start a container that has stopped" && exit 1 ;; esac
+    case AT in torn) taken && echo "namespace path: lstat /proc/7/ns/ipc" && exit 1 ;; esac
+    case AT in broken) echo "OCI runtime create failed: nvidia-container-cli: initialization error" && exit 1 ;; esac
+    case AT in inspected | ran | ended) taken && exit ;; esac
+    echo "2026-11-22T10:00:00Z stdout F gpunode-smoke-ran" >"$(cat "$dir/logs")/out.log"
+    ;;
+  inspect)
+    case AT in ran) taken && touch "$dir/gone$pods" && not_found ;; esac
+    case AT in ended) taken && echo '{"status": {"state": "CONTAINER_EXITED", "exitCode": 137}}' && exit ;; esac
+    echo '{"status": {"state": "CONTAINER_EXITED", "exitCode": 0}}'
+    ;;
+  rmp) echo "$2" >>"$dir/removed" ;;
+esac
+"""
+
+
+def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "kubelet") -> dict[str, Check]:
+    stand_in(folder, "ctr", "echo gpunode-smoke-ran")
+    stand_in(folder, "sleep", "")
+    text = CRICTL.replace("LOSE", str(lose)).replace("AT", at).replace("FOLDER", str(folder))
+    stand_in(folder, "crictl", text.replace("INFO", '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}'))
+    (folder / "proc/1").mkdir(parents=True, exist_ok=True)
+    (folder / "proc/1/comm").write_text(f"{process}\n")
+    defaults = {"default_runtime": {"containerd": "nvidia"}}
+    return smoked(folder, {"runtimes": ["containerd"], "image": "a/b", "toolkit": False, **defaults})
+
+
+@pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
+@pytest.mark.parametrize("lose", [1, 5])
+def test_a_pod_that_a_kubelet_removed_is_tried_again(at: str, lose: int, tmp_path: Path) -> None:
+    found = a_node_whose_pods_go(tmp_path, lose=lose, at=at)
+    assert {name: check.status for name, check in found.items()} == {
+        "containerd.binary": "passed", "containerd.cri-nvidia": "passed", "containerd.cri-default": "passed"
+    }  # fmt: skip
+    uids = (tmp_path / "uids").read_text().split()
+    assert len(uids) == len(set(uids)) == lose + 2, "each pod is one that the kubelet has not killed yet"
+    assert (tmp_path / "removed").read_text().split() == [f"pod{n}" for n in range(1, lose + 3)]
+
+
+@pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
+def test_a_kubelet_that_is_always_faster_leaves_it_not_proven_and_the_node_in_use(at: str, tmp_path: Path) -> None:
+    found = a_node_whose_pods_go(tmp_path, lose=1000, at=at)
+    for one in ("containerd.cri-nvidia", "containerd.cri-default"):
+        assert found[one].status == "not-proven"
+        assert "removed 6 times" in found[one].message
+        assert "gpunode kube verify" in found[one].fix
+    assert not [check for check in found.values() if check.status == "failed"]
+    assert len((tmp_path / "uids").read_text().split()) == 12
+
+
+@pytest.mark.parametrize("process", ["k3s-server", "kubelite"])
+def test_the_kubelet_may_be_a_part_of_another_program(process: str, tmp_path: Path) -> None:
+    found = a_node_whose_pods_go(tmp_path, lose=1000, at="ended", process=process)
+    assert found["containerd.cri-nvidia"].status == "not-proven"
+
+
+def test_without_a_kubelet_a_pod_that_ended_by_itself_has_failed(tmp_path: Path) -> None:
+    found = a_node_whose_pods_go(tmp_path, lose=1000, at="ended", process="sshd")
+    assert found["containerd.cri-nvidia"].status == "failed"
+    assert "exit status 137" in found["containerd.cri-nvidia"].message
+
+
+def test_beside_a_kubelet_a_runtime_that_fails_is_failed_at_once(tmp_path: Path) -> None:
+    found = a_node_whose_pods_go(tmp_path, lose=0, at="broken")
+    assert found["containerd.cri-nvidia"].status == "failed"
+    assert found["containerd.cri-nvidia"].message.endswith("nvidia-container-cli: initialization error")
+    assert len((tmp_path / "uids").read_text().split()) == 2
+
+
 def stand_in(folder: Path, name: str, text: str) -> None:
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
@@ -65,10 +161,15 @@ def stand_in(folder: Path, name: str, text: str) -> None:
 def smoked(folder: Path, request: dict[str, object]) -> dict[str, Check]:
     done = subprocess.run(
         ["sh"],
-        input=program(script("smoke.sh").replace("/sys/module/nvidia", str(folder / "module")), smoke_files(request)),
+        input=program(node_program(folder), smoke_files(request)),
         env={"PATH": f"{folder}/bin:/usr/sbin:/usr/bin:/sbin:/bin"},
         capture_output=True,
         text=True,
         check=False,
     )
     return {check.id: check for check in parse_checks(done.stdout, done.returncode)}
+
+
+def node_program(folder: Path) -> str:
+    text = script("smoke.sh").replace("/sys/module/nvidia", str(folder / "module"))
+    return text.replace("/proc/[0-9]", f"{folder}/proc/[0-9]")

@@ -63,6 +63,8 @@ def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
     if driver:
         found |= {
             "version": driver.version,
+            "repositories": words(driver.repository_packages),
+            "builder": driver.builder,
             "packages": words(driver.packages),
             "headers": words(driver.kernel_packages),
             "services": list(driver.services),

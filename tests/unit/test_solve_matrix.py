@@ -22,7 +22,10 @@ from gpunode.node import script
 
 FILE = Path(__file__).parents[1] / "cases/solve/matrix.txt"
 KNOWLEDGE = load_knowledge()
-HEAD = "# distribution | GPU | asked for | driver | installer, packages, headers behind / | problem\n"
+HEAD = (
+    "# distribution | GPU | asked for | driver | what sets up repositories >, installer, packages, headers behind /"
+    " | problem\n"
+)
 
 
 def asked() -> Iterator[tuple[str, str, str]]:
@@ -49,7 +52,8 @@ def line(distro: str, pci_id: str, choice: str) -> str:
     stream = f" {driver.stream}" if driver and driver.stream else ""
     chosen = f"{driver.branch} {driver.flavour}{stream}" if driver else "-"
     file = f"{driver.runfile.name} " if driver and driver.runfile else ""
-    packages = f"{file}{names(driver.packages)} / {names(driver.kernel_packages)}".strip() if driver else "-"
+    before = f"{names(driver.repository_packages)} > " if driver and driver.repository_packages else ""
+    packages = f"{before}{file}{names(driver.packages)} / {names(driver.kernel_packages)}".strip() if driver else "-"
     problem = "; ".join(p.what for p in solution.problems) or "-"
     return f"{distro} | {pci_id} | {choice} | {chosen} | {packages} | {problem}\n"
 
@@ -79,7 +83,8 @@ def test_the_probe_looks_for_every_package_that_can_be_wanted() -> None:
         for solution in (solve(request, KNOWLEDGE), solve(rack, KNOWLEDGE)):
             parts = (solution.driver, solution.toolkit, solution.fabric)
             wanted |= {p.name for part in parts if part for p in part.packages}
-            wanted |= {p.name for p in solution.driver.kernel_packages} if solution.driver else set()
+            if solution.driver:
+                wanted |= {p.name for p in (*solution.driver.kernel_packages, *solution.driver.repository_packages)}
     wanted |= {"cuda-toolkit-13-0", "cuda-compat-13-0"}
     concern = "\n".join(row for row in script("probe.sh").splitlines() if row.startswith("CONCERN="))
     left = subprocess.run(

@@ -59,7 +59,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "containerd.binary": "`ctr run --runc-binary …/nvidia-container-runtime` starts no container: the runtime's "
         "binary (`ctr` never reads the CRI configuration)",
         "containerd.cri-nvidia": "a pod through the CRI socket with the handler nvidia: the configuration. "
-        "*not-proven* without `crictl` on the node",
+        "*not-proven* without `crictl` on the node, and where a running kubelet removed the pod, as it does with those "
+        "that it did not create, in each of six attempts",
         "containerd.cri-default": "the same with the default handler, which has to be the wanted one",
         "docker.runtime": "`docker run --runtime=nvidia`",
         "docker.default": "`docker run` without a runtime, which has to take the wanted one",

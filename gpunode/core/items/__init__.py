@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Mapping
 
 from gpunode.core.items.actual import actual
-from gpunode.core.items.driver import NOUVEAU_CONF, wanted_driver
+from gpunode.core.items.driver import NOUVEAU_CONF, builder_problems, wanted_driver
 from gpunode.core.items.image import without_loading
 from gpunode.core.items.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
 from gpunode.core.items.sharing import wanted_sharing
@@ -62,7 +62,11 @@ def wanted(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[
     return Wanted(
         items=items,
         edits={**config.edits, **engines.edits},
-        problems=(*config.problems, *engines.problems),
+        problems=(
+            *(builder_problems(facts, solution.driver) if solution.driver else ()),
+            *config.problems,
+            *engines.problems,
+        ),
     )
 
 

@@ -30,7 +30,7 @@ def _actual(facts: NodeFacts, key: Key, item: Want, edits: Mapping[str, Edit]) -
         return (
             ABSENT if kernel is None else PRESENT if kernel.flavour in ("", item.data) else f"{kernel.flavour} modules"
         )
-    if key.option == "packages":
+    if key.option in ("packages", "repositories"):
         found = facts.packages.get(key.name)
         if found is None:
             return ABSENT

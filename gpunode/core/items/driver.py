@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
 from gpunode.core.items.sources import render
 from gpunode.core.items.values import ABSENT, IN_FORCE, PRESENT, Key, Want, file_want, no_file, package_want
-from gpunode.core.model import DriverChoice, NodeFacts
+from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
 from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
 from gpunode.core.module_parameters import Parameters
+from gpunode.core.repo_files import has_secret, repo_files, with_enabled
 from gpunode.core.spec import DriverSpec
 
 FENCE_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
@@ -56,6 +58,9 @@ def wanted_driver(
         yield Key("driver", "runfile", "driver"), Want(value=driver.version, data=driver.runfile)
     elif facts.driver.runfile:
         yield Key("driver", "uninstall", "driver"), Want(value=ABSENT)
+    yield from _enabled(facts, driver)
+    for package in driver.repository_packages:
+        yield Key("driver", "repositories", package.name), package_want(package)
     for package in (*driver.kernel_packages, *driver.packages):
         yield Key("driver", "packages", package.name), package_want(package)
     for name in driver.remove:
@@ -80,6 +85,33 @@ def wanted_driver(
             yield Key("driver", built, f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT, data=driver.flavour)
     for unit in driver.services:
         yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
+
+
+def _enabled(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[Key, Want]]:
+    """The distribution's own repository that is set up and off, switched on in the file that sets it up."""
+    for file, text in _switched_off(facts, driver):
+        if not has_secret(text):
+            why = Reason(what=driver.builder, why="has what packages of EPEL need, and is not enabled")
+            want = file_want(file.path, with_enabled(text, driver.builder), f"{file.mode:04o}")
+            yield Key("driver", "sources", file.path), replace(want, reasons=(why,))
+
+
+def builder_problems(facts: NodeFacts, driver: DriverChoice) -> tuple[Problem, ...]:
+    """A file with a password in it is edited by nobody but its owner: a plan would hold the whole of it."""
+    return tuple(
+        Problem(
+            what=f"the repository {driver.builder} is not enabled, and {file.path} holds a user or a password",
+            fix=f"enable it on the node: dnf config-manager --set-enabled {driver.builder}",
+        )
+        for file, text in _switched_off(facts, driver)
+        if has_secret(text)
+    )
+
+
+def _switched_off(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[ConfigFile, str]]:
+    for file, text in repo_files(facts.files) if driver.builder else ():
+        if with_enabled(text, driver.builder) != text:
+            yield file, text
 
 
 def _parameters(facts: NodeFacts, wanted: Parameters, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:

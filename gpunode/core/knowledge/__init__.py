@@ -124,6 +124,9 @@ class DistroRow:
     kernels: tuple[tuple[str, ...], ...] = ()  # (pattern of uname -r, header packages …)
     headers_meta: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    epel: str = ""  # the release of EPEL that dkms comes from
+    repositories: tuple[str, ...] = ()  # packages that set up repositories
+    builder: str = ""  # id of the repository that has what EPEL's packages need
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -254,6 +257,9 @@ def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
 
 def _distro(key: str, row: Table, file: Table) -> DistroRow:
     fields = {name: _frozen(value) for name, value in _sourced(row, file).items() if name != "keys"}
+    distribution = key.partition(":")[0]
+    fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
+    fields["builder"] = row.get("builder", {}).get(distribution, "")
     return DistroRow(key=key, **fields)
 
 

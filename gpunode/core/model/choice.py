@@ -90,6 +90,8 @@ class DriverChoice:
     pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
     stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch
     runfile: Runfile | None = None  # of method runfile
+    repository_packages: tuple[PackageWant, ...] = ()  # that set up repositories; installed before the others
+    builder: str = ""  # id of a repository of the distribution's that is to be enabled
 
 
 @dataclass(frozen=True, kw_only=True)

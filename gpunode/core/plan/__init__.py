@@ -141,7 +141,18 @@ def _with_new_toolkit(case: Case) -> NodeFacts:
 
 ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "sharing", "runtime", "verify")
 OPTIONS = (
-    *("recover", "expect", "fetch", "sources", "uninstall", "packages", "runfile", "files", "first_boot"),
+    *(
+        "recover",
+        "expect",
+        "fetch",
+        "sources",
+        "uninstall",
+        "repositories",
+        "packages",
+        "runfile",
+        "files",
+        "first_boot",
+    ),
     *("config", "activate", "mig", "mps", "edits", "cdi", "smoke"),
 )
 TITLES: Mapping[tuple[str, str], str] = {
@@ -150,6 +161,7 @@ TITLES: Mapping[tuple[str, str], str] = {
     ("preflight", "fetch"): "Fetch NVIDIA's installers and compare their checksums",
     ("driver", "sources"): "Set up the repository of the driver",
     ("driver", "uninstall"): "Take off the driver that NVIDIA's runfile installed",
+    ("driver", "repositories"): "Set up the repositories that the driver's packages come from",
     ("driver", "packages"): "Install the NVIDIA driver and the headers of every kernel",
     ("driver", "runfile"): "Run NVIDIA's installer, and build its modules for every kernel",
     ("driver", "files"): "Keep nouveau off the GPU",

@@ -39,6 +39,9 @@ def step_value(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> 
     """The literal value of a role's option, from the wants of it that are pending."""
     if option in ("sources", "files"):
         return [_file_data(w.data, case.key_of) for w in mine.values()]
+    if option == "repositories":
+        install = [{"name": w.data.name, "version": w.data.version} for w in mine.values()]
+        return {"install": install, "proxy": case.spec.proxy}
     if option == "packages":
         return _packages_data(case, role, mine)
     if option == "runfile":
@@ -70,6 +73,8 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
     sources = [sources_path(name, case.facts) for name in names if name]  # the role that stands first has written it
     gone = [k.name for k, w in mine.items() if w.value == ABSENT]
     may_go = solution.driver.may_go if role == "driver" and solution.driver else ()
+    set_up = {k: w for k, w in case.want.items.items() if (k.role, k.option) == (role, "repositories")}
+    before = [k.name for k, w in set_up.items() if differs(w, case.have[k])]
     keep = [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)]
     return {
         "install": [
@@ -80,6 +85,7 @@ def _packages_data(case: Case, role: str, mine: Mapping[Key, Want]) -> dict[str,
         "remove": gone,
         **({"may_go": list(may_go)} if may_go else {}),
         **({"keep": keep} if keep else {}),
+        **({"after": before} if before else {}),
         "refresh": [key.name for key in case.want.items if key.name in sources],
         **({"alone": True} if alone else {}),
         **(

@@ -123,7 +123,7 @@ def solution_data(solution: Solution) -> dict[str, Any]:
             "flavour": driver.flavour,
             "version": driver.version or driver.newest,
             "method": driver.method,
-            "packages": [p.name for p in (*driver.kernel_packages, *driver.packages)],
+            "packages": [p.name for p in (*driver.repository_packages, *driver.kernel_packages, *driver.packages)],
             "repository": driver.repository or None,
         },
         "cuda": cuda

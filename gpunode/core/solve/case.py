@@ -19,6 +19,7 @@ from gpunode.core.model import (
     Solution,
     ToolkitChoice,
 )
+from gpunode.core.repo_files import enabled_repositories
 from gpunode.core.spec import CudaSpec, DriverSpec, Spec
 from gpunode.core.spec.source import SourceSpec
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec
@@ -39,6 +40,7 @@ class SolveRequest:
     virtualization: str = ""
     tegra: str = ""
     installed: tuple[str, ...] = ()  # names of installed packages that concern us
+    repositories: tuple[str, ...] = ()  # ids of dnf repositories that are enabled, of those that concern us
     components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
     loaded_driver: str = ""  # version of a driver that is there
     runfile: str = ""  # version that nvidia-installer left
@@ -67,6 +69,7 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         virtualization=facts.virtualization,
         tegra=facts.tegra,
         installed=tuple(sorted(facts.packages)),
+        repositories=enabled_repositories(facts.files),
         components=_components(facts) if facts.distro.id == "debian" else None,
         loaded_driver=facts.driver.loaded or facts.driver.userspace,
         runfile=facts.driver.runfile,

@@ -9,6 +9,7 @@ from dataclasses import replace
 from gpunode.core.knowledge import Branch, DistroRow, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
 from gpunode.core.solve.case import Case
+from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import joined
 from gpunode.core.solve.families import (
     arch_dkms,
@@ -62,7 +63,8 @@ def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) ->
     _say_version(case, branch, own=own)
     dkms = not own or case.distro.family == "debian" or (case.distro.family == "arch" and arch_dkms(case))
     headers = headers_of(case) if dkms else ()
-    if headers is None:
+    before = repository_packages(case)
+    if headers is None or before is None:
         return None
     replaced = () if own else _replaced(case, branch)
     removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, source), *replaced]))
@@ -82,6 +84,8 @@ def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) ->
         may_go=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
         pin="" if own or case.distro.modular else version_wish(case, branch),
         stream="" if own else stream(case, branch, flavour),
+        repository_packages=before,
+        builder=builder(case),
     )
 
 

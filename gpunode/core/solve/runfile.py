@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from gpunode.core.knowledge import Branch, Table, version_tuple
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
 from gpunode.core.solve.case import Case
+from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.core.spec.source import filled_in
@@ -29,7 +30,8 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
         return None
     runfile = _driver_file(case, case.request.driver.runfile, version, case.request.arch, flavour, table)
     headers = headers_of(case)
-    if runfile is None or headers is None:
+    before = repository_packages(case)
+    if runfile is None or headers is None or before is None:
         return None
     case.because("method", f"{runfile.name}, as asked; DKMS builds its modules for each kernel", "driver.method")
     why = "as asked" if case.request.driver.version else f"the newest known of {branch.branch}"
@@ -47,6 +49,8 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
         # the installer refuses to work beside them, or breaks them
         remove=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)),
         runfile=runfile,
+        repository_packages=before,
+        builder=builder(case),
     )
 
 

@@ -15,8 +15,8 @@ from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
-from gpunode.core.takeback_modules import by_boots
 from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, Follow, Recall, Record, after_run, era
+from gpunode.core.undo.modules import by_boots
 from gpunode.core.undo.packages import Packages, packages_back
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")

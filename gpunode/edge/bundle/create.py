@@ -183,7 +183,7 @@ def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
     gpus: list[tuple[str, ...]] = [(gpu,) for gpu in order.gpus] or [()]
     bare = [bare_node(target, row, planner.knowledge, some, order.kernels) for some in gpus]
     for facts in order.facts.get(target, ()) or bare:
-        solution = planner.solution(facts, spec)
+        solution = planner.solution(facts, spec, beside=("epel",))  # what would come from there is in the bundle
         if solution.problems:
             problem = solution.problems[0]
             raise RefusedError(f"{target}: {problem.what}", fix=problem.fix)

@@ -12,7 +12,7 @@ import json
 import shlex
 import shutil
 import tomllib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -82,7 +82,7 @@ def _build(
         work.mkdir()
         (work / "build.sh").write_bytes(script)
         (work / "format").write_text(f"{table['format']}\n")
-        keys = {n: make_key(work / "gpg", f"gpunode lab stand-in for {n} of {distro}") for n in table["folders"]}
+        keys = {n: make_key(work / "gpg", f"gpunode lab stand-in for {n} of {distro}") for n in _folders(table, distro)}
         stop_agent(work / "gpg")
         signs = "".join(f"{name} {key.fingerprint} {table['signs'][name]}\n" for name, key in keys.items())
         (work / "signs").write_text(signs)
@@ -114,7 +114,8 @@ def _build(
 
 def _folders(table: Mapping[str, Any], distro: str) -> dict[str, str]:
     """Where each source's packages go, by the paths of the vendors' servers."""
-    return {name: path.format(**table["distros"][distro]) for name, path in table["folders"].items()}
+    some, values = table.get("only", {}), table["distros"][distro]
+    return {n: path.format(**values) for n, path in table["folders"].items() if distro in some.get(n, (distro,))}
 
 
 def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mapping[str, SigningKey]) -> dict[str, Any]:
@@ -296,12 +297,22 @@ def build_folder(build: Path, distro: str, family: str, base: Iterable[Path], so
             shutil.copy(database, folder)
 
 
-def seed(family: str, kernels: RepositorySource, url: str, key: str) -> dict[str, str]:
-    """The distribution's own repository as files of a new node: {path without leading slash: text}."""
+def seed(family: str, own: Sequence[RepositorySource], url: str, key: str) -> dict[str, str]:
+    """The distribution's own repositories as files of a new node: {path without leading slash: text}.
+
+    The first is on; one for builders is set up and off.  The variable of dnf is where epel-release finds the lab.
+    """
+    kernels, *off = own
     place = f"{url}/{kernels.path}"
     if family == "arch":
         return {"etc/pacman.d/mirrorlist": f"Server = {place}\n"}
     path = "etc/pki/rpm-gpg/RPM-GPG-KEY-distribution"
     text = f"[base]\nname=base\nbaseurl={place}\nenabled=1\ngpgcheck=1\nrepo_gpgcheck=0\ngpgkey=file:///{path}\n"
+    for source in off:
+        name = source.path.split("/")[-3].lower()  # …/CRB/x86_64/os
+        text += (
+            f"\n[{name}]\nname={name}\nbaseurl={url}/{source.path}\nenabled=0\ngpgcheck=1\ngpgkey={url}/{source.key}\n"
+        )
     folder = {"rhel": "etc/yum.repos.d", "sles": "etc/zypp/repos.d"}[family]
-    return {path: key, f"{folder}/base.repo": text}
+    lab = {"etc/dnf/vars/gpunodelab": f"{url}/{'/'.join(kernels.path.split('/')[:2])}\n"} if family == "rhel" else {}
+    return {path: key, f"{folder}/base.repo": text, **lab}

@@ -37,6 +37,7 @@ become_rhel() {
     for conf in /etc/dnf/plugins/local.conf /etc/dnf/libdnf5-plugins/local.conf; do
         [ ! -e "$conf" ] || sed -i '/^\[main\]/,/^$/ s/^enabled *=.*/enabled = false/' "$conf"
     done
+    mkdir -p /usr/lib/gpunode-lab && mv /usr/sbin/dkms /usr/lib/gpunode-lab/dkms # the package dkms brings a link to it
     [ ! -e /usr/bin/dnf5 ] || ln -sf dnf5 /usr/bin/dnf
     rm -f /etc/yum.repos.d/*
 }

@@ -4,7 +4,10 @@
 
 in_check_mode() {
   cp "$GPUNODE_IN/.differences" "$GPUNODE_IN/.foretold"
-  if ! manager_ configured; then
+  in_check_mode_missing=$(requested after | while read -r name; do grep -q "^$name " "$GPUNODE_IN/.before" || echo "$name"; done)
+  if [ -n "$in_check_mode_missing" ]; then
+    say note "$(printf '%s\n' "$in_check_mode_missing" | tr '\n' ' ')not there yet, and sets up a repository: the package manager was not asked"
+  elif ! manager_ configured; then
     say note "the repository is not configured yet: the package manager was not asked"
   elif manager_ simulate >"$GPUNODE_IN/.would"; then
     refuse_surprises

@@ -159,46 +159,122 @@ containerd_image() {
 
 cri_() { bounded 60 crictl --runtime-endpoint "unix://$SOCKET" --image-endpoint "unix://$SOCKET" "$@"; }
 
-# cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc)
+CRI_ATTEMPTS=6
+
+# cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc).
+# A running kubelet removes every pod that it does not know, within seconds.  There is no way to hide one from it: it lists
+# all pods of the CRI, whatever their labels are.  So a pod that was taken away is tried again, and proves nothing.
 cri_check() {
-  id=containerd.cri-$1
-  handler=
-  [ "$1" = default ] || handler=--runtime=$1
-  logs=$GPUNODE_IN/logs-$1
-  mkdir -p "$logs"
+  cri_check_try=1
+  until cri_attempt "$1" "$2" "$cri_check_try"; do
+    [ "$cri_check_try" -lt "$CRI_ATTEMPTS" ] || {
+      check "containerd.cri-$1" not-proven "the pod of this check was removed $CRI_ATTEMPTS times before it had ended, as a kubelet does with pods that it did not create; the last one said: $(last_line "$cri_attempt_said")" \
+        "gpunode kube verify proves it with a pod of the cluster; or run verify again"
+      return
+    }
+    cri_check_try=$((cri_check_try + 1))
+    sleep 1
+  done
+}
+
+# cri_attempt HANDLER EXPECTED NUMBER: 1 when the pod was taken away, its last words in cri_attempt_said; else the check is made
+cri_attempt() {
+  cri_attempt_id=containerd.cri-$1
+  cri_attempt_handler=
+  [ "$1" = default ] || cri_attempt_handler=--runtime=$1
+  cri_attempt_logs=$GPUNODE_IN/logs-$1-$3
+  mkdir -p "$cri_attempt_logs"
   # the host's network: no CNI is needed, which a fresh node does not have
   printf '{"metadata":{"name":"%s","namespace":"default","uid":"%s-%s","attempt":1},"log_directory":"%s","labels":{"gpunode":"smoke"},"linux":{%s"security_context":{"namespace_options":{"network":2}}}}' \
-    "$NAME-$1" "$NAME" "$1-$$" "$logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
+    "$NAME-$1" "$NAME" "$1-$$-$3" "$cri_attempt_logs" "$(cgroup_parent)" >"$GPUNODE_IN/pod.json"
   printf '{"metadata":{"name":"%s"},"image":{"image":"%s"},"command":["/bin/sh","-c",%s],"envs":[{"key":"NVIDIA_VISIBLE_DEVICES","value":"all"},{"key":"NVIDIA_DRIVER_CAPABILITIES","value":"utility"}],"log_path":"out.log","linux":{}}' \
     "$NAME" "$image" "$(json_text "$INSIDE")" >"$GPUNODE_IN/container.json"
   # shellcheck disable=SC2086  # no word at all for the default handler
-  pod=$(cri_ runp $handler "$GPUNODE_IN/pod.json") || { check "$id" failed "no pod sandbox: $(last_line "$pod")" "$(log_of containerd), on the node"; return; }
-  pod=$(last_line "$pod")
-  if container=$(cri_ create "$pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") && container=$(last_line "$container") && _cri_out=$(cri_ start "$container"); then
-    # containerd 1.6 spells it binary_name
-    used=$(cri_ inspectp "$pod" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
-    cri_wait "$container"
-    case "$2 ${used:-runc}" in
-      "nvidia "*nvidia* | "runc "*runc*) judge "$id" "$(cut -d ' ' -f 4- "$logs/out.log" 2>/dev/null)" "the CRI ($1 handler, $used)" ;;
-      *) check "$id" failed "the $1 handler uses ${used:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
-    esac
-  else
-    check "$id" failed "no container in the pod: $(last_line "${_cri_out:-$container}")" "$(log_of containerd), on the node"
-  fi
-  cri_ rmp -f "$pod" >/dev/null
+  cri_attempt_pod=$(cri_ runp $cri_attempt_handler "$GPUNODE_IN/pod.json") ||
+    { check "$cri_attempt_id" failed "no pod sandbox: $(last_line "$cri_attempt_pod")" "$(log_of containerd), on the node"; return 0; }
+  cri_attempt_pod=$(last_line "$cri_attempt_pod")
+  cri_container "$1" "$2"
+  cri_attempt_ended=$?
+  cri_ rmp -f "$cri_attempt_pod" >/dev/null
+  return "$cri_attempt_ended"
 }
+
+# cri_container HANDLER EXPECTED: the container in the pod of cri_attempt
+cri_container() {
+  cri_start || {
+    ! cri_taken_away || return 1
+    check "$cri_attempt_id" failed "no container in the pod: $(last_line "$cri_attempt_said")" "$(log_of containerd), on the node"
+    return 0
+  }
+  cri_attempt_said=$(cri_ inspectp "$cri_attempt_pod") || ! cri_taken_away || return 1
+  # containerd 1.6 spells it binary_name
+  cri_container_binary=$(printf '%s\n' "$cri_attempt_said" | sed -n 's/.*"BinaryName": *"\([^"]*\)".*/\1/p; s/.*"binary_name": *"\([^"]*\)".*/\1/p' | head -n 1)
+  cri_attempt_said=$(cri_wait "$cri_container_id")
+  cri_container_out=$(cut -d ' ' -f 4- "$cri_attempt_logs/out.log" 2>/dev/null)
+  case $cri_container_out in
+    *gpunode-smoke-ran*) ;;
+    *) ! cri_taken_away || return 1 ;;
+  esac
+  case "$2 ${cri_container_binary:-runc}" in
+    "nvidia "*nvidia* | "runc "*runc*) judge "$cri_attempt_id" "${cri_container_out:-$cri_attempt_said}" "the CRI ($1 handler, $cri_container_binary)" ;;
+    *) check "$cri_attempt_id" failed "the $1 handler uses ${cri_container_binary:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
+  esac
+  return 0
+}
+
+cri_start() {
+  cri_attempt_said=$(cri_ create "$cri_attempt_pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") || return 1
+  cri_container_id=$(last_line "$cri_attempt_said")
+  cri_attempt_said=$(cri_ start "$cri_container_id")
+}
+
+# cri_taken_away: whether the pod of cri_attempt, in which cri_attempt_said was said, was removed by somebody else.  A pod
+# that is not ready, and still there, is one that a kubelet is about to remove; without a kubelet it ended by itself.
+cri_taken_away() {
+  case $cri_attempt_said in
+    # what is heard of a pod whose processes are killed already, while it still counts as ready
+    *'has stopped'* | *'not running'* | *'in CONTAINER_EXITED'* | *'was killed'* | *'namespace path'* | *'no running task'* | *'ttrpc: closed'*) cri_taken_away_left=3 ;;
+    *) if kubelet_runs; then cri_taken_away_left=1; else cri_taken_away_left=0; fi ;;
+  esac
+  while :; do
+    if cri_taken_away_state=$(cri_ inspectp "$cri_attempt_pod"); then
+      case $cri_taken_away_state in *SANDBOX_NOTREADY*) ! kubelet_runs || return 0 ;; esac
+    else
+      case $cri_taken_away_state in *NotFound* | *'not found'*) return 0 ;; esac
+    fi
+    [ "$cri_taken_away_left" -gt 0 ] || return 1
+    cri_taken_away_left=$((cri_taken_away_left - 1))
+    sleep 1
+  done
+}
+
+# of k3s and MicroK8s it is a part of another program
+kubelet_runs() { cat /proc/[0-9]*/comm 2>/dev/null | grep -qE '^(kubelet|kubelite|k3s.*)$'; }
 
 # cgroup_parent: as the kubelet does, a slice under the systemd driver, which takes nothing else; the other takes no slice
 cgroup_parent() {
   ! cri_ info | grep -q '"SystemdCgroup": *true' || printf '"cgroup_parent":"system.slice",'
 }
 
+# cri_wait CONTAINER: until it has ended or is gone; says how it ended where it printed nothing
 cri_wait() {
-  tries=0
-  while [ "$tries" -lt 30 ] && ! cri_ inspect "$1" | grep -q CONTAINER_EXITED; do
-    tries=$((tries + 1))
+  cri_wait_seconds=0
+  while [ "$cri_wait_seconds" -lt 30 ]; do
+    cri_wait_state=$(cri_ inspect "$1") || { echo "it was killed: $(last_line "$cri_wait_state")"; return; }
+    case $cri_wait_state in
+      *CONTAINER_EXITED*)
+        cri_wait_code=$(printf '%s\n' "$cri_wait_state" | sed -n 's/.*"exitCode": *\([0-9]*\).*/\1/p' | head -n 1)
+        case ${cri_wait_code:-0} in
+          0 | 137 | 143) echo "it printed nothing, or it was killed (exit status ${cri_wait_code:-unknown})" ;;
+          *) echo "it ended with exit status $cri_wait_code" ;;
+        esac
+        return
+        ;;
+    esac
+    cri_wait_seconds=$((cri_wait_seconds + 1))
     sleep 1
   done
+  echo "it did not end within 30 seconds"
 }
 
 # ---------------------------------------------------------------- docker

@@ -3,6 +3,7 @@
 Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
 `may_go` names that the package manager may remove along with them, one a line,
 `alone` (1) when no other repositories than those of `refresh` are to be asked,
+`after` packages of an earlier step that set up repositories, one a line: without them nothing is foretold,
 `keep` files that stay where a removed package would take them along, one a line,
 `streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
 `check` (1) in check mode.  Files without content are left out.
@@ -21,7 +22,7 @@ from typing import Any
 from gpunode.core.validation import as_lines, check_keys, checked
 
 _BACK = ("unhold", "purge", "automatic", "keys")
-_KEYS = ("install", "remove", "may_go", "keep", "refresh", "alone", "streams", "proxy", *_BACK)
+_KEYS = ("install", "remove", "may_go", "keep", "after", "refresh", "alone", "streams", "proxy", *_BACK)
 _NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
 _VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
 _PATH = re.compile(r"/[^\s]*\Z")
@@ -45,7 +46,9 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     named = [_checked(_STREAM, name, "module stream") for name in value.get("streams") or ()]
     streams = [name.replace(":", " ") for name in named]
     files = {"install": install, "remove": remove, "keep": keep, "refresh": refresh, "streams": streams, "proxy": proxy}
-    files |= {key: [_checked(_NAME, n, "package name") for n in value.get(key) or ()] for key in ("may_go", *_BACK)}
+    files |= {
+        key: [_checked(_NAME, n, "package name") for n in value.get(key) or ()] for key in ("may_go", "after", *_BACK)
+    }
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
     flags = {"alone": bool(value.get("alone")), "check": check}
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}

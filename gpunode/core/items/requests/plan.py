@@ -13,6 +13,7 @@ ROLE_OPTIONS: dict[str, dict[str, Any]] = {
     "driver": {
         "sources": [],
         "uninstall": [],
+        "repositories": {},
         "packages": {},
         "runfile": [],
         "files": [],

@@ -30,6 +30,7 @@ from gpunode.core.kube.render.plugin_config import MPS_ROOT, mig_strategy, plugi
 PLUGIN, DISCOVERY, MPS = "nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"
 CONFIG = "device-plugin-config"
 _PRIVILEGED = {"privileged": True}
+_AVAILABLE = "available-configs"  # every pool's configuration, mounted at the path of that name
 _FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # where Node Feature Discovery looks
 
 
@@ -223,6 +224,8 @@ def _config(cluster: Cluster, component: str, process: str, security: Object) ->
     """One pool: its file, mounted.  Several: the config manager picks the file that the node's label names.
 
     A change of the one file changes the annotation, so that the pods start anew; the manager sends SIGHUP instead.
+    What the manager writes to /config is a symbolic link into its source folder, at the path where the manager itself
+    has that folder: whoever reads the link needs both volumes, at the same paths.
     """
     if not _several(cluster):
         (name, text), *_ = plugin_configs(cluster).items()
@@ -240,19 +243,19 @@ def _config(cluster: Cluster, component: str, process: str, security: Object) ->
             command=["config-manager"],
             env=[
                 field("NODE_NAME", "spec.nodeName"),
-                *env(ONESHOT=oneshot, KUBECONFIG="", NODE_LABEL=POOL_LABEL, CONFIG_FILE_SRCDIR="/available-configs"),
+                *env(ONESHOT=oneshot, KUBECONFIG="", NODE_LABEL=POOL_LABEL, CONFIG_FILE_SRCDIR=f"/{_AVAILABLE}"),
                 *env(CONFIG_FILE_DST="/config/config.yaml", DEFAULT_CONFIG=default_config(cluster)),
                 *env(FALLBACK_STRATEGIES="named,single", SEND_SIGNAL=signal, SIGNAL="1" if signal == "true" else ""),
                 *env(PROCESS_TO_SIGNAL=process if signal == "true" else ""),
             ],
             securityContext=security if signal == "true" else UNPRIVILEGED,
-            volumeMounts=[mount("available-configs", "/available-configs", readOnly=True), mount("config", "/config")],
+            volumeMounts=[mount(_AVAILABLE, f"/{_AVAILABLE}", readOnly=True), mount("config", "/config")],
         )
         for name, oneshot, signal in (("config-init", "true", "false"), ("config-manager", "false", "true"))
     ]  # fmt: skip
     return _Config(
-        volumes=[{"name": "available-configs", "configMap": {"name": CONFIG}}, {"name": "config", "emptyDir": {}}],
-        mounts=[mount("config", "/config")],
+        volumes=[{"name": _AVAILABLE, "configMap": {"name": CONFIG}}, {"name": "config", "emptyDir": {}}],
+        mounts=[mount("config", "/config"), mount(_AVAILABLE, f"/{_AVAILABLE}", readOnly=True)],
         annotations={},
         first=managers[:1],
         beside=managers[1:],

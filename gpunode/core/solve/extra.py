@@ -1,0 +1,69 @@
+"""Repositories beside the distribution's main ones that the driver's packages come from: EPEL, which has dkms.
+
+A transaction cannot use a repository that it installs itself, so the packages that set repositories up are apart from
+those that come from there.
+"""
+
+from __future__ import annotations
+
+import re
+
+from gpunode.core.model import PackageWant
+from gpunode.core.solve.case import Case
+from gpunode.core.spec.source import DISTRIBUTION
+
+_EPEL_PACKAGE = re.compile(r"epel-release|oracle-epel-release-el\d+")
+_EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modular)).*epel")
+_EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
+
+
+def repository_packages(case: Case) -> tuple[PackageWant, ...] | None:
+    """What is installed before the driver's packages, in a transaction of its own; None with a problem in its notes."""
+    if DISTRIBUTION in case.request.sources:  # the node's own repositories are not asked
+        return ()
+    if case.distro.epel and not case.distro.repositories:
+        return () if _by_a_person(case) else None
+    if case.distro.epel and _set_up_otherwise(case):
+        case.because("repositories", "EPEL, which has dkms, is set up on the node already", case.distro.source)
+        return ()
+    if case.distro.repositories:
+        what = (
+            f"EPEL {case.distro.epel}, which has dkms"
+            if case.distro.epel
+            else "a repository that the driver's packages need"
+        )
+        why = f"{', '.join(case.distro.repositories)}, before the driver's packages: it sets up {what}"
+        case.because("repositories", why, case.distro.source)
+    return tuple(PackageWant(name=name) for name in case.distro.repositories)
+
+
+def builder(case: Case) -> str:
+    """The id of the repository that is to be enabled beside EPEL, "" for none."""
+    return "" if DISTRIBUTION in case.request.sources else case.distro.builder
+
+
+def _set_up_otherwise(case: Case) -> bool:
+    """Whether a mirror of somebody's own gives EPEL, without the package that would set it up."""
+    by_package = any(name in case.request.installed for name in case.distro.repositories)
+    return not by_package and any(map(_EPEL_REPOSITORY.match, case.request.repositories))
+
+
+def _by_a_person(case: Case) -> bool:
+    """Red Hat's own distribution has no package for EPEL: it comes by URL, which is for the owner to trust."""
+    there = any(map(_EPEL_PACKAGE.fullmatch, case.request.installed)) or any(
+        map(_EPEL_REPOSITORY.match, case.request.repositories)
+    )
+    if there or "dkms" in case.request.installed:
+        return True
+    url = _EPEL_URL.format(release=case.distro.epel)
+    if not case.request.kernels:  # no node was asked
+        case.because("repositories", f"dkms comes from EPEL, which has to be set up before: {url}", case.distro.source)
+        return True
+    ready = f"codeready-builder-for-rhel-{case.distro.epel}-{case.request.arch}-rpms"
+    enable = f"subscription-manager repos --enable {ready}; " if case.distro.epel != "7" else ""
+    case.refuse(
+        f"dkms comes from EPEL, which is not set up, and {case.request.distro} has no package for that",
+        f"{enable}{'yum' if case.distro.epel == '7' else 'dnf'} install {url}; or name a mirror of all that the node needs in "
+        f"sources.{DISTRIBUTION}",
+    )
+    return False

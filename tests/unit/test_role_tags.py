@@ -1,0 +1,107 @@
+"""A playbook of somebody else's that holds the role gpunode.node.node, run with tags and from a task in the middle.
+
+The host is this machine, by a local connection; the spec asks for no driver and nothing else, so that no step follows.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpunode.core.items.requests.plan import ROLE_OPTIONS
+
+ROOT = Path(__file__).parents[2]
+SITE = """
+- name: Somebody's own
+  hosts: all
+  gather_facts: false
+  tasks:
+    - name: Base
+      ansible.builtin.debug: {msg: base}
+      tags: [base]
+- name: GPUs
+  hosts: all
+  gather_facts: false
+  vars:
+    gpunode_spec: {driver: {branch: none}, toolkit: {version: none}}
+  roles:
+    - {role: gpunode.node.node, tags: [gpu]}
+"""
+PLAN = "node: Probe the node and plan it on the controller"
+EXPECT = "preflight: Make sure that this is the node the plan was made for"
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Path:
+    (tmp_path / "site.yml").write_text(SITE)
+    return tmp_path
+
+
+def play(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    collections = ROOT / "gpunode/collection"
+    environment = {
+        **os.environ,
+        "ANSIBLE_COLLECTIONS_PATH": str(collections),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOME": str(site / "ansible"),
+        "PYTHONPATH": os.pathsep.join([str(ROOT), str(collections)]),
+    }
+    command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local", "site.yml"]
+    return subprocess.run(
+        [*command, *arguments], cwd=site, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def ran(done: subprocess.CompletedProcess[str]) -> list[str]:
+    """The titles of the tasks that ran, without those that were skipped and the validation of arguments."""
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.findall(r"^TASK \[(?:gpunode\.node\.(\w+) : )?(.*?)\] \**\n(?!skipping)", done.stdout, re.MULTILINE)
+    titles = [f"{role}: {title}" if role else title for role, title in found]
+    return [title for title in titles if "Validating arguments" not in title]
+
+
+def roles_of(titles: list[str]) -> set[str]:
+    return {title.partition(":")[0] for title in titles if ":" in title}
+
+
+def test_a_tag_of_somebody_elses_runs_nothing_of_the_role(site: Path) -> None:
+    assert ran(play(site, "--tags", "base")) == ["Base"]
+
+
+def test_a_tag_of_the_whole_role_runs_all_of_it_and_nothing_else(site: Path) -> None:
+    titles = ran(play(site, "--tags", "gpu"))
+    assert "Base" not in titles and titles.count(PLAN) == 1
+    assert roles_of(titles) == {"node", *ROLE_OPTIONS}
+
+
+def test_a_part_alone_is_planned_and_checked_first(site: Path) -> None:
+    titles = ran(play(site, "--tags", "gpunode_driver", "--check"))
+    assert titles[0] == PLAN and titles.index(EXPECT) < 4
+    assert roles_of(titles) == {"node", "preflight", "driver"}
+
+
+def test_a_part_that_is_left_out_takes_neither_the_plan_nor_the_check_along(site: Path) -> None:
+    titles = ran(play(site, "--skip-tags", "gpunode_driver"))
+    assert titles.count(PLAN) == titles.count(EXPECT) == 1 and titles.index(EXPECT) < titles.index("Base") + 7
+    assert roles_of(titles) == {"node", *ROLE_OPTIONS} - {"driver"}
+    assert "Base" in titles
+
+
+def test_the_tasks_can_be_begun_at_the_plan_and_nowhere_behind_it(site: Path) -> None:
+    whole = play(site, "--start-at-task", PLAN.partition(": ")[2])
+    assert "Base" not in ran(whole) and "failed=0" in whole.stdout
+    behind = play(site, "--start-at-task", "Keep nouveau off the GPU")
+    assert behind.returncode != 0
+    assert "«Probe the node and plan it on the controller»" in behind.stdout and "begin with that task" in behind.stdout
+
+
+def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
+    listed = play(site, "--list-tags").stdout
+    assert all(f"gpunode_{role}" in listed for role in ROLE_OPTIONS)
+    tasks = play(site, "--list-tasks", "--tags", "gpunode_toolkit").stdout
+    assert "Install the NVIDIA Container Toolkit" in tasks and "Install the NVIDIA driver" not in tasks
