@@ -95,6 +95,8 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         told = isolated(own.name, partial(_of_probe, path, own.name, planner, compare=bool(spec_data)))
         found[name] = {"pool": pool, **({"error": error_data(told)} if isinstance(told, GpunodeError) else told)}
     for path in sorted(folder.rglob("*.json")):
+        if path.name == "manifest.json" and path.with_name("plan.json").exists():
+            continue
         for host in _recorded(path):
             told = _told_or_error(host, planner.knowledge, path)
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
