@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import click
 
 from gpunode.cli.common import Command, format_option, options, print_json, show_error
 from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, show_outcome
-from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, Outcome, RuntimeName
@@ -33,6 +33,21 @@ def runtime() -> None:
     """Make this machine's container engines know the nvidia runtime, or not; no Ansible, no Kubernetes needed."""
 
 
+# options of nvidia-ctk that have no meaning here: name → what to do instead
+_WITHOUT_MEANING = {
+    "--executable-path": "the binary that the engine's unit starts is asked; --engine-version stands in for it",
+    "--config-source": "the files that the engine has in force are read; --config names another root",
+    "--config-mode": "OCI hooks are gone since CRI-O has runtimes; leave it out",
+    "--nvidia-runtime-hook-path": "only OCI hooks have it, and the nvidia runtime needs none; leave it out",
+    "--oci-hook-path": "only OCI hooks have it, and the nvidia runtime needs none; leave it out",
+}
+
+
+def _without_meaning(_: click.Context, option: click.Parameter, value: str | None) -> None:
+    if value is not None:
+        raise InputError(f"{option.opts[0]} is an option of nvidia-ctk alone", fix=_WITHOUT_MEANING[option.opts[0]])
+
+
 _ENGINE = click.option(
     "--runtime",
     "name",
@@ -50,13 +65,21 @@ _WHAT = (
     click.option(
         "--drop-in-config", metavar="PATH", help="The drop-in to write; empty ('') edits the root config itself."
     ),
-    click.option("--nvidia-runtime-name", default="nvidia", show_default=True, metavar="NAME", help="Its name."),
+    click.option(
+        "--nvidia-runtime-name",
+        "--nvidia-runtime",
+        default="nvidia",
+        show_default=True,
+        metavar="NAME",
+        help="The name of the nvidia runtime.",
+    ),
     click.option(
         "--nvidia-runtime-path",
+        "--runtime-path",
         default="/usr/bin/nvidia-container-runtime",
         show_default=True,
         metavar="PATH",
-        help="Its binary.",
+        help="The binary of the nvidia runtime; a name alone is looked for on the PATH of services.",
     ),
     click.option(
         "--set-as-default",
@@ -64,7 +87,14 @@ _WHAT = (
         is_flag=True,
         help="Containers that name no runtime get it too; without it the default stays as it is.",
     ),
-    click.option("--cdi/--no-cdi", "--cdi.enabled", default=None, help="Turn the engine's CDI support on or off."),
+    click.option(
+        "--cdi/--no-cdi",
+        "--cdi.enabled",
+        "--cdi.enable",
+        "--enable-cdi",
+        default=None,
+        help="Turn the engine's CDI support on or off.",
+    ),
     click.option(
         "--cgroup-driver",
         type=click.Choice(("auto", "systemd", "cgroupfs")),
@@ -72,8 +102,17 @@ _WHAT = (
         show_default=True,
         help="auto: the kubelet's where there is one, else as it is.",
     ),
+    *(
+        click.option(name, metavar="V", hidden=True, expose_value=False, callback=_without_meaning)
+        for name in _WITHOUT_MEANING
+    ),
     click.option("--enable-cri", is_flag=True, help="Take containerd's CRI plugin out of disabled_plugins."),
-    click.option("--engine-version", default="", metavar="V", help="In place of asking the engine's binary."),
+    click.option(
+        "--engine-version",
+        default="",
+        metavar="V",
+        help="The engine's version, instead of the one that its binary says.",
+    ),
     click.option(
         "--root",
         type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -88,16 +127,22 @@ _HOW = (
 )
 
 
-def _engine_options(*asked: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """The options that say what is asked; the command gets them as `options: Options`."""
+def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Callable[[Command], Command]:
+    """The options that say what is asked; the command gets them as `options: Options`.
+
+    A command for `several` gets a list: one for each engine of this machine where none is named.
+    """
 
     def wrap(command: Command) -> Command:
         @functools.wraps(command)
         def with_options(**given: Any) -> Any:
             from gpunode.edge.host.runtimes import Options
 
+            name = given.pop("name")
+            own = bool(given["config"] or given["drop_in_config"] or given["engine_version"])  # of one engine
+            names = [name] if name else _engines(given["root"], several=several and not own)
             found = Options(
-                runtime=given.pop("name") or _only(given["root"]),
+                runtime=names[0],
                 distribution={None: None, "none": ""}.get(given["distribution"], given.pop("distribution")),
                 config=absolute(given.pop("config")),
                 drop_in=None if given["drop_in_config"] is None else absolute(given["drop_in_config"]),
@@ -112,20 +157,21 @@ def _engine_options(*asked: Callable[[Any], Any]) -> Callable[[Command], Command
                 restart=not given.pop("no_restart", False),
             )
             del given["drop_in_config"]
-            return command(options=found, **given)
+            asked = [replace(found, runtime=name) for name in names]
+            return command(options=asked if several else found, **given)
 
         return options(*asked)(with_options)  # type: ignore[return-value]
 
     return wrap
 
 
-def _only(root: Path) -> RuntimeName:
-    """The one engine of this machine."""
+def _engines(root: Path, *, several: bool) -> list[RuntimeName]:
+    """The engines of this machine; the one that there is, unless `several` will do."""
     from gpunode.edge.host.runtimes import installed
 
     names = sorted({engine.name for engine in installed(root)})
-    if len(names) == 1:
-        return names[0]
+    if len(names) == 1 or (several and names):
+        return names
     raise InputError(
         f"engines found: {', '.join(names) or 'none'}", expected="one", fix="name it: --runtime containerd, docker, …"
     )
@@ -135,11 +181,12 @@ def _only(root: Path) -> RuntimeName:
 
 
 @runtime.command(
+    short_help="Let the engine know the nvidia runtime.",
     epilog="Examples:\n\n\b\n"
     "  gpunode runtime configure --runtime containerd --set-as-default\n"
     "  gpunode runtime configure --runtime docker --dry-run\n"
     "  gpunode runtime configure --runtime containerd --config /srv/c.toml --engine-version 1.7 --no-restart\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused.",
 )
 @_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
@@ -153,10 +200,11 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
 
 
 @runtime.command(
+    short_help="Take back what configure did.",
     epilog="Examples:\n\n\b\n"
     "  gpunode runtime unconfigure --runtime docker\n"
     "  gpunode runtime unconfigure --runtime containerd --dry-run\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused."
+    "Exit codes: 0 done or nothing to do, 1 failed and rolled back, 2 invalid input, 5 refused.",
 )
 @_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
@@ -168,10 +216,11 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
 
 
 @runtime.command(
+    short_help="Show what configure would change.",
     epilog="Examples:\n\n\b\n"
     "  gpunode runtime diff --runtime containerd --set-as-default\n"
     "  gpunode runtime diff --runtime docker --root /mnt/image\n\n"
-    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused."
+    "Exit codes: 0 nothing to do, 2 invalid input, 3 configure would change something, 5 refused.",
 )
 @_engine_options(*_WHAT)
 @format_option("text", "json")
@@ -189,24 +238,47 @@ def diff(options: Options, output_format: str) -> int:
 
 
 @runtime.command(
+    short_help="Show what each engine knows of the nvidia runtime.",
     epilog="Examples:\n\n\b\n"
     "  gpunode runtime status\n"
     "  gpunode runtime status --runtime containerd --set-as-default --format json\n\n"
-    "Exit codes: 0 configured, 2 invalid input, 3 configure would change something, 5 refused."
+    "Exit codes: 0 configured, 2 invalid input, 3 configure would change something, 5 refused.",
 )
-@_engine_options(*_WHAT)
+@_engine_options(*_WHAT, several=True)
 @format_option("text", "json")
-def status(options: Options, output_format: str) -> int:
-    """Say whether the engine knows the nvidia runtime, from which files, and what stands in the way."""
+def status(options: list[Options], output_format: str) -> int:
+    """Say whether each engine knows the nvidia runtime, from which files, and what stands in the way."""
+    if len(options) == 1:
+        data, code = _status(options[0], output_format)
+    else:
+        parts = [_status_or_error(one, output_format) for one in options]
+        data, code = {"engines": [part for part, _ in parts]}, max(code for _, code in parts)
+    if output_format == "json":
+        print_json(data)
+    return code
+
+
+def _status_or_error(options: Options, output_format: str) -> tuple[dict[str, Any], int]:
+    """One of several engines: what is wrong with its files says nothing of the others."""
+    try:
+        found = _status(options, output_format)
+    except GpunodeError as error:
+        if output_format == "text":
+            show_error(error)
+        found = {"runtime": options.runtime, "error": str(error)}, error.exit
+    if output_format == "text":
+        click.echo()
+    return found
+
+
+def _status(options: Options, output_format: str) -> tuple[dict[str, Any], int]:
     from gpunode.edge.host import cdi, runtimes
 
     subject = runtimes.look(options)
     edit, misfits = runtimes.edit(subject), cdi.misfits(options)
-    if output_format == "json":
-        print_json(_status_data(subject, edit, misfits))
-    else:
+    if output_format == "text":
         click.echo(_status_text(subject, edit, misfits))
-    return _pending(edit, output_format, misfits)
+    return _status_data(subject, edit, misfits), _pending(edit, output_format, misfits)
 
 
 # ---------------------------------------------------------------- saying
@@ -251,12 +323,14 @@ def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict
         "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
-        "state": asdict(subject.state),
+        "state": _quoted(asdict(subject.state)),
         **data,
     }
 
 
 def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
+    from gpunode.edge.host.runtimes import unread
+
     state, request = subject.state, subject.request
     where = f" of {request.distribution}" if request.distribution else ""
     rows = [
@@ -267,11 +341,22 @@ def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
         (request.name, state.path or "not known to the engine"),
         ("CDI", {True: "on", False: "off", None: "not set"}[state.cdi]),
         ("cgroup driver", state.cgroup_driver or "not set"),
-        *(("note", f"{note.what}: {note.why}") for note in state.notes),
+        *(("note", f"{note.what}: {note.why}") for note in (*state.notes, *unread(subject))),
         *(("would change", path) for path in sorted(edit.changes)),
         *(("would restart", reason.what) for reason in edit.reasons if edit.restart),
         *(("CDI specification", reason) for reason in misfits),
         ("configured", "no: refused" if edit.problems else "no" if _pending(edit, "json", misfits) else "yes"),
     ]
     width = max(len(name) for name, _ in rows)
-    return "\n".join(f"{name:<{width}}  {text}" for name, text in rows)
+    return "\n".join(f"{name:<{width}}  {_quoted(text)}" for name, text in rows)
+
+
+def _quoted(value: Any) -> Any:
+    """What was read from files, without secrets."""
+    from gpunode.core.mask import mask_quoted
+
+    if isinstance(value, str):
+        return mask_quoted(value)
+    if isinstance(value, dict):
+        return {key: _quoted(one) for key, one in value.items()}
+    return [_quoted(one) for one in value] if isinstance(value, list | tuple) else value

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpunode.core.content import check_size, decode
 from gpunode.core.errors import InputError
+from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import CdiSpec, NodeFacts
 
 KIND = "nvidia.com/gpu"
@@ -26,6 +27,7 @@ _DEVICE = re.compile(r"/dev/nvidia(\d{1,5})\Z")
 _MIG = re.compile(r"\d+:\d+\Z")
 
 
+@masked_errors()
 def read_spec(path: str, data: bytes) -> CdiSpec:
     """A specification's kind, devices, driver version and host paths; InputError (path:line:column) for broken ones."""
     check_size(path, data)
@@ -87,7 +89,8 @@ def _list(value: Any, path: str, what: str) -> list[Any]:
 def _text(value: Any, path: str, what: str) -> str:
     if not isinstance(value, str):
         raise InputError(
-            f"{path}: {what} is {str(value)[:40]!r}, no text", expected="a text (in quotes if it is a number)"
+            f"{path}: {what} is {mask_quoted(str(value))[:40]!r}, no text",
+            expected="a text (in quotes if it is a number)",
         )
     return value
 

@@ -10,7 +10,7 @@ from gpunode.core.mask import mask
 def unified(before: bytes | None, after: bytes | None, path: str) -> str:
     """A unified diff with three lines of context, "" when nothing differs.  None stands for no such file.
 
-    Secrets are masked on both sides; a line that differs only in a secret shows as a change all the same.
+    Secrets are masked on both sides; where nothing else differs, it says which lines differ in what is hidden.
     """
     if before == after:
         return ""
@@ -18,9 +18,25 @@ def unified(before: bytes | None, after: bytes | None, path: str) -> str:
     head = ["/dev/null" if data is None else path for data in (before, after)]
     lines = list(difflib.unified_diff(old, new, head[0], head[1], lineterm=""))
     if not lines:
-        return f"--- {head[0]}\n+++ {head[1]}\n@@ only secrets, line ends or an empty file differ @@\n"
+        return f"--- {head[0]}\n+++ {head[1]}\n@@ {_unseen(before, after)} @@\n"
     return "".join(f"{line}\n" for line in lines)
 
 
+def _unseen(before: bytes | None, after: bytes | None) -> str:
+    """What differs though the masked lines are the same."""
+    if before is None or after is None:
+        return "an empty file"
+    old, new = (_text(data).splitlines() for data in (before, after))
+    if old == new:
+        return "only line ends, or bytes that are not UTF-8, differ"
+    numbers = [number for number, pair in enumerate(zip(old, new, strict=False), 1) if pair[0] != pair[1]]
+    said = f"line{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:10]))}{' …' * (len(numbers) > 10)}"
+    return f"the difference is hidden: a secret, or what stands behind one, in {said if numbers else 'the last lines'}"
+
+
+def _text(data: bytes | None) -> str:
+    return (data or b"").decode(errors="replace")
+
+
 def _lines(data: bytes | None) -> list[str]:
-    return mask((data or b"").decode(errors="replace")).splitlines()
+    return mask(_text(data)).splitlines()

@@ -6,7 +6,13 @@ indented block.
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpunode.core.errors import GpunodeError
 
 HIDDEN = "********"
 
@@ -21,7 +27,15 @@ _KEY = rf"(?:{_NAME}|{_CAMEL})"
 _HEAD = re.compile(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")
 _OPTION = re.compile(rf"(?<![A-Za-z0-9_.-])--?{_KEY}[ \t]+(?=[^-\s])")
 _SCHEME = re.compile(r"\b(?i:basic|bearer)[ \t]+(?P<value>[A-Za-z0-9+/=._~-]{8,})")
-_URL = re.compile(r"(?<=://)[^/\s\"'<>]*(?=@)")
+_URL = re.compile(r"(?<=://)[^\s\"'<>]+")
+# user:password@proxy:3128, without a scheme
+_LOGIN = re.compile(r"(?<![^\s\"'=])[A-Za-z0-9._%+-]{1,256}:[^\s\"'/@][^\s\"'@]{0,256}(?=@[A-Za-z0-9.-]{1,256}:\d)")
+# of what a message quotes: all up to the last @, as a password may hold a slash; and user:password@ without a scheme
+_QUOTED_URL = re.compile(
+    r"(?<=://)\S*(?=@)|(?<=:/)[^/\s]\S*(?=@)|(?<![^\s\"'`=,;(\[/])[^\s:/@\"'`=,;(\[]+:(?!/)[^\s@]+(?=@)"
+)
+# a string of JSON, or of TOML in the same quotes, on one line: what is within it ends with it
+_MEMBER = re.compile(r'(?<![^\s\[{(,:=])"(?:[^"\\\n]|\\.)*"(?=[ \t\r]*(?:[\],}:#]|$))', re.MULTILINE)
 _PEM = re.compile(
     r"(-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----).*?(-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)",
     re.DOTALL,
@@ -43,20 +57,87 @@ def mask(text: str) -> str:
     text = _PEM.sub(rf"\1\n{HIDDEN}\n\2", text)
     text = _hide(text, _HEAD)
     text = _hide(text, _OPTION)
-    text = _URL.sub(HIDDEN, text)
+    text = _LOGIN.sub(HIDDEN, _URL.sub(lambda found: "://".join(map(_without_login, found[0].split("://"))), text))
     return _SCHEME.sub(lambda found: found[0][: found.start("value") - found.start()] + HIDDEN, text)
+
+
+def mask_quoted(text: str) -> str:
+    """`mask` for a message that quotes what stands in a file: all that is in front of an @ is hidden as well.
+
+    >>> mask_quoted("hosts holds tcp://me:a/b@host")
+    'hosts holds tcp://********@host'
+    """
+    return mask(re.sub(r"\S+", lambda word: _quoted(word[0]), text))
+
+
+@contextmanager
+def masked_errors() -> Iterator[None]:
+    """No secret of a person's file in an error, whatever of the file it quotes."""
+    try:
+        yield
+    except GpunodeError as error:
+        what, expected, fix = map(mask_quoted, (error.what, error.expected, error.fix))
+        raise type(error)(what, expected=expected, fix=fix) from None
+
+
+def _quoted(word: str) -> str:
+    if len(word) > 2000:
+        return HIDDEN + word[word.rfind("@") :] if "@" in word else word
+    return _QUOTED_URL.sub(HIDDEN, word) if "@" in word else word
+
+
+def names_secret(name: str) -> bool:
+    """Whether a key of that name has a secret for its value."""
+    return re.fullmatch(_KEY, name) is not None
+
+
+def shown(value: Any, *names: str) -> str:
+    """A value of a file, in a sentence: short, and without secrets.  `names` are the keys that lead to it.
+
+    >>> shown("https://me:hunter2@mirror"), shown("hunter2", "log-opts", "splunk-token"), shown([1])
+    ('"https://********@mirror"', '"********"', 'a list')
+    """
+    if isinstance(value, dict | list):
+        return "a list" if type(value) is list else "an object"
+    if value not in (None, "") and not isinstance(value, bool) and any(map(names_secret, names)):
+        value = HIDDEN
+    if isinstance(value, str):
+        value = mask_quoted(value)
+    text = json.dumps(value, ensure_ascii=False, default=str).encode(errors="replace").decode()
+    return text if len(text) <= 60 else f"{text[:59]}…"
+
+
+def _without_login(address: str) -> str:
+    """What stands behind ://, without user and password; a password may have slashes in it."""
+    slash = address.find("/") if "/" in address else len(address)
+    at = address.rfind("@", 0, slash)
+    if at < 0 and ":" in address[:slash]:
+        at = address.find("@")
+    return address if at < 0 else HIDDEN + address[at:]
 
 
 def _hide(text: str, head: re.Pattern[str]) -> str:
     parts = []
     at = 0
+    strings = _strings(text)
+    string = next(strings)
     while found := head.search(text, at):
         start, end = _span(text, found)
+        while string[1] <= found.start():
+            string = next(strings)
+        if string[0] < found.start() and found.end() < string[1]:  # the key stands in a string, with its value
+            end = min(end, string[1] - 1)
         parts += [text[at:start], HIDDEN if text[start:end].strip() else ""]
         at = max(end, found.end())
         if end < found.end():
             parts.append(text[end : found.end()])
     return "".join([*parts, text[at:]])
+
+
+def _strings(text: str) -> Iterator[tuple[int, int]]:
+    """Where the strings on one line stand, quotes included, and one behind the end of the text."""
+    yield from (one.span() for one in _MEMBER.finditer(text))
+    yield len(text) + 1, len(text) + 1
 
 
 def _span(text: str, found: re.Match[str]) -> tuple[int, int]:

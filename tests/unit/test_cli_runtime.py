@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpunode.cli.main import cli
+from gpunode.core.model import NodeFacts, Runtime
 from gpunode.edge.host import runtimes
 
 DOCKER = '{\n  "log-driver": "journald"\n}\n'
@@ -99,6 +100,28 @@ def test_dry_run_and_diff_write_nothing_and_show_the_same_diff(tmp_path: Path) -
     assert diff.output
     assert diff.output in dry.output
     assert contents(tmp_path) == {"etc/docker/daemon.json": DOCKER.encode()}
+
+
+@pytest.mark.parametrize("form", ["text", "json"])
+@pytest.mark.parametrize("verb", ["status", "diff", "configure", "unconfigure"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"registry-mirrors": ["https://user:hunter2@mirror"]}',
+        '{"labels": ["token=hunter2"], "log-opts": {"splunk-token": "hunter2"}}',
+        '{"default-runtime": "https://user:hunter2@mirror", "runtimes": {"//u:hunter2@m": {"path": "/x"}}}',
+    ],
+)
+def test_no_command_says_a_secret_of_the_file(tmp_path: Path, text: str, verb: str, form: str) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", text)
+    done = run(verb, tmp_path, "--runtime", "docker", "--format", form)
+    assert "hunter2" not in done.output
+
+
+def test_the_diff_of_one_long_line_shows_the_change_behind_a_secret(tmp_path: Path) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", '{"labels":["token=hunter2"],"debug":true}')
+    done = run("diff", tmp_path, "--runtime", "docker")
+    assert '+{"labels":["token=********"],"debug":true,"runtimes":{"nvidia":' in done.output
 
 
 def test_broken_files_are_named_with_line_and_column_and_stay(tmp_path: Path) -> None:
@@ -212,3 +235,134 @@ def test_a_config_of_ones_own_has_its_drop_in_beside_it(
     assert not (tmp_path / "etc").exists()
     assert run("unconfigure", tmp_path, *args).return_value == 0
     assert contents(tmp_path / "srv") == {}
+
+
+# ---------------------------------------------------------------- options
+
+
+@pytest.mark.parametrize("version", ["banana", "latest", "-1", "v"])
+def test_a_version_without_numbers_is_bad_input(tmp_path: Path, version: str) -> None:
+    done = run("configure", tmp_path, "--runtime", "docker", f"--engine-version={version}")
+    assert (done.return_value, contents(tmp_path)) == (2, {})
+    assert f"engine version '{version}'" in done.output
+
+
+@pytest.mark.parametrize("option", ["--cdi.enabled", "--cdi.enable", "--enable-cdi"])
+def test_options_of_nvidia_ctk_mean_what_they_mean_there(tmp_path: Path, option: str) -> None:
+    args = ("--nvidia-runtime", "gpu", "--runtime-path", "/opt/nvidia-container-runtime")
+    done = run("configure", tmp_path, "--runtime", "docker", "--engine-version", "28.1", option, *args)
+    assert done.return_value == 0, done.output
+    assert json.loads((tmp_path / "etc/docker/daemon.json").read_text()) == {
+        "features": {"cdi": True},
+        "runtimes": {"gpu": {"path": "/opt/nvidia-container-runtime", "runtimeArgs": []}},
+    }
+
+
+@pytest.mark.parametrize(
+    "option", ["--executable-path", "--config-source", "--config-mode", "--nvidia-runtime-hook-path", "--oci-hook-path"]
+)
+def test_options_of_nvidia_ctk_without_a_meaning_say_what_to_do(tmp_path: Path, option: str) -> None:
+    done = run("configure", tmp_path, "--runtime", "docker", option, "x")
+    assert (done.return_value, contents(tmp_path)) == (2, {})
+    assert f"{option} is an option of nvidia-ctk alone\n  do next:  " in done.output
+
+
+def test_a_runtime_without_a_folder_is_looked_for_where_services_look(tmp_path: Path) -> None:
+    tree(tmp_path, "usr/local/bin/nvidia-container-runtime", "")
+    args = (
+        "--runtime",
+        "containerd",
+        "--engine-version",
+        "1.7.24",
+        "--nvidia-runtime-path",
+        "nvidia-container-runtime",
+    )
+    assert run("configure", tmp_path, *args).return_value == 0
+    written = (tmp_path / "etc/containerd/config.toml").read_text()
+    assert 'BinaryName = "/usr/local/bin/nvidia-container-runtime"' in written
+
+
+def test_what_nvidia_ctk_writes_for_docker_is_configured(tmp_path: Path) -> None:
+    text = '{"runtimes": {"nvidia": {"args": [], "path": "nvidia-container-runtime"}}}\n'
+    file = tree(tmp_path, "etc/docker/daemon.json", text)
+    for args in ((), ("--nvidia-runtime-path", "nvidia-container-runtime")):
+        assert run("status", tmp_path, "--runtime", "docker", *args).return_value == 0
+        assert run("configure", tmp_path, "--runtime", "docker", *args).return_value == 0
+    assert file.read_text() == text
+    assert run("status", tmp_path, "--runtime", "docker", "--runtime-path", "/opt/x").return_value == 3
+
+
+# ---------------------------------------------------------------- engines of this machine
+
+
+def machine(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
+    """This machine has these engines, with files below `root`, and their daemons are said to be of release 1.7."""
+    found = tuple(
+        Runtime(
+            name=name,  # type: ignore[arg-type]
+            version="1.7.24" if name == "containerd" else "28.5.2",
+            unit=f"{name}.service",
+            config=str(root / f"{name}.conf"),
+            binary="/bin/true",
+        )
+        for name in names
+    )
+    monkeypatch.setattr(runtimes, "_facts", lambda: NodeFacts(runtimes=found))
+
+
+def on_this_machine(*args: str) -> Result:
+    return CliRunner().invoke(cli, ["runtime", *args], standalone_mode=False)
+
+
+def test_status_shows_each_engine_where_none_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, tmp_path, "docker", "containerd")
+    done = on_this_machine("status")
+    assert done.return_value == 3
+    assert [line.split()[1] for line in done.output.splitlines() if line.startswith("engine")] == [
+        "containerd",
+        "docker",
+    ]
+    data = json.loads(on_this_machine("status", "--format", "json").output)
+    assert [engine["runtime"] for engine in data["engines"]] == ["containerd", "docker"]
+    assert on_this_machine("configure").return_value == 2, "which one to edit has to be said"
+    assert on_this_machine("status", "--config", "/x").return_value == 2
+
+
+def test_a_broken_file_of_one_engine_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, tmp_path, "docker", "containerd")
+    (tmp_path / "containerd.conf").write_text("version = [\n")
+    done = on_this_machine("status")
+    assert done.return_value == 3
+    assert "containerd.conf:2:1" in done.output
+    assert "docker 28.5.2" in done.output
+    data = json.loads(on_this_machine("status", "--format", "json").output)
+    assert "containerd.conf:2:1" in data["engines"][0]["error"]
+
+
+def test_a_config_that_the_daemon_does_not_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine(monkeypatch, tmp_path, "containerd")
+    line = f"containerd.service reads {tmp_path}/containerd.conf, not this file: nothing is restarted"
+    for verb in ("status", "configure", "unconfigure"):
+        args = (
+            verb,
+            "--runtime",
+            "containerd",
+            "--config",
+            f"{tmp_path}/confg.toml",
+            *["--dry-run"] * (verb != "status"),
+        )
+        assert f"{tmp_path}/confg.toml: {line}" in on_this_machine(*args).output
+    for config in (["--config", f"{tmp_path}/containerd.conf"], []):
+        assert line not in on_this_machine("status", "--runtime", "containerd", *config).output
+
+
+@pytest.mark.parametrize(
+    ("version", "asked"), [("", True), ("1.7", True), ("1.7.3", True), ("1.6.20", False), ("2.1", False)]
+)
+def test_the_daemon_judges_files_of_its_own_release_without_a_restart_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version: str, asked: bool
+) -> None:
+    machine(monkeypatch, tmp_path, "containerd")
+    subject = runtimes.look(runtimes.Options(runtime="containerd", version=version, restart=False))
+    after = runtimes.after(subject, runtimes.edit(subject))
+    assert (bool(after.validate), after.unit) == (asked, "")

@@ -40,6 +40,36 @@ def tree(root: str, **others: str) -> dict[str, bytes]:
     return {path: text.encode() for path, text in {CONFIG: root, **named}.items()}
 
 
+@pytest.mark.parametrize("version", ["1.6.20", "1.7.34", ""])
+@pytest.mark.parametrize(
+    "root",
+    [
+        'version = 2\n["plug\\u0069ns"."io.containerd.grpc.v1.cri"]\n',
+        'version = 2\n[plugins."io.containerd.grpc.v1.cri"]\n"contain\\u0065rd".runtimes.x.runtime_type = "y"\n',
+        '"vers\\u0069on" = 2\n',
+        f'version = 2\n{GRPC}.containerd.runtimes."a\\u0062c"]\nruntime_type = "x"\n',
+    ],
+)
+def test_an_escaped_key_on_the_way_to_the_runtimes_is_refused_below_2_0(root: str, version: str) -> None:
+    for edit in (configure_runtime, unconfigure_runtime):
+        [problem] = edit(tree(root), asked(version)).problems
+        assert "has an escape, which containerd 1.x takes as it is spelled" in problem.what
+    assert configure_runtime(tree(root), asked("2.1.9")).problems == ()
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        '[plugins."io.containerd.a.v1.b\\\\c"]\n',
+        "[plugins.'io.containerd.a.v1.b\\c']\n",
+        f'{GRPC}.registry.mirrors."a\\u0062"]\n',
+        "x = 'a\\b'\n",
+    ],
+)
+def test_an_escape_elsewhere_is_nobody_s_concern(rest: str) -> None:
+    assert configure_runtime(tree(f"version = 2\n{rest}"), asked("1.7.34")).changes
+
+
 # ---------------------------------------------------------------- the way back without a record
 
 

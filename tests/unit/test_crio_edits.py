@@ -61,7 +61,7 @@ def test_unconfigure_takes_nvidia_out_of_every_file_and_leaves_the_rest_of_them(
     }
     edit = unconfigure_runtime(before, request())
     assert applied(before, edit) == {
-        ROOT: b'[crio.runtime]\nlog_level = "info"\n',
+        ROOT: b'[crio.runtime]\n# gpus\nlog_level = "info"\n',
         f"{FOLDER}/50-gpu": b'# ours\n\n[crio.image]\npause_image = "p"\n',
         DROP_IN: b'[crio.runtime]\ncgroup_manager = "cgroupfs"\nconmon_cgroup = "pod"\n',
     }

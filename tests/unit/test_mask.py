@@ -7,7 +7,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from gpunode.core.diff import unified
-from gpunode.core.mask import HIDDEN, mask
+from gpunode.core.mask import HIDDEN, mask, mask_quoted, shown
 
 SECRET = st.text(alphabet="abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789", min_size=12, max_size=40)
 KEY = st.sampled_from(
@@ -95,4 +95,67 @@ def test_a_new_and_a_removed_file_are_told_apart() -> None:
     assert unified(None, b"a\n", "/etc/x").startswith("--- /dev/null\n+++ /etc/x\n")
     assert unified(b"a\n", None, "/etc/x").startswith("--- /etc/x\n+++ /dev/null\n")
     assert unified(b"a\n", b"a\n", "/etc/x") == ""
-    assert "only secrets" in unified(b"token=a\n", b"token=b\n", "/etc/x")
+    assert unified(None, b"", "/etc/x").endswith("\n@@ an empty file @@\n")
+
+
+def test_a_difference_that_is_hidden_is_said_by_its_line() -> None:
+    assert unified(b"a\ntoken=a\n", b"a\ntoken=b\n", "/etc/x").endswith(
+        "a secret, or what stands behind one, in line 2 @@\n"
+    )
+    assert unified(b"token=a b\n", b"token=a c\n", "/etc/x").endswith("what stands behind one, in line 1 @@\n")
+    assert "line ends" in unified(b"a\n", b"a\r\n", "/etc/x")
+    assert "line ends" in unified(b"a\n", b"a", "/etc/x")
+
+
+ONE_LINE = '{"labels":["token=abc","AUTH=x y"],"http":"--password abc","runtimes":{"a":{"path":"/a"}}}'
+
+
+def test_the_change_shows_though_secrets_stand_before_it_on_the_line() -> None:
+    after = ONE_LINE.replace('"/a"', '"/b"')
+    shown = unified(ONE_LINE.encode(), after.encode(), "/etc/docker/daemon.json")
+    assert '"/a"' in shown
+    assert '"/b"' in shown
+    assert "abc" not in shown
+    assert "x y" not in shown
+
+
+@given(KEY, SECRET, st.sampled_from(["=", ": ", " = ", '=\\"']), st.sampled_from(["", "--", "-e "]))
+def test_a_secret_in_a_string_is_hidden_up_to_the_end_of_the_string(
+    key: str, secret: str, sign: str, lead: str
+) -> None:
+    text = f'{{"a":["{lead}{key}{sign}{secret} {secret}"],"b":"kept"}}'
+    assert secret not in mask(text)
+    assert mask(text).endswith('"],"b":"kept"}')
+
+
+# ---------------------------------------------------------------- what messages quote
+
+
+@given(
+    SECRET,
+    st.sampled_from(["https://{}@h", "ssh://u:{}@h", "u:{}@h:3128", "tcp://u:a/{}@h", "token={}", "x --password {}"]),
+)
+def test_a_value_in_a_sentence_has_no_secret(secret: str, form: str) -> None:
+    assert secret not in shown(form.format(secret))
+    assert secret not in mask_quoted(f"hosts holds {form.format(secret)}, which is no host")
+    assert secret not in mask_quoted(f"hosts holds {form.format(secret)!r}: which is no host")
+
+
+@given(KEY, SECRET, st.booleans())
+def test_no_value_below_a_key_that_names_a_secret_is_shown(key: str, secret: str, above: bool) -> None:
+    names = (key, "name") if above else ("log-opts", f"splunk-{key}" if key.islower() else key)
+    assert shown(secret, *names) == f'"{HIDDEN}"'
+    assert shown(12345678, *names) == f'"{HIDDEN}"'
+
+
+def test_values_that_are_no_secrets_are_shown() -> None:
+    assert [shown(one, "log-opts", "max-size") for one in (5, "10m", True, None, [1], {})] == [
+        "5",
+        '"10m"',
+        "true",
+        "null",
+        "a list",
+        "an object",
+    ]
+    assert shown("x" * 80) == f'"{"x" * 58}…'
+    assert mask_quoted("/etc/x:3:1: exec-opts is [a=b]") == "/etc/x:3:1: exec-opts is [a=b]"

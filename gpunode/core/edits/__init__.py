@@ -14,7 +14,7 @@ from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.engines import containerd, crio, docker, k0s, microk8s, podman
 from gpunode.core.edits.engines.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.reverting import recorded
+from gpunode.core.edits.reverting import masked, quoting_no_secret, recorded
 from gpunode.core.edits.undo import remnant, revert, untouched
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.daemon_flags import flag_value
@@ -139,7 +139,8 @@ def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[
     Read them, ask again with what was read, and so on until it names nothing new: files import other files.
     """
     try:
-        return _engine(request).patterns(files, request)
+        with masked():
+            return _engine(request).patterns(files, request)
     except Refusal as refusal:
         raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
 
@@ -147,9 +148,11 @@ def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[
 def runtime_state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What the engine's files have in force.  Raises InputError for broken files, RefusedError for refused ones."""
     try:
-        return _engine(request).state(files, request)
+        with masked():
+            state = _engine(request).state(files, request)
     except Refusal as refusal:
         raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
+    return replace(state, notes=quoting_no_secret(state.notes))
 
 
 # ---------------------------------------------------------------- from a node's facts

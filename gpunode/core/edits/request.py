@@ -12,6 +12,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Distribution, Problem, RuntimeName
 from gpunode.core.numbers import whole
 
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
 

@@ -17,6 +17,7 @@ from gpunode.core.model import Hunk, Undo
 FORMAT = 1
 _AROUND = 3  # lines of context
 _AHEAD = 400  # lines that are looked through for the next line that both have; beyond that all the rest is one hunk
+_VERSION = re.compile(rb"\s*version\s*=")
 _REMNANT = re.compile(rb"\s*(#|version\s*=)")
 _WRITTEN = "what gpunode runtime configure wrote"
 _BYTES = ("before", "after", "lead", "trail")
@@ -137,14 +138,23 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     if data is None:
         return None, () if undo.created else undo.hunks
     if undo.created:
-        return (None, ()) if remnant(data, undo) else (data, undo.hunks)
+        return (None, ()) if remnant(data, undo) else _without_ours(data, undo)
     found = {hunk: _find(data, hunk) for hunk in undo.hunks}
     spans = sorted((*span, hunk.before) for hunk, span in found.items() if span)
     if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
         return data, undo.hunks
     for start, end, before in reversed(spans):
-        data = data[:start] + before + data[end:]
+        data = data[:start] + _ended(before, data, end) + data[end:]
     return data, tuple(hunk for hunk in undo.hunks if not found[hunk])
+
+
+def _ended(lines: bytes, data: bytes, end: int) -> bytes:
+    """The lines as they come before what stands at `end`: with a line end, where the last one had none."""
+    newline = _newline(data)
+    if not lines or lines.endswith(newline) or end == len(data) or _ends_line(data, end, newline):
+        return lines
+    carriage = newline.replace(b"\n", b"\r")
+    return lines + (carriage if data.endswith(carriage + newline, 0, end) else b"") + newline
 
 
 def untouched(data: bytes | None, undo: Undo) -> bool:
@@ -158,6 +168,17 @@ def remnant(data: bytes, undo: Undo) -> bool:
     kept = {line.strip() for line in _lines(wrote, b"\n") if _REMNANT.match(line)} | {b"", b"{}"}
     rest = data.replace(wrote, b"", 1) if wrote else data
     return undo.created and all(line.strip() in kept for line in _lines(rest, b"\n"))
+
+
+def _without_ours(data: bytes, undo: Undo) -> tuple[bytes, tuple[Hunk, ...]]:
+    """A file that the edit made, less what it wrote, but for its version, where all else are comments."""
+    wrote = b"".join(hunk.after for hunk in undo.hunks)
+    at = next(_places(data, wrote, b"\n"), None)
+    rest = b"" if at is None else data[:at] + data[at + len(wrote) :]
+    if at is None or not all(line.strip()[:1] in (b"", b"#") for line in _lines(rest, b"\n")):
+        return data, undo.hunks
+    version = b"".join(line for line in _lines(wrote, b"\n") if _VERSION.match(line))
+    return data[:at] + version + data[at + len(wrote) :], ()
 
 
 def _replayed(data: bytes, hunks: Sequence[Hunk]) -> bytes:
@@ -202,9 +223,15 @@ def _places(data: bytes, wanted: bytes, newline: bytes) -> Iterator[int]:
     while at >= 0:
         end = at + len(wanted)
         starts = at == 0 or (at % len(newline) == 0 and data.endswith(newline, 0, at))
-        if starts and (wanted.endswith(newline) or end == len(data)):
+        if starts and (wanted.endswith(newline) or end == len(data) or _ends_line(data, end, newline)):
             yield at
         at = data.find(wanted, at + 1)
+
+
+def _ends_line(data: bytes, at: int, newline: bytes) -> bool:
+    """Whether a line ends there: what was the last one, without an end, may have got lines below it."""
+    carriage = newline.replace(b"\n", b"\r")
+    return data.startswith((newline, carriage + newline), at)
 
 
 # ---------------------------------------------------------------- as JSON
@@ -251,5 +278,5 @@ def _hunk(data: Any) -> Hunk:
 
 def _is(kind: type[T], value: Any) -> T:
     if type(value) is not kind:
-        raise InputError(f"undo record: {str(value)[:60]!r} is no {kind.__name__}", expected=_WRITTEN)
+        raise InputError(f"undo record: it has a {type(value).__name__} for a {kind.__name__}", expected=_WRITTEN)
     return value

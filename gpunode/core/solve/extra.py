@@ -63,7 +63,7 @@ def _by_a_person(case: Case) -> bool:
     enable = f"subscription-manager repos --enable {ready}; " if case.distro.epel != "7" else ""
     case.refuse(
         f"dkms comes from EPEL, which is not set up, and {case.request.distro} has no package for that",
-        f"{enable}{'yum' if case.distro.epel == '7' else 'dnf'} install {url}; or name a mirror of all that the node needs in "
-        f"sources.{DISTRIBUTION}",
+        f"{enable}{'yum' if case.distro.epel == '7' else 'dnf'} install {url}; or name a mirror of all that the node "
+        f"needs in sources.{DISTRIBUTION}",
     )
     return False

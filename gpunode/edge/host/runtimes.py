@@ -22,9 +22,11 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.commit import TRIES, runtime_request, undo_label
+from gpunode.core.edits.request import PATH, release
+from gpunode.core.errors import InputError
 from gpunode.core.facts.kubelet import wanted_driver
 from gpunode.core.items.requests.activate import activate_request
-from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Runtime, RuntimeName, RuntimeWish, Undo
+from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Reason, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import program
 from gpunode.core.validation import as_lines
 from gpunode.edge.host import transaction
@@ -84,8 +86,7 @@ def installed(root: Path = Path("/")) -> list[Runtime]:
 
 def look(options: Options) -> Subject:
     """Read all that an edit needs.  Raises InputError for files that are there and cannot be read."""
-    ask = options.here and not (options.config and options.version and not options.restart)
-    facts = _facts() if ask else NodeFacts()
+    facts = _facts() if options.here else NodeFacts()
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
     runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
@@ -114,7 +115,7 @@ def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> Run
         default_runtime=options.default_runtime,
         cdi=options.cdi,
         cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
-        nvidia_runtime_path=options.path,
+        nvidia_runtime_path=_binary(options),
     )
     request = request_of(runtime or Runtime(name=options.runtime), wish)
     changes: dict[str, object] = {"name": options.name, "enable_cri": options.enable_cri}
@@ -124,8 +125,20 @@ def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> Run
         changes |= {"drop_in": options.drop_in, "in_place": not options.drop_in}
     if options.config and options.config != request.config:
         changes |= {"config": options.config, "flags": ()}  # not the file that the daemon's arguments are about
+    if options.version and release(options.version) == (0, 0):
+        raise InputError(
+            f"engine version {options.version!r}", expected="numbers, such as 1.7.24, 28.5 or v1.35.1+k3s1"
+        )
     version = options.version or request.version or _packaged(options)
     return replace(request, version=version, **changes)  # type: ignore[arg-type]
+
+
+def _binary(options: Options) -> str:
+    """The runtime's path; a name alone is looked for where daemons look, here or in the tree."""
+    if "/" in options.path or not options.path:
+        return options.path
+    places = [f"{folder}/{options.path}" for folder in PATH]
+    return next((place for place in places if Tree(options.root).place(place).is_file()), f"/usr/bin/{options.path}")
 
 
 def _packaged(options: Options) -> str:
@@ -154,21 +167,43 @@ _PACKAGES: Mapping[str, tuple[str, ...]] = {
 def edit(subject: Subject) -> Edit:
     """What configure changes; in another tree nothing runs that could have to start again."""
     made = configure_runtime(subject.texts, subject.request)
-    return replace(made, restart=made.restart and subject.options.here)
+    return replace(made, restart=made.restart and subject.options.here, reasons=(*made.reasons, *unread(subject)))
+
+
+def unread(subject: Subject) -> tuple[Reason, ...]:
+    """What to know of a config that the engine of this machine does not read: an edit of it has no effect there."""
+    config, runtime = subject.options.config, subject.runtime
+    if not config or not subject.options.here or runtime is None:
+        return ()
+    found = _activation(subject, Edit())
+    if found.config == config:
+        return ()
+    reader = found.unit or f"the {runtime.name} of this machine"
+    return (Reason(what=config, why=f"{reader} reads {found.config}, not this file: nothing is restarted", source=""),)
 
 
 def after(subject: Subject, edit: Edit) -> Activation:
     """How the engine takes the edit up: not at all where it is not here, or reads other files."""
     options, request = subject.options, subject.request
-    runtime = subject.runtime or Runtime(name=request.runtime, distribution=request.distribution)
-    facts = replace(subject.facts, runtimes=(runtime,))
-    found = activation(facts, RuntimeWish(runtime=request.runtime), edit)
+    found = _activation(subject, edit)
     config = request.config or found.config
     known = options.here and subject.runtime is not None and found.config == config
     if known and options.restart:
         return found
-    validate = found.validate if known and not options.version else ()
+    validate = found.validate if known and _is_asked(subject) else ()
     return Activation(unit="", verb="", config=str(Tree(options.root).place(config)), validate=validate)
+
+
+def _activation(subject: Subject, edit: Edit) -> Activation:
+    request = subject.request
+    runtime = subject.runtime or Runtime(name=request.runtime, distribution=request.distribution)
+    return activation(replace(subject.facts, runtimes=(runtime,)), RuntimeWish(runtime=request.runtime), edit)
+
+
+def _is_asked(subject: Subject) -> bool:
+    """Whether the daemon that is here may judge the files: not where they are meant for another release."""
+    here = subject.runtime.version if subject.runtime else ""
+    return not subject.options.version or release(subject.options.version) == release(here)
 
 
 def configure(options: Options, *, check: bool = False) -> tuple[Subject, Edit, Outcome | None]:
@@ -183,7 +218,8 @@ def unconfigure(options: Options, *, check: bool = False) -> tuple[Subject, Edit
 
 def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
     kept = records(subject)
-    return unconfigure_runtime(subject.texts, subject.request, tuple(kept.values())), tuple(kept)
+    made = unconfigure_runtime(subject.texts, subject.request, tuple(kept.values()))
+    return replace(made, reasons=(*made.reasons, *unread(subject))), tuple(kept)
 
 
 def _commit(

@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.mask import mask, mask_quoted
 from gpunode.core.model import Edit, Outcome, Undo
 from gpunode.core.remote import parse_outcome, program
 from gpunode.edge.host.tree import Tree
@@ -20,9 +22,16 @@ STATE = "/var/lib/gpunode"
 
 
 def run(name: str, request: Mapping[str, bytes]) -> Outcome:
-    """What node script `name` did on this machine."""
+    """What node script `name` did on this machine; what daemons say about their files is without secrets."""
     rc, stdout, _ = local_run(program(script(name), request), timeout=600)
-    return parse_outcome(stdout, rc)
+    outcome = parse_outcome(stdout, rc)
+    return replace(
+        outcome,
+        message=mask_quoted(outcome.message),
+        changed=tuple(map(mask_quoted, outcome.changed)),
+        notes=tuple(map(mask_quoted, outcome.notes)),
+        log="\n".join(map(mask_quoted, mask(outcome.log).split("\n"))),
+    )
 
 
 def state_folder(root: Path, written: Sequence[Path] = ()) -> Path:

@@ -111,8 +111,8 @@ def _without(file: File, config: Config, request: RuntimeRequest, default: str) 
 
 
 def _says(file: File) -> bool:
-    """Whether a file says anything besides its version."""
-    return any(path != ("version",) for path in settings(file.content.doc))
+    """Whether a file says anything besides its version, be it in a comment."""
+    return "#" in file.content.text or any(path != ("version",) for path in settings(file.content.doc))
 
 
 def _not_importing(files: Files, gone: str) -> Files:

@@ -13,12 +13,14 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
 from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import toml
+from gpunode.core.edits.text.tomlscan import members
 from gpunode.core.numbers import whole
 
 CONFIG = "/etc/containerd/config.toml"
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"
 NAMES = (V1, GRPC, RUNTIME)  # of the plugin that holds the runtimes: version 1, 2, 3 and later
 IMAGES = "io.containerd.cri.v1.images"
+_LITERAL = re.compile(r"'[^'\n]*'")
 _TABLE, _TEXT, _LIST, _BOOL = "a table", "a string", "an array of strings", "true or false"
 
 
@@ -90,9 +92,44 @@ def read(path: str, data: bytes, request: RuntimeRequest) -> File:
         where = f"{path}:{_place(content, ('version',))}"
         raise Refusal(f"{where}: version is {version!r}, not the number of a config version", "write version = 2")
     file = File(path, content, version)
+    _check_escapes(file, request)
     _check_shape(file)
     _check_globs(file, request)
     return file
+
+
+def _check_escapes(file: File, request: RuntimeRequest) -> None:
+    """Refuse keys with an escape on the way to the runtimes below 2.0: its TOML library takes them as they are spelled.
+
+    Source: go-toml v1 keysparsing.go, which containerd 1.x reads with; tried with containerd 1.6.20.
+    """
+    text = file.content.text
+    if "\\" not in text or release(request.version) >= (2, 0):
+        return
+    for start, end, path in _keys(file.content):
+        key = text[start:end]
+        if "\\" in _LITERAL.sub("", key) and (len(path) == 1 or _leads_to_runtimes(path)):
+            raise Refusal(
+                f"{file.path}:{place(text, start)}: the key {key.strip(' =')} has an escape, "
+                "which containerd 1.x takes as it is spelled",
+                "spell it without escapes",
+            )
+
+
+def _keys(content: toml.Document) -> Iterator[tuple[int, int, toml.Path]]:
+    """Every header and key on the way to the runtimes, as (from, to, the path that it means)."""
+    for table in content.tables:
+        yield table.start, table.body, table.path
+        found = list(content.pairs(table)) if _leads_to_runtimes(table.path) else []
+        for pair in found:
+            yield pair.start, pair.value, pair.path
+            if content.text[pair.value] == "{":
+                found += members(content.text, pair)[0]
+
+
+def _leads_to_runtimes(path: toml.Path) -> bool:
+    ways = ((("plugins", name, "containerd"), path) for name in NAMES)
+    return any(all(a == b for a, b in zip(*way, strict=False)) for way in ways)
 
 
 def _check_globs(file: File, request: RuntimeRequest) -> None:

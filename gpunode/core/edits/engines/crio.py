@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed, release
 from gpunode.core.edits.text import toml
 from gpunode.core.facts.daemon_flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
@@ -158,7 +158,6 @@ LOW_LEVEL = "nvidia-container-toolkit internal/oci/runtime_low_level.go"
 _CDI_DIRS = ["/etc/cdi", "/var/run/cdi"]
 TOOLKIT = "/etc/nvidia-container-runtime/config.toml"
 _CANDIDATES = ("nvidia-container-runtime", "runtimes")  # what nvidia-container-runtime may wrap: the first found
-_PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
 
 def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
@@ -244,7 +243,7 @@ def _parent(now: InForce, request: RuntimeRequest) -> Mapping[str, Any]:
 def _low_level(documents: Sequence[Document], request: RuntimeRequest) -> str:
     """The binary of the runtime to wrap where nvidia-container-runtime would not find it on the PATH, else ""."""
     binary = str(_parent(in_force(documents, request), request).get("runtime_path", ""))
-    return binary if posixpath.dirname(binary) not in ("", *_PATH) else ""
+    return binary if posixpath.dirname(binary) not in ("", *PATH) else ""
 
 
 def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> list[str]:
@@ -253,7 +252,7 @@ def _candidates(files: Mapping[str, bytes], documents: Sequence[Document], reque
     CRI-O's own packages keep crun and runc in /usr/libexec/crio: no container of the nvidia runtime would start.
     """
     binary = _low_level(documents, request)
-    if not binary or TOOLKIT not in files or posixpath.dirname(request.path) not in _PATH:
+    if not binary or TOOLKIT not in files or posixpath.dirname(request.path) not in PATH:
         return []
     have = toml.lookup(dropin.load(TOOLKIT, files[TOOLKIT])[1], _CANDIDATES)
     have = ["runc", "crun"] if have is None else have  # its own default
@@ -364,7 +363,7 @@ def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request:
             source=SOURCE,
         )
     binary = _low_level(documents, request)
-    if binary and (TOOLKIT not in files or posixpath.dirname(request.path) not in _PATH):
+    if binary and (TOOLKIT not in files or posixpath.dirname(request.path) not in PATH):
         yield Reason(
             what=f"{binary} is not on the PATH",
             why="nvidia-container-runtime looks for the runtime that it wraps there: nvidia-ctk config --in-place "

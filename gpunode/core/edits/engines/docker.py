@@ -5,6 +5,7 @@ What dockerd takes is in docker_settings.py and docker_file.py, how it takes a c
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
@@ -13,7 +14,7 @@ from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines.docker_checks import CGROUP_KEY
 from gpunode.core.edits.engines.docker_file import DaemonFile, DaemonRuntime, read
 from gpunode.core.edits.engines.docker_settings import arguments
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed, release
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
@@ -235,10 +236,15 @@ def _runtime(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
         )
     if is_snap(file.path) and now.path.startswith(_SNAP) and not request.path.startswith(_SNAP):
         return {}  # the toolkit that the snap brings, which it has entered itself
-    if now.path == request.path or (added and not now.keys and not _needs_entry(flags, request)):
+    if _same(now.path, request.path) or (added and not now.keys and not _needs_entry(flags, request)):
         return {}
     sets: Sets = {("runtimes", request.name, now.keys.get("path", "path")): request.path}
     return sets if "args" in now.keys else sets | {("runtimes", request.name, "runtimeArgs"): []}
+
+
+def _same(path: str, wanted: str) -> bool:
+    """Whether an entry means that binary: by its path, or by its name, which dockerd looks for on its PATH."""
+    return path == wanted or (path == posixpath.basename(wanted) and posixpath.dirname(wanted) in PATH)
 
 
 def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:

@@ -7,13 +7,13 @@ tried with `dockerd --validate` of 26.1, 28.5 and 29.7 on the documents of tests
 from __future__ import annotations
 
 import ipaddress
-import json
 import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpunode.core.edits.engines.docker_settings import SETTINGS
 from gpunode.core.errors import InputError
+from gpunode.core.mask import shown
 
 CGROUP_KEY = "native.cgroupdriver"
 MEND = "mend the file: dockerd does not start with it"
@@ -131,22 +131,14 @@ def check_types(path: str, pairs: Pairs) -> None:
         if of_members and isinstance(value, Pairs):
             name, one = next((name, one) for name, one in value if not right(Pairs([(name, one)])))
             name, one = _wrong_field(name, one) if kind == "runtimes" else (name, one)
-            raise InputError(f"{path}: {key}.{name} is {shown(one)}", expected=of_members, fix=MEND)
-        raise InputError(f"{path}: {key} is {shown(value)}", expected=words, fix=MEND)
+            raise InputError(f"{path}: {key}.{name} is {shown(one, key, name)}", expected=of_members, fix=MEND)
+        raise InputError(f"{path}: {key} is {shown(value, key)}", expected=words, fix=MEND)
 
 
 def _wrong_field(name: str, runtime: Any) -> tuple[str, Any]:
     """Of a runtime's entry the field that is wrong, or the entry itself."""
     fields = runtime if isinstance(runtime, Pairs) else ()
     return next(((f"{name}.{key}", one) for key, one in fields if not _runtime(Pairs([(key, one)]))), (name, runtime))
-
-
-def shown(value: Any) -> str:
-    """A value of the file, in a sentence."""
-    if isinstance(value, dict | list):
-        return "a list" if type(value) is list else "an object"
-    text = json.dumps(value, ensure_ascii=False).encode(errors="replace").decode()
-    return text if len(text) <= 60 else f"{text[:59]}…"
 
 
 # ---------------------------------------------------------------- values
@@ -160,7 +152,7 @@ def check_values(path: str, pairs: Pairs, number: tuple[int, int]) -> None:
             continue
         for one in value if isinstance(value, list) else (value,):
             if not right("" if one is None else one):
-                raise InputError(f"{path}: {key} {_holds(value)} {shown(one)}", expected=words, fix=MEND)
+                raise InputError(f"{path}: {key} {_holds(value)} {shown(one, key)}", expected=words, fix=MEND)
     for rule, least, words in _TOGETHER:
         if number >= least and rule(pairs):
             raise InputError(f"{path}: {words}", expected="one that dockerd starts with", fix=MEND)

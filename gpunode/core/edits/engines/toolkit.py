@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.reverting import masked
 from gpunode.core.edits.text import toml
 from gpunode.core.edits.undo import record
 from gpunode.core.errors import InputError
@@ -44,6 +45,7 @@ _LOGS: Mapping[toml.Path, str] = {
 }
 
 
+@masked()
 def configure_toolkit(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Edit:
     """What changes in the file so that it says `settings` (keys of toolkit.config in gpunode.yml).
 

@@ -14,7 +14,7 @@ from typing import Literal
 
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.reverting import recorded, reverted
+from gpunode.core.edits.reverting import masked, recorded, reverted
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import Program, append_word, change_program, program_of, unit_patterns
@@ -55,6 +55,7 @@ class KubeletRequest:
     kube_reserved: Mapping[str, str] = field(default_factory=dict)
 
 
+@masked()
 def kubelet_files(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[str, ...]:
     """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
     found = [*unit_patterns(files, request.unit), *_FLAGS_FILES]

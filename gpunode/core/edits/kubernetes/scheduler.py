@@ -27,7 +27,7 @@ from gpunode.core.edits.kubernetes.scheduler_config import (
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
 from gpunode.core.edits.kubernetes.scheduler_policy import converted_policy
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.reverting import recorded, reverted
+from gpunode.core.edits.reverting import masked, recorded, reverted
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import Program, change_program, program_of, unit_patterns
@@ -59,6 +59,7 @@ class SchedulerRequest:
     config: str = ""
 
 
+@masked()
 def scheduler_files(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> tuple[str, ...]:
     """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
     found = [request.config or rules.config_file, rules.policy_file]

@@ -15,6 +15,7 @@ from typing import Any
 
 from gpunode.core.edits.kubernetes.scheduler_ranges import profiles_of, range_faults
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
+from gpunode.core.mask import mask_quoted
 
 _DURATION = re.compile(r"[+-]?(0|((\d+(\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h))+)\Z")
 _RESOURCE = re.compile(
@@ -148,7 +149,7 @@ def _fits(value: Any, kind: str) -> bool:
 
 
 def _said(value: Any) -> str:
-    return repr(value)[:40]
+    return mask_quoted(repr(value))[:40]
 
 
 # ---------------------------------------------------------------- profiles and plugins

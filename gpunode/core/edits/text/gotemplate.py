@@ -19,6 +19,7 @@ _BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|else|end)\b([^}]*)")
 _TRUE = ".NodeConfig.AgentConfig.Snapshotter"  # a condition that always holds: k3s has a snapshotter by default
 _PAIR = re.compile(r"(\s*[^\s={#\[][^={]*=[ \t]*)(.*)\Z")
 _BASE = re.compile(r"\{\{-?\s*template\s+[\"`]base[\"`]\s+\.\s*-?\}\}")
+_REMOVED = re.compile(r"^[ \t]*#@bool\d+@\r?\n", re.MULTILINE)  # the substitute's comment where its key went
 _SUBSTITUTE = re.compile(r"#@line(\d+)@|\"@value(\d+)@\"|true #@bool(\d+)@|@word(\d+)@|\"@field(\.\w+)@\"")
 # keys of the CRI plugin whose values are read as booleans
 _BOOLEAN = re.compile(
@@ -45,7 +46,7 @@ class Template:
 
     def edited(self, toml: str) -> str:
         """The template that an edit of `self.toml` stands for; Refusal where the edit lies in a conditional part."""
-        after = _SUBSTITUTE.sub(self._action, toml)
+        after = _SUBSTITUTE.sub(self._action, _REMOVED.sub("", toml))
         depths = _depths(self.text)
         before = self.text.splitlines(keepends=True)
         matcher = difflib.SequenceMatcher(None, before, after.splitlines(keepends=True), autojunk=False)

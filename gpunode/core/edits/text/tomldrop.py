@@ -1,4 +1,4 @@
-"""Take keys and tables out of TOML text."""
+"""Take keys and tables out of TOML text.  Comments stay: a person wrote them."""
 
 from __future__ import annotations
 
@@ -49,27 +49,28 @@ def _dropped(source: Source, doc: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _table_lines(source: Source, number: int, *, followed: bool) -> Span:
-    """A table with the blank line before it, down to its last pair and the comments that hang on that.
-
-    Where the table that follows goes too, all that is between them.
-    """
+    """A table with the blank line before it, down to its last pair; where the next table goes too, down to that."""
     text, table = source.text, source.tables[number]
     start = line_of(text, table.start, table.start)[0]
     above = text.rfind("\n", 0, max(start - 1, 0)) + 1
     if start and not text[above:start].strip():
         start = above
-    return start, table.end if followed else source.body_end(table), ""
+    found = source.pairs(table)
+    last = found[-1].end if found else table.body
+    return start, table.end if followed else line_of(text, last, last)[1], ""
 
 
 def _joined(text: str, spans: Collection[Span]) -> list[Span]:
-    """Removals without overlap.  A text whose last line is not ended stays such a text."""
+    """Removals without overlap, less the comments in them.  A text whose last line is not ended stays such a text."""
     joined: list[Span] = []
     for span in sorted(spans):
         if joined and span[0] <= joined[-1][1]:
             joined[-1] = (joined[-1][0], max(span[1], joined[-1][1]), "")
         else:
             joined.append(span)
-    start, end, _ = joined[-1]
+    joined = [(start, end, tomllist.comments(text, start, end)) for start, end, _ in joined]
+    start, end, kept = joined[-1]
     if end == len(text) and not text.endswith("\n") and text[:start].endswith("\n"):
-        joined[-1] = (start - (2 if text[:start].endswith("\r\n") else 1), end, "")
+        ends = 2 if text[:start].endswith("\r\n") else 1
+        joined[-1] = (start, end, kept.removesuffix("\n").removesuffix("\r")) if kept else (start - ends, end, "")
     return joined

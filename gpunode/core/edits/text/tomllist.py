@@ -5,10 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterator, Sequence
 
-from gpunode.core.edits.text.tomlscan import Pair, skip
+from gpunode.core.edits.text.tomlscan import STRING, Pair, skip
 
 Span = tuple[int, int, str]  # from, to, what comes there instead
 
+_COMMENT = re.compile(rf"(?:{STRING.pattern})|(?P<comment>#[^\n]*)", re.DOTALL)
 _TAIL = re.compile(r"(?P<comma>[ \t]*,)?(?P<comment>[ \t]*#[^\r\n]*)?")
 
 
@@ -51,10 +52,11 @@ def _drop_run(text: str, items: Sequence[Pair], closing: int, first: int, last: 
     """Takes out the elements from number `first` to `last`."""
     start, end = items[first].start, items[last].end
     after = skip(text, end)
-    comma = text[after] == ","
+    comma, kept = text[after] == ",", ""
     opens, closes = _own_line(text, items[first]), _own_line(text, items[last])
     if opens and closes and (not comma or after < closes[1]):
         start, end = opens[0], closes[1]
+        kept = comments(text, start, end)
     elif last + 1 < len(items):
         follows = items[last + 1].start
         end = follows if "#" not in text[end:follows] else after + 1
@@ -65,7 +67,7 @@ def _drop_run(text: str, items: Sequence[Pair], closing: int, first: int, last: 
         start, comma = items[first - 1].end, True
     elif comma:
         end = after + 1
-    yield start, end, ""
+    yield start, end, kept
     if last + 1 == len(items) and first and not comma:  # the comma that stands before it now stands before nothing
         before = skip(text, items[first - 1].end)
         yield before, before + 1, ""
@@ -85,3 +87,19 @@ def newline(text: str) -> str:
     """The line end of the text's first line."""
     first = text.find("\n")
     return "\r\n" if first > 0 and text[first - 1] == "\r" else "\n"
+
+
+def comments(text: str, start: int, end: int) -> str:
+    """The comments of a span that starts outside of strings: those on lines of their own as they stand."""
+    kept = []
+    for found in _COMMENT.finditer(text, start, end):
+        if found["comment"] is None:
+            continue
+        line = text.rfind("\n", 0, found.start()) + 1
+        before = text[line : found.start()]
+        if before.strip():  # it shares its line with what goes
+            indent = before[: len(before) - len(before.lstrip(" \t"))]
+            kept.append(f"{indent}{found['comment'].rstrip()}{newline(text)}")
+        else:
+            kept.append(f"{before}{found['comment']}\n")
+    return "".join(kept)

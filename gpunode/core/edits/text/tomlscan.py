@@ -29,7 +29,7 @@ _KEY = re.compile(r"""(?:"(?:[^"\\\n]|\\.)*"|'[^'\n]*'|[A-Za-z0-9_. \t-])+""")
 _PART = re.compile(r""""([^"]*)"|'([^']*)'|([A-Za-z0-9_-]+)""")
 _HEADER = re.compile(rf"(\[\[?({_KEY.pattern})\]\]?)")
 _EQUALS = re.compile(r"=[ \t]*")
-_STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
+STRING = re.compile(r'"""(?:[^\\]|\\.)*?"{3,5}|\'\'\'.*?\'{3,5}|"(?:[^"\\\n]|\\.)*"|\'[^\'\n]*\'', re.DOTALL)
 _SCALAR = re.compile(r"[A-Za-z0-9_.:+-]+(?: \d\d:[0-9:.+Zz-]+)?")  # a date-time may have one space before its hour
 _CLOSING = {"[": "]", "{": "}"}
 
@@ -121,7 +121,7 @@ def _value(text: str, at: int) -> int:
         elif mark in ",=.":  # between elements and the parts of an inline table's key
             at += 1
         else:
-            at = _must((_STRING if mark in "\"'" else _SCALAR).match(text, at)).end()
+            at = _must((STRING if mark in "\"'" else _SCALAR).match(text, at)).end()
         if depth == 0:
             return at
         at = skip(text, at)

@@ -15,7 +15,7 @@ from typing import Any
 import yaml
 
 from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.text.yamltext import document, load
+from gpunode.core.edits.text.yamltext import document, load, without
 
 Path = Sequence[str | int]
 _BY_HAND = "edit the file by hand, then run again"
@@ -247,7 +247,7 @@ def _removed(text: str, holder: yaml.Node, old: yaml.Node, last: str | int) -> I
             start = (before[1] if pairs else before).end_mark.index
         elif len(heads) > 1:
             end = heads[1]
-        yield text[:start] + text[end:]
+        yield without(text, start, end, behind=False)
         return
     begin = heads[index]
     if not pairs:
@@ -264,7 +264,7 @@ def _removed(text: str, holder: yaml.Node, old: yaml.Node, last: str | int) -> I
     if text[start:begin].strip():  # the first key of an item of a sequence: `- name: x`
         yield text[:begin] + text[heads[index + 1] :]
         return
-    yield text[:start] + text[end:]
+    yield without(text, start, end, behind=False)
 
 
 # ---------------------------------------------------------------- proof

@@ -5,6 +5,7 @@ The parser's marks tell where a value stands; the outcome is read again and must
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -16,6 +17,7 @@ from gpunode.core.edits.request import Refusal
 from gpunode.core.errors import InputError
 
 _BY_HAND = "edit the file by hand, then run again"
+_COMMENT = re.compile(r"#[^\r\n]*")
 _NULL = "tag:yaml.org,2002:null"
 
 
@@ -99,18 +101,56 @@ def remove_key(text: str, key: str) -> str:
     while root is not None and (found := _pair(root, key)):
         start, end = found[0].start_mark.index, found[1].end_mark.index
         at = root.value.index(found)
-        if not root.flow_style:  # its lines, with a comment at the end
+        if not root.flow_style:  # its lines
             start = after.rfind("\n", 0, start) + 1
             end = after.find("\n", end) + 1 or len(after)
         elif at:  # with the comma before it
             start = root.value[at - 1][1].end_mark.index
         elif root.value[1:]:
             end = root.value[1][0].start_mark.index
-        after = after[:start] + after[end:]
+        after = without(after, start, end)
         root = _root(after)
     if not _says(after, wanted):
         raise Refusal(f"{key} cannot be removed without rewriting this YAML", _BY_HAND)
     return after
+
+
+def without(text: str, start: int, end: int, *, behind: bool = True) -> str:
+    """The text without a span, but for the comments in it: on lines of their own, as a person wrote them.
+
+    Those `behind` what goes, on its lines, may go along.
+    """
+    found = [(at, stop) for at, stop in _comments(text) if start <= at < end]
+    kept = [_own_line(text, at, stop) for at, stop in found if behind or not _before(text, at).strip()]
+    if not kept:
+        return text[:start] + text[end:]
+    newline = _newline(text)
+    lines = newline.join(kept)
+    blank = not _before(text, start).strip()
+    start -= len(_before(text, start)) if blank else 0
+    head = "" if blank else newline
+    tail = text[end:]
+    line = _before(text, end)
+    gap = newline + line[: len(line) - len(line.lstrip(" "))] if text[end - 1] != "\n" else newline
+    return f"{text[:start]}{head}{lines}{'' if tail.startswith(newline) and gap != newline else gap}{tail}"
+
+
+def _comments(text: str) -> Iterator[tuple[int, int]]:
+    """Where the comments stand: between the tokens of the parser."""
+    at = 0
+    for token in yaml.scan(text, yaml.SafeLoader):
+        between = text[at : token.start_mark.index]
+        yield from ((at + found.start(), at + found.end()) for found in _COMMENT.finditer(between))
+        at = max(at, token.end_mark.index)
+
+
+def _own_line(text: str, at: int, stop: int) -> str:
+    line = _before(text, at)
+    return line[: len(line) - len(line.lstrip(" \t"))] + text[at:stop]
+
+
+def _before(text: str, at: int) -> str:
+    return text[text.rfind("\n", 0, at) + 1 : at]
 
 
 def _loaded(text: str) -> dict[str, Any]:
