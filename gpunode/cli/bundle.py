@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, spec_option
+from gpunode.cli.common import format_option, spec_option
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
+from gpunode.core.printable import json_text
 
 if TYPE_CHECKING:
     from gpunode.core.bundle.manifest import Manifest
@@ -118,9 +120,9 @@ def create(
     if output_format == "json":
         print_json(_summary(manifest, str(output)))
         return Exit.OK
-    click.echo(f"{output}: {_words(manifest)}; its key is {manifest.fingerprint}")
+    echo(f"{output}: {_words(manifest)}; its key is {manifest.fingerprint}")
     if not url:
-        click.echo(f"next: gpunode bundle sources {output} --url URL, the part of gpunode.yml that has nodes use it")
+        echo(f"next: gpunode bundle sources {output} --url URL, the part of gpunode.yml that has nodes use it")
     return Exit.OK
 
 
@@ -159,13 +161,13 @@ def verify(place: str, sha256: str, output_format: str) -> int:
         )
         return Exit.OK if good else Exit.FAILED
     for one in broken:
-        click.echo(f"{one.path}: {one.what}")
+        echo(f"{one.path}: {one.what}")
     for line in odd:
-        click.echo(line)
+        echo(line)
     for path in extra:
-        click.echo(f"{path}: the manifest does not name it")
-    click.echo(f"{place}: {_words(manifest)}, {'whole' if good else 'NOT whole'}")
-    click.echo(f"made {manifest.created}, key {manifest.fingerprint}, manifest {found}")
+        echo(f"{path}: the manifest does not name it")
+    echo(f"{place}: {_words(manifest)}, {'whole' if good else 'NOT whole'}")
+    echo(f"made {manifest.created}, key {manifest.fingerprint}, manifest {found}")
     return Exit.OK if good else Exit.FAILED
 
 
@@ -182,7 +184,6 @@ def verify(place: str, sha256: str, output_format: str) -> int:
 @format_option("yaml", "json")
 def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any], output_format: str) -> int:
     """Print the part of gpunode.yml that has nodes use a bundle, merged into what -c names."""
-    import json
 
     from gpunode.core.bundle.manifest import KEY, fragment, fragment_text
     from gpunode.core.spec import merge_spec, parse_spec
@@ -198,11 +199,11 @@ def sources(place: str, url: str, output: Path | None, spec_data: dict[str, Any]
         part["bundle"]["path"] = str(Path(place).resolve())
     data = merge_spec(spec_data, part)
     parse_spec(data)
-    text = fragment_text(data) if output_format == "yaml" else json.dumps(data, indent=2) + "\n"
+    text = fragment_text(data) if output_format == "yaml" else json_text(data, indent=2) + "\n"
     if output:
         write_private(output, text)  # it may have a password of yours
     else:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
     return Exit.OK
 
 
@@ -236,7 +237,7 @@ def serve(folder: Path, address: str, port: int, output_format: str) -> int:
             print_json({"url": url, "sources": str(folder / "sources.yml")})
             sys.stdout.flush()
         else:
-            click.echo(f"serving {folder} at {url}; the lines for gpunode.yml: {folder / 'sources.yml'}")
+            echo(f"serving {folder} at {url}; the lines for gpunode.yml: {folder / 'sources.yml'}")
         try:
             listening.serve_forever()
         except KeyboardInterrupt:
@@ -274,8 +275,8 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
             )
         if output_format == "text":
             for path in done[destination].removed:
-                click.echo(f"{destination}: {path} removed: only an older bundle had it")
-            click.echo(f"{destination}: {done[destination].copied} files copied, all of it is whole")
+                echo(f"{destination}: {path} removed: only an older bundle had it")
+            echo(f"{destination}: {done[destination].copied} files copied, all of it is whole")
     if output_format == "json":
         print_json({key: {to: getattr(one, key) for to, one in done.items()} for key in ("copied", "removed")})
     return Exit.OK
@@ -343,14 +344,14 @@ class _telling:
     def _tell(self, text: str) -> None:
         self._last = text
         if self._live:
-            click.echo(f"\r\033[K{text}", err=True, nl=False)
+            echo(text, err=True, nl=False, over=True)
         elif not re.match(r"\w+ \d+ of \d+ ", text) or time.monotonic() - self._said > SELDOM:
-            click.echo(text, err=True)
+            echo(text, err=True)
             self._last, self._said = "", time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._last:
-            click.echo("" if self._live else self._last, err=True)
+            echo("" if self._live else self._last, err=True)
 
 
 def _summary(manifest: Manifest, place: str) -> dict[str, Any]:

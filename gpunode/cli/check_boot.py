@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import (
-    PROBES,
-    format_option,
-    print_json,
-    show_errors,
-    target_options,
-    with_probes,
-    worst_exit,
-)
+from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, error_data
 
 if TYPE_CHECKING:
@@ -61,7 +54,7 @@ def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> in
         print_json({"hosts": data})
     else:
         for host, checks in good:
-            click.echo(f"{host}\n{checks_text(checks)}")
+            echo(f"{host}\n{checks_text(checks)}")
         show_errors(errors)
     failed = any(check.status == "failed" for _, checks in good for check in checks)
     return worst_exit([error.exit for _, error in errors] + [Exit.FAILED] * failed)

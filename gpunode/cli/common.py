@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, error_data
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from gpunode.edge.detect import Where
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -186,38 +183,13 @@ def _spec_option(text: str) -> Callable[[Command], Command]:
     return click.option("-c", "--config", "spec_data", metavar="FILE", callback=read, help=text)
 
 
-# ---------------------------------------------------------------- output
-
-
-def console(*, stderr: bool = False) -> Console:
-    """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere."""
-    from rich.console import Console
-
-    stream = sys.stderr if stderr else sys.stdout
-    # without a terminal rich would cut tables at 80 columns: a log or a grep wants whole lines
-    return Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else 1000)
-
-
-def print_json(data: Any) -> None:
-    """Plain data to stdout as JSON."""
-    click.echo(json.dumps(data, indent=2, ensure_ascii=False))
-
-
-def print_yaml(data: Any) -> None:
-    """Plain data to stdout as YAML."""
-    import yaml
-
-    click.echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
-
-
 # ---------------------------------------------------------------- errors
 
 
 def show_error(error: GpunodeError, *, host: str = "") -> None:
     """The error on stderr: what, what was expected, what to do next; `host` is put before it where it is not named."""
     named = not host or error.what.startswith(f"{host}: ")
-    prefix = click.style("error: ", fg="red", bold=True) + ("" if named else f"{host}: ")
-    click.echo(f"{prefix}{error}", err=True)
+    echo(Styled("error: ", "red", bold=True), f"{'' if named else f'{host}: '}{error}", err=True)
 
 
 def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
@@ -232,7 +204,7 @@ def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
     from gpunode.core.report.fleet import causes
 
     lines = causes([HostResult(host=host, message=str(error)) for host, error in errors])
-    click.echo("\n".join([f"{len(errors)} hosts in error:", *lines]), err=True)
+    echo("\n".join([f"{len(errors)} hosts in error:", *lines]), err=True)
 
 
 def report_exception(error: Exception, ctx: click.Context) -> int:

@@ -9,21 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import (
-    console,
-    format_option,
-    print_json,
-    print_yaml,
-    show_errors,
-    target_options,
-    with_probes,
-    worst_exit,
-)
+from gpunode.cli.common import format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.output import console, echo, print_drawn, print_json, print_yaml
 from gpunode.core.errors import GpunodeError, error_data
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from gpunode.core.knowledge import Knowledge
     from gpunode.core.model import Kernel, NodeFacts, Runtime
     from gpunode.edge.detect import Detected, Where
@@ -69,7 +59,7 @@ def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bo
         found = ask(where, on_done=on_done)
     if save:
         paths = save_probes(save, found, redacted=redact)
-        click.echo(f"saved: {len(paths)} in {save}", err=True)
+        echo(f"saved: {len(paths)} in {save}", err=True)
     if redact:
         found = [_redacted(one, number) for number, one in enumerate(found, 1)]
     return worst_exit(error.exit for error in _show(found, output_format))
@@ -160,7 +150,7 @@ def _table(rows: Sequence[tuple[str, ...]]) -> None:
         table.add_column(title)
     for row in rows:
         table.add_row(*map(escape, row))
-    _print(table)
+    print_drawn(table)
 
 
 def _card(found: Detected) -> Callable[[], None]:
@@ -177,19 +167,11 @@ def _card(found: Detected) -> Callable[[], None]:
         grid.add_column(overflow="fold")
         for title, lines in sections:
             grid.add_row(title, escape("\n".join(lines)))
-        _print(grid)
+        print_drawn(grid)
         for problem in problems:
             console().print(f"[yellow]![/] {escape(problem)}")
 
     return show
-
-
-def _print(table: Table) -> None:
-    """The table on stdout, without the blanks that rich fills its last column with."""
-    screen = console()
-    with screen.capture() as drawn:
-        screen.print(table)
-    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
 
 
 def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
@@ -279,4 +261,5 @@ def _problems(facts: NodeFacts) -> Iterator[str]:
         yield f"broken packages: {', '.join(facts.broken_packages)}"
     if facts.package_lock:
         yield f"the package manager is locked by {facts.package_lock}"
+    yield from facts.malformed
     yield from facts.notes

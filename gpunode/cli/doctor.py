@@ -7,15 +7,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import (
-    PROBES,
-    format_option,
-    print_json,
-    show_errors,
-    target_options,
-    with_probes,
-    worst_exit,
-)
+from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, error_data
 
 if TYPE_CHECKING:
@@ -70,7 +63,7 @@ def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], outpu
     for one in results if output_format == "text" else ():
         if one.diagnosis:
             notes = "".join(f"  note: {note}\n" for note in one.notes)
-            click.echo(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}")
+            echo(f"{one.host}\n{notes}{diagnosis_text(one.diagnosis, faults)}")
     if output_format == "text":
         show_errors([(one.host, one.error) for one in results if one.error])
     failed = any(one.diagnosis and not one.diagnosis.sound for one in results)

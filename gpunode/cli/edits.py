@@ -8,9 +8,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from gpunode.cli.common import show_error
+from gpunode.cli.output import echo
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 
 if TYPE_CHECKING:
@@ -54,21 +53,21 @@ def show_outcome(before: Files, edit: Edit, outcome: Outcome, *, disrupts: str, 
     """What came of an edit, for a reader; a failure as an error."""
     if outcome.status in ("failed", "rolled_back", "refused"):
         if outcome.log:
-            click.echo(outcome.log, err=True)
+            echo(outcome.log, err=True)
         error = RefusedError if outcome.status == "refused" else GpunodeError
         show_error(error(outcome.message, fix=outcome.fix))
         return
     if dry_run:
-        click.echo(diffs(before, edit), nl=False)
+        echo(diffs(before, edit), nl=False)
     for line in outcome.changed:
-        click.echo(f"would be: {line}" if dry_run else line)
+        echo(f"would be: {line}" if dry_run else line)
     for reason in edit.reasons:
-        click.echo(f"{reason.what}: {reason.why}")
+        echo(f"{reason.what}: {reason.why}")
     for note in outcome.notes:
-        click.echo(f"note: {note}")
+        echo(f"note: {note}")
     if disrupts and dry_run:
-        click.echo(f"disturbs: {disrupts}")
-    click.echo(outcome.message)
+        echo(f"disturbs: {disrupts}")
+    echo(outcome.message)
 
 
 def exit_of(outcome: Outcome) -> int:

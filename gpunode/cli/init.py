@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error
+from gpunode.cli.common import format_option, show_error
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
@@ -89,7 +90,7 @@ def init(
     if detect:
         nodes = _look(nodes, where)
         for line in _findings(nodes):
-            click.echo(f"  {line}", err=True)
+            echo(f"  {line}", err=True)
     answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
     if asking:
         answers = _ask(answers, given)
@@ -99,9 +100,9 @@ def init(
     if output_format == "json":
         print_json({"files": {name: str(folder / name) for name in texts}, "spec": spec_data(answers)})
         return 0
-    click.echo(f"written: {folder / SPEC}, {folder / INVENTORY}")
+    echo(f"written: {folder / SPEC}, {folder / INVENTORY}")
     at = "" if folder == Path() else f" -c {folder / SPEC}"
-    click.echo(f"next:    gpunode plan -i {folder / INVENTORY}{at}")
+    echo(f"next:    gpunode plan -i {folder / INVENTORY}{at}")
     return 0
 
 

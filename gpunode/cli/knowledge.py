@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json
+from gpunode.cli.common import format_option
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
 
 if TYPE_CHECKING:
@@ -52,12 +53,12 @@ def show(key: str | None, output_format: str) -> int:
         print_json({"rows": [_data(row) for row in found]})
         return Exit.OK
     for row in found[:50]:
-        click.echo(f"{row.table} {', '.join(row.keys)}")
+        echo(f"{row.table} {', '.join(row.keys)}")
         for name, value in row.data.items():
-            click.echo(f"  {name:<20} {value}")
-        click.echo(f"  {'checked':<20} {row.checked} ({_age(row)} days ago)\n  {'source':<20} {row.source}")
+            echo(f"  {name:<20} {value}")
+        echo(f"  {'checked':<20} {row.checked} ({_age(row)} days ago)\n  {'source':<20} {row.source}")
     if len(found) > 50:
-        click.echo(f"… and {len(found) - 50} more")
+        echo(f"… and {len(found) - 50} more")
     return Exit.OK
 
 
@@ -87,17 +88,17 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
         missing = [{"id": gpu.id, "chip": gpu.chip, "name": gpu.name} for gpu in compared.missing]
         print_json({"old": [_data(row) for row in old], "pci_ids": str(path or ""), "missing": missing})
     else:
-        click.echo(f"{len(old)} rows are older than {max_age} days" if old else f"no row is older than {max_age} days")
+        echo(f"{len(old)} rows are older than {max_age} days" if old else f"no row is older than {max_age} days")
         for table, number in sorted(_count(old).items()):
-            click.echo(f"  {table}: {number}")
+            echo(f"  {table}: {number}")
         if path is None:
-            click.echo("no pci.ids here to compare with (Debian's package pci.ids)")
+            echo("no pci.ids here to compare with (Debian's package pci.ids)")
         elif not compared.missing:
-            click.echo(f"every GPU that {path} names is known")
+            echo(f"every GPU that {path} names is known")
         for gpu in compared.missing:
-            click.echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
+            echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
         for gpu, chip in compared.other_chip:
-            click.echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
+            echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
     return Exit.PENDING if old or compared.missing or compared.other_chip else Exit.OK
 
 
@@ -150,10 +151,10 @@ def refresh(pci_ids: Path | None, supported_gpus: Path | None, output: Path, out
         )
         return Exit.OK
     for gpu in added:
-        click.echo(f"added {gpu.id} {gpu.chip} {gpu.name}" + ("" if gpu.source != "s" else " (chip: its neighbours')"))
+        echo(f"added {gpu.id} {gpu.chip} {gpu.name}" + ("" if gpu.source != "s" else " (chip: its neighbours')"))
     for gpu in unknown:
-        click.echo(f"left out {gpu.id} {gpu.name}: no list names its chip, and its neighbours have several")
-    click.echo(f"{output}/gpus.toml: {len(added)} GPUs added; use it with GPUNODE_KNOWLEDGE={output}")
+        echo(f"left out {gpu.id} {gpu.name}: no list names its chip, and its neighbours have several")
+    echo(f"{output}/gpus.toml: {len(added)} GPUs added; use it with GPUNODE_KNOWLEDGE={output}")
     return Exit.OK
 
 
@@ -198,7 +199,7 @@ def _show_tables(every: list[Row], output_format: str) -> None:
         print_json({"tables": {table: {"rows": n, "oldest": oldest[table]} for table, n in tables.items()}})
         return
     for table, number in tables.items():
-        click.echo(f"{table:<16} {number:>4} rows, the oldest checked {oldest[table]}")
+        echo(f"{table:<16} {number:>4} rows, the oldest checked {oldest[table]}")
 
 
 def _text(path: Path) -> str:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, options, print_json
+from gpunode.cli.common import format_option, options
+from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from gpunode.edge.detect import Where
@@ -72,8 +73,8 @@ def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_forma
         print_json(_lab_data(made))
         return
     _print_nodes(made.nodes)
-    click.echo(f"\ninventory: {made.inventory}\nspec:      {made.spec}")
-    click.echo(f"try next:  gpunode plan -i {made.inventory} -c {made.spec}")
+    echo(f"\ninventory: {made.inventory}\nspec:      {made.spec}")
+    echo(f"try next:  gpunode plan -i {made.inventory} -c {made.spec}")
 
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab down big\n  gpunode lab down big-2\n  gpunode lab down --all")
@@ -86,7 +87,7 @@ def down(names: tuple[str, ...], everything: bool) -> None:
     if not names and not everything:
         raise click.UsageError("name the nodes to take away, or say --all")
     gone = lab_down(names, everything=everything, log=_log)
-    click.echo(f"removed {' '.join(gone)}" if gone else "there was no node")
+    echo(f"removed {' '.join(gone)}" if gone else "there was no node")
 
 
 @lab.command(name="list", epilog="Examples:\n\n\b\n  gpunode lab list\n  gpunode lab list --format json")
@@ -101,7 +102,7 @@ def list_(output_format: str) -> None:
     elif nodes:
         _print_nodes(nodes, states)
     else:
-        click.echo("no node is up; `gpunode lab up` starts one")
+        echo("no node is up; `gpunode lab up` starts one")
 
 
 @lab.command(
@@ -134,7 +135,7 @@ def image(**shape: Any) -> None:
     """Print the name of the node image of that kind, building it when it is missing."""
     from gpunode.lab import image_name
 
-    click.echo(image_name(log=_log, **_shape(**shape)))
+    echo(image_name(log=_log, **_shape(**shape)))
 
 
 @lab.command(name="podman-args", epilog="Examples:\n\n\b\n  gpunode lab podman-args mine --gpu h100 --nouveau")
@@ -156,7 +157,7 @@ def _shape(distro: str, engines: str, no_python: bool, real_driver: bool) -> dic
 
 
 def _log(message: str) -> None:
-    click.echo(message, err=True)
+    echo(message, err=True)
 
 
 def _node_data(node: Node) -> dict[str, Any]:
@@ -181,7 +182,7 @@ def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
         engines = ",".join(node.engines) or "no engines"
         gpus = ",".join(node.gpus) or "no GPU"
         state = f"  {states.get(node.name, 'missing')}" if states is not None else ""
-        click.echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
+        echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
 
 
 def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:

@@ -8,16 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import (
-    PROBES,
-    Command,
-    format_option,
-    print_json,
-    show_errors,
-    target_options,
-    with_probes,
-    worst_exit,
-)
+from gpunode.cli.common import PROBES, Command, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, error_data
 
 if TYPE_CHECKING:
@@ -93,8 +85,8 @@ def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, out
         print_json({"file": str(output), "differences": differs, "written": written, "errors": told})
     else:
         show_errors([(one.host, one.error) for one in errors if one.error])
-        click.echo("\n".join(differs) or f"{output}: as the hosts are")
+        echo("\n".join(differs) or f"{output}: as the hosts are")
         if differs:
-            click.echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")
+            echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")
     pending = [Exit.PENDING] if differs and not written else []
     return worst_exit([one.error.exit for one in errors if one.error] + pending)

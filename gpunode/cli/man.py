@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gpunode.cli.output import echo
 from gpunode.core.errors import InputError
 
 
@@ -31,7 +32,7 @@ def man(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int:
         name = "-".join(("gpunode", *words))
         if name not in found:
             raise InputError(f"no command {' '.join(words)!r}", fix="gpunode --help lists the commands")
-        click.echo(found[name], nl=False)
+        echo(found[name], nl=False)
         return 0
     if words:
         raise InputError("a command and --output together", fix="--output writes the pages of all commands")
@@ -41,7 +42,7 @@ def man(ctx: click.Context, words: tuple[str, ...], folder: Path | None) -> int:
             (folder / f"{name}.1").write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror}", fix="choose another folder") from error
-    click.echo(f"written: {len(found)} pages in {folder}", err=True)
+    echo(f"written: {len(found)} pages in {folder}", err=True)
     return 0
 
 

@@ -7,18 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import (
-    PROBES,
-    format_option,
-    print_json,
-    show_error,
-    spec_option,
-    target_options,
-    with_probes,
-    worst_exit,
-)
+from gpunode.cli.common import PROBES, format_option, show_error, spec_option, target_options, with_probes, worst_exit
 from gpunode.cli.image import image_options
 from gpunode.cli.lock import locked_option
+from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from gpunode.core.plan.lockfile import Lock
@@ -85,9 +77,9 @@ def plan(
     else:
         hosts = show_plans(hosts, diff=diff)
     if output and output_format == "text":
-        click.echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
+        echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
         for shard in written:
-            click.echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
+            echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
     return worst_exit(h.exit for h in hosts)
 
 
@@ -109,7 +101,7 @@ def show_plans(hosts: list[HostPlan], *, diff: bool) -> list[HostPlan]:
         errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
         together = isolated("", lambda: plans_text([h.plan for h in hosts if h.plan], errors, diff=diff))
         if not isinstance(together, GpunodeError):
-            click.echo(together)
+            echo(together)
             return hosts
     shown = []
     for host in hosts:
@@ -118,6 +110,6 @@ def show_plans(hosts: list[HostPlan], *, diff: bool) -> list[HostPlan]:
             show_error(text, host=host.host)
             shown.append(replace(host, planned=None, error=text))
         else:
-            click.echo(text)
+            echo(text or "")
             shown.append(host)
     return shown

@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, spec_option, target_options, worst_exit
+from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lock import locked_option
+from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.plan import show_plans
 from gpunode.cli.rollout import rollout_options
 
@@ -102,7 +103,7 @@ def provision(
     if output_format == "text":
         hosts = show_plans(hosts, diff=diff)
     if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
-        click.echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
+        echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
         ask(hosts)
     with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
@@ -136,15 +137,15 @@ def show_results(results: list[HostResult], output_format: str) -> None:
         print_json({"hosts": results_data(results), **({"run": run, "go_on": command} if run else {})})
         return
     for result in results if len(results) <= MANY else ():
-        mark = click.style("ok", fg="green") if not result.exit else click.style(f"exit {int(result.exit)}", fg="red")
+        mark = Styled("ok", "green") if not result.exit else Styled(f"exit {int(result.exit)}", "red")
         changed = f", {len(result.changed)} changes" if result.changed else ""
-        click.echo(f"{result.host}: {mark}{changed}: {result.message}")
+        echo(f"{result.host}: ", mark, f"{changed}: {result.message}")
         if result.checks:
-            click.echo(checks_text(result.checks))
+            echo(checks_text(result.checks))
     if len(results) > MANY:
-        click.echo(fleet_text(results))
+        echo(fleet_text(results))
     if text := stop_text(results):
-        click.echo(text)
+        echo(text)
 
 
 def _split_arguments(where: Where) -> tuple[Where, list[str]]:

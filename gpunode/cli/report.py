@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, spec_option
+from gpunode.cli.common import format_option, spec_option
+from gpunode.cli.output import echo, print_json
+from gpunode.core.printable import json_text
 
 if TYPE_CHECKING:
     from gpunode.core.report.model import Report
@@ -68,13 +69,13 @@ def report(
     made = sources.of_folder(folder, spec_data) if folder else sources.report_of(source)
     text = _text(replace(made, title=title or made.title), output_format)
     if output is None:
-        click.echo(text, nl=False)
+        echo(text, nl=False)
         return 0
     try:
         output.write_text(text, encoding="utf-8")
     except OSError as error:
         raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
-    click.echo(f"written: {output}, {len(made.hosts)} hosts", err=True)
+    echo(f"written: {output}, {len(made.hosts)} hosts", err=True)
     return 0
 
 
@@ -82,7 +83,7 @@ def _text(made: Report, output_format: str) -> str:
     if output_format == "json":
         from gpunode.core.report.schema import report_data
 
-        return json.dumps(report_data(made), indent=2, ensure_ascii=False) + "\n"
+        return json_text(report_data(made), indent=2) + "\n"
     if output_format == "junit":
         from gpunode.core.report.junit import junit_text
 

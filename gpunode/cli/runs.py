@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, secrets_option, worst_exit
+from gpunode.cli.common import format_option, secrets_option, worst_exit
 from gpunode.cli.kube.options import cluster_options
+from gpunode.cli.output import echo, print_json
 from gpunode.cli.rollout import run_options
 
 if TYPE_CHECKING:
@@ -45,10 +46,10 @@ def list_runs(limit: int, output_format: str) -> int:
         print_json({"runs": [_run_data(run, hosts) for run, hosts in rows]})
         return 0
     if not rows:
-        click.echo("no run yet: gpunode provision makes one")
+        echo("no run yet: gpunode provision makes one")
     for run, hosts in rows:
         counts = ", ".join(f"{n} {state}" for state, n in sorted(Counter(h.state for h in hosts).items()))
-        click.echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}")
+        echo(f"{run.name}  {run.verb:<10} {run.outcome:<12} {counts}")
     return 0
 
 
@@ -67,19 +68,19 @@ def show(name: str, every: bool, output_format: str) -> int:
     if output_format == "json":
         print_json(_run_data(run, hosts, full=True))
         return 0
-    click.echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.controller}")
+    echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.controller}")
     few = every or len(hosts) <= MANY
     if not few:
-        click.echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
+        echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
     for host in hosts if few else ():
         said = host.message or (f"at: {host.step}" if host.step else "")
         place = f"{host.pool}/{host.wave + 1}" if host.pool else "-"
-        click.echo(f"  {host.host:<24} {place:<8} {host.state:<8} {said}")
+        echo(f"  {host.host:<24} {place:<8} {host.state:<8} {said}")
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
-        click.echo(f"logs: {log}")
+        echo(f"logs: {log}")
     if run.outcome != "done":
-        click.echo(f"go on: gpunode runs resume {run.name}")
+        echo(f"go on: gpunode runs resume {run.name}")
     return 0
 
 
@@ -100,9 +101,9 @@ def diff(first: str, second: str, output_format: str) -> int:
     if output_format == "json":
         print_json({"first": old.name, "second": new.name, "hosts": rows})
         return 0
-    click.echo(f"{old.name} → {new.name}: {len(rows)} hosts differ")
+    echo(f"{old.name} → {new.name}: {len(rows)} hosts differ")
     for row in rows:
-        click.echo(f"  {row['host']:<24} {_words(row['first'])} → {_words(row['second'])}")
+        echo(f"  {row['host']:<24} {_words(row['first'])} → {_words(row['second'])}")
     return 0
 
 
@@ -152,7 +153,7 @@ def resume(
         if output_format == "json":
             print_json({"hosts": []})
         else:
-            click.echo(f"{run.name}: every host is done")
+            echo(f"{run.name}: every host is done")
         return 0
     password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
     asked: dict[str, Any] = dict(run.request["where"])
@@ -165,7 +166,7 @@ def resume(
     planner = Planner(with_secrets(run.request["spec"], spec_data), where=f"the spec {said}", lock=lock)
     known = [host for host in find_hosts(where) if host.host in left]
     if gone := sorted(left - {host.host for host in known}):
-        click.echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
+        echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
     if not known:
         raise RefusedError(f"no host that run {run.name} left is in its inventory any more", fix="gpunode provision")
     with probing(output_format) as on_done:

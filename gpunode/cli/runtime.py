@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, format_option, options, print_json, show_error
+from gpunode.cli.common import Command, format_option, options, show_error
 from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, show_outcome
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -233,7 +234,7 @@ def diff(options: Options, output_format: str) -> int:
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"cdi": misfits})
     else:
-        click.echo(diffs(subject.texts, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
+        echo(diffs(subject.texts, edit) + "".join(f"CDI: {reason}\n" for reason in misfits), nl=False)
     return _pending(edit, output_format, misfits)
 
 
@@ -267,7 +268,7 @@ def _status_or_error(options: Options, output_format: str) -> tuple[dict[str, An
             show_error(error)
         found = {"runtime": options.runtime, "error": str(error)}, error.exit
     if output_format == "text":
-        click.echo()
+        echo("")
     return found
 
 
@@ -277,7 +278,7 @@ def _status(options: Options, output_format: str) -> tuple[dict[str, Any], int]:
     subject = runtimes.look(options)
     edit, misfits = runtimes.edit(subject), cdi.misfits(options)
     if output_format == "text":
-        click.echo(_status_text(subject, edit, misfits))
+        echo(_status_text(subject, edit, misfits))
     return _status_data(subject, edit, misfits), _pending(edit, output_format, misfits)
 
 

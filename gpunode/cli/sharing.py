@@ -6,7 +6,8 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.common import format_option, print_json, print_yaml
+from gpunode.cli.common import format_option
+from gpunode.cli.output import echo, print_json, print_yaml
 from gpunode.core.errors import Exit
 
 
@@ -42,7 +43,7 @@ def profiles(gpu: str, output_format: str) -> int:
     if output_format == "json":
         print_json([asdict(product) for product in found])
     else:
-        click.echo(products_table(found), nl=False)
+        echo(products_table(found), nl=False)
     return Exit.OK
 
 
@@ -87,10 +88,10 @@ def plan(demand: Path, gpus: tuple[str, ...], probes: tuple[Path, ...], output_f
     elif not problems and output_format == "mig-parted":
         print_yaml(parted_of(packing))
     elif not problems:
-        click.echo(drawing(packing), nl=False)
+        echo(drawing(packing), nl=False)
     if output_format != "json":
         for line in left_out:
-            click.echo(f"left out: {line}", err=True)
+            echo(f"left out: {line}", err=True)
         for problem in problems:
-            click.echo(f"problem: {problem.what}\n  do next: {problem.fix}", err=True)
+            echo(f"problem: {problem.what}\n  do next: {problem.fix}", err=True)
     return Exit.REFUSED if problems else Exit.OK

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error, spec_option, worst_exit
+from gpunode.cli.common import format_option, show_error, spec_option, worst_exit
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -87,7 +88,6 @@ def solve(
         return _fleet(probes, spec_data, output_format)
     if not gpus or not distro:
         raise click.UsageError("name the GPU (--gpu) and the distribution (--distro), or saved probes (--probe)")
-    import json
     from dataclasses import replace
 
     from gpunode.core.model import Kernel
@@ -113,7 +113,7 @@ def solve(
     )
     solution = decide(request, knowledge)
     if output_format == "json":
-        click.echo(json.dumps(solution_data(solution), indent=2, ensure_ascii=False))
+        print_json(solution_data(solution))
     else:
         _print(solution)
     if solution.problems:
@@ -147,7 +147,7 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
         print_json({"stacks": stacks, "problems": problems, "without_gpu": idle})
     else:
         for line in stacks_text(answer, without_gpu=idle):
-            click.echo(line)
+            echo(line)
     return worst_exit([one.error.exit for one in found if one.error] + [Exit.REFUSED] * bool(answer.problems))
 
 
@@ -157,12 +157,12 @@ def _print(solution: Solution) -> None:
     if solution.fabric:
         parts["fabric"] = solution.fabric
     for name, part in parts.items():
-        click.echo(f"{name:9}{_choice(part)}")
-    click.echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
+        echo(f"{name:9}{_choice(part)}")
+    echo("\nwhy" if solution.reasons else "", nl=bool(solution.reasons))
     for reason in solution.reasons:
-        click.echo(f"  {reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
+        echo(f"  {reason.what}: {reason.why}" + (f"\n      {reason.source}" if reason.source else ""))
     for problem in solution.problems:
-        click.echo(f"\nproblem: {problem.what}\n  do next: {problem.fix}")
+        echo(f"\nproblem: {problem.what}\n  do next: {problem.fix}")
 
 
 def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | None) -> str:

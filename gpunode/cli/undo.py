@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_errors, target_options, worst_exit
+from gpunode.cli.common import format_option, show_errors, target_options, worst_exit
+from gpunode.cli.output import Styled, echo, print_json
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
@@ -106,16 +107,16 @@ def _show(results: list[HostResult], output_format: str) -> None:
         good = result.exit in (Exit.OK, Exit.PENDING)
         if not good and len(bad) > MANY:
             continue
-        mark = click.style("ok", fg="green") if good else click.style(f"exit {int(result.exit)}", fg="red")
-        click.echo(f"{result.host}: {mark}: {result.message}")
+        mark = Styled("ok", "green") if good else Styled(f"exit {int(result.exit)}", "red")
+        echo(f"{result.host}: ", mark, f": {result.message}")
         for line in result.changed:
-            click.echo(f"  {line}")
+            echo(f"  {line}")
         for note in result.extra.get("notes", ()):
-            click.echo(f"  note: {note}")
+            echo(f"  note: {note}")
         for text in result.extra.get("diffs", ()):
-            click.echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
+            echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
     if len(bad) > MANY:
-        click.echo("\n".join([f"{len(bad)} hosts did not end well:", *causes(bad)]))
+        echo("\n".join([f"{len(bad)} hosts did not end well:", *causes(bad)]))
 
 
 def _ask(found: list[HostResult]) -> None:
@@ -153,10 +154,10 @@ def _show_runs(where: Where, output_format: str) -> int:
         codes.append(Exit.OK)
         data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
         if output_format == "text":
-            click.echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
+            echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
             for run in runs:
                 counts = ", ".join(f"{number} {op}" for op, number in run.counts.items())
-                click.echo(f"  {run.name}  {run.at}  {' '.join(run.parts) or '-'}  ({counts})")
+                echo(f"  {run.name}  {run.at}  {' '.join(run.parts) or '-'}  ({counts})")
     if output_format == "json":
         print_json({"hosts": data})
     else:

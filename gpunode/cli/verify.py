@@ -9,6 +9,7 @@ import click
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import image_options
 from gpunode.cli.lock import locked_option
+from gpunode.cli.output import echo
 from gpunode.cli.provision import show_results
 
 if TYPE_CHECKING:
@@ -57,5 +58,5 @@ def verify(
     other = [r for r in results if not r.extra.get("same")]
     show_results(results if output_format == "json" else other, output_format)
     if runs and output_format == "text":
-        click.echo(f"{len(results) - len(other)} of {len(results)} hosts are as run {run} left them")
+        echo(f"{len(results) - len(other)} of {len(results)} hosts are as run {run} left them")
     return worst_exit(r.exit for r in results)

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
+from gpunode.core.printable import printable
+
 if TYPE_CHECKING:
     from gpunode.core.model import Problem
 
@@ -26,18 +28,22 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+def _shown(text: str) -> str:
+    return printable(_USERINFO.sub("********", text))
+
+
 class GpunodeError(Exception):
     """A failure that a person can act on: the thing and its value, what was expected, and what to do next.
 
     `what` names the thing and its value in one sentence, `expected` what would have been right ("" where that is
-    plain), `fix` the next step.  The command line prints exactly these three and exits with `exit`.  User and password
-    of a URL are in none of them.
+    plain), `fix` the next step; control characters in them are visible escapes, and user and password of a URL are in
+    none of them.  The command line prints exactly these three and exits with `exit`.
     """
 
     exit = Exit.FAILED
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
-        self.what, self.expected, self.fix = (_USERINFO.sub("********", text) for text in (what, expected, fix))
+        self.what, self.expected, self.fix = (_shown(text) for text in (what, expected, fix))
         super().__init__(self.what)
 
     def __str__(self) -> str:

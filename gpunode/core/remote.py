@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import cast
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Outcome, Status
+from gpunode.core.printable import printable, uncoloured
 
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -96,6 +97,25 @@ def _base64_lines(data: bytes) -> str:
     return base64.encodebytes(data).decode()
 
 
+def node_lines(stdout: str) -> Iterator[tuple[str, str]]:
+    """(KEY, VALUE) of each line `gpunode<TAB>KEY<TAB>VALUE`, ("", line) of each other one; printable, without colours.
+
+    A line ends where the script ended it, not at what Unicode also calls the end of a line: what a message holds
+    cannot pass for a line of its own.
+    """
+    for line in printable(uncoloured(stdout.replace("\r\n", "\n").replace("\r", "\n"))).removesuffix("\n").split("\n"):
+        parts = line.split("\t", 2)
+        if len(parts) == 3 and parts[0] == "gpunode" and parts[1]:
+            yield parts[1], parts[2]
+        else:
+            yield "", line
+
+
+def values_of(stdout: str, key: str) -> list[str]:
+    """The values of all lines of one key, in order."""
+    return [value for name, value in node_lines(stdout) if name == key]
+
+
 def parse_outcome(stdout: str, rc: int) -> Outcome:
     """Read what a node script printed; `rc` is its exit status.
 
@@ -103,12 +123,11 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
     """
     found: dict[str, list[str]] = {}
     log: list[str] = []
-    for line in stdout.splitlines():
-        parts = line.split("\t", 2)
-        if len(parts) == 3 and parts[0] == "gpunode":
-            found.setdefault(parts[1], []).append(parts[2])
+    for key, text in node_lines(stdout):
+        if key:
+            found.setdefault(key, []).append(text)
         else:
-            log.append(line)
+            log.append(text)
     status = found.get("status", [""])[-1]
     message = " ".join(found.get("message", []))
     if status not in STATUSES:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, error_data
 from gpunode.core.model import HostResult
+from gpunode.core.printable import json_text
 from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data, results_data
 from gpunode.core.rollout import make_pools
@@ -46,7 +46,7 @@ def _plan_row(host: HostPlan, planner: Planner, pool: str, *, found: bool) -> di
 def found_text(hosts: Sequence[HostPlan], planner: Planner) -> str:
     """FOUND of a plan's folder: a file of its own, so that plan.json stays one to read."""
     rows = [{"host": host.host, "found": _found(host, planner)} for host in hosts if host.planned]
-    return "".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows)
+    return "".join(f"{json_text(row)}\n" for row in rows)
 
 
 def _found(host: HostPlan | None, planner: Planner) -> dict[str, Any] | None:
@@ -63,7 +63,7 @@ def keep_results(folder: Path, results: Iterable[HostResult], after: Mapping[str
     lines = []
     for row in results_data(results):
         found = _found(after.get(row["host"]), planner)
-        lines.append(json.dumps({**row, "extra": {}, "found": found}, ensure_ascii=False, default=str))
+        lines.append(json_text({**row, "extra": {}, "found": found}, default=str))
     descriptor = os.open(folder / RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)

@@ -7,10 +7,12 @@ import contextlib
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_text import OLD, OURS, line, packages, recall_text, state, wrote
+from journal_text import OLD, OURS, coded, line, packages, recall_text, state, wrote
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.undo.journal import after_run, parse_recall, runs, signature, standing
+from gpunode.core.undo.plan import scope_of, take_back
+from gpunode.core.undo.requests import undo_requests
 
 
 def records(*lines: dict[str, object]) -> tuple:  # type: ignore[type-arg]
@@ -173,3 +175,102 @@ def test_the_signature_of_a_request_is_plain_words() -> None:
     assert signature() == {}
     with pytest.raises(InputError):
         signature(run='a"b')
+
+
+# ---------------------------------------------------------------- a hostile node's journal
+
+HOSTILE = ("{{lookup('pipe','id')}}", "{%x%}", "{#x#}", "a\x1b[31m", "a\x00b", "a\x9bb", "a" * 5000)
+
+
+@pytest.mark.parametrize("word", HOSTILE)
+@pytest.mark.parametrize(
+    "lines",
+    [
+        lambda w: wrote("t1", (f"/etc/{w}", OLD, OURS)),
+        lambda w: wrote("t1", ("/etc/a", OLD, w)),
+        lambda w: wrote(w, ("/etc/a", OLD, OURS)),
+        lambda w: [packages("p", added={w: "1"})],
+        lambda w: [packages("p", changed={"a": (w, "2")})],
+        lambda w: [packages("p", held=[w])],
+        lambda w: [packages("p", marks=[f"manual {w}"])],
+        lambda w: [state("module", w, "absent", "loaded")],
+        lambda w: [state("sysctl", "net.ipv4.ip_forward", w, "1")],
+        lambda w: [packages("p", run=w)],
+        lambda w: [line("rollback", id="r", to=w)],
+    ],
+)
+def test_a_record_with_a_name_that_cannot_be_one_is_refused_with_the_name_escaped(lines: object, word: str) -> None:
+    with pytest.raises(InputError) as caught:
+        parse_recall(recall_text(lines(word)))  # type: ignore[operator]
+    assert caught.value.what.startswith("the journal cannot be read: ")
+    assert not {"\x1b", "\x00", "\x9b"} & set(caught.value.what)
+    assert len(caught.value.what) < 400
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("file", "/etc/{{x}}", OLD),
+        ("file", "/etc/a", "{{x}}"),
+        ("package", "{{x}}", "1", "-"),
+        ("package", "dkms", "{{x}}", "-"),
+        ("module", "{{x}}", "loaded"),
+        ("copy", "../../etc", "0", "kept", "-", "/etc/a"),
+        ("copy", "t1", "../0", "kept", "-", "/etc/a"),
+        ("available", "dkms", "{%x%}"),
+        ("mark", "manual {{x}}"),
+        ("follow", "t1", coded(b"unit {{x}}\n")),
+        ("follow", "t1", coded(b"unit \xff\n")),
+        ("undo", "t1", coded(b"[" * 100_000)),
+        ("driver", "{{x}}"),
+    ],
+)
+def test_a_present_that_cannot_be_is_refused(more: tuple[str, ...]) -> None:
+    with pytest.raises(InputError, match="the journal cannot be read"):
+        parse_recall(recall_text([], more=[more]))
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        {"op": "state", "kind": "module", "name": "nvidia"},
+        {"op": "state", "kind": ["module"], "name": "a", "from": "b", "to": "c"},
+        {"op": "files", "files": {"path": "/etc/a"}},
+        {"op": "files", "files": [{"path": "/etc/a"}]},
+        {"op": "files", "files": ["/etc/a"]},
+        {"op": "packages", "added": "nvidia"},
+        {"op": "packages", "added": [{"name": 1, "version": "1"}]},
+        {"id": ["x"]},
+    ],
+)
+def test_a_record_of_another_shape_is_refused(record: dict[str, object]) -> None:
+    with pytest.raises(InputError, match="the journal cannot be read"):
+        parse_recall(recall_text([line("state", id="s") | record]))
+
+
+def test_deep_json_and_unknown_operations_take_nothing_else_along() -> None:
+    text = recall_text([*wrote("t1", ("/etc/a", OLD, OURS)), line("of another version", id="x", what={"a": [1]})])
+    assert len(records(*wrote("t1", ("/etc/a", OLD, OURS)))) == 2
+    with pytest.raises(InputError):
+        parse_recall(text)
+    deep = text.replace('"of another version"', '"later"').replace(
+        "recall\tjournal", "recall\tjournal\t" + "[" * 99_999, 1
+    )
+    assert [(r.op, dict(r.more)) for r in parse_recall(deep).records if r.op == "later"] == [("later", {})]
+
+
+@given(st.text(st.characters(blacklist_categories=())), st.sampled_from(range(1, 60)))
+def test_any_word_in_a_journal_gives_what_is_to_be_undone_or_an_error_to_act_on(word: str, at: int) -> None:
+    text = recall_text(
+        [
+            *wrote("t1", ("/etc/a", OLD, OURS)),
+            packages("p", added={"dkms": "1"}),
+            state("module", "a", "absent", "loaded"),
+        ],
+        files={"/etc/a": OURS},
+        installed={"dkms": "1"},
+    )
+    parts = text.split('"')
+    parts[at % len(parts)] = word
+    with contextlib.suppress(GpunodeError):
+        undo_requests(take_back(recall := parse_recall('"'.join(parts)), scope_of(recall, verb="uninstall")))

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error, spec_option
+from gpunode.cli.common import format_option, show_error, spec_option
 from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for, telling
+from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import RefusedError
 
 if TYPE_CHECKING:
@@ -95,15 +96,15 @@ def show_applied(applied: Applied, api: Api, output_format: str) -> int:
         print_json(applied_data(applied, api.server, api.context))
         return int(applied.exit)
     for line in applied_lines(applied):
-        click.echo(line)
+        echo(line)
     for problem in applied.problems:
         show_error(RefusedError(problem.what, fix=problem.fix))
     for note in applied.notes:
-        click.echo(f"note: {note}", err=True)
+        echo(f"note: {note}", err=True)
     for line in applied.waiting:
-        click.echo(f"{click.style('not ready: ', fg='red')}{line}", err=True)
+        echo(Styled("not ready: ", "red"), line, err=True)
     if applied.error:
         show_error(applied.error)
         rest = ", ".join(map(str, applied.left)) or "nothing"
-        click.echo(f"not done: {rest}. What stands above is done; run the command again to go on.", err=True)
+        echo(f"not done: {rest}. What stands above is done; run the command again to go on.", err=True)
     return int(applied.exit)

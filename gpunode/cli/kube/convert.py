@@ -7,7 +7,8 @@ from pathlib import Path
 
 import click
 
-from gpunode.cli.common import format_option, print_json
+from gpunode.cli.common import format_option
+from gpunode.cli.output import echo, print_document, print_json
 from gpunode.core.errors import Exit, InputError
 
 
@@ -49,15 +50,15 @@ def convert(file: Path, server_version: str, output: str, output_format: str) ->
         print_json({"server": str(server), "changes": changes, "problems": left, "manifest": found.text})
         return Exit.PENDING if left else Exit.OK
     if output == "-":
-        click.echo(found.text, nl=False)
+        print_document(found.text)
     else:
         _write(Path(output), found.text)
     for change in found.changes:
-        click.echo(f"{change.object}: {change.what} ({change.why})", err=True)
+        echo(f"{change.object}: {change.what} ({change.why})", err=True)
     for problem in found.problems:
-        click.echo(f"left to you: {problem.what}\n  do next:  {problem.fix}", err=True)
+        echo(f"left to you: {problem.what}\n  do next:  {problem.fix}", err=True)
     if not found.changes and not found.problems:
-        click.echo(f"{file} needs no change for Kubernetes {server}", err=True)
+        echo(f"{file} needs no change for Kubernetes {server}", err=True)
     return Exit.PENDING if found.problems else Exit.OK
 
 

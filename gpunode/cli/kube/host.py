@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error
+from gpunode.cli.common import format_option, show_error
 from gpunode.cli.edits import diffs, edit_data, exit_of, show_outcome
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, RefusedError
 
 if TYPE_CHECKING:
@@ -42,9 +43,9 @@ def show_diff(host: Host, output_format: str) -> int:
     if output_format == "json":
         print_json(_data(subject, edit))
     else:
-        click.echo(diffs(subject.texts, edit), nl=False)
+        echo(diffs(subject.texts, edit), nl=False)
         for reason in edit.reasons:
-            click.echo(f"# {reason.what}: {reason.why}")
+            echo(f"# {reason.what}: {reason.why}")
     return _pending(edit, output_format)
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import Command, options
+from gpunode.cli.output import console, echo
 
 if TYPE_CHECKING:
     from gpunode.core.kube import Rendered
@@ -77,10 +78,9 @@ def telling(output_format: str) -> Iterator[Callable[[str], None]]:
     if output_format != "text":
         yield lambda _: None
     elif sys.stderr.isatty():
-        from rich.console import Console
         from rich.markup import escape
 
-        with Console(stderr=True).status("connecting …") as status:
+        with console(stderr=True).status("connecting …") as status:
             yield lambda text: status.update(escape(text))
     else:
-        yield lambda text: click.echo(text, err=True)
+        yield lambda text: echo(text, err=True)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, print_json, show_error, spec_option
+from gpunode.cli.common import format_option, show_error, spec_option
 from gpunode.cli.kube.options import pool_options
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -69,14 +70,14 @@ def render(
             show_error(RefusedError(problem.what, fix=problem.fix))
         return Exit.REFUSED
     if chart:
-        click.echo(_chart(rendered, chart), nl=False)
+        echo(_chart(rendered, chart), nl=False)
     elif output == "-":
-        click.echo(yaml_documents((*rendered.objects, *(rendered.examples if examples else ()))), nl=False)
+        echo(yaml_documents((*rendered.objects, *(rendered.examples if examples else ()))), nl=False)
     else:
         for name in (changed := write_files(Path(output), files_of(rendered))):
-            click.echo(f"{output.rstrip('/')}/{name}")
+            echo(f"{output.rstrip('/')}/{name}")
         if not changed:
-            click.echo(f"{output} is as it should be")
+            echo(f"{output} is as it should be")
     _tell(rendered)
     return Exit.OK
 
@@ -98,9 +99,9 @@ def _chart(rendered: Rendered, path: Path) -> str:
 def _tell(rendered: Rendered) -> None:
     """What goes with the objects, on stderr: standard output is for kubectl."""
     for note in rendered.notes:
-        click.echo(f"note: {note.what}: {note.why}", err=True)
+        echo(f"note: {note.what}: {note.why}", err=True)
     for release in rendered.releases:
-        click.echo(f"helm: {release.command}", err=True)
+        echo(f"helm: {release.command}", err=True)
     for wish in rendered.nodes:
         for command in wish.commands:
-            click.echo(f"node: {command}", err=True)
+            echo(f"node: {command}", err=True)

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import format_option, print_json
+from gpunode.cli.common import format_option
 from gpunode.cli.kube.options import cluster_options
+from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
@@ -35,5 +36,5 @@ def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], ou
     if output_format == "json":
         print_json(usage_data(found))
     else:
-        click.echo(usage_text(found, details=details), nl=False)
+        echo(usage_text(found, details=details), nl=False)
     return Exit.OK

@@ -94,7 +94,7 @@ def parse_manifest(data: bytes, where: str) -> Manifest:
         if strange := [path for path in manifest.files if not PLAIN_PATH.fullmatch(path)]:
             raise ValueError(f"a file of it would lie at {strange[0]!r}")
         return manifest
-    except (ValueError, KeyError, TypeError, cattrs.BaseValidationError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError, cattrs.BaseValidationError) as error:
         raise InputError(
             f"{where} is no manifest of a bundle: {str(error).splitlines()[0]}",
             expected=FORMAT,

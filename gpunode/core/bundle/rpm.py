@@ -90,6 +90,12 @@ def parse_primary(primary: str, filelists: str, *, repository: str, base: str, o
                 continue
             raise GpunodeError(f"{base}: {name} has no SHA-256 in its list", fix="use another mirror")
         version = dict(re.findall(r'(epoch|ver|rel)="([^"]*)"', _one(r"<version ([^>]*)/>", text)))
+        size = _one(r'<size [^>]*package="([0-9]{1,15})"', text)
+        if not (name and size and {"ver", "rel"} <= set(version)):
+            raise GpunodeError(
+                f"{base}: a package of its list lacks its name, version or size: {text[:80]!r}",
+                fix="use another mirror",
+            )
         epoch = f"{version['epoch']}:" if version.get("epoch", "0") != "0" else ""
         yield Rpm(
             name=unescape(name),
@@ -97,7 +103,7 @@ def parse_primary(primary: str, filelists: str, *, repository: str, base: str, o
             arch=arch,
             href=unescape(_one(r'<location [^>]*href="([^"]+)"', text)),
             sha256=checksum[1],
-            size=int(_one(r'<size [^>]*package="(\d+)"', text)),
+            size=int(size),
             repository=repository,
             base=_one(r'<location [^>]*xml:base="([^"]+)"', text) or base,
             origin=origin,

@@ -33,6 +33,7 @@ from gpunode.core.facts.machine import (
 from gpunode.core.facts.redact import redact
 from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
+from gpunode.core.facts.vet import vetted
 from gpunode.core.mask import mask
 from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.numbers import whole
@@ -57,8 +58,8 @@ def facts_to_data(facts: NodeFacts, *, brief: bool = False) -> dict[str, Any]:
     return cast(dict[str, Any], _converter(brief=brief).unstructure(facts, NodeFacts))
 
 
-def facts_from_data(data: Any) -> NodeFacts:
-    """The inverse of facts_to_data; missing keys get their defaults.  Raises InputError."""
+def read_facts(data: Any) -> NodeFacts:
+    """The facts in plain data, not vetted yet.  Raises InputError."""
     try:
         return _converter().structure(data, NodeFacts)
     except Exception as error:
@@ -106,8 +107,8 @@ _TOOLKIT = re.compile(r"version:? v?(\d{1,4}\.\d{1,4}\.\d{1,4}(?:[-~][\w.]+)?)",
 def parse_probe(text: str) -> NodeFacts:
     """The facts in a probe text (docs/probe.md).
 
-    Content that is not understood becomes a note.  Raises InputError only when the text is no probe, one of another
-    format, or was cut off.
+    Content that is not understood becomes a note; a value that its grammar does not allow is no fact and stands in
+    `malformed`.  Raises InputError only when the text is no probe, one of another format, or was cut off.
     """
     probe = split_probe(text)
     init = "systemd" if probe.value("system", "init") == "systemd" else "other" if "system" in probe.sections else ""
@@ -165,7 +166,13 @@ def parse_probe(text: str) -> NodeFacts:
         "unfinished": read_unfinished(probe),
         "tools": dict(probe.pairs("tools")),
     }
-    return NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
+    found = NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
+    return vetted(found, volatile=VOLATILE)
+
+
+def facts_from_data(data: Any) -> NodeFacts:
+    """The inverse of facts_to_data; missing keys get their defaults.  Raises InputError."""
+    return vetted(read_facts(data), volatile=VOLATILE)
 
 
 def _files(probe: Probe) -> Mapping[str, ConfigFile]:

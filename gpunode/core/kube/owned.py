@@ -152,7 +152,7 @@ def parse_inventory(live: Object) -> Inventory:
                 for name, marks in data["nodes"].items()
             },
         )
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise RefusedError(f"{where} cannot be read: {error}", expected="what gpunode wrote", fix=fix) from error
 
 

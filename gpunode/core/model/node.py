@@ -334,6 +334,9 @@ class NodeFacts:
         default_factory=dict
     )  # name → path of commands that exist: python3, crictl, ctr, dcgmi …
     notes: tuple[str, ...] = ()  # "section: what was missing or not permitted"
+    malformed: tuple[
+        str, ...
+    ] = ()  # "section: 'text' is not a valid kernel release": what was left out (core/facts/vet.py)
 
     def runtime(self, name: str) -> Runtime | None:
         """The engine of that name, or None."""

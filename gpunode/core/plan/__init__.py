@@ -217,6 +217,8 @@ def make_plan(
             f"{r.what.removeprefix(WARNING)}: {r.why}" for r in solution.reasons if r.what.startswith(WARNING)
         ),
     )
+    if facts.malformed:  # nothing that such a node reports is a reason to change it
+        return replace(base, problems=tuple(map(_malformed, facts.malformed)))
     if not (facts.has_gpu or prepares(spec)):
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
@@ -324,6 +326,14 @@ def _verify(case: Case) -> Step:
 
 def _title(spec: Spec, role: str, option: str) -> str:
     return TITLES[role, option] if spec.image.load else PREPARED.get((role, option), TITLES[role, option])
+
+
+def _malformed(doubt: str) -> Problem:
+    return Problem(
+        what=f"the node reports an invalid value: {doubt}",
+        fix="look at that section of the probe (gpunode detect HOST --save DIR) and fix its cause on the node: "
+        "a broken program prints such values, and so does a compromised node",
+    )
 
 
 def _target_problems(facts: NodeFacts) -> list[Problem]:

@@ -8,6 +8,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from gpunode.core.printable import json_text, printable
 from gpunode.core.report.model import STATES, Gpu, Host, HostRun, Report
 from gpunode.core.report.seen import fleet_gpus
 from gpunode.core.report.summary import COMPONENTS
@@ -42,7 +43,7 @@ def html_text(report: Report, templates: Mapping[str, str]) -> str:
     script = templates["report.js"]
     hash_ = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(templates["report.html.j2"]).render(
+    page = environment.from_string(templates["report.html.j2"]).render(
         r=report,
         css=templates["report.css"],
         script=script,
@@ -62,6 +63,7 @@ def html_text(report: Report, templates: Mapping[str, str]) -> str:
         most=_VARIANTS,
         percent=lambda part, whole: round(100 * part / whole, 2) if whole else 0,
     )
+    return printable(page)
 
 
 # ---------------------------------------------------------------- rows, and what a row opens
@@ -153,8 +155,8 @@ def _run(run: HostRun) -> list[Any]:
 
 def _json(data: Any) -> str:
     """JSON that no HTML parser takes for the end of its element."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e").replace("\u2028", "\\u2028")
+    text = json_text(data, separators=(",", ":"))
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
 # ---------------------------------------------------------------- the timeline

@@ -6,6 +6,7 @@ import re
 from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
+from gpunode.core.printable import printable
 from gpunode.core.report.model import Finding, Host, Report, Status
 from gpunode.core.report.times import between
 
@@ -76,5 +77,5 @@ def _cases(host: Host) -> list[Finding]:
 
 
 def _clean(text: str) -> str:
-    """Without what XML 1.0 cannot hold (the colours of a log, a NUL)."""
-    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", text)
+    """With visible escapes for what XML 1.0 cannot hold (the colours of a log, a NUL) or a reader obeys."""
+    return _NOT_XML.sub("\N{REPLACEMENT CHARACTER}", printable(text))

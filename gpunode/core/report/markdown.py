@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
+from gpunode.core.printable import printable
 from gpunode.core.report.model import Issue, Report, VersionCount
 
 _NAMED, _VARIANTS, _HOSTS = 8, 5, 100  # hosts named for a message, messages of an issue, rows of hosts
@@ -11,7 +12,7 @@ _NAMED, _VARIANTS, _HOSTS = 8, 5, 100  # hosts named for a message, messages of 
 
 def markdown_text(report: Report) -> str:
     """GitHub's Markdown."""
-    return "\n".join(_lines(report)) + "\n"
+    return printable("\n".join(_lines(report)) + "\n")
 
 
 def _lines(report: Report) -> Iterator[str]:

@@ -19,7 +19,24 @@ from typing import Any
 
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.grammar import (
+    HASH,
+    MARK,
+    NAME,
+    NUMBER,
+    PACKAGE,
+    PATH,
+    RECORD,
+    TIME,
+    UNIT,
+    VALUE,
+    VERSION,
+    WORD,
+    WORD_OR_DASH,
+    Grammar,
+)
 from gpunode.core.model import Undo
+from gpunode.core.printable import printable, shortened
 from gpunode.core.undo.journal_damage import Damage, damage_of
 
 STATES = frozenset(
@@ -29,6 +46,28 @@ ROLLBACK = "rollback"  # the op of its last record, and the part of all
 ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 _GENERATION = re.compile(r"[0-9]{1,10}\Z")
+# What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
+# A journal may have other keys, which nothing here reads.
+_Shape = Grammar | list[Grammar] | list[dict[str, Grammar]]
+_FILE = {"path": PATH, "before": HASH, "after": HASH}
+_VERSIONED = {"name": PACKAGE, "version": VERSION}
+_SHAPES: Mapping[str, Mapping[str, _Shape]] = {
+    "files": {"files": [_FILE], "by": WORD, "unit": UNIT},
+    "packages": {
+        "added": [_VERSIONED],
+        "removed": [_VERSIONED],
+        "changed": [{"name": PACKAGE, "from": VERSION, "to": VERSION}],
+        "held": [PACKAGE],
+        "unheld": [PACKAGE],
+        "marks": [MARK],
+        "unmarked": [MARK],
+    },
+    "state": {"kind": WORD, "name": NAME, "from": VALUE, "to": VALUE},
+    "runfile": {"name": WORD, "version": VERSION, "from": VALUE, "kind": WORD, "remove": VALUE},
+    "uninstall": {"to": RECORD},
+    ROLLBACK: {"to": RECORD},
+}
+_NEEDED = {"state": ("kind", "name", "from", "to")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,7 +169,7 @@ def parse_recall(text: str) -> Recall:
     """What read_journal.sh printed.  Raises InputError when it is not whole, or from another version of gpunode."""
     told: dict[str, list[list[str]]] = {}
     ended = False
-    for line in text.splitlines():
+    for line in text.replace("\r\n", "\n").split("\n"):
         words = line.split("\t")
         if words[0] == "recall" and len(words) > 1:
             told.setdefault(words[1], []).append(words[2:])
@@ -139,14 +178,17 @@ def parse_recall(text: str) -> Recall:
         raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
     try:
         return _recall(told)
-    except (ValueError, IndexError, KeyError, TypeError, GpunodeError, binascii.Error) as error:
+    except (ValueError, IndexError, KeyError, TypeError, RecursionError, GpunodeError, binascii.Error) as error:
         raise InputError(
-            f"the journal cannot be read: {error}", expected="what this version of gpunode wrote"
+            f"the journal cannot be read: {printable(str(error))[:300]}", expected="what this version of gpunode wrote"
         ) from error
 
 
 def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
-    def rows(kind: str) -> Sequence[Sequence[str]]:
+    def rows(kind: str, *grammars: Grammar) -> Sequence[Sequence[str]]:
+        for row in told.get(kind, ()):
+            for text, grammar in zip(row, grammars, strict=False):
+                _fit(text, grammar)
         return told.get(kind, ())
 
     lines = [_record("\t".join(row)) for row in rows("journal")]
@@ -157,25 +199,25 @@ def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
         damage=damage_of(rows("damage"), made, [(r.id, r.at) for r in records], unparsed=lines.count(None)),
         copies={
             (id, path): Copy(held=f"{id}/{n}.old", kept=kept == "kept", made="" if made == "-" else made, path=path)
-            for id, n, kept, made, path in rows("copy")
+            for id, n, kept, made, path in rows("copy", RECORD, NUMBER, WORD, PATH, PATH)
         },
-        undo={id: undo_from_data(json.loads(_bytes(data))) for id, data in rows("undo")},
+        undo={id: _undo(_bytes(data)) for id, data in rows("undo", RECORD)},
         follow={
-            row[0]: Follow(**dict(zip(("after", "validate", "health"), map(_bytes, row[1:]), strict=False)))
-            for row in rows("follow")
+            row[0]: _follow(**dict(zip(("after", "validate", "health"), map(_bytes, row[1:]), strict=False)))
+            for row in rows("follow", RECORD)
         },
-        files={row[0]: row[1] for row in rows("file")},
-        contents={path: _bytes(data) for path, data in rows("content")},
-        states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind)},
-        manager=rows("manager")[0][0] if rows("manager") else "",
-        packages={name: (version, state) for name, version, state in rows("package")},
-        marks=frozenset(row[0] for row in rows("mark")),
-        remnants=frozenset(row[0] for row in rows("remnant")),
-        needs=tuple((name, frozenset(words.split("|"))) for name, words in rows("needs")),
-        gives=_sets((word, name) for name, word in rows("gives")),
-        edited=_sets((name, path) for name, path in rows("edited")),
-        available=_sets((name, version) for name, version in rows("available")),
-        driver=rows("driver")[0][0] if rows("driver") else "",
+        files={row[0]: row[1] for row in rows("file", PATH, HASH)},
+        contents={path: _bytes(data) for path, data in rows("content", PATH)},
+        states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind, NAME, VALUE)},
+        manager=rows("manager", WORD)[0][0] if rows("manager") else "",
+        packages={name: (version, state) for name, version, state in rows("package", PACKAGE, VERSION, WORD_OR_DASH)},
+        marks=frozenset(row[0] for row in rows("mark", MARK)),
+        remnants=frozenset(row[0] for row in rows("remnant", PACKAGE)),
+        needs=tuple((name, frozenset(words.split("|"))) for name, words in rows("needs", PACKAGE)),
+        gives=_sets((word, name) for name, word in rows("gives", PACKAGE, VALUE)),
+        edited=_sets((name, path) for name, path in rows("edited", PACKAGE, PATH)),
+        available=_sets((name, version) for name, version in rows("available", PACKAGE, VERSION)),
+        driver=rows("driver", VERSION)[0][0] if rows("driver") else "",
         stale=bool(rows("stale")),
         old_initramfs=bool(rows("old_initramfs")),
     )
@@ -185,14 +227,60 @@ def _record(line: str) -> Record | None:
     """None for a line that the power cut off: its operation has not begun, or has no outcome."""
     try:
         data = json.loads(line)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     if not isinstance(data, dict):
         return None
     if data.pop("v", None) != 1:
         raise InputError(f"journal of format {line[:40]!r}", expected="format 1", fix="use the gpunode that wrote it")
-    names = ("id", "at", "op", "phase", "run", "part")
-    return Record(**{name: str(data.pop(name, "")) for name in names}, more=data)
+    grammars = {"id": RECORD, "at": TIME, "op": WORD, "phase": WORD, "run": RECORD, "part": WORD}
+    words = {name: _fit(data.pop(name, ""), grammar) for name, grammar in grammars.items()}
+    return Record(**words, more=_more(words["op"], data))
+
+
+def _more(op: str, data: Mapping[str, Any]) -> dict[str, Any]:
+    """What belongs to the operation, each text by its grammar; what nothing reads is left out."""
+    for name in _NEEDED.get(op, ()):
+        if name not in data:
+            raise InputError(f"a record of {op} without {name}")
+    shapes = _SHAPES.get(op, {})
+    return {key: _shaped(value, shapes[key]) for key, value in data.items() if key in shapes}
+
+
+def _shaped(value: Any, shape: _Shape) -> Any:
+    if isinstance(shape, Grammar):
+        return _fit(value, shape)
+    if not isinstance(value, list):
+        raise InputError(f"{shortened(value)} is no list")
+    [inner] = shape
+    if isinstance(inner, Grammar):
+        return [_fit(one, inner) for one in value]
+    return [_object(one, inner) for one in value]
+
+
+def _object(value: Any, keys: Mapping[str, Grammar]) -> dict[str, str]:
+    if not isinstance(value, dict):
+        raise InputError(f"{shortened(value)} is no object")
+    return {key: _fit(value.get(key), grammar) for key, grammar in keys.items()}
+
+
+def _fit(text: Any, grammar: Grammar) -> str:
+    if not isinstance(text, str) or not grammar.fits(text):
+        raise InputError(f"{shortened(text)} is not a valid {grammar.what}")
+    return text
+
+
+def _undo(data: bytes) -> dict[str, Undo]:
+    undo = undo_from_data(json.loads(data))
+    for path in undo:
+        _fit(path, PATH)
+    return undo
+
+
+def _follow(**files: bytes) -> Follow:
+    follow = Follow(**files)
+    _fit(follow.unit, UNIT)
+    return follow
 
 
 def _bytes(text: str) -> bytes:

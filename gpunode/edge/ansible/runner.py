@@ -11,13 +11,14 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
+from gpunode.core.printable import printable
 from gpunode.edge import supervise
 from gpunode.edge.state import make_private
 
@@ -222,7 +223,7 @@ _KINDS = {
 
 def _waiting(data: dict[str, Any]) -> Event | None:
     """What an action shows while it waits (for a locked package manager): a line of output, the event of no host."""
-    text = str(data.get("stdout", "")).strip() if data.get("event") == "verbose" else ""
+    text = printable(str(data.get("stdout", "")).strip()) if data.get("event") == "verbose" else ""
     found = re.fullmatch(r"(\S+): (waiting for .+)", text)
     return Event(host=found[1], kind="waiting", role="", task=found[2]) if found else None
 
@@ -240,9 +241,9 @@ def _event(data: dict[str, Any]) -> Event | None:
         host=inner["host"],
         kind=kind,
         role=role,
-        task=str(inner.get("task", "")),
+        task=printable(str(inner.get("task", ""))),
         seconds=float(inner.get("duration") or 0.0),
-        message=mask(str(result.get("msg", ""))),
+        message=_said(result.get("msg", "")),
         result=result,
     )
 
@@ -251,16 +252,25 @@ def _note(host: HostRun, event: Event) -> None:
     if event.kind == "failed" and not host.exit:
         host.exit = Exit(event.result.get("gpunode_exit", Exit.FAILED))
         host.message = f"{event.task}: {event.message}" if event.task else event.message
-        host.fix = str(event.result.get("fix", ""))
+        host.fix = _said(event.result.get("fix", ""))
     if event.kind == "unreachable":
         host.exit, host.message = Exit.UNREACHABLE, event.message
     if event.kind == "changed":
-        host.changed += [str(line) for line in event.result.get("changes", [])] or [event.task]
+        host.changed += [_said(line) for line in event.result.get("changes", [])] or [event.task]
     for diff in _as_list(event.result.get("diff")):
         if isinstance(diff, dict) and diff.get("prepared"):
-            host.diffs.append(mask(str(diff["prepared"])))
-    host.notes += [mask(str(note)) for note in event.result.get("notes", [])]
-    host.checks += [c for c in event.result.get("checks", []) if isinstance(c, dict)]
+            host.diffs.append(_said(diff["prepared"]))
+    host.notes += [_said(note) for note in event.result.get("notes", [])]
+    host.checks += [_check(c) for c in event.result.get("checks", []) if isinstance(c, dict)]
+
+
+def _said(value: object) -> str:
+    """What a host or Ansible said of it, without secrets and control characters."""
+    return printable(mask(str(value)))
+
+
+def _check(data: Mapping[str, Any]) -> dict[str, str]:
+    return {str(key): printable(str(value)) for key, value in data.items()}
 
 
 def _as_list(value: Any) -> list[Any]:
@@ -272,4 +282,4 @@ def _tail(run: Any) -> str:
         text = run.stdout.read()
     except (OSError, ValueError, AttributeError):
         return "no output"
-    return mask(" ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()))
+    return _said(" ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()))

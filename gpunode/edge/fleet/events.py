@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import sys
 import threading
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -13,7 +11,9 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import HostResult
+from gpunode.core.printable import json_text
 from gpunode.edge.ansible.runner import Event
+from gpunode.edge.terminal import say
 
 FORMAT = 1
 
@@ -53,7 +53,7 @@ class EventLog:
 
     def _write(self, type_: str, **data: Any) -> None:
         line = {"format": FORMAT, "at": datetime.now(UTC).isoformat(timespec="milliseconds"), "type": type_, **data}
-        text = json.dumps(line, ensure_ascii=False, default=str) + "\n"
+        text = json_text(line, default=str) + "\n"
         with self._lock:
             if self._broken:
                 return
@@ -61,4 +61,4 @@ class EventLog:
                 self._file.write(text)
             except OSError as error:  # a full disk, a reader that went away: the run goes on
                 self._broken = True
-                print(f"no more events to {self._file.name}: {error.strerror}", file=sys.stderr, flush=True)
+                say(f"no more events to {self._file.name}: {error.strerror}")

@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.core.printable import printable
 from gpunode.core.report.text import MANY
+from gpunode.edge.terminal import say, screen
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
@@ -33,19 +35,17 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
             if output_format != "text":
                 return
             if found.error or count <= MANY:
-                print(f"{found.host}: {'failed' if found.error else 'probed'}", file=sys.stderr, flush=True)
+                say(f"{found.host}: {'failed' if found.error else 'probed'}")
             elif time.monotonic() - told > _EVERY:
                 told = time.monotonic()
-                print(f"{count} hosts probed", file=sys.stderr, flush=True)
+                say(f"{count} hosts probed")
 
         yield line
         if count > MANY and output_format == "text":
-            print(f"{count} hosts probed, {failed} failed", file=sys.stderr, flush=True)
+            say(f"{count} hosts probed, {failed} failed")
         return
 
-    from rich.console import Console
-
-    with Console(stderr=True).status("probing …") as status:
+    with screen(stderr=True).status("probing …") as status:
 
         def tick(found: Detected) -> None:
             nonlocal count
@@ -71,19 +71,18 @@ def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[
 
         def line(event: Event) -> None:
             if is_told(event, output_format):
-                print(_line(event), file=sys.stderr, flush=True)
+                say(_line(event))
 
         yield line
         return
 
-    from rich.console import Console
     from rich.markup import escape
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     texts = (TextColumn("{task.fields[host]}"), TextColumn("{task.description}"))
     colours = {"changed": "yellow", "failed": "red", "unreachable": "red"}
     with Progress(
-        SpinnerColumn(), *texts, TimeElapsedColumn(), console=Console(stderr=True), transient=True
+        SpinnerColumn(), *texts, TimeElapsedColumn(), console=screen(stderr=True), transient=True
     ) as progress:
         rows = {host: progress.add_task("waiting", host=host, visible=len(hosts) <= 20) for host in hosts}
 
@@ -125,20 +124,23 @@ def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ea
 def _tell_wave(pool: str, number: int, what: str) -> None:
     """Waves are worth a line where there are several, or where one stops."""
     if number or what != "begins":
-        print(f"pool {pool}, wave {number + 1}: {what}", file=sys.stderr, flush=True)
+        say(f"pool {pool}, wave {number + 1}: {what}")
 
 
 @contextlib.contextmanager
 def _counting(total: int) -> Iterator[_Count]:
     if not sys.stderr.isatty():
-        yield _Count(total, lambda text: print(text, file=sys.stderr, flush=True))
+        yield _Count(total, say)
         return
-    from rich.console import Console
     from rich.progress import Progress, TimeElapsedColumn
 
-    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=Console(stderr=True)) as bar:
+    with Progress(*Progress.get_default_columns(), TimeElapsedColumn(), console=screen(stderr=True)) as bar:
         row = bar.add_task("provision", total=total)
-        yield _Count(total, bar.console.out, lambda done, text: bar.update(row, completed=done, description=text))
+        yield _Count(
+            total,
+            lambda text: bar.console.out(printable(text)),
+            lambda done, text: bar.update(row, completed=done, description=text),
+        )
 
 
 class _Count:

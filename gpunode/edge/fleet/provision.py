@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -44,6 +43,7 @@ from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
 from gpunode.edge.state import StateError, append_private, new_run, next_generation, write_private
+from gpunode.edge.terminal import say
 
 P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
@@ -99,7 +99,7 @@ def provision(
     """
     over = parse_rollout(rollout or {}, "the options of provision")
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
-    nodes = ClusterNodes(cluster or connect, _tell)
+    nodes = ClusterNodes(cluster or connect, say)
     quiet = [h for h in hosts if h.host not in todo]
     untouched = {h.host: _untouched(h) for h in quiet} | ({} if check else open_again(_planned(quiet), nodes))
     if not todo:
@@ -209,7 +209,7 @@ class _Run:
                 self.runs.finish(self.name, status)
                 self.runs.close()
         except GpunodeError as error:  # what came of the hosts is to be shown
-            _tell(f"the end of run {self.name} is not recorded: {error}")
+            say(f"the end of run {self.name} is not recorded: {error}")
 
     def _request(self) -> dict[str, Any]:
         """What it takes to ask for the same again."""
@@ -350,10 +350,6 @@ def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
 def _found(host: HostPlan) -> str:
     """The key of a host's state in the journal."""
     return host.planned.plan.facts_hash if host.planned else ""
-
-
-def _tell(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _planned(hosts: Sequence[HostPlan]) -> dict[str, Planned]:

@@ -17,6 +17,7 @@ from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Check, HostResult, Plan
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
+from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT, plan_exit
 from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.detect import Detected, Where, detect
@@ -107,9 +108,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
 
 
 def _json(data: Any) -> str:
-    import json
-
-    return json.dumps(data, indent=2, ensure_ascii=False, default=str) + "\n"
+    return json_text(data, indent=2, default=str) + "\n"
 
 
 def inventory_sources(where: Where) -> list[str]:

@@ -216,7 +216,7 @@ def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
     run.tell(f"{key}: deleting")
     going = live["metadata"].get("deletionTimestamp")  # a second deletion of a namespace would be a conflict
     if not (run.dry_run or going):
-        run.api.delete(key, uid=live["metadata"]["uid"])
+        run.api.delete(key, uid=live["metadata"].get("uid", ""))
     run.add(key, "deleted")
     return True
 

@@ -17,6 +17,8 @@ from urllib.parse import quote, urlencode
 from gpunode.core.errors import Exit, GpunodeError, UnreachableError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
+from gpunode.core.kube.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
+from gpunode.core.printable import printable
 
 MANAGER = "gpunode"  # the field manager of everything that we apply
 CHUNK = 500  # objects of one answer to a list
@@ -107,13 +109,16 @@ class Api:
 
     def find(self, path: str) -> Object | None:
         """The object at this path, None when there is none."""
+        found = self._find(path)
+        return None if found is None else checked_object(found, _plural(path, -2), self.server)
+
+    def _find(self, path: str) -> Any:
         try:
-            found: Object = self.request("GET", path)
+            return self.request("GET", path)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
-        return found
 
     def items(self, path: str, **query: str) -> list[Object]:
         """All objects of a list, in chunks; from the start again when the server forgot where we were (410)."""
@@ -123,15 +128,23 @@ class Api:
             try:
                 while True:
                     asked = {**query, "limit": str(CHUNK), **({"continue": more} if more else {})}
-                    answer = self.request("GET", path, query=asked)
-                    found += _typed(answer)
-                    more = answer.get("metadata", {}).get("continue") or ""
+                    answer = self._list(path, asked)
+                    found += self._typed(answer, path)
+                    more = answer.get("metadata", {}).get("continue", "")
                     if not more:
                         return found
             except ApiError as error:
                 if error.status != 410:
                     raise
-        return _typed(self.request("GET", path, query=query))
+        return self._typed(self._list(path, query), path)
+
+    def _list(self, path: str, query: Mapping[str, str]) -> Object:
+        return checked(self.request("GET", path, query=query), LIST, self.server)
+
+    def _typed(self, listing: Object, path: str) -> list[Object]:
+        """The objects of a list, each with the kind that only the list has said."""
+        kind = {"apiVersion": listing.get("apiVersion", ""), "kind": listing.get("kind", "").removesuffix("List")}
+        return [checked_object({**kind, **item}, _plural(path, -1), self.server) for item in listing.get("items", [])]
 
     def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str) -> Any:
         import urllib3.exceptions
@@ -198,16 +211,21 @@ class Api:
 
         One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
-        said = self.request("GET", "/version", attempts=2)
+        said = checked(self.request("GET", "/version", attempts=2), VERSION, self.server)
         version, minor = str(said.get("gitVersion", "")), str(said.get("emulationMinor") or "")
         emulated = f"v{said.get('emulationMajor', 1)}.{minor}"
         return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
+
+    def served(self, base: str) -> list[Object]:
+        """What the server says of each resource of an API, [] where it does not serve it."""
+        listed: list[Object] = checked(self._find(base) or {}, RESOURCES, self.server).get("resources", [])
+        return listed
 
     def resource(self, api: str, kind: str) -> Resource | None:
         """How the server serves a kind, None when it does not."""
         if api not in self._served:
             base = f"/apis/{api}" if "/" in api else f"/api/{api}"
-            listed = (self.find(base) or {}).get("resources") or []
+            listed = self.served(base)
             self._served[api] = {
                 item["kind"]: Resource(
                     base=base,
@@ -236,10 +254,8 @@ class Api:
         https://kubernetes.io/docs/reference/using-api/server-side-apply/
         """
         query = {"fieldManager": MANAGER, "force": str(force).lower(), **({"dryRun": "All"} if dry_run else {})}
-        found: Object = self.request(
-            "PATCH", self.path(key), query=query, body=body, content="application/apply-patch+yaml"
-        )
-        return found
+        found = self.request("PATCH", self.path(key), query=query, body=body, content="application/apply-patch+yaml")
+        return checked_object(found, _plural(self.path(key), -2), self.server)
 
     def merge(self, key: Key, patch: Object) -> Object:
         """JSON merge patch; with metadata.resourceVersion in it, one that fails on a lost update."""
@@ -280,7 +296,7 @@ class Api:
                 "spec": {"resourceAttributes": {k: v for k, v in attributes.items() if v}},
             },
         )
-        return bool(answer.get("status", {}).get("allowed"))
+        return bool(checked(answer, REVIEW, self.server).get("status", {}).get("allowed"))
 
     # ------------------------------------------------------------ waiting
 
@@ -294,19 +310,21 @@ class Api:
         folder, _, name = self.path(key).rpartition("/")
         chosen = {"fieldSelector": f"metadata.name={name}"}
         while True:
-            listing = self.request("GET", folder, query=chosen)
-            found = until(next(iter(_typed(listing)), None))
+            listing = self._list(folder, chosen)
+            found = until(next(iter(self._typed(listing, folder)), None))
             left = deadline - self.clock()
             if found is not None or left <= 0:
                 return found
             watch = {
                 **chosen,
                 "watch": "true",
-                "resourceVersion": listing["metadata"]["resourceVersion"],
+                "resourceVersion": listing.get("metadata", {}).get("resourceVersion", ""),
                 "timeoutSeconds": str(max(1, min(WATCH, math.ceil(left)))),
             }
             for event in self._events(folder, watch):
-                found = until(None if event["type"] == "DELETED" else event["object"])
+                gone = event["type"] == "DELETED"
+                live = None if gone else checked_object(event.get("object"), _plural(folder, -1), self.server)
+                found = until(live)
                 if found is not None:
                     return found
                 if self.clock() >= deadline:
@@ -358,25 +376,26 @@ def _may_pass(error: GpunodeError, again: frozenset[int], lost_update: bool) -> 
     return error.status in again or (lost_update and lost)
 
 
-def _typed(listing: Object) -> list[Object]:
-    """The objects of a list, each with the kind that only the list has said."""
-    kind = {"apiVersion": listing.get("apiVersion", ""), "kind": str(listing.get("kind", "")).removesuffix("List")}
-    return [{**kind, **item} for item in listing.get("items") or []]
+def _plural(path: str, at: int) -> str:
+    """A word of a path, by its place from the end."""
+    return ["", "", *path.rstrip("/").split("/")][at]
 
 
 def _json(text: bytes) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
 
 
 def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:
     """The Status object that the API answers with, as our error."""
     said = data if isinstance(data, dict) else {}
-    details = said.get("details") or {}
-    causes = [c for c in details.get("causes") or [] if isinstance(c, dict)]
-    message = said.get("message") or text.decode(errors="replace").strip().partition("\n")[0][:200] or "no reason given"
+    details = said.get("details")
+    listed = details.get("causes") if isinstance(details, dict) else None
+    causes = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
+    message = str(said.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
+    message = printable(message)[:2000] or "no reason given"
     fix = {
         401: "the kubeconfig's credentials are wrong or have expired: log in again",
         403: "ask for that right, or use another context (--context)",
@@ -387,6 +406,6 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
         status=status,
         reason=str(said.get("reason", "")),
         causes=tuple(str(c.get("reason", "")) for c in causes),
-        retry_after=float(asked) if asked.isdigit() else 0.0,
+        retry_after=float(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0.0,
         fix=fix,
     )

@@ -169,8 +169,7 @@ def _pods(api: Api, node: str) -> list[Object]:
 
 def _eviction_version(api: Api) -> str:
     """policy/v1 from Kubernetes 1.22 on, policy/v1beta1 before."""
-    listed = (api.find("/api/v1") or {}).get("resources") or []
-    served: Object = next((item for item in listed if item["name"] == "pods/eviction"), {})
+    served: Object = next((item for item in api.served("/api/v1") if item["name"] == "pods/eviction"), {})
     return f"{served.get('group', 'policy')}/{served.get('version', 'v1')}"
 
 

@@ -44,6 +44,8 @@ def set_value(text: str, path: Path, value: Any) -> str:
     """The text with `value` at the path: put in place of what is there, or added to the mapping or sequence."""
     if value_at(load(text), path) == value and node_at(text, path) is not None:
         return text
+    if not isinstance(document(text), yaml.CollectionNode):
+        raise Refusal("this YAML holds no mapping and no list", _BY_HAND)
     *above, last = path
     holder = node_at(text, above)
     if holder is None or (isinstance(holder, yaml.ScalarNode) and above):

@@ -18,6 +18,8 @@ from functools import partial
 from typing import Any
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import WORD
+from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_keys, checked
 
 REBOOT = ("never", "if-needed", "always")
@@ -89,12 +91,9 @@ def activate_nothing(value: Mapping[str, Any]) -> bool:
 
 def parse_activation(stdout: str) -> Activation:
     """What the script printed → Activation."""
-    found = dict(
-        line.split("\t", 2)[1:]
-        for line in stdout.splitlines()
-        if line.count("\t") >= 2 and line.startswith("gpunode\t")
-    )
-    return Activation(reboot=found.get("reboot", ""), boot_id=found.get("boot_id", ""))
+    found = dict(node_lines(stdout))
+    boot_id = found.get("boot_id", "")
+    return Activation(reboot=found.get("reboot", ""), boot_id=boot_id if WORD.fits(boot_id) else "")
 
 
 def may_reboot(value: Mapping[str, Any], said: Activation, *, changed: bool, here: bool) -> tuple[str, str]:

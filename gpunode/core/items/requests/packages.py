@@ -19,6 +19,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_keys, checked
 
 _BACK = ("unhold", "purge", "automatic", "keys")
@@ -68,5 +69,4 @@ def _install_line(item: Any) -> str:
 
 def locked_by(stdout: str) -> str:
     """Who held the package manager's lock when the script gave up waiting, "" when it did not."""
-    lines = [line.split("\t", 2) for line in stdout.splitlines() if line.startswith("gpunode\tlocked\t")]
-    return lines[-1][2] if lines else ""
+    return next(reversed(values_of(stdout, "locked")), "")

@@ -11,7 +11,7 @@ from gpunode.core.model import NodeFacts
 def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:
     """{distro, arch, kernel, gpus: [SLOT=ID]} against the facts: one sentence for each that differs.
 
-    Keys that are missing or empty are not compared.
+    Keys that are missing or empty are not compared.  A node with malformed facts never matches.
     """
     found: dict[str, Any] = {
         "distro": facts.distro.key,
@@ -19,7 +19,7 @@ def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:
         "kernel": facts.kernel,
         "gpus": sorted(f"{gpu.slot}={gpu.id}" for gpu in facts.gpus),
     }
-    return [
+    return [*facts.malformed] + [
         f"{key} is {_words(found[key])}, the plan expects {_words(wanted)}"
         for key, wanted in ((key, expect.get(key)) for key in found)
         if wanted and (sorted(wanted) if key == "gpus" else wanted) != found[key]

@@ -16,6 +16,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Flavour, Runfile
+from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_keys, checked
 
 MODES = ("fetch", "install", "uninstall", "recover")
@@ -76,4 +77,4 @@ def runfile_request(
 
 def needs_file(stdout: str) -> bool:
     """Whether the node asks for the file to be sent."""
-    return any(line.startswith("gpunode\tneed\t") for line in stdout.splitlines())
+    return bool(values_of(stdout, "need"))

@@ -15,8 +15,10 @@ from functools import partial
 from typing import Any, cast, get_args, get_type_hints
 
 from gpunode.core.errors import InputError
+from gpunode.core.grammar import WORD
 from gpunode.core.model import Check
-from gpunode.core.remote import parse_outcome
+from gpunode.core.printable import shortened
+from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.validation import as_lines, check_keys, checked
 
 ENGINES = ("containerd", "docker")
@@ -55,7 +57,7 @@ def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
 
 def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:
     """The checks that smoke.sh printed; a script that did not end by itself adds the failed check `smoke.ran`."""
-    checks = [_check(line.split("\t", 2)[2]) for line in stdout.splitlines() if line.startswith("gpunode\tcheck\t")]
+    checks = [_check(text) for text in values_of(stdout, "check")]
     outcome = parse_outcome(stdout, rc)
     if outcome.status != "unchanged":
         checks.append(Check(id="smoke.ran", status="failed", message=outcome.message, fix=outcome.fix))
@@ -64,6 +66,9 @@ def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:
 
 def _check(text: str) -> Check:
     name, status, message, fix = (text.split("|") + [""] * 3)[:4]
+    if not (name and WORD.fits(name)):
+        text = f"smoke.sh names a check {shortened(name)}: {message}"
+        return Check(id="smoke.ran", status="failed", message=text, fix=fix)
     if status not in _STATUSES:
         status, message = "failed", f"smoke.sh gave the status {status!r}: {message}"
     return Check(id=name, status=cast(Any, status), message=message, fix=fix)

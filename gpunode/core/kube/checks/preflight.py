@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.kube.cluster import Cluster, Object
 from gpunode.core.kube.owned import Key, is_ours, owner_words
+from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.render import NodeWish, Rendered
 from gpunode.core.model import Problem
 
@@ -157,7 +158,7 @@ def other_problems(
 
 def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
     """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
-    selector = daemon_set["spec"]["template"]["spec"].get("nodeSelector") or {}
+    selector = mapping(daemon_set, "spec", "template", "spec", "nodeSelector")
     if nodes:
         return any(_fits(selector, node) for node in nodes)
     return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
@@ -165,6 +166,6 @@ def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
 
 def offers_gpus(daemon_set: Object) -> bool:
     """Whether its pods are a device plugin or DRA driver of NVIDIA GPUs."""
-    containers = daemon_set["spec"]["template"]["spec"]["containers"]
+    containers = mappings(mapping(daemon_set, "spec", "template", "spec"), "containers")
     feature_discovery = all("feature-discovery" in " ".join((c["name"], *c.get("command", ()))) for c in containers)
     return not feature_discovery and any(_OFFERS.search(c.get("image", "")) for c in containers)

@@ -26,10 +26,10 @@ def readiness(live: Object | None) -> Readiness:
     """As `kubectl rollout status` judges: the newest generation seen, all pods updated and available."""
     if live is None:
         return Readiness(ready=False, text="is gone", failed=True)
-    status, spec = live.get("status") or {}, live["spec"]
+    status, spec = live.get("status") or {}, live.get("spec") or {}
     if status.get("observedGeneration", 0) < live["metadata"].get("generation", 0):
         return Readiness(ready=False, text="its controller has not seen it yet")
-    if live["kind"] == "DaemonSet":
+    if live.get("kind") == "DaemonSet":
         wanted = status.get("desiredNumberScheduled", 0)
         updated, there = status.get("updatedNumberScheduled", 0), status.get("numberAvailable", 0)
     else:
@@ -40,8 +40,8 @@ def readiness(live: Object | None) -> Readiness:
         if condition.get("reason") == "ProgressDeadlineExceeded":
             return Readiness(ready=False, text=f"gave up: {condition.get('message', '')}", failed=True)
     good = min(updated, there)
-    old = status.get("replicas", 0) > updated if live["kind"] == "Deployment" else False
-    nowhere = " (no node fits)" if live["kind"] == "DaemonSet" and not wanted else ""
+    old = status.get("replicas", 0) > updated if live.get("kind") == "Deployment" else False
+    nowhere = " (no node fits)" if live.get("kind") == "DaemonSet" and not wanted else ""
     return Readiness(ready=good >= wanted and not old, text=f"{good} of {wanted} pods{nowhere}")
 
 

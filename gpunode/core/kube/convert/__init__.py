@@ -246,7 +246,7 @@ def _objects(document: Any) -> Iterator[Any]:
 def _read(text: str, name: str) -> list[CommentedMap]:
     try:
         documents = [item for item in _yaml(text).load_all(text) if item is not None]
-    except (YAMLError, ValueError) as error:
+    except (YAMLError, ValueError, RecursionError) as error:
         raise InputError(f"{name} is no YAML: {_one_line(error)}", expected="a manifest, YAML or JSON") from error
     wrong = next((item for item in documents if not isinstance(item, CommentedMap)), None)
     if wrong is not None or not documents:

@@ -6,6 +6,7 @@ and single GPUs for gpushare (annotations of the pods) and DRA (claims name devi
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -13,9 +14,9 @@ from typing import Literal
 import yaml
 
 from gpunode.core.kube.cluster import POOL_LABEL, Object
+from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render.gpushare import COUNT, MEMORY
-from gpunode.core.numbers import whole
 
 Kind = Literal["gpu", "slices", "mig", "gpushare", "dra"]
 WHOLE = "nvidia.com/gpu"
@@ -23,6 +24,7 @@ _SHARED = ".shared"
 _MIG = "nvidia.com/mig-"
 _DRA_DRIVERS = ("gpu.nvidia.com",)
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
+_MOST_GPUS = 1024  # of a node: what it offers is its kubelet's word
 _ENDED = ("Succeeded", "Failed")
 
 
@@ -172,14 +174,18 @@ def _uses(node: Object, pods: Sequence[Object], configs: Mapping[str, str]) -> I
 def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
     """Shares of one GPU: what Feature Discovery wrote on the node, else what the pool's configuration says."""
     labels = node["metadata"].get("labels") or {}
-    if (label := labels.get("nvidia.com/gpu.replicas", "")).isdecimal():
-        return max(1, whole(label))
+    if re.fullmatch("[0-9]{1,9}", label := labels.get("nvidia.com/gpu.replicas", "")):
+        return max(1, int(label))
     text = configs.get(labels.get(POOL_LABEL, "")) or configs.get("default") or next(iter(configs.values()), "")
-    sharing = (yaml.safe_load(text) or {}).get("sharing") or {} if text else {}
+    try:
+        sharing = mapping(mapping({"": yaml.safe_load(text)}, ""), "sharing") if text else {}
+    except (yaml.YAMLError, ValueError, RecursionError):  # the device plugin does not read it either
+        return 1
     for strategy in ("timeSlicing", "mps"):
-        for found in (sharing.get(strategy) or {}).get("resources") or []:
+        for found in mappings(mapping(sharing, strategy), "resources"):
             if found.get("name") in (resource, resource.removesuffix(_SHARED)):
-                return int(found.get("replicas", 1))
+                replicas = found.get("replicas", 1)
+                return replicas if isinstance(replicas, int) else 1
     return 1
 
 
@@ -188,6 +194,7 @@ def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
 
 def _gpushare(total: int, count: int, holders: Sequence[tuple[Object, int]]) -> Use:
     """Memory by GPU.  All GPUs of a node count as equal, as the extender does it."""
+    count = min(max(count, 0), _MOST_GPUS)
     each = total // count if count else 0
     on: dict[str, int] = {str(index): 0 for index in range(count)}
     held = []

@@ -1,0 +1,72 @@
+"""The one way out: everything that a command prints goes through `echo`, `print_json`, `print_yaml` or a `console`.
+
+What nodes, logs, files and API objects say may hold control characters that a terminal obeys.  They become visible
+escapes here, whatever was done before; only what a command itself styles has colours (tests/unit/test_printable.py
+finds every other way out).
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from gpunode.core.printable import json_text, printable
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleRenderable
+
+
+@dataclass(frozen=True)
+class Styled:
+    """A part of a line in a colour."""
+
+    text: str
+    color: str
+    bold: bool = False
+
+
+def echo(*parts: str | Styled, err: bool = False, nl: bool = True, over: bool = False) -> None:
+    """Print a line of these parts; with `over` it takes the place of the terminal's last line."""
+    text = "".join(map(_shown, parts))
+    click.echo(f"\r\033[K{text}" if over else text, err=err, nl=nl)
+
+
+def _shown(part: str | Styled) -> str:
+    if isinstance(part, Styled):
+        return click.style(printable(part.text), fg=part.color, bold=part.bold or None)
+    return printable(part)
+
+
+def print_json(data: Any, *, indent: int | None = 2) -> None:
+    """Plain data to stdout as JSON."""
+    echo(json_text(data, indent=indent))
+
+
+def print_yaml(data: Any) -> None:
+    """Plain data to stdout as YAML."""
+    import yaml
+
+    echo(yaml.safe_dump(data, sort_keys=False, allow_unicode=True, width=120), nl=False)
+
+
+def print_document(text: str) -> None:
+    """A file of a person's own that was converted, to the byte; on a terminal as `echo` shows it."""
+    click.echo(printable(text) if sys.stdout.isatty() else text, nl=False)
+
+
+def print_drawn(drawing: ConsoleRenderable) -> None:
+    """A table or grid on stdout, without the blanks that rich fills its last column with."""
+    made = console()
+    with made.capture() as drawn:
+        made.print(drawing)
+    click.echo("\n".join(line.rstrip() for line in drawn.get().splitlines()))
+
+
+def console(*, stderr: bool = False) -> Console:
+    """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere."""
+    from gpunode.edge.terminal import screen
+
+    return screen(stderr=stderr)
