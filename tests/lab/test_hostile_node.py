@@ -167,7 +167,6 @@ def test_what_the_journal_of_a_node_says_runs_nothing(node: Node) -> None:
         node.gpunode("rollback", "--check")
         node.gpunode("uninstall", "--check")
         node.ansible(ROOT, *static(node), "playbooks/uninstall.yml", "--check")
-        node.gpunode("provision", "--yes")
         node.put_back(JOURNAL)
     node.write(JOURNAL, "".join(json.dumps(lines[0], separators=(",", ":")) + "\n" for lines in journals), to=">>")
     node.gpunode("uninstall", "--yes")
