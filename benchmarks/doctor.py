@@ -1,13 +1,16 @@
-"""gpunode doctor on 100 MB of logs, in wall time, against reading them as text alone."""
+"""gpunode doctor: 100 MB of logs against reading them as text alone; hostile lines against ordinary ones."""
 
 from __future__ import annotations
 
 import random
 import tempfile
+import time
 from pathlib import Path
 
 from benchmarks.measure import best_of_pairs, row
-from gpunode.edge.doctor import examine_logs
+from gpunode.core.doctor import scan
+from gpunode.core.doctor.logs import WINDOW
+from gpunode.edge.doctor import examine_logs, load_faults
 
 SIZE = 100_000_000  # bytes
 LINES = (
@@ -16,6 +19,14 @@ LINES = (
     "Nov 22 01:02:{:02d} gpu{:03d} kernel: [{}] nvidia-nvlink: Nvlink Core is being initialized, major number 510\n",
 )
 LAST = "NVRM: Xid (PCI:0000:ca:00): 79, pid=1\n"
+HOSTILE = (  # repeated without end in one line
+    "library version mismatch ",
+    "nvidia",
+    "NVRM: Xid (PCI:0000:01:00): 79, ",
+    "nvidia-smi cuda kubelet dkms daemon.json libnvidia-ml.so ",
+)
+LINE = 256_000  # characters
+FILLINGS = ("a", "0", " ", "nvidia", "nvidia ", "cuda ")
 
 
 def write_log(path: Path) -> None:
@@ -37,6 +48,39 @@ def main() -> None:
         assert seen and [xid.code for xid in seen.xids] == [79]
         ours, floor = best_of_pairs(lambda: examine_logs((path,)), lambda: path.read_text().lower(), times=3)
     row("doctor: 100 MB of logs", f"{ours:.1f} s, {ours / floor:.0f} × reading them as text", "≤ 10 s")
+    hostile_lines()
+    slowest_pattern()
+
+
+def hostile_lines() -> None:
+    """One hostile line against as much text in ordinary lines that have a sign each."""
+    faults = load_faults()
+    ordinary = "Nov 22 01:02:03 gpu1 kernel: NVRM: API mismatch: something else happened to nvidia here\n"
+    for fill in HOSTILE:
+        text, plain = ((part * LINE)[:LINE] for part in (fill, ordinary))
+        long, short = best_of_pairs(lambda t=text: scan(faults, "x", [t]), lambda t=plain: scan(faults, "x", [t]), 3)
+        row(
+            f"doctor: a line of {LINE // 1000} kB of «{fill.strip()}»", f"{long / short:.1f} × ordinary lines", "≤ 30 ×"
+        )
+
+
+def slowest_pattern() -> None:
+    """The slowest pattern on the longest text that it is given."""
+    patterns = {s.pattern for f in load_faults().faults.values() for s in f.signs if s.pattern}
+    texts = {s.text for f in load_faults().faults.values() for s in f.signs}
+    worst = 0.0
+    for pattern in patterns:
+        own = [text for text in texts if text in pattern.pattern.lower()][:5]
+        for fill in (*FILLINGS, *own):
+            text = (fill * WINDOW)[:WINDOW]
+            start = time.process_time()
+            pattern.search(text)
+            worst = max(worst, time.process_time() - start)
+    row(
+        f"doctor: the slowest of {len(patterns)} patterns on {WINDOW} characters",
+        f"{1000 * worst:.0f} ms CPU",
+        "≤ 50 ms",
+    )
 
 
 if __name__ == "__main__":

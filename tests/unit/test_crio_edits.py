@@ -194,7 +194,11 @@ def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, path: str, in
 
 
 VALUES = st.one_of(
-    st.none(), st.booleans(), st.integers(), st.text(max_size=5), st.lists(st.text(max_size=3), max_size=2)
+    st.none(),
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.text(max_size=5),
+    st.lists(st.text(max_size=3), max_size=2),
 )
 SHAPES = st.recursive(
     VALUES,

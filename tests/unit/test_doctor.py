@@ -26,6 +26,8 @@ from gpunode.core.doctor import (
     split_sections,
     state_faults,
 )
+from gpunode.core.doctor.logs import WINDOW
+from gpunode.core.doctor.table import Fault, _finder
 from gpunode.core.errors import InputError
 from gpunode.core.model import (
     Cdi,
@@ -211,6 +213,85 @@ def test_no_pattern_is_tried_on_the_ordinary_lines_of_a_long_log() -> None:
             if not sign.told
         ]
         assert untold == []
+
+
+class Counted:
+    """A pattern that counts what it is given."""
+
+    def __init__(self, pattern: re.Pattern[str], given: list[int]) -> None:
+        self.real, self.pattern, self.given = pattern, pattern.pattern, given
+
+    def search(self, text: str) -> re.Match[str] | None:
+        self.given.append(len(text))
+        return self.real.search(text)
+
+
+def work(text: str) -> list[int]:
+    """The lengths of all texts that patterns of signs are given for a log."""
+    given: list[int] = []
+    rows: dict[str, Any] = {}
+    for name, fault in FAULTS.faults.items():
+        signs = tuple(replace(s, pattern=Counted(s.pattern, given)) if s.pattern else s for s in fault.signs)  # type: ignore[arg-type]
+        rows[name] = replace(fault, signs=signs)
+    scan(replace(FAULTS, faults=rows, finder=_finder(rows.values())), "log", [text])
+    return given
+
+
+HOSTILE = {
+    "a sign again and again": "library version mismatch ",
+    "several signs": "nvidia-smi cuda driver/library version mismatch kubelet daemon.json dkms ",
+    "words of packages": "nvidia",
+}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_line_of_any_length_costs_no_more_than_its_length(name: str) -> None:
+    """Each pattern sees a part of a line once, and no more of it than a window."""
+    fill = HOSTILE[name]
+    small, large = (work((fill * (size // len(fill) + 1))[:size]) for size in (64_000, 256_000))
+    assert max(small + large, default=0) <= WINDOW
+    assert sum(large) <= 5 * sum(small), "four times the text, four times the work"
+    patterns = len({sign.pattern for fault in FAULTS.faults.values() for sign in fault.signs if sign.text in fill})
+    assert sum(small) <= 2.2 * 64_000 * patterns + WINDOW * patterns
+
+
+@pytest.mark.parametrize("before", [0, 1_000, 2_047, 2_048, 3_000, 4_095, 4_096, 10_000, 100_000])
+def test_in_a_long_line_a_sign_is_found_wherever_it_is(before: int) -> None:
+    message = "Failed to initialize NVML: Driver/library version mismatch"
+    filling = ("lorem ipsum " * 20_000)[:before]
+    for after in (0, 5_000):
+        line = f"{filling} {message} {'dolor sit ' * (after // 10)}\n"
+        found = scan(FAULTS, "log", ["first\n", line]).found()
+        [evidence] = found["nvml-version-mismatch"]
+        assert evidence.line == 2 and len(evidence.text) <= 400
+        assert message in evidence.text or len(line) <= WINDOW
+
+
+@pytest.mark.parametrize("start", range(3_500, 4_200, 37))
+def test_in_a_long_line_a_code_is_read_once_and_whole(start: int) -> None:
+    reports = "NVRM: Xid (PCI:0000:01:00): 79, pid=1, GPU has fallen off the bus. "
+    for sizes in ((start,), (start, start), (start, 9_000, 50)):
+        line = "".join("x" * size + f" {reports}" for size in sizes)
+        seen = scan(FAULTS, "log", [f"{line}\n"]).xids()
+        assert [(xid.code, xid.count) for xid in seen] == [(79, len(sizes))]
+
+
+BACKSLASHES = st.sampled_from(["\\", "&#0", "&#x", "\x1b[", "Xid (", "NVRM: ", "nvidia", " ", "1", "\n", '"'])
+
+
+@given(st.lists(BACKSLASHES, max_size=8), st.integers(1, 3_000))
+def test_runs_of_what_is_decoded_break_nothing(parts: list[str], times: int) -> None:
+    found = scan(FAULTS, "log", ["".join(parts) * times])
+    found.found(), found.xids()
+
+
+@pytest.mark.parametrize("fault", FAULTS.faults.values(), ids=lambda fault: fault.id)
+def test_no_pattern_begins_with_the_rest_of_a_word(fault: Fault) -> None:
+    """Such a beginning is tried at each letter of a word, and says nothing: the sign is looked for anywhere."""
+    for sign in fault.signs:
+        text = sign.pattern.pattern if sign.pattern else ""
+        assert not re.match(r"\(?(\\[Sw]|\.)[*+]", text), text
+        assert not re.search(r"(?<!\\)\\[Sw]\*\)?\.\{0,\d+\}", text), text
 
 
 def test_nothing_known_is_said_and_not_guessed() -> None:

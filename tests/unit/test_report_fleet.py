@@ -45,6 +45,48 @@ def test_the_same_cause_of_two_hosts_is_one(host: str, message: str, cause: str)
     assert cause in fleet_text([HostResult(host=host, exit=1, message=message)])
 
 
+def unreachable(n: int) -> dict[str, str]:
+    """What gpunode says of a host that cannot be reached, by the way in which; addresses of every kind."""
+    address = f"10.{n // 256}.{n % 256}.7"
+    return {
+        "refused": f"gpu{n:04d}: {address} port {2000 + n} refuses connections\n  do next:  start sshd",
+        "IPv6": f"gpu{n:04d}: 2001:db8::{n:x} port 22 did not answer within 10 s",
+        "IPv6 in full": f"gpu{n:04d}: 2001:db8:0:0:0:0:0:{n:x} port 22 cannot be reached: No route to host",
+        "link-local": f"gpu{n:04d}: fe80::{n:x}%eth0 port 22 did not answer within 10 s",
+        "name": f"gpu{n:04d}: node-{n}.dc.example port 22 did not answer within 10 s",
+        "unknown name": f"gpu{n:04d}: the name 'node-{n}.dc.example' does not resolve: Name or service not known",
+        "authentication": f"gpu{n:04d}: {address} port 22 does not let root in; tried: agent key\n"
+        f"  do next:  ssh-copy-id -p {2000 + n} root@{address}",
+    }
+
+
+@pytest.mark.parametrize("kind", unreachable(1))
+def test_an_address_in_a_message_makes_no_other_cause_of_it(kind: str) -> None:
+    text = fleet_text([result(n, 4, unreachable(n)[kind]) for n in range(2000)])
+    assert "    2000  HOST: " in text and "gpu0000, gpu0001" in text
+    assert len(text.splitlines()) < 8
+    alone = fleet_text([result(7, 4, unreachable(7)[kind])])
+    assert unreachable(7)[kind].partition(": ")[2] in alone, "of one host it is said as it is"
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("driver 580.95.05 is loaded", "driver 535.95.05 is loaded"),
+        ("Xid 79 on 0000:17:00.0", "Xid 48 on 0000:17:00.0"),
+        ("did not answer within 10 s", "did not answer within 20 s"),
+        ("at 01:02:03", "at 01:02:04"),
+    ],
+)
+def test_what_is_no_address_tells_causes_apart(first: str, second: str) -> None:
+    text = fleet_text([result(n, 1, first if n % 2 else second) for n in range(100)])
+    assert f"      50  {first}" in text and f"      50  {second}" in text
+
+
+def test_a_cause_of_any_length_is_cut() -> None:
+    assert len(fleet_text([result(n, 1, "x" * 1_000_000) for n in range(50)])) < 2_000
+
+
 def test_very_many_causes_are_counted() -> None:
     text = fleet_text([result(n, 1, f"reason {n}") for n in range(50)])
     assert "and 40 other causes" in text and len(text.splitlines()) == 22

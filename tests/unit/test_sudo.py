@@ -92,3 +92,23 @@ def test_secrets_do_not_show_in_a_target() -> None:
     target = Target(name="node", password="hunter2", become_password="hunter3")
     assert "hunter" not in repr(Ran(target=target))
     assert "hunter" not in shell.shell_command(replace(target, become=True))
+
+
+@pytest.mark.parametrize(
+    ("said", "what", "fix"),
+    [
+        ("sudo: sorry, you must have a tty to run sudo", "on a terminal only (requiretty", "Defaults:ann !requiretty"),
+        ("sudo: a password is required", "asks for a password", "NOPASSWD"),
+        (
+            "sudo: a terminal is required to read the password; either use the -S option or …",
+            "asks for a password",
+            "NOPASSWD",
+        ),
+    ],
+)
+def test_a_terminal_and_a_password_are_told_apart(said: str, what: str, fix: str) -> None:
+    target = Target(name="gpu1", user="ann", become=True)
+    with pytest.raises(UnreachableError) as raised:
+        shell.shell_started(target, 1, "", f"{said}\n")
+    assert raised.value.what.startswith("gpu1: sudo to root ") and what in raised.value.what
+    assert fix in raised.value.fix

@@ -17,7 +17,7 @@ _OWN = (
     (re.compile(r"(?<![\w.])(?:\d{1,3}\.){3}\d{1,3}(?![\w.]*\d)"), "ADDRESS"),
     (re.compile(r"(?<![\w:])(?=[0-9a-f:]*::)[0-9a-f:]{2,39}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
     (re.compile(r"(?<![\w:])(?:[0-9a-f]{1,4}:){7}[0-9a-f]{1,4}(?:%\w+)?(?![\w:])", re.IGNORECASE), "ADDRESS"),
-    (re.compile(r"[\w.%-]+ port \d{1,5}\b"), "ADDRESS port PORT"),
+    (re.compile(r"(?<![\w.%-])[\w.%-]{1,255} port \d{1,5}\b"), "ADDRESS port PORT"),
     (re.compile(r"\bport \d{1,5}\b"), "port PORT"),
     (re.compile(r"(?<=the name ')[\w.%-]+(?=')"), "ADDRESS"),
     (re.compile(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
@@ -103,14 +103,15 @@ def causes(results: Sequence[HostResult]) -> list[str]:
     lines = []
     for cause, of in ranked[:_CAUSES]:
         message = cause if len(of) > 1 else _named(of[0])
-        lines += [f"  {len(of):>6}  {_cut(message)}", f"          {_names([result.host for result in of])}"]
+        lines += [f"  {len(of):>6}  {message}", f"          {_names([result.host for result in of])}"]
     if len(ranked) > _CAUSES:
         lines.append(f"          and {len(ranked) - _CAUSES} other causes: --format json has them all")
     return lines
 
 
 def _named(result: HostResult) -> str:
-    return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", result.message)
+    message = _cut(result.message)
+    return re.sub(rf"(?<![\w.-]){re.escape(result.host)}(?![\w-])", "HOST", message)
 
 
 def _cause(result: HostResult) -> str:

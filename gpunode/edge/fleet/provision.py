@@ -199,9 +199,9 @@ class _Run:
         for quiet, result in untouched:
             end = replace(row, host=quiet.host, state="failed" if result.exit else "done", found=_found(quiet))
             rows.append(replace(end, exit=int(result.exit), message=result.message))
-        runs.begin(self.name, "provision", self._request(), this_process(), rows)
         planned = [*self.todo.values(), *(host for host, _ in untouched)]
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
+        runs.begin(self.name, "provision", self._request(), this_process(), rows)
 
     def _finish(self, status: str) -> None:
         try:

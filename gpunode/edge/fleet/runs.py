@@ -46,6 +46,7 @@ select run, host, pool, wave, plan, state, exit, step, message, started, ended, 
 where run = ? order by pool = '', pool, wave, rowid
 """
 _OPEN = ("waiting", "running")  # states of hosts that a run has still to do with
+_COLUMNS = ["name", "verb", "started", "ended", "status", "request", "controller"]
 _LAG = 1.0  # seconds that `step` may be behind
 # names of SQLite's codes: of a fault in this program, and of what the machine does not let it do
 _BUG = ("SQLITE_MISUSE", "SQLITE_CONSTRAINT", "SQLITE_RANGE", "SQLITE_INTERRUPT")
@@ -141,6 +142,9 @@ class Runs:
     def _open(self) -> None:
         self.path.touch(mode=0o600)
         self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        columns = [row[1] for row in self._db.execute("pragma table_info(runs)")]
+        if columns and columns != _COLUMNS:
+            raise sqlite3.DatabaseError(f"its table of runs has the columns {', '.join(columns)}")
         self._db.execute("pragma journal_mode = wal")
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
@@ -308,6 +312,8 @@ class Runs:
             if kind.startswith(_MACHINE):
                 raise StateError.of(self.path, OSError(_ERRNO.get(kind, 0), str(error))) from error
             raise self._damaged(error) from error
+        except UnicodeDecodeError as error:
+            raise self._damaged(error) from error
 
     def _damaged(self, error: Exception) -> InputError:
         folder = shlex.quote(str(self.path.with_name("damaged-runs")))
@@ -339,14 +345,17 @@ class Runs:
 
 
 def _run(row: tuple[Any, ...]) -> RunRow:
-    name, verb, started, ended, status, request, controller = row
+    name, verb, started, ended, status, text, controller = row
+    request = json.loads(text)
+    if not isinstance(request, dict):
+        raise TypeError("the request of a run is no object")
     return RunRow(
         name=str(name),
         verb=str(verb),
         started=_time(started),
         ended=_time(ended),
         status=str(status),
-        request=dict(json.loads(request)),
+        request=request,
         controller=str(controller),
     )
 

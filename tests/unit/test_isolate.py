@@ -1,0 +1,340 @@
+"""What nobody foresaw on one host is that host's result: every command goes on with the others."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from fleet_world import World
+
+from gpunode.cli.main import cli
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.facts import parse_probe
+from gpunode.core.model import NodeFacts
+from gpunode.edge import detect, doctor
+from gpunode.edge.detect import Where
+from gpunode.edge.fleet import provision as fleet
+from gpunode.edge.fleet import since, undo, workflow
+from gpunode.edge.fleet.runs import Runs
+from gpunode.edge.isolate import as_error, isolated
+from gpunode.edge.planner import Planner
+from gpunode.edge.ssh.many import Ran, Target
+
+PROBES = Path(__file__).parents[1] / "cases/probes"
+PROBE = PROBES / "debian12-h100-provisioned/probe.txt"
+ODD, HOSTS = "gpu2", ("gpu1", "gpu2", "gpu3")
+
+
+def too_deep(depth: int = 0) -> None:
+    too_deep(depth + 1)
+
+
+def raises(kind: type[Exception]) -> Callable[..., Any]:
+    def fail(*_: Any, **__: Any) -> Any:
+        if kind is RecursionError:
+            too_deep()
+        raise kind("Exceeds the limit (4300 digits) for integer string conversion")
+
+    return fail
+
+
+KINDS = pytest.mark.parametrize("kind", [ValueError, RecursionError, KeyError])
+
+
+@pytest.fixture
+def saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three saved probes; and a state directory of the test's own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    folder = tmp_path / "saved"
+    folder.mkdir()
+    for host in HOSTS:
+        shutil.copy(PROBE, folder / f"{host}.probe")
+    return folder
+
+
+def odd_for(host: str, right: Callable[..., Any], kind: type[Exception]) -> Callable[..., Any]:
+    """`right`, that raises where any argument is the odd host, or belongs to it."""
+
+    def call(*args: Any, **more: Any) -> Any:
+        names = [getattr(one, "host", one) for one in (*args, *more.values())]
+        return raises(kind)() if host in [n for n in names if isinstance(n, str)] else right(*args, **more)
+
+    return call
+
+
+def run(*args: object) -> tuple[int, str, str]:
+    result = CliRunner().invoke(cli, [*map(str, args)], standalone_mode=False)
+    assert result.exception is None, result.exception
+    return result.return_value, result.stdout, result.stderr
+
+
+def reported(text: str) -> Path:
+    """The traceback file that a message names; with the id that it names."""
+    found = re.search(r"report it as ([0-9a-f]{8}), with (\S+)", text)
+    assert found, text
+    path = Path(found[2])
+    assert found[1] in path.name and stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "Traceback" in path.read_text()
+    return path
+
+
+# ---------------------------------------------------------------- each command
+
+
+@KINDS
+def test_plan(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    good = {h["host"]: h for h in json.loads(run("plan", "--probe", saved, "--format", "json")[1])["hosts"]}
+    monkeypatch.setattr(Planner, "plan", odd_for(ODD, Planner.plan, kind))
+    code, out, _ = run("plan", "--probe", saved, "--format", "json")
+    hosts = {h["host"]: h for h in json.loads(out)["hosts"]}
+    assert code == 1 and {h: hosts[h] for h in ("gpu1", "gpu3")} == {h: good[h] for h in ("gpu1", "gpu3")}
+    assert hosts[ODD]["error"]["what"].startswith(f"{ODD}: unexpected {kind.__name__}: ")
+    reported(hosts[ODD]["error"]["fix"])
+    code, out, err = run("plan", "--probe", saved)
+    assert code == 1 and "gpu1" in out and "gpu3" in out and ODD in err and "Traceback" not in err
+
+
+@KINDS
+def test_plan_whose_words_cannot_be_made(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.core.report import text as report
+
+    monkeypatch.setattr(report, "plan_text", odd_for(ODD, report.plan_text, kind))
+    code, out, err = run("plan", "--probe", saved)
+    assert code == 1 and "gpu1" in out and "gpu3" in out and f"{ODD}: unexpected {kind.__name__}" in err
+    reported(err)
+
+
+@KINDS
+def test_verify(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    where = Where(probes=(saved,))
+    good = {r.host: r for r in workflow.verify(where, Planner(to_run=False), smoke=False)}
+    for place, right in (("_verified", workflow._verified), ("planned", Planner.plan)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                *((workflow, place) if place == "_verified" else (Planner, "plan")), odd_for(ODD, right, kind)
+            )
+            found = {r.host: r for r in workflow.verify(where, Planner(to_run=False), smoke=False)}
+        assert {h: found[h] for h in ("gpu1", "gpu3")} == {h: good[h] for h in ("gpu1", "gpu3")}
+        assert found[ODD].exit == 1
+        reported(found[ODD].message)
+
+
+@KINDS
+def test_verify_since_a_run(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(since, "_told", odd_for(ODD, since._told, kind))
+    found = since.verify_since(Where(probes=(saved,)), Planner(to_run=False), Runs(), "r1", smoke=False)
+    assert [r.host for r in found] == list(HOSTS)
+    assert found[1].exit == 1 and all("not in run r1" in r.checks[0].message for r in (found[0], found[2]))
+    reported(found[1].message)
+
+
+@KINDS
+def test_smoke_of_one_host(kind: type[Exception], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def ran(targets: list[Target], *_: Any, **__: Any) -> list[Ran]:
+        return [Ran(target=targets[0], stdout=targets[0].name)]
+
+    def parse(stdout: str, rc: int) -> tuple[Any, ...]:
+        return raises(kind)() if stdout == ODD else ()
+
+    monkeypatch.setattr("gpunode.edge.ssh.many.run_many", ran)
+    monkeypatch.setattr(workflow, "parse_checks", parse)
+    planner = Planner(to_run=False)
+    facts = parse_probe(PROBE.read_text())
+    hosts = [
+        workflow.HostPlan(
+            detected=detect.Detected(host=name, target=Target(name=name)), planned=planner.plan(name, facts)
+        )
+        for name in HOSTS
+    ]
+    found = workflow._smoke(hosts, Where(), planner)
+    assert found["gpu1"] == found["gpu3"] == () and [c.status for c in found[ODD]] == ["failed"]
+    reported(found[ODD][0].message)
+
+
+@KINDS
+def test_detect(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.cli import detect as command
+
+    for name in ("_data", "_row"):
+        monkeypatch.setattr(command, name, odd_for(ODD, getattr(command, name), kind))
+    code, out, _ = run("detect", "--probe", saved, "--format", "json")
+    assert code == 1 and ["facts" in h for h in json.loads(out)["hosts"]] == [True, False, True]
+    code, out, err = run("detect", "--probe", saved)
+    assert code == 1 and "gpu1" in out and "gpu3" in out and ODD not in out
+    reported(err)
+
+
+@KINDS
+def test_a_probe_that_the_parser_fails_on(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    def parse(text: str) -> NodeFacts:
+        return raises(kind)() if ODD in text else parse_probe(text)
+
+    monkeypatch.setattr("gpunode.core.facts.parse_probe", parse)
+    (saved / f"{ODD}.probe").write_text(f"{ODD}\n")
+    assert [bool(one.error) for one in detect.detect(Where(probes=(saved,)))] == [False, True, False]
+    asked = [detect.Detected(host=h, target=Target(name=h)) for h in HOSTS]
+
+    def answers(targets: list[Target], *_: Any, on_done: Callable[[Ran], None], **__: Any) -> list[Ran]:
+        found = [Ran(target=t, stdout=(saved / f"{t.name}.probe").read_text()) for t in targets]
+        for one in found:
+            on_done(one)
+        return found
+
+    monkeypatch.setattr(detect, "run_many", answers)
+    found = detect.probe(asked, Where())
+    assert [bool(one.error) for one in found] == [False, True, False]
+    assert found[1].error and found[1].probe == f"{ODD}\n"
+    reported(str(found[1].error))
+
+
+def test_one_of_several_saved_probes_that_is_none(saved: Path) -> None:
+    (saved / f"{ODD}.probe").write_bytes(b"\0garbage")
+    code, out, err = run("plan", "--probe", saved)
+    assert code == 2 and "gpu1" in out and "gpu3" in out and f"probe {saved}/{ODD}.probe" in err
+    code, out, err = run("solve", "--probe", saved)
+    assert code == 2 and "2 hosts" in out and f"{ODD}.probe" in err
+
+
+@KINDS
+def test_doctor(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "_examined", odd_for(ODD, doctor._examined, kind))
+    code, out, _ = run("doctor", "--probe", saved, "--format", "json")
+    hosts = json.loads(out)["hosts"]
+    assert code == 1 and [bool(h["error"]) for h in hosts] == [False, True, False]
+    reported(hosts[1]["error"]["fix"])
+    code, out, err = run("doctor", "--probe", saved)
+    assert code == 1 and "gpu1\n" in out and "gpu3\n" in out and ODD in err
+
+
+@KINDS
+def test_check_boot(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.cli import check_boot as command
+
+    monkeypatch.setattr(command, "_checks", odd_for(ODD, command._checks, kind))
+    code, out, _ = run("check-boot", "--probe", saved, "--format", "json")
+    hosts = json.loads(out)["hosts"]
+    assert code == 1 and [bool(h["checks"]) for h in hosts] == [True, False, True]
+    reported(hosts[1]["error"]["fix"])
+
+
+@KINDS
+def test_report(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpunode.edge import report
+
+    make_host = report.make_host
+
+    def card(host: str, **told: Any) -> Any:
+        return raises(kind)() if host == ODD and "error" not in told else make_host(host, **told)
+
+    for name, replaced in (("_of_probe", odd_for(ODD, report._of_probe, kind)), ("make_host", card)):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(report, name, replaced)
+            code, out, _ = run("report", "--from", saved, "--format", "json")
+        hosts = {h["name"]: h for h in json.loads(out)["hosts"]}
+        assert code == 0 and sorted(hosts) == sorted(HOSTS)
+        assert hosts["gpu1"]["seen"] and hosts["gpu3"]["seen"] and hosts[ODD]["state"] == "failed"
+        assert f"unexpected {kind.__name__}" in hosts[ODD]["message"]
+
+
+@KINDS
+def test_rollback_list(kind: type[Exception], saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(undo, "run_many", lambda targets, *_, **__: [Ran(target=t, stdout=t.name) for t in targets])
+    monkeypatch.setattr(undo, "_standing", lambda host, ran: raises(kind)() if host == ODD else [])
+    code, out, err = run("rollback", *HOSTS, "--list")
+    assert code == 1 and "gpu1: 0 runs" in out and "gpu3: 0 runs" in out and f"{ODD}: unexpected" in err
+    reported(err)
+
+
+def test_an_answer_of_ansible_that_is_no_object(tmp_path: Path) -> None:
+    target = Target(name=ODD, connection="docker")
+    for text in ("[]", "null", "7", '{"probe": 7}', "[" * 100_000, '{"probe": "x", "failed": true}'):
+        (tmp_path / "answer").write_text(text)
+        answer = detect._ansible_answer(target, tmp_path / "answer", "words of ansible")
+        assert answer.error and answer.error.exit == 4 and not answer.stdout
+
+
+# ---------------------------------------------------------------- provision
+
+
+@KINDS
+@pytest.mark.parametrize("where", ["_play", "_result", "see"])
+def test_provision(where: str, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A bug in a job ends its own hosts; one in what is made of a host, that host; the rest is done and recorded."""
+    world = World(["fresh", "fresh", "drifted"])
+    odd = world.hosts[1]
+    if where == "_play":
+        played = fleet._Run._play
+
+        def play(run: Any, job: Any) -> Any:
+            return raises(kind)() if odd in job.hosts else played(run, job)
+
+        monkeypatch.setattr(fleet._Run, "_play", play)
+    elif where == "_result":
+        right = fleet._result
+        monkeypatch.setattr(
+            fleet, "_result", lambda before, *a, **m: raises(kind)() if before.host == odd else right(before, *a, **m)
+        )
+    else:  # only the page of a report lacks it
+        monkeypatch.setattr("gpunode.edge.report_data.see", raises(kind))
+    exits = world.provision({}, tmp_path, rollout={"waves": ["100%"], "max_failures": "100%"})
+    assert exits is not None and set(exits) == set(world.hosts)
+    bad = {"_play": set(world.hosts[:2]), "_result": {odd}, "see": set()}[where]  # those two are one job
+    assert {host for host, code in exits.items() if code} == bad
+    rows = {row.host: row for row in world.journal(tmp_path).hosts(world.journal(tmp_path).latest(1)[0].name)}
+    assert {host for host, row in rows.items() if row.state == "failed"} == bad
+    assert all(rows[host].state == "done" for host in set(world.hosts) - bad)
+    for host in bad:
+        assert f"unexpected {kind.__name__}" in rows[host].message
+        reported(rows[host].message)
+
+
+# ---------------------------------------------------------------- the report of a bug
+
+
+def test_an_error_for_people_stays_what_it_is() -> None:
+    refused = RefusedError("no", fix="do not")
+    assert isolated("gpu1", lambda: 7) == 7
+    assert as_error(refused) is refused
+
+
+def test_the_same_bug_on_many_hosts_is_one_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    errors = [isolated(f"gpu{n}", raises(kind)) for kind in (ValueError, RecursionError) for n in range(500)]
+    assert all(isinstance(error, GpunodeError) and error.exit == 1 for error in errors)
+    assert len({reported(error.fix) for error in errors if isinstance(error, GpunodeError)}) == 2
+    assert len(list((tmp_path / "gpunode").iterdir())) == 2
+
+
+def test_what_an_exception_says_is_cut_and_its_secrets_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def fail() -> None:
+        raise ValueError("password=hunter2 " + "x" * 1_000_000)
+
+    error = isolated("gpu1", fail)
+    assert isinstance(error, GpunodeError) and len(error.what) < 400
+    path = reported(error.fix)
+    assert "hunter2" not in str(error) + path.read_text() and path.stat().st_size < 100_000
+
+
+def test_a_traceback_that_cannot_be_kept_is_printed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "state").write_text("a file where the folder should be")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    errors = [isolated(host, raises(ZeroDivisionError)) for host in HOSTS]
+    printed = capsys.readouterr().err
+    assert printed.count("Traceback") == 1 and "ZeroDivisionError" in printed
+    for error in errors:
+        assert isinstance(error, GpunodeError)
+        assert "printed on standard error" in error.fix and f"{tmp_path}/state/gpunode" in error.fix
+        assert "Traceback" not in str(error)
