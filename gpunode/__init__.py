@@ -22,8 +22,9 @@ if TYPE_CHECKING:
     from gpunode.core.solve import SolveRequest, solve
     from gpunode.core.spec import Spec, parse_spec
     from gpunode.edge.detect import Detected, Where, detect
+    from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.provision import provision
-    from gpunode.edge.fleet.workflow import HostPlan, plan, verify
+    from gpunode.edge.fleet.workflow import plan, verify
     from gpunode.edge.planner import Planner
 
 __version__ = "0.1.0"
@@ -38,7 +39,8 @@ _HOMES = {
     "gpunode.edge.detect": ("Detected", "Where", "detect"),
     "gpunode.edge.fleet.provision": ("provision",),
     "gpunode.edge.planner": ("Planner",),
-    "gpunode.edge.fleet.workflow": ("HostPlan", "plan", "verify"),
+    "gpunode.edge.fleet.host_plan": ("HostPlan",),
+    "gpunode.edge.fleet.workflow": ("plan", "verify"),
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 

@@ -15,7 +15,7 @@ from gpunode.cli.output import echo, print_json
 if TYPE_CHECKING:
     from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
-    from gpunode.edge.fleet.workflow import HostPlan
+    from gpunode.edge.fleet.host_plan import HostPlan
 
 
 @click.command(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpunode.core.plan.lockfile import Lock
     from gpunode.edge.detect import Where
     from gpunode.edge.fleet.events import EventLog
-    from gpunode.edge.fleet.workflow import HostPlan
+    from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.kube.client import Api
 
 

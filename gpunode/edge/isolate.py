@@ -82,6 +82,7 @@ def _write(report: str, error: Exception, host: str) -> str:
     import traceback
 
     from gpunode.core.mask import mask
+    from gpunode.edge.terminal import say
 
     head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     told = "".join(traceback.format_exception(error))
@@ -93,6 +94,6 @@ def _write(report: str, error: Exception, host: str) -> str:
     except (GpunodeError, OSError) as cause:
         why = cause.what if isinstance(cause, GpunodeError) else str(cause)
         with contextlib.suppress(OSError, ValueError):  # nobody may be listening
-            print(text, file=sys.stderr, flush=True)
+            say(text)
         return f"report it as {report}, with the traceback printed on standard error (it could not be kept: {why})"
     return f"report it as {report}, with {path}"

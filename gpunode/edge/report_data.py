@@ -18,7 +18,7 @@ from gpunode.core.rollout import make_pools
 from gpunode.edge.isolate import isolated
 
 if TYPE_CHECKING:
-    from gpunode.edge.fleet.workflow import HostPlan
+    from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.planner import Planner
 
 FOUND = "found.jsonl"  # beside a plan: a line for each host

@@ -15,7 +15,8 @@ from gpunode.core.plan.lockfile import Lock, parse_lock
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Where, find_hosts
-from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK, HostPlan
+from gpunode.edge.fleet.host_plan import HostPlan
+from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -79,7 +79,7 @@ def start(command: list[str]) -> int:
         if os.getppid() == parent:  # else it died before it could be asked for
             os.execvp(command[0], command)
     except OSError as error:
-        print(f"{command[0]}: {error.strerror}", file=sys.stderr, flush=True)
+        os.write(2, f"{command[0]}: {error.strerror}\n".encode())
     os._exit(NOT_FOUND)
 
 

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from edit_cases import files as files_of
+from edit_cases import case as case_of
+from edit_cases import cases
 from journal_text import packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.bundle import alpm, deb, manifest, rpm, upstream
@@ -60,7 +61,6 @@ from gpunode.edge.load import load_kube_knowledge, load_old_forms, load_schedule
 from gpunode.edge.planner import Planner
 
 CASES = Path(__file__).parents[1] / "cases"
-EDITS = Path(__file__).parents[1] / "edits"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -322,20 +322,17 @@ Files = dict[str, bytes]
 def edit_cases(*kinds: str) -> list[str]:
     """The cases of tests/edits as JSON: name and files, of which UTF-8 alone is kept."""
     found = []
-    for case in (case for kind in kinds for case in sorted((EDITS / kind).iterdir())):
-        files = {path: data.decode(errors="replace") for path, data in files_of(case / "before").items()}
+    for case in cases(*kinds):
+        files = {path: data.decode(errors="replace") for path, data in case.before.items()}
         if files:
-            found.append(json.dumps({"case": f"{case.parent.name}/{case.name}", "files": files}))
+            found.append(json.dumps({"case": case.id, "files": files}))
     return found
 
 
 @cache
 def wanted(case: str) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    kind = case.partition("/")[0]
-    for name in ("wanted.json", "request.json"):
-        if (EDITS / case / name).is_file():
-            found |= json.loads((EDITS / case / name).read_text())
+    kind, _, name = case.partition("/")
+    found = dict(case_of(kind, name).asked)
     if kind in RUNTIMES[:4]:
         found["runtime"] = kind
     elif kind in RUNTIMES:

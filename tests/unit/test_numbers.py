@@ -40,7 +40,8 @@ def test_any_text_is_a_number_or_none(text: str) -> None:
 
 def test_versions_of_any_length_compare() -> None:
     assert version_tuple(f"580.{MANY}") > version_tuple("580.999")
-    assert release(f"{MANY}.1") > release("2.3") and quantity(f"1e{MANY}") > quantity("1e9")
+    assert release(f"{MANY}.1") > release("2.3")
+    assert quantity(f"1e{MANY}") == 0, "no quantity that an API gives"
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from gpunode.core.plan.since import state_of
 from gpunode.core.report.text import plan_data, plan_text
 from gpunode.core.secrets import Secrets, Vaulted, is_recorded, open_recorded, seal_spec
 from gpunode.core.spec import parse_spec
+from gpunode.edge import saved
 from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.detect import Where
@@ -218,8 +219,8 @@ def test_no_plan_folder_and_no_shard_has_a_secret(
     assert write_shards(tmp_path / "plan", hosts, where, 1)
     assert holds(tmp_path / "plan") == []
     assert "secret(gpunode_spec.proxy)" in (tmp_path / "plan" / "playbook.yml").read_text()
-    recorded = workflow.load_plan(tmp_path / "plan")
-    assert with_secrets(recorded["spec"], SECRET_SPEC) == spec
+    recorded = saved.load_plan(tmp_path / "plan")
+    assert with_secrets(recorded.spec, SECRET_SPEC) == spec
 
 
 def test_no_output_of_the_command_line_has_a_secret(keys: list[Any], tmp_path: Path) -> None:

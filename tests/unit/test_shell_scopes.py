@@ -11,7 +11,9 @@ from shell_syntax import Function, Group, SyntaxProblem, parse
 from gpunode.node import script
 
 NODE = resources.files("gpunode.node")
-PARTS = sorted(file.name for file in NODE.iterdir() if file.name.endswith(".sh"))
+PARTS = sorted(
+    file.name for folder in NODE.iterdir() if folder.is_dir() for file in folder.iterdir() if file.name.endswith(".sh")
+)
 
 
 @pytest.mark.parametrize("name", PARTS)

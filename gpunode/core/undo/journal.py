@@ -52,6 +52,7 @@ _Shape = Grammar | list[Grammar] | list[dict[str, Grammar]]
 _FILE = {"path": PATH, "before": HASH, "after": HASH}
 _VERSIONED = {"name": PACKAGE, "version": VERSION}
 _SHAPES: Mapping[str, Mapping[str, _Shape]] = {
+    "baseline": {"driver": VALUE, "modules": [NAME]},
     "files": {"files": [_FILE], "by": WORD, "unit": UNIT},
     "packages": {
         "added": [_VERSIONED],

@@ -10,12 +10,12 @@ from pathlib import Path
 from gpunode.core.errors import InputError
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook, split
 from gpunode.edge.detect import Where
+from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
     CONFIG,
     INVENTORY,
     PLAYBOOK,
-    HostPlan,
     ansible_arguments,
     connection_vars,
     inventory_sources,

@@ -22,10 +22,10 @@ from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
 from gpunode.edge.detect import Where, probe
 from gpunode.edge.fleet.events import EventLog
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
+from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
 from gpunode.edge.fleet.workflow import (
     INVENTORY,
-    HostPlan,
     ansible_arguments,
     error_result,
     inventory_sources,

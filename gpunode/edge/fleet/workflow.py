@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,15 +13,16 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.image import prepares
 from gpunode.core.items.requests.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
-from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.model import Check, HostResult
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.printable import json_text
-from gpunode.core.report.text import PLAN_FORMAT, plan_exit
+from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.isolate import isolated
-from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.planner import Planner
 from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
@@ -43,29 +43,6 @@ pipelining = True
 # without the last two a node behind a network that drops packets is waited for without end
 ssh_args = -o ControlMaster=auto -o ControlPersist=10m -o ServerAliveInterval=20 -o ServerAliveCountMax=6
 """
-
-
-@dataclass(frozen=True, kw_only=True)
-class HostPlan:
-    """One host on its way through a run: what was found, what is planned, or the error that stopped it."""
-
-    detected: Detected
-    planned: Planned | None = None
-    error: GpunodeError | None = None
-
-    @property
-    def host(self) -> str:
-        return self.detected.host
-
-    @property
-    def plan(self) -> Plan | None:
-        return self.planned.plan if self.planned else None
-
-    @property
-    def exit(self) -> Exit:
-        if self.error:
-            return Exit(self.error.exit)
-        return plan_exit(self.planned.plan) if self.planned else Exit.FAILED
 
 
 def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] = lambda d: None) -> list[HostPlan]:

@@ -178,6 +178,7 @@ cri_check() {
 }
 
 # cri_attempt HANDLER EXPECTED NUMBER: 1 when the pod was taken away, its last words in cri_attempt_said; else the check is made
+# sets: cri_attempt_id cri_attempt_logs cri_attempt_pod cri_attempt_said
 cri_attempt() {
   cri_attempt_id=containerd.cri-$1
   cri_attempt_handler=
@@ -200,6 +201,7 @@ cri_attempt() {
 }
 
 # cri_container HANDLER EXPECTED: the container in the pod of cri_attempt
+# sets: cri_attempt_said cri_container_id
 cri_container() {
   cri_start || {
     ! cri_taken_away || return 1
@@ -222,6 +224,7 @@ cri_container() {
   return 0
 }
 
+# sets: cri_attempt_said cri_container_id
 cri_start() {
   cri_attempt_said=$(cri_ create "$cri_attempt_pod" "$GPUNODE_IN/container.json" "$GPUNODE_IN/pod.json") || return 1
   cri_container_id=$(last_line "$cri_attempt_said")
