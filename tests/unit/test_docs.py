@@ -148,3 +148,9 @@ def test_shown_commands_exist(page: Path) -> None:
 def test_the_checker_of_shown_commands_finds_mistakes() -> None:
     assert complaint(["nonsense"]) == "no command 'nonsense'"
     assert complaint(["completion", "--nonsense"]) == "no option --nonsense"
+
+
+def test_the_tests_that_the_threat_model_names_exist() -> None:
+    named = set(re.findall(r"\b((?:lab/)?test_\w+\.py)", (ROOT / "docs/safety.md").read_text()))
+    missing = [name for name in named if not (ROOT / "tests" / (name if "/" in name else f"unit/{name}")).is_file()]
+    assert len(named) > 20 and missing == []
