@@ -83,7 +83,7 @@ def test_facts_and_a_plan_are_passed_on_as_they_are(plays: Plays) -> None:
     plays.answers("facts", text)
     plays.answers("plan", text)
     tasks = [
-        {"hostile_facts": {}, "register": "found"},
+        {"hostile_facts": {"text": True}, "register": "found"},
         *passed_on("found"),
         {"hostile_plan": {"spec": {"driver": {"branch": "none"}}}, "register": "plan", "ignore_errors": True},
         *passed_on("plan"),
@@ -122,7 +122,7 @@ def test_the_role_preflight_compares_before_anything_is_templated_and_shows_the_
         "import_role": {"name": "gpunode.node.preflight"},
         "vars": {"preflight_expect": {"kernel": "{{ found.probe }}"}, "preflight_recover": False},
     }
-    output = plays.play([{"hostile_facts": {}, "register": "found"}, role], rc=2)
+    output = plays.play([{"hostile_facts": {"text": True}, "register": "found"}, role], rc=2)
     assert f"the plan expects #: gpunode-probe 1\\\\n#: system\\\\n| hostname {plays.template}" in output
     assert not plays.canary.exists()
 

@@ -267,6 +267,7 @@ def test_not_ready_in_time_says_which_pod_and_why(server: ApiServer, api: Api) -
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {"name": "plugin-x", "namespace": "gpunode", "labels": {
             "app.kubernetes.io/name": "nvidia-device-plugin", "app.kubernetes.io/instance": "gpunode"}},
+        "spec": {"containers": [{"name": "nvidia-device-plugin"}]},
         "status": {"phase": "Pending", "containerStatuses": [{"name": "nvidia-device-plugin", "state": {"waiting": {
             "reason": "ImagePullBackOff", "message": "Back-off pulling image"}}}]},
     }  # fmt: skip
@@ -274,6 +275,7 @@ def test_not_ready_in_time_says_which_pod_and_why(server: ApiServer, api: Api) -
     server.put(put_namespace)
     applied = apply(api, rendered(), timeout=0.2, tell=silent)
     assert applied.exit == Exit.FAILED
+    assert applied.waiting, applied
     assert applied.waiting[0] == (
         f"{PLUGIN} is not ready: its controller has not seen it yet; "
         "pod plugin-x: nvidia-device-plugin: ImagePullBackOff: Back-off pulling image"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,7 @@ from gpunode.edge.state import controller_name, next_generation
 from gpunode.node import part
 
 COMMON = part("common.sh").read_text(encoding="utf-8")
-RELEASE = resources.files("gpunode.node").joinpath("release.sh").read_text(encoding="utf-8")
+RELEASE = part("release.sh").read_text(encoding="utf-8")
 LEASE = 180
 WAYS = {"flock": "", "a link": "have() { [ $1 != flock ] && command -v $1 >/dev/null 2>&1; }"}
 

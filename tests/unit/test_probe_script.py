@@ -242,7 +242,8 @@ def test_command_lines_are_those_of_units_and_of_crio_that_of_its_process(shell:
     )
     head = SCRIPT.rpartition("\nwanted=$SECTIONS\n")[0]
     asked = (
-        f"units='{units}'\ncontainerd_root\ncrio_places\nrancher_folder k3s\necho $crio_config $crio_folder $folder\n"
+        f"units='{units}'\ncontainerd_root\ncrio_places\nrancher_folder k3s\n"
+        "echo $crio_config $crio_folder $data_folder\n"
     )
     done = subprocess.run(shell, input=f"{head}\n{asked}", capture_output=True, text=True, check=True, cwd="/")
     assert done.stdout == "| config containerd /etc/own.toml\n/etc/crio/own.conf /etc/crio/own.d /data/k3s\n"

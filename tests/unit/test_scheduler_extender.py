@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import yaml
+from edit_cases import case as case_of
 
 from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler
 from gpunode.edge.load import load_scheduler_rules
@@ -113,8 +114,7 @@ class Scheduler:
 
 def scheduler(version: str, url: str) -> Scheduler:
     """kube-scheduler with what configure writes for a release's stock manifest."""
-    before = ROOT / f"edits/scheduler/kubeadm-{version}/before"
-    files = {f"/{path.relative_to(before)}": path.read_bytes() for path in before.rglob("*") if path.is_file()}
+    files = case_of("scheduler", f"kubeadm-{version}").before
     request = SchedulerRequest(server_version=version, manifest=MANIFEST, extender_url=url)
     edit = configure_scheduler(files, request, RULES)
     assert edit.problems == ()
