@@ -8,6 +8,7 @@ import shlex
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,7 +259,8 @@ def judge_docker(trial: Trial, before: Mapping[str, Any], after: Mapping[str, An
     if request.flags:  # they count as much as the file, and dockerd alone knows both
         return differences(before, after, ["runtimes", "default-runtime"])
     had, has = (runtime_of(said, request.name) for said in (before, after))
-    path = had["path"] if "snap" in str(had.get("path")) else request.path  # a snap's engine sees only its own files
+    kept = "snap" in str(had.get("path")) or had.get("path") == Path(request.path).name
+    path = had["path"] if kept else request.path  # a snap's engine sees only its own files, nvidia-ctk writes the name
     default = default_of(request, before.get("default-runtime") or "runc")
     in_force = {
         "path": (has.get("path") or has.get("options", {}).get("BinaryName"), path),
