@@ -32,7 +32,7 @@ VERSIONS = {  # file → what stands before the version in it; pyproject.toml re
     f"gpunode/collection/{COLLECTION}/galaxy.yml": "version: ",
     f"gpunode/collection/{COLLECTION}/plugins/plugin_utils/node.py": 'VERSION = "',
 }
-# What may be used from Apache-2.0; that paramiko (LGPL) and ansible-core (GPL) may is said in docs/dependencies.md.
+# What may be used from Apache-2.0; that paramiko (LGPL) and ansible-core (GPL) may is said in docs/releasing.md.
 LICENCES = "Apache;BSD;MIT;ISC;PSF;Python Software Foundation;MPL;Mozilla;GPL;GNU"
 
 

@@ -35,6 +35,24 @@ class Command:
     exit: int = 0
 
 
+def section(page: str, title: str) -> str:
+    """The part of a page below a heading, up to the next heading of the same or a higher level."""
+    found: list[str] = []
+    level, code = 0, False
+    for line in page.splitlines(keepends=True):
+        code ^= line.startswith("```")
+        hashes, _, words = line.rstrip().partition(" ")
+        heading = not code and bool(words) and set(hashes) == {"#"}
+        if heading and level and len(hashes) <= level:
+            break
+        if level:
+            found.append(line)
+        elif heading and words == title:
+            level = len(hashes)
+    assert level, f"no heading {title!r}"
+    return "".join(found)
+
+
 def steps(page: str) -> list[File | Command]:
     """What a page tells the reader to do, in its order."""
     found: list[File | Command] = []

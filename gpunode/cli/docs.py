@@ -21,6 +21,7 @@ from gpunode.cli import docs_tables
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
 from gpunode.core.errors import Exit
+from gpunode.core.knowledge import Knowledge
 from gpunode.core.spec import Spec
 
 MEANING = {
@@ -37,19 +38,13 @@ MEANING = {
 
 def pages() -> dict[str, str]:
     """File name → its text."""
-    from gpunode.edge.load import load_knowledge
-
     return {
         "spec.md": spec_page(),
-        "exit-codes.md": exit_page(),
         "cli.md": cli_page(),
-        "choices.md": choices_page(),
-        "mig-profiles.md": mig_page(),
         "faults.md": faults_page(),
         "roles.md": docs_tables.roles_page(),
         "checks.md": docs_tables.checks_page(),
-        "knowledge-tables.md": docs_tables.tables_page(load_knowledge()),
-        "gpus.md": docs_tables.gpus_page(load_knowledge()),
+        "knowledge.md": knowledge_page(),
         "report.schema.json": report_schema_text(),
     }
 
@@ -108,19 +103,6 @@ def _values(hint: Any) -> str:
     return {str: "text", bool: "`true`, `false`", int: "number"}.get(hint, str(hint))
 
 
-# ---------------------------------------------------------------- exit codes
-
-
-def exit_page() -> str:
-    """What each exit code says."""
-    rows = "\n".join(f"| {code.value} | {MEANING[code]} |" for code in Exit)
-    return (
-        f"# Exit codes\n\n{NOTE}\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{rows}\n\n"
-        "Several hosts with different ends: the first that occurs of 1, 4, 5, 3. What to do about each stands in "
-        "[troubleshooting.md](troubleshooting.md).\n"
-    )
-
-
 # ---------------------------------------------------------------- what doctor knows
 
 
@@ -161,7 +143,21 @@ def report_schema_text() -> str:
     return json.dumps(report_schema(), indent=2, ensure_ascii=False) + "\n"
 
 
-# ---------------------------------------------------------------- what the solver chooses
+# ---------------------------------------------------------------- what the knowledge holds
+
+
+def knowledge_page() -> str:
+    """The data that every decision rests on, and what follows from it for each distribution and generation."""
+    from gpunode.edge.load import load_knowledge
+
+    known = load_knowledge()
+    return (
+        f"# Knowledge: drivers, CUDA, distributions, GPUs\n\n{NOTE}\nThe data of `gpunode/knowledge/` as of "
+        f"{known.as_of}. `gpunode knowledge show NAME` prints a row with its source; [Contributing]"
+        "(../CONTRIBUTING.md#the-knowledge) says how to add one.\n\n"
+        f"{choices(known)}\n{docs_tables.tables(known)}\n{mig_profiles()}\n{docs_tables.gpus(known)}"
+    )
+
 
 GENERATIONS = {  # a GPU of each
     "10de:102d": "Kepler (K80)",
@@ -177,29 +173,26 @@ GENERATIONS = {  # a GPU of each
 }
 
 
-def choices_page() -> str:
+def choices(knowledge: Knowledge) -> str:
     """Driver branch and flavour for every distribution and GPU generation."""
     from gpunode.core.solve import SolveRequest, solve
-    from gpunode.edge.load import load_knowledge
-
-    knowledge = load_knowledge()
 
     def cell(distro: str, gpu: str) -> str:
         driver = solve(SolveRequest(gpus=(gpu,), distro=distro), knowledge).driver
-        own = "" if not driver or driver.repository else ", *own*"
+        own = "" if not driver or driver.repository else ", *distro*"
         return f"{driver.branch} {driver.flavour}{own}" if driver else "–"
 
     rows = "\n".join(f"| {d} | {' | '.join(cell(d, g) for g in GENERATIONS)} |" for d in knowledge.distros)
     return (
-        f"# What gpunode chooses\n\n{NOTE}\nThe driver for one GPU of each generation on a fresh x86_64 machine, when "
-        f"nothing else is asked for, by what was known on {knowledge.as_of}. *own*: from the distribution itself. A "
-        "dash: nothing fits; `gpunode solve` says why and what would. The rules are in [solve.md](solve.md).\n\n"
+        "## What gpunode chooses\n\nThe driver for one GPU of each generation on a fresh x86_64 machine, when nothing "
+        "else is asked for. *Distro*: from the distribution's own packages. A dash: nothing fits; `gpunode solve` "
+        "gives the reason and an alternative. The rules are in [Driver, CUDA and fabric](driver.md#the-rules).\n\n"
         f"| | {' | '.join(GENERATIONS.values())} |\n|---|{'---|' * len(GENERATIONS)}\n{rows}\n"
     )
 
 
-def mig_page() -> str:
-    """Every product that MIG cuts, with its profiles: how many at most, and where they may start."""
+def mig_profiles() -> str:
+    """Every product that supports MIG, with its profiles: how many at most, and where they may start."""
     from gpunode.core.sharing.mig import Product, Profile
     from gpunode.edge.load import load_mig
 
@@ -214,10 +207,10 @@ def mig_page() -> str:
         return f"| {product.name} | {' '.join(product.ids)} | {product.driver} | {mode} | {cells} |"
 
     return (
-        f"# MIG profiles by GPU\n\n{NOTE}\nWhich GPUs can be cut, into what, how many of each alone at most, and at "
-        "which memory slice an instance may start. *Mode*: whether the MIG mode outlives a reboot; instances never do. "
-        "`gpunode sharing profiles` prints the same with slices, memory and sources; "
-        "[sharing.md](sharing.md) says how to have GPUs cut.\n\n"
+        "## MIG profiles by GPU\n\nWhich GPUs support MIG, with which profiles, how many instances of each alone at "
+        "most, and at which memory slices one may start. *Mode*: whether the MIG mode survives a reboot; instances "
+        "never do. `gpunode sharing profiles` prints the same with slices, memory and sources; "
+        "[Sharing GPUs](sharing.md#mig) says how to use them.\n\n"
         "| product | PCI ids | driver from | mode | profiles |\n|---|---|---|---|---|\n"
         + "\n".join(row(product) for product in load_mig())
         + "\n"
@@ -232,7 +225,13 @@ def cli_page() -> str:
     from gpunode.cli.main import cli
 
     body = "\n".join(_command(cli, click.Context(cli, info_name="gpunode")))
-    return f"# The command line\n\n{NOTE}\n`python -m gpunode` is the same as `gpunode`.\n\n{body}"
+    codes = "\n".join(f"| {code.value} | {MEANING[code]} |" for code in Exit)
+    return (
+        f"# The command line\n\n{NOTE}\n`python -m gpunode` is the same as `gpunode`.\n\n{body}"
+        f"\n## Exit codes\n\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{codes}\n\n"
+        "Where several hosts end differently, the first that occurs of 1, 4, 5, 3. [Troubleshooting by exit code]"
+        "(faq.md#troubleshooting-by-exit-code) says what to do about each.\n"
+    )
 
 
 def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:

@@ -39,9 +39,9 @@ def roles_page() -> str:
     found = sorted(role.name for role in (collection / "roles").iterdir() if role.is_dir())
     names = [*_ENTRY, *(name for name in found if name not in _ENTRY)]
     parts = [
-        f"# Roles and actions\n\n{NOTE}\nThe collection `gpunode.node`, which `pip install gpunode` brings. How to use "
-        "it stands in [ansible.md](ansible.md). Every option of a role is empty by default, and an empty one does "
-        "nothing.\n"
+        f"# Roles and actions\n\n{NOTE}\nThe collection `gpunode.node`, which `pip install gpunode` brings. [gpunode "
+        "for authors of Ansible code](ansible.md) says how to use it. Every option of a role is empty by "
+        "default, and an empty one does nothing.\n"
     ]
     for name in names:
         text = (collection / "roles" / name / "meta" / "argument_specs.yml").read_text(encoding="utf-8")
@@ -103,7 +103,7 @@ def checks_page() -> str:
 # ---------------------------------------------------------------- knowledge
 
 
-def tables_page(known: Knowledge) -> str:
+def tables(known: Knowledge) -> str:
     """Driver branches, generations, CUDA releases, distributions, repositories and their keys."""
     branches = table(
         ("branch", "kind", "newest", "updates until", "generations", "CUDA", "open modules"),
@@ -155,15 +155,13 @@ def tables_page(known: Knowledge) -> str:
         ),
     )
     return (
-        f"# Tables of the knowledge\n\n{NOTE}\nAs known on {known.as_of}. `gpunode knowledge show NAME` prints a row "
-        "with its source; [knowledge.md](knowledge.md) says how the data is kept, [gpus.md](gpus.md) has the GPUs.\n\n"
         f"## Driver branches\n\nLTSB: long-term, PB: production, NFB: new feature.\n\n{branches}\n"
         f"## GPU generations\n\n{generations}\n## CUDA releases\n\n{cuda}\n## Distributions\n\n{distros}\n"
         f"## Repositories\n\n{sources}\n## Signing keys\n\n{keys}"
     )
 
 
-def gpus_page(known: Knowledge) -> str:
+def gpus(known: Knowledge) -> str:
     """Every GPU from Kepler on by its PCI id."""
     rows = (
         (
@@ -179,7 +177,7 @@ def gpus_page(known: Knowledge) -> str:
         for g in known.gpus.values()
     )
     return (
-        f"# GPUs\n\n{NOTE}\nThe {len(known.gpus)} GPUs from Kepler on that gpunode knows by their PCI id, as "
+        f"## GPUs\n\nThe {len(known.gpus)} GPUs from Kepler on that gpunode knows by their PCI id, as "
         f"`lspci -nn -d 10de:` shows it; {len(known.legacy)} older ones and {len(known.nvswitches)} NVSwitches are "
         "known as well. *Open*: whether the open kernel modules drive it (only: nothing else does).\n\n"
         + table(("id", "product", "generation", "compute capability", "memory", "kind", "MIG", "open"), rows)

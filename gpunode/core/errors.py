@@ -17,7 +17,7 @@ _USERINFO = re.compile(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL h
 
 
 class Exit(IntEnum):
-    """The exit codes of every command (docs/exit-codes.md)."""
+    """The exit codes of every command (docs/cli.md)."""
 
     OK = 0
     FAILED = 1

@@ -1,6 +1,6 @@
-"""The how-tos, followed word for word on lab nodes.
+"""The examples of the guide, followed word for word on lab nodes.
 
-A how-to calls its nodes gpu1, ws1 or k1; files of variables beside its inventory lead these to lab nodes and their
+An example calls its nodes gpu1, ws1 or k1; files of variables beside its inventory lead these to lab nodes and their
 package repositories.  Where a page means the reader's own machine, or a program of it, a lab node stands for it.
 The cluster is the API of tests/unit/api_server.py.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import yaml
-from page import Reader
+from page import Reader, section
 
 from gpunode.lab import Lab
 
@@ -33,7 +33,7 @@ LabUp = Callable[..., Lab]
 
 
 class Site:
-    """A folder in which a how-to is followed, and lab nodes for the hosts that it names."""
+    """A folder in which an example is followed, and lab nodes for the hosts that it names."""
 
     def __init__(self, folder: Path, state: Path, lab_up: LabUp) -> None:
         self.folder, self._up = folder, lab_up
@@ -59,10 +59,11 @@ class Site:
         (self.folder / f"host_vars/{name}.yml").write_text(yaml.safe_dump(variables))
         return lab
 
-    def follow(self, page: str, instead: dict[str, str] | None = None) -> None:
+    def follow(self, page: str, title: str, instead: dict[str, str] | None = None) -> None:
+        """Follow one section of a page."""
         reader = Reader(self.folder, self.environment, instead=instead or {})
         try:
-            assert reader.follow((ROOT / "docs/how-to" / page).read_text()) > 0
+            assert reader.follow(section((ROOT / "docs" / page).read_text(), title)) > 0
         finally:
             reader.close()
 
@@ -101,7 +102,8 @@ def on(lab: Lab, program: str) -> str:
 def test_docker_workstation(site: Site) -> None:
     lab = site.host("localhost", distro="debian:12", gpus=("h100",), nouveau=True)
     site.follow(
-        "docker-workstation.md",
+        "quickstart.md",
+        "One machine with Docker",
         {"plan --local": "plan -i hosts.yml", "provision --local": "provision -i hosts.yml",
          "verify --local": "verify -i hosts.yml", "docker info --format": on(lab, "docker info --format"),
          "'{{.": "\"'{{.", "}}'": "}}'\""},
@@ -113,8 +115,8 @@ def test_kubeadm_and_then_awx(site: Site, cluster: ApiServer) -> None:
     lab = site.host("gpu1", distro="debian:12", gpus=("h100",), nouveau=True)
     at(lab, re.sub(r"v1\.30\.14", "v1.34.2", KUBELET))
     cluster.put(cluster_node("gpu1", address=lab.nodes[0].address, allocatable={"nvidia.com/gpu": "1"}))
-    site.follow("kubeadm.md")
-    site.follow("awx.md")
+    site.follow("cluster.md", "kubeadm with containerd")
+    site.follow("ansible.md", "AWX and Automation Platform")
     assert "cuda-12.8" in at(lab, "ls /usr/local")
 
 
@@ -122,19 +124,19 @@ def test_k3s(site: Site, cluster: ApiServer) -> None:
     lab = site.host("k1", distro="debian:12", gpus=("h100",), engines=("containerd",))
     at(lab, K3S.replace("v1.28.9", "v1.34.2"))
     cluster.put(cluster_node("k1", address=lab.nodes[0].address, allocatable={"nvidia.com/gpu": "1"}))
-    site.follow("k3s.md")
+    site.follow("cluster.md", "k3s and RKE2")
     assert "default-runtime: nvidia" in at(lab, "cat /etc/rancher/k3s/config.yaml")
 
 
 def test_mixed_fleet(site: Site) -> None:
     training = site.host("gpu1", distro="debian:12", gpus=("h100", "h100"), engines=("containerd",))
     workstation = site.host("ws1", distro="debian:13", gpus=("10de:2204",))
-    site.follow("mixed-fleet.md")
+    site.follow("fleet.md", "Example: a mixed fleet")
     assert "cuda-12.8" in at(workstation, "ls /usr/local")
     assert "cuda" not in at(training, "ls /usr/local")
 
 
 def test_mig(site: Site) -> None:
     lab = site.host("gpu1", distro="debian:12", gpus=("h100",), engines=("containerd",))
-    site.follow("mig.md", {"ssh root@gpu1": on(lab, "")})
+    site.follow("sharing.md", "Example: MIG on one node", {"ssh root@gpu1": on(lab, "")})
     assert at(lab, "systemctl is-enabled gpunode-mig.service").strip() == "enabled"

@@ -1,7 +1,7 @@
 """The parsers of what comes from nodes, logs, clusters, repositories and people, each with texts to begin from.
 
 A target takes any text.  It returns, or raises GpunodeError: a sentence that a person can act on.  Anything else is a
-bug.  `inputs` is how many texts `make test-all` tries (docs/tested.md has the same numbers).
+bug.  `inputs` is how many texts `make test-all` tries.
 """
 
 from __future__ import annotations

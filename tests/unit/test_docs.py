@@ -92,13 +92,38 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert dead == []
 
 
+DOCS = [page for page in PAGES if page.name != "CHANGELOG.md"]
+
+
+@over(DOCS, name=name_of)
+def test_link_texts_are_titles_and_not_file_names(page: Path) -> None:
+    assert re.findall(r"\[[\w./-]+\.md\]\(", page.read_text()) == []
+
+
+def glued_lists(text: str) -> list[str]:
+    """First items of lists that follow a paragraph without a blank line: they would be part of the paragraph."""
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)
+    return re.findall(r"^(?! |[-*] |[#>|]|\d+\. |$).*\n((?:[-*]|\d+\.) .*)$", prose, re.MULTILINE)
+
+
+@over(DOCS, name=name_of)
+def test_lists_stand_after_a_blank_line(page: Path) -> None:
+    assert glued_lists(page.read_text()) == []
+
+
+def test_the_checker_of_lists_finds_a_list_in_a_paragraph() -> None:
+    assert glued_lists("**Words**\n- one\n- two\n") == ["- one"]
+    assert glued_lists("Words\n\n- one\n  more\n- two\n\n## A\n- b\n") == []
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text()))
     assert {p.name for p in (ROOT / "docs").glob("*.md")} - linked == {"README.md"}
 
 
-# A shown command is a line "$ gpunode …" of a ```console block, or "gpunode …" where none has a $; the rest is output.
-BLOCK = re.compile(r"^```console\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# A shown command is a line "$ gpunode …" of a ```console or ```sh block, or "gpunode …" where none has a $; the rest is
+# output.
+BLOCK = re.compile(r"^```(?:console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
 
 def shown_commands(text: str) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""How tutorial and how-tos are followed (tests/page.py), and the page that needs no node, followed."""
+"""How tutorial and examples are followed (tests/page.py), and the example that needs no node, followed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ from api_nodes import COUNT, MEMORY, Nodes
 from api_server import ApiServer
 from edit_cases import case, write_tree
 from kube_cluster import node
-from page import Command, File, Reader, missing, steps
+from page import Command, File, Reader, missing, section, steps
 
 pytest_plugins = ("kube_fixtures",)
 
 ROOT = Path(__file__).parents[2]
+GPUSHARE = "The old instructions, and what replaces them"
 PAGE = """
 ```console
 $ one  # a comment
@@ -57,6 +58,12 @@ def test_a_page_is_files_and_commands_in_their_order() -> None:
 )
 def test_what_is_shown_has_to_be_printed_in_this_order(shown: tuple[str, ...], lost: str | None) -> None:
     assert missing(shown, "one   two\nthree\n") == lost
+
+
+def test_a_section_ends_where_the_next_one_of_its_level_begins() -> None:
+    page = "# A\n\n## B\none\n```sh\n# two\n```\n### C\nthree\n## D\nfour\n"
+    wanted = {"B": "one\n```sh\n# two\n```\n### C\nthree\n", "C": "three\n", "D": "four\n"}
+    assert {title: section(page, title) for title in wanted} == wanted
 
 
 @pytest.fixture
@@ -118,13 +125,13 @@ def at_cluster(folder: Path, server: ApiServer, instead: dict[str, str] | None =
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("page", "host"), [("kubeadm.md", "gpu1"), ("k3s.md", "k1")])
-def test_the_clusters_half_of_a_page(page: str, host: str, server: ApiServer, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("title", "host"), [("kubeadm with containerd", "gpu1"), ("k3s and RKE2", "k1")])
+def test_the_clusters_half_of_an_example(title: str, host: str, server: ApiServer, tmp_path: Path) -> None:
     """The nodes' half is followed in tests/lab/test_how_to.py."""
     server.put(node(host, allocatable={"nvidia.com/gpu": "1"}))
     Nodes(server)
     reader = at_cluster(tmp_path, server)
-    told = steps((ROOT / "docs/how-to" / page).read_text())
+    told = steps(section((ROOT / "docs/cluster.md").read_text(), title))
     here = [step for step in told if isinstance(step, Command) and re.match(r"gpunode (init|kube) ", step.line)]
     assert len(here) >= 4
     for command in here:
@@ -139,12 +146,7 @@ def test_gpushare(server: ApiServer, tmp_path: Path) -> None:
     host = tmp_path / "control-plane"
     write_tree(case("scheduler", "kubeadm-1.34").before, host)
     reader = at_cluster(tmp_path, server, {"--kube-proxy": f"--root {host} --kube-proxy"})
-    assert reader.follow((ROOT / "docs/how-to/gpushare.md").read_text()) == 8
+    assert reader.follow(section((ROOT / "docs/gpushare.md").read_text(), GPUSHARE)) == 8
     assert (host / "etc/kubernetes/scheduler-policy-config.yaml").read_text().count("urlPrefix:") == 1
     assert "apiVersion: apps/v1\n" in (tmp_path / "today.yaml").read_text()
     reader.close()
-
-
-def test_every_how_to_is_followed_by_a_test() -> None:
-    tests = (ROOT / "tests/lab/test_how_to.py").read_text() + Path(__file__).read_text()
-    assert [page.name for page in (ROOT / "docs/how-to").glob("*.md") if page.name not in tests] == []

@@ -1,4 +1,4 @@
-"""Health of the GPUs from one probe, as checks with stable ids (docs/verify.md lists them)."""
+"""Health of the GPUs from one probe, as checks with stable ids (docs/checks.md lists them)."""
 
 from __future__ import annotations
 

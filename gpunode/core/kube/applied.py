@@ -49,7 +49,7 @@ class Applied:
 
 
 def applied_data(applied: Applied, server: str, context: str) -> dict[str, Any]:
-    """The shape of `gpunode kube apply --format json` (docs/kube-apply.md)."""
+    """The shape of `gpunode kube apply --format json` (docs/kubernetes.md)."""
     error = applied.error
     return {
         "server": server,

@@ -114,7 +114,7 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
 
 
 def solution_data(solution: Solution) -> dict[str, Any]:
-    """The solution as plain data, the shape of `gpunode solve --format json` (docs/solve.md)."""
+    """The solution as plain data, the shape of `gpunode solve --format json` (docs/driver.md)."""
     driver, fabric, cuda, toolkit = solution.driver, solution.fabric, solution.cuda, solution.toolkit
     return {
         "driver": driver

@@ -287,7 +287,7 @@ give_files_back() {
 # sets: manager begun
 main() {
   manager=$(package_manager)
-  [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use one of docs/solve.md's distributions"
+  [ -n "$manager" ] || finish refused "no package manager was found (apt-get, dnf, yum, zypper, pacman)" "use a distribution that docs/knowledge.md lists"
   manager_ installed >"$GPUNODE_IN/.before"
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"

@@ -31,7 +31,7 @@ def usage_text(found: Usage, *, details: bool = False) -> str:
 
 
 def usage_data(found: Usage) -> dict[str, Any]:
-    """The shape of `gpunode kube status --format json` (docs/kube-apply.md)."""
+    """The shape of `gpunode kube status --format json` (docs/kubernetes.md)."""
     totals: dict[tuple[str, str, str], list[int]] = {}
     for node in found.nodes:
         for use in node.uses:
