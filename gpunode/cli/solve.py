@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     default="auto",
     show_default=True,
     metavar="CHOICE",
-    help="BRANCH or VERSION, with or without -open or -proprietary; or open, proprietary, distro, none, auto.",
+    help="BRANCH or VERSION, with or without -open or -proprietary; or open, proprietary, distro, lts, none, auto.",
 )
 @click.option(
     "--method",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import hashlib
 import os
 import tomllib
 import urllib.error
@@ -173,6 +174,8 @@ def resolve_key(repository: Repository, spec: Spec) -> bytes:
         found = fingerprints(key)
     except InputError as error:
         raise InputError(f"{where}: {error.what}", expected=error.expected, fix=error.fix) from error
+    if not repository.fingerprint and repository.key_sha256 and not source.key:
+        return _by_its_file(key, found, repository, where)
     if not repository.fingerprint:
         raise RefusedError(
             f"the fingerprint of {repository.name}'s key is not known; {where} has {', '.join(found)}",
@@ -191,6 +194,20 @@ def resolve_key(repository: Repository, spec: Spec) -> bytes:
             f"{where} holds {len(found)} keys: {', '.join(found)}",
             expected=f"{repository.fingerprint} alone, as each key in the file could sign packages",
             fix="export that one key: gpg --armor --export FINGERPRINT",
+        )
+    return key
+
+
+def _by_its_file(key: bytes, found: Sequence[str], repository: Repository, where: str) -> bytes:
+    """A key whose fingerprint nobody published: its file is the known one, and it ends with the id that names it."""
+    plain = b"".join(line for line in key.splitlines(keepends=True) if not line.startswith(b"Version"))
+    digest = hashlib.sha256(plain).hexdigest()
+    if digest != repository.key_sha256 or len(found) != 1 or not found[0].endswith(repository.key_id):
+        raise RefusedError(
+            f"{where} is not the key that is known: its SHA-256 (without Version lines) is {digest}, its fingerprint "
+            f"{', '.join(found)}",
+            expected=f"SHA-256 {repository.key_sha256} and one fingerprint that ends in {repository.key_id}",
+            fix=f"compare the key with what the vendor publishes, then set sources.{repository.name}.fingerprint",
         )
     return key
 

@@ -201,7 +201,7 @@ class Planner:
     def _key(self, repository: Repository, spec: Spec) -> bytes:
         from gpunode.edge.load import resolve_key
 
-        known = (repository.name, repository.fingerprint)
+        known = (repository.name, repository.fingerprint or repository.key_sha256)
         if known not in self._keys:
             self._keys[known] = resolve_key(repository, spec)
         return self._keys[known]

@@ -99,7 +99,7 @@ def test_distributions_stand_once_and_name_a_known_key() -> None:
 
 
 # NVIDIA publishes these keys without their fingerprints, and no second source names them: the spec has to
-NO_FINGERPRINT = {"CDF6BA43", "1940C73E"}
+NO_FINGERPRINT = {"CDF6BA43", "1940C73E", "35A7D095"}
 
 
 @pytest.mark.parametrize("key", [key for key in KNOWLEDGE.solved_distros() if KNOWLEDGE.distros[key].dir])

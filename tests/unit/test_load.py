@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -136,6 +139,27 @@ def test_a_key_comes_from_a_url(server: str) -> None:
 def test_without_a_key_in_the_spec_the_vendors_is_fetched(server: str) -> None:
     vendor = Repository(name="nvidia-cuda", url="http://x/", key_url=f"{server}/one.asc", fingerprint=ONE)
     assert resolve_key(vendor, Spec()) == (KEYS / "one.asc").read_bytes()
+
+
+def by_file(server: str, *, key: bytes = (KEYS / "one.asc").read_bytes(), ends: str = ONE[-8:]) -> Repository:
+    digest = hashlib.sha256(re.sub(rb"(?m)^Version.*\n", b"", key)).hexdigest()
+    return Repository(name="nvidia-cuda", url="http://x/", key_url=f"{server}/one.asc", key_sha256=digest, key_id=ends)
+
+
+def test_a_key_whose_fingerprint_nobody_published_is_known_by_its_file_and_its_id(server: str) -> None:
+    assert resolve_key(by_file(server), Spec()) == (KEYS / "one.asc").read_bytes()
+
+
+@pytest.mark.parametrize("other", [{"key": b"another"}, {"ends": "CDF6BA43"}])
+def test_another_file_or_another_id_is_refused_with_both(server: str, other: dict[str, Any]) -> None:
+    with pytest.raises(RefusedError, match="is not the key that is known") as error:
+        resolve_key(by_file(server, **other), Spec())
+    assert ONE in error.value.what and "one fingerprint that ends in" in error.value.expected
+
+
+def test_the_known_file_is_no_word_on_a_key_that_the_spec_names(server: str) -> None:
+    with pytest.raises(RefusedError, match="is not known"):
+        resolve_key(by_file(server), spec(f"{server}/one.asc"))
 
 
 @pytest.mark.parametrize(

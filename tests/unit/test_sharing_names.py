@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
-from gpunode.core.sharing.mig import Product, find_product
+from gpunode.core.sharing.mig import Product, find_product, product_of
 from gpunode.edge.load import load_knowledge, load_mig
 
 PRODUCTS, KNOWLEDGE = load_mig(), load_knowledge()
@@ -49,9 +49,15 @@ def test_a_name_means_its_product(text: str) -> None:
 
 @pytest.mark.parametrize("product", PRODUCTS, ids=lambda product: product.name)
 def test_the_whole_name_and_the_id_of_every_gpu_mean_its_product(product: Product) -> None:
+    first = next(p for p in PRODUCTS if set(p.ids) & set(product.ids))  # of two sizes
     names = [model.name for pci_id in product.ids if (model := KNOWLEDGE.gpu(pci_id))]
-    said = (*names, *product.names, *product.ids, product.name)
-    assert {find_product(text, PRODUCTS, KNOWLEDGE) for text in said} == {product}
+    assert {find_product(text, PRODUCTS, KNOWLEDGE) for text in (*names, *product.ids)} == {first}
+    assert {find_product(text, PRODUCTS, KNOWLEDGE) for text in (*product.names, product.name)} == {product}
+
+
+def test_the_memory_that_the_driver_names_tells_two_sizes_of_one_id_apart() -> None:
+    sizes = {mib: product_of("10de:2941", PRODUCTS, KNOWLEDGE, memory_mib=mib).name for mib in (189471, 180000, 177500)}
+    assert sizes == {189471: "GB200 189GB", 180000: "GB200 189GB", 177500: "GB200 186GB"}
 
 
 @pytest.mark.parametrize(("text", "kind", "what"), NOT_MEANT, ids=[text for text, _, _ in NOT_MEANT])

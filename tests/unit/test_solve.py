@@ -292,7 +292,7 @@ def test_the_command_prints_the_documented_json() -> None:
     assert data["driver"] == {
         "branch": 595,
         "flavour": "open",
-        "version": "595.91.07",
+        "version": "595.99.02",
         "method": "packages",
         "packages": ["linux-headers-generic", "nvidia-driver-pinning-595", "nvidia-open"],
         "repository": "nvidia-cuda",

@@ -50,7 +50,7 @@ def test_solve_prints_the_stacks_of_saved_probes() -> None:
     done = CliRunner().invoke(cli, args, standalone_mode=False)
     assert done.return_value == 5, done.output
     lines = done.output.splitlines()
-    assert [line.split()[:3] for line in lines if line[:3].isdigit()] == [["595", "open", "20"], ["580", "open", "1"]]
+    assert [line.split()[:3] for line in lines if line[:3].isdigit()] == [["595", "open", "20"], ["570", "open", "1"]]
     assert "no stack              1  jetson-orin" in lines
     assert "no GPU                2  container-no-gpu, debian12-no-gpu" in lines
     assert lines[-1] == "2 stacks for 21 of 25 hosts with an NVIDIA GPU"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from gpunode.core.numbers import whole
@@ -39,7 +39,7 @@ class GpuModel:
     mig: str  # where it is proven: mig-parted, guide, chip; "unknown"; "" = not capable
     fabric: Literal["", "nvswitch", "imex"]  # what joins several of them
     open: Literal["no", "yes", "only"]  # do the open kernel modules drive it
-    first_release: str  # first release of the open modules that names it; "" where the architecture says enough
+    first_release: str  # first driver that drives it, a version or a branch; "" where the architecture says enough
     source: str
     confidence: str
 
@@ -67,6 +67,7 @@ class Branch:
     cuda_major: int
     open: Literal["no", "datacenter", "yes", "only"]
     source: str
+    max_kernel: str = ""  # the newest Linux that its newest release still compiles for, "" where none is known
 
     def ended(self, as_of: str) -> bool:
         """Whether its support is over on the day `as_of` (YYYY-MM-DD)."""
@@ -95,13 +96,17 @@ class CudaRelease:
 
 @dataclass(frozen=True, kw_only=True)
 class RepositoryKey:
-    """A repository's signing key.  `url` may hold {repository}; a fingerprint "" is not known."""
+    """A repository's signing key.  `url` may hold {repository}; a fingerprint "" is not known.
+
+    Where the fingerprint is not known, `file_sha256` may be: of the key's file without its `Version` lines.
+    """
 
     id: str
     url: str
     fingerprint: str
     source: str
     state: str = ""  # "revoked on 2022-04-27"
+    file_sha256: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,6 +132,13 @@ class DistroRow:
     epel: str = ""  # the release of EPEL that dkms comes from
     repositories: tuple[str, ...] = ()  # packages that set up repositories
     builder: str = ""  # id of the repository that has what EPEL's packages need
+    open_only: bool = False  # NVIDIA supports its open kernel modules alone on it
+    by_arch: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)  # other ranges than the row's
+
+    def on(self, arch: str) -> DistroRow:
+        """The row with the ranges that the repository of that architecture has."""
+        other = self.by_arch.get(arch)
+        return replace(self, **other) if other else self  # type: ignore[arg-type]  # branches and cuda
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +222,7 @@ def _rows(text: str) -> Iterable[list[str]]:
 
 def _sourced(row: Table, file: Table) -> dict[str, Any]:
     """The row without its bookkeeping, `source` spelled out by the file's [sources]."""
-    kept = {k: v for k, v in row.items() if k not in ("checked", "confidence", "note")}
+    kept = {k: v for k, v in row.items() if k not in ("checked", "source_date", "confidence", "note")}
     return kept | {"source": source_of(row, file)}
 
 
@@ -260,6 +272,10 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
     distribution = key.partition(":")[0]
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
     fields["builder"] = row.get("builder", {}).get(distribution, "")
+    fields["eol"] = row["eol"].get(distribution, "") if isinstance(row["eol"], Mapping) else row["eol"]
+    fields["by_arch"] = {
+        arch: {name: _frozen(span) for name, span in spans.items()} for arch, spans in row.get("by_arch", {}).items()
+    }
     return DistroRow(key=key, **fields)
 
 

@@ -53,6 +53,8 @@ class Repository:
     key_url: str = ""
     key: bytes = b""
     fingerprint: str = ""
+    key_sha256: str = ""  # of the key's file without its `Version` lines, where the fingerprint is not known
+    key_id: str = ""  # what the fingerprint must end with then
     source: str = ""
     signs: Literal["packages", "metadata"] = "packages"
 

@@ -132,8 +132,9 @@ def product_of(
     """
     model = knowledge.gpu(pci_id)
     name = f"{model.name} ({pci_id})" if model else pci_id
-    found = next((p for p in products if pci_id.lower() in p.ids), None)
-    if found and memory_mib and abs(memory_mib * 1.048576 / 1000 / found.memory_gb - 1) > SAME_MEMORY:
+    same = [p for p in products if pci_id.lower() in p.ids]  # several where one id is sold with several sizes
+    found = min(same, key=lambda p: abs(_gb(memory_mib) - p.memory_gb) if memory_mib else 0, default=None)
+    if found and memory_mib and abs(_gb(memory_mib) / found.memory_gb - 1) > SAME_MEMORY:
         raise RefusedError(
             f"{name} has {memory_mib} MiB, not the {found.memory_gb} GB of {found.name}",
             expected=f"a product whose MIG profiles are known: {_names(products)}",
@@ -154,6 +155,10 @@ def product_of(
     )
 
 
+def _gb(memory_mib: int) -> float:
+    return memory_mib * 1.048576 / 1000
+
+
 def find_product(text: str, products: Sequence[Product], knowledge: Knowledge) -> Product:
     """A PCI id (10de:20b2, 20b2) or a name (A100 80GB, 'H200 NVL') → the product.
 
@@ -170,7 +175,8 @@ def find_product(text: str, products: Sequence[Product], knowledge: Knowledge) -
     named = [p for p in products if word and _within(word, p.name)]
     models = [m for m in knowledge.gpus.values() if m.kind != "not-a-gpu" and word and _within(word, m.name)]
     exact = [m for m in models if bare == _plain(m.name).removeprefix("nvidia ")]
-    by_id = {one: p for p in products for one in p.ids}
+    by_id = {one: p for p in reversed(products) for one in p.ids}  # the first, where several have one id
+    named = [p for p in named if any(by_id[one] == p for one in p.ids)]
     found = whole or list(dict.fromkeys([*(by_id[m.id] for m in models if m.id in by_id), *named]))
     if exact and exact[0].id in by_id and word == _plain(exact[0].name):
         found = [by_id[exact[0].id]]

@@ -45,7 +45,7 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
         if not notes.problems:
             notes.because("driver", "no GPU that a driver would serve", "")
         return notes.solution()
-    case = Case(request=request, distro=row, gpus=gpus, knowledge=knowledge, notes=notes)
+    case = Case(request=request, distro=row.on(request.arch), gpus=gpus, knowledge=knowledge, notes=notes)
     driver = solve_driver(case)
     fabric = solve_fabric(case, driver)
     cuda = solve_cuda(case, driver)
@@ -57,18 +57,21 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
 
 
 def parse_driver(text: str) -> DriverSpec:
-    """BRANCH|VERSION[-open|-proprietary], open, proprietary, distro, none or auto → DriverSpec.  Raises InputError."""
+    """BRANCH|VERSION[-open|-proprietary], open, proprietary, distro, lts, none or auto → DriverSpec.
+
+    Raises InputError.
+    """
     if text in ("open", "proprietary"):
         return DriverSpec(flavour=_flavour(text))
-    if text in ("distro", "none", "auto"):
+    if text in ("distro", "lts", "none", "auto"):
         return DriverSpec(branch=text)
     match = re.fullmatch(r"(?P<branch>\d{3})(?P<rest>\.\d+(\.\d+)?)?(-(?P<flavour>open|proprietary))?", text)
     if not match:
-        near = difflib.get_close_matches(text, ("open", "proprietary", "distro", "none", "auto"), n=1)
+        near = difflib.get_close_matches(text, ("open", "proprietary", "distro", "lts", "none", "auto"), n=1)
         raise InputError(
             f"driver {text!r}",
             expected="BRANCH or VERSION (580, 580.178.04) with or without -open or -proprietary; or open, proprietary, "
-            "distro, none, auto",
+            "distro, lts, none, auto",
             fix=f"did you mean {near[0]!r}?" if near else "gpunode solve --gpu … without --driver shows what fits",
         )
     version = match["branch"] + match["rest"] if match["rest"] else ""

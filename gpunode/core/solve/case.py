@@ -44,6 +44,7 @@ class SolveRequest:
     components: tuple[str, ...] | None = None  # of the node's Debian sources; None: not known
     loaded_driver: str = ""  # version of a driver that is there
     runfile: str = ""  # version that nvidia-installer left
+    installed_toolkit: str = ""  # version of the container toolkit that is there
     driver: DriverSpec = DriverSpec()
     cuda: CudaSpec = CudaSpec()
     toolkit: ToolkitSpec = ToolkitSpec()
@@ -73,12 +74,20 @@ def request_of(facts: NodeFacts, spec: Spec) -> SolveRequest:
         components=_components(facts) if facts.distro.id == "debian" else None,
         loaded_driver=facts.driver.loaded or facts.driver.userspace,
         runfile=facts.driver.runfile,
+        installed_toolkit=_upstream(facts.packages["nvidia-container-toolkit"].version)
+        if "nvidia-container-toolkit" in facts.packages
+        else "",
         driver=spec.driver,
         cuda=spec.cuda,
         toolkit=spec.toolkit,
         fabric=spec.fabric,
         sources=spec.sources,
     )
+
+
+def _upstream(version: str) -> str:
+    """1:1.20.1-1 → 1.20.1: the version without the packager's epoch and release."""
+    return version.rpartition(":")[2].partition("-")[0]
 
 
 def _components(facts: NodeFacts) -> tuple[str, ...] | None:

@@ -11,7 +11,7 @@ from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
 from gpunode.core.solve.packages import driver_choice
-from gpunode.core.solve.rules import Rule, best_branch, in_repository, needs
+from gpunode.core.solve.rules import SUPPORTED, Rule, best_branch, builds, in_repository, needs
 from gpunode.core.solve.runfile import runfile_driver
 
 MOK = (
@@ -186,11 +186,10 @@ def _own_packages(case: Case, flavour: str) -> bool:
 
 def _only_own(case: Case, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
-    if case.request.driver.branch != "auto" or case.request.driver.version or not case.distro.own:
+    if case.request.driver.branch not in ("auto", "lts") or case.request.driver.version or not case.distro.own:
         return False
-    asked = needs(case, flavour)
-    if best_branch(case.knowledge, [*asked, in_repository(case.distro, False)]) or not best_branch(
-        case.knowledge, [*asked, in_repository(case.distro, True)]
+    if _best(case, [*needs(case, flavour), *_where(case, own=False)]) or not _best(
+        case, [*needs(case, flavour), *_where(case, own=True, flavour=flavour)]
     ):
         return False
     case.because(
@@ -204,22 +203,44 @@ def _only_own(case: Case, flavour: str) -> bool:
 # ---------------------------------------------------------------- branch
 
 
+def _where(case: Case, *, own: bool, flavour: str = "") -> list[Rule]:
+    """What the place that the driver comes from asks of a branch."""
+    if case.request.driver.method == "runfile":
+        return builds(case)
+    if not own:
+        return [*builds(case), in_repository(case.distro, False)]
+    rules = [in_repository(case.distro, True)]
+    if case.distro.family == "suse":  # its own modules are open ones, with the user space of NVIDIA's repository
+        rules.append(in_repository(case.distro, False))
+        if flavour == "proprietary":
+            why = f"{case.distro.key}'s own kernel modules are the open ones"
+            rules.append(Rule(what="is open there", holds=lambda _: False, why=why, source=case.distro.source))
+    return rules
+
+
+def _best(case: Case, rules: Sequence[Rule]) -> Branch | None:
+    kinds = ("LTSB",) if case.request.driver.branch == "lts" else SUPPORTED
+    return best_branch(case.knowledge, rules, kinds)
+
+
 def _branch(case: Case, flavour: str, own: bool) -> Branch | None:
-    where = [] if case.request.driver.method == "runfile" else [in_repository(case.distro, own)]
-    rules = [*needs(case, flavour), *where]
+    asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour)
+    rules = [*asked, *where]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)
-    best = best_branch(case.knowledge, rules)
+    best = _best(case, rules)
     if number:
         return _checked(case, number, rules, best)
     if best is None:
-        _refuse_all(case, rules, _ways_out(case, rules, own))
+        _refuse_all(case, rules, _ways_out(case, asked, flavour, own))
         return None
     present = _present(case, rules)
     if present and present != best:
         why = f"{present.branch}: installed already, and it satisfies all of it; {best.branch} is newer"
         case.because("branch", f"{why} (set driver.branch to change)", present.source)
         return present
+    if case.request.driver.branch == "auto" and _loaded(case) > best.branch and not _useless(case):
+        return _newer_than(case, rules, best)
     ended = best.ended(case.knowledge.as_of)
     word = {"LTSB": "long-term", "PB": "production"}[best.kind]
     for rule in rules:
@@ -237,17 +258,49 @@ def _branch(case: Case, flavour: str, own: bool) -> Branch | None:
     return best
 
 
-def _ways_out(case: Case, rules: Sequence[Rule], own: bool) -> str:
+def _loaded(case: Case) -> int:
+    """The branch of the driver that is there, 0 where none is."""
+    number = case.request.loaded_driver.partition(".")[0]
+    return whole(number) if number.isdigit() else 0
+
+
+def _useless(case: Case) -> bool:
+    """Whether the driver that is there does not drive one of the GPUs: then an older one is right."""
+    branch = case.knowledge.branches.get(_loaded(case))
+    return branch is not None and not all(serves(branch, model, case.knowledge) for model in case.gpus)
+
+
+def _newer_than(case: Case, rules: Sequence[Rule], best: Branch) -> Branch | None:
+    """The branch that is there and newer than what `auto` would take, which never goes back; None with a problem."""
+    branch = case.knowledge.branches.get(_loaded(case))
+    if branch is not None and all(rule.holds(branch) for rule in rules):
+        kind = "a new-feature branch" if branch.kind == "NFB" else "no long-term or production branch as far as known"
+        case.because(
+            "branch",
+            f"{branch.branch}: installed already and newer than {best.branch}; auto never goes back (set driver.branch "
+            "to change)",
+            branch.source,
+        )
+        case.because("warning: branch", f"{branch.branch} is {kind}", branch.source)
+        return branch
+    broken = next((rule.what for rule in rules if branch and not rule.holds(branch)), "is not known")
+    case.refuse(
+        f"driver {case.request.loaded_driver} is installed, and that branch {broken}: auto never goes back to "
+        f"{best.branch}",
+        f"set driver.branch to {best.branch} to go back, or driver.method to preinstalled to keep what is there",
+    )
+    return None
+
+
+def _ways_out(case: Case, asked: Sequence[Rule], flavour: str, own: bool) -> str:
     """The other places that have a branch, for the end of a sentence: the other repository, NVIDIA's runfile."""
     if case.request.driver.method == "runfile":
         return ""
-    others = rules[:-1]  # without the repository's
     ways = []
-    if (case.distro.dir if own else case.distro.own) and best_branch(
-        case.knowledge, [*others, in_repository(case.distro, not own)]
-    ):
+    there = case.distro.dir if own else case.distro.own
+    if there and _best(case, [*asked, *_where(case, own=not own, flavour=flavour)]):
         ways.append(f"try driver.branch {'auto' if own else 'distro'}")
-    runfile = best_branch(case.knowledge, others)
+    runfile = _best(case, [*asked, *builds(case)])
     fabric = case.request.nvswitches or case.request.nvlink5_fabric or any(g.fabric == "imex" for g in case.gpus)
     if runfile and not fabric:
         ways.append(f"set driver.method to runfile, which has {runfile.branch}")
@@ -256,9 +309,9 @@ def _ways_out(case: Case, rules: Sequence[Rule], own: bool) -> str:
 
 def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
-    number = case.request.loaded_driver.partition(".")[0]
-    branch = case.knowledge.branches.get(whole(number)) if number.isdigit() else None
-    if branch is None or branch.kind not in ("LTSB", "PB") or branch.ended(case.knowledge.as_of):
+    branch = case.knowledge.branches.get(_loaded(case))
+    kinds = ("LTSB",) if case.request.driver.branch == "lts" else SUPPORTED
+    if branch is None or branch.kind not in kinds or branch.ended(case.knowledge.as_of):
         return None
     return branch if all(rule.holds(branch) for rule in rules) else None
 
@@ -299,6 +352,8 @@ def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
         if not any(serves(b, model, case.knowledge) for b in case.knowledge.branches.values()):
             case.refuse(range_text(model, case.knowledge), "update gpunode, or set driver.branch by hand")
             return
+    if _only_new(case, rules, other):
+        return
     mixed = rules[: len(case.gpus)]
     if len(case.gpus) > 1 and best_branch(case.knowledge, mixed) is None:
         odd = _odd_one(case)
@@ -307,14 +362,36 @@ def _refuse_all(case: Case, rules: Sequence[Rule], other: str) -> None:
             f"the odd one is {odd.name} ({odd.id}): put it into another node",
         )
         return
+    kinds = "long-term" if case.request.driver.branch == "lts" else "long-term or production"
     for last in range(1, len(rules) + 1):
-        if best_branch(case.knowledge, rules[:last]) is None:
-            others = [r.why for r in rules[: last - 1] if best_branch(case.knowledge, [r, rules[last - 1]]) is None]
+        if _best(case, rules[:last]) is None:
+            alone = _best(case, [rules[last - 1]])  # None: no other demand is at fault
+            others = [r.why for r in rules[: last - 1] if alone and _best(case, [r, rules[last - 1]]) is None]
             case.refuse(
-                "no long-term or production driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
+                f"no {kinds} driver branch fits: " + "; ".join([*others, rules[last - 1].why]),
                 f"change one of these (GPU, distribution release, CUDA version){other}",
             )
             return
+
+
+def _only_new(case: Case, rules: Sequence[Rule], other: str) -> bool:
+    """Whether only new-feature branches fit: none is taken unasked, and the problem names them."""
+    kinds = ("NFB", "unknown")
+    newest = best_branch(case.knowledge, rules, kinds)
+    if newest is None or case.request.driver.branch == "lts":
+        return False
+    fits = [b for b in case.knowledge.branches.values() if b.kind in kinds and all(r.holds(b) for r in rules)]
+    listed = ", ".join(
+        f"{b.branch} (support ended {b.eol})" if b.ended(case.knowledge.as_of) else str(b.branch) for b in fits
+    )
+    why = next(
+        (rules[n].why for n in range(len(rules)) if best_branch(case.knowledge, rules[: n + 1]) is None), rules[-1].why
+    )
+    case.refuse(
+        f"only new-feature driver branches fit: {listed} ({why}); they get updates for months, and auto takes none",
+        f"set driver.branch to {newest.branch} to take one{other}",
+    )
+    return True
 
 
 def _odd_one(case: Case) -> GpuModel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import Branch, GpuModel, Knowledge
+from gpunode.core.knowledge import Branch, GpuModel, Knowledge, version_tuple
 from gpunode.core.solve.case import Notes
 
 
@@ -25,8 +25,8 @@ def known_gpus(ids: Sequence[str], knowledge: Knowledge, notes: Notes, *, by_han
         elif pci_id in knowledge.legacy:
             old = knowledge.legacy[pci_id]
             notes.refuse(
-                f"{pci_id} {old.name} is older than Kepler: branch {old.last_branch} was the last to drive it, and no "
-                "container software supports it",
+                f"{pci_id} {old.name} ({old.arch}): branch {old.last_branch} was the last to drive it, and no "
+                "container software supports that",
                 "take the card out, or use a GPU of 2012 or later",
             )
         elif by_hand:
@@ -62,26 +62,30 @@ def _number(pci_id: str) -> int:
         return 0
 
 
-def window(model: GpuModel, knowledge: Knowledge) -> tuple[int, int]:
-    """First and last branch (9999: no last one) that drive the model; first 9999 when none is known."""
-    arch = knowledge.architectures[model.arch]
-    named = int(model.first_release.partition(".")[0]) if model.first_release else 0
-    # 515.43.04 is the first release there is: to be named in it says nothing about older drivers
-    first = max(arch.first_branch, named if named > 515 else 0)
-    return (first if arch.first_branch else 9999), (arch.last_branch or 9999)
+def first_driver(model: GpuModel, knowledge: Knowledge) -> tuple[int, ...]:
+    """The oldest driver for the model, as a branch or a whole version; () when none is known."""
+    first = (knowledge.architectures[model.arch].first_branch,)
+    return max(first, version_tuple(model.first_release)) if first[0] else ()
 
 
-def serves(branch: Branch, model: GpuModel, knowledge: Knowledge) -> bool:
-    """Whether the branch drives the model."""
-    first, last = window(model, knowledge)
+def serves(branch: Branch, model: GpuModel, knowledge: Knowledge, *, version: str = "") -> bool:
+    """Whether the branch drives the model: in that version, else in the newest that is known of it."""
+    first, last = first_driver(model, knowledge), knowledge.architectures[model.arch].last_branch
+    if not first or branch.branch < first[0] or branch.branch > (last or 9999):
+        return False
+    exact = version_tuple(version or branch.latest)
+    if branch.branch == first[0] and exact and exact[0] == first[0] and exact < first:
+        return False
     orders = {name: arch.order for name, arch in knowledge.architectures.items()}
     low, high = orders.get(branch.min_arch, 0), orders.get(branch.max_arch, len(orders))
-    return first <= branch.branch <= last and low <= orders[model.arch] <= high
+    return low <= orders[model.arch] <= high
 
 
 def range_text(model: GpuModel, knowledge: Knowledge) -> str:
-    """`Tesla P40 (Pascal) takes branches 367 to 580`."""
-    first, last = window(model, knowledge)
-    if first == 9999:
+    """`Tesla P40 (Pascal) takes branches 367 to 580`; `RTX 5060 (Blackwell) takes drivers 570.153.02 and later`."""
+    first, last = first_driver(model, knowledge), knowledge.architectures[model.arch].last_branch
+    if not first:
         return f"{model.name} ({model.arch}): no branch is known to drive it"
-    return f"{model.name} ({model.arch}) takes branches {first} {'and later' if last == 9999 else f'to {last}'}"
+    exact = model.first_release if len(first) > 1 else ""
+    what = f"drivers {exact}" if exact else f"branches {first[0]}"
+    return f"{model.name} ({model.arch}) takes {what} {f'to {last}' if last else 'and later'}"

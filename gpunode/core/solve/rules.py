@@ -23,32 +23,41 @@ class Rule:
 def needs(case: Case, flavour: str) -> list[Rule]:
     """What GPUs, flavour, CUDA and kernels ask of a branch."""
     return [
-        *(_gpu_rule(model, case.knowledge) for model in case.gpus),
+        *(_gpu_rule(model, case) for model in case.gpus),
         *_flavour_rules(case, flavour),
         *(_cuda_rule(case, case.knowledge.cuda[v]) for v in case.request.cuda.versions if v in case.knowledge.cuda),
         *_kernel_rules(case),
     ]
 
 
-def _gpu_rule(model: GpuModel, knowledge: Knowledge) -> Rule:
+def _gpu_rule(model: GpuModel, case: Case) -> Rule:
+    version = case.request.driver.version
     return Rule(
         what=f"does not drive {model.name}",
-        holds=lambda b: serves(b, model, knowledge),
-        why=range_text(model, knowledge),
-        source=knowledge.architectures[model.arch].source,
+        holds=lambda b: serves(b, model, case.knowledge, version=version if version.startswith(f"{b.branch}.") else ""),
+        why=range_text(model, case.knowledge),
+        source=case.knowledge.architectures[model.arch].source,
     )
 
 
 def _flavour_rules(case: Case, flavour: str) -> list[Rule]:
     only = case.knowledge.rules["open_only_from"]
     if flavour == "proprietary":
+        row = case.distro
+        refused = Rule(
+            what=f"is not supported with proprietary modules on {row.key}",
+            holds=lambda _: False,
+            why=f"NVIDIA supports only the open kernel modules on {row.key}",
+            source=row.source,
+        )
         return [
+            *([refused] if row.open_only else []),
             Rule(
                 what="has no proprietary modules",
                 holds=lambda b: b.open != "only",
                 why=f"proprietary kernel modules are not shipped from {only['branch']} on",
                 source=only["source"],
-            )
+            ),
         ]
     if flavour == "open":
         datacenter = all(g.kind == "datacenter" for g in case.gpus)
@@ -98,8 +107,7 @@ def forward_compatible(case: Case, release: CudaRelease, branch: Branch) -> bool
 
 
 def _kernel_rules(case: Case) -> list[Rule]:
-    rule, row = case.knowledge.rules["kernel_4_15_from"], case.knowledge.distro(case.request.distro)
-    releases = [kernel.release for kernel in case.request.kernels] or [row.ga_kernel if row else ""]
+    rule = case.knowledge.rules["kernel_4_15_from"]
     return [
         Rule(
             what=f"does not build for kernel {release}",
@@ -107,9 +115,32 @@ def _kernel_rules(case: Case) -> list[Rule]:
             why=f"{rule['branch']} and later need Linux 4.15, and {release} is older",
             source=rule["source"],
         )
-        for release in releases
+        for release in _kernels(case)
         if () < version_tuple(release)[:2] < (4, 15)
     ]
+
+
+def builds(case: Case) -> list[Rule]:
+    """What kernels ask of modules that NVIDIA's own sources are built into; a distribution patches those it ships."""
+    newest = max(_kernels(case), key=lambda release: version_tuple(release)[:2], default="")
+    release = version_tuple(newest)[:2]
+    late = [b for b in case.knowledge.branches.values() if b.max_kernel and release > version_tuple(b.max_kernel)]
+    if not late:
+        return []
+    last = max(late, key=lambda b: b.branch)
+    return [
+        Rule(
+            what=f"does not build for kernel {newest}",
+            holds=lambda b: b.branch > last.branch,
+            why=f"{last.branch} and older compile for no Linux after {last.max_kernel}, and {newest} is newer",
+            source=last.source,
+        )
+    ]
+
+
+def _kernels(case: Case) -> list[str]:
+    """The kernels that can boot next; where none is known, that which the release began with."""
+    return [kernel.release for kernel in case.request.kernels] or [case.distro.ga_kernel]
 
 
 def in_repository(row: DistroRow, own: bool) -> Rule:
@@ -125,13 +156,17 @@ def in_repository(row: DistroRow, own: bool) -> Rule:
     return Rule(
         what=f"is not in NVIDIA's repository for {row.key}",
         holds=lambda b: low <= b.branch <= (high or 9999),
-        why=f"NVIDIA's repository for {row.key} has branches {low or 'from the oldest'} "
-        + (f"to {high}" if high else "and later"),
+        why=f"NVIDIA's repository for {row.key} has "
+        + (f"branch {low} alone" if low == high else f"branches {low or 'from the oldest'} ")
+        + ("" if low == high else f"to {high}" if high else "and later"),
         source=row.source,
     )
 
 
-def best_branch(knowledge: Knowledge, rules: Sequence[Rule]) -> Branch | None:
-    """The newest long-term or production branch that holds; one whose support ended only when there is no other."""
-    fits = [b for b in knowledge.branches.values() if b.kind in ("LTSB", "PB") and all(r.holds(b) for r in rules)]
+SUPPORTED = ("LTSB", "PB")
+
+
+def best_branch(knowledge: Knowledge, rules: Sequence[Rule], kinds: Sequence[str] = SUPPORTED) -> Branch | None:
+    """The newest branch of these kinds that holds; one whose support ended only when there is no other."""
+    fits = [b for b in knowledge.branches.values() if b.kind in kinds and all(r.holds(b) for r in rules)]
     return max(fits, key=lambda b: (not b.ended(knowledge.as_of), b.branch), default=None)

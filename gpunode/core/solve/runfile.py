@@ -15,7 +15,7 @@ from gpunode.core.spec.source import filled_in
 
 def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice | None:
     """The driver by its runfile, with what DKMS needs to build it for every kernel; None with a problem in `notes`."""
-    table, version = case.knowledge.driver_runfile, case.request.driver.version or branch.latest
+    table, version = case.knowledge.driver_runfile, case.request.driver.version or _newest(case, branch)
     if not version:
         case.refuse(
             f"no version of driver branch {branch.branch} is known, and a runfile is of one version",
@@ -34,7 +34,9 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
     if runfile is None or headers is None or before is None:
         return None
     case.because("method", f"{runfile.name}, as asked; DKMS builds its modules for each kernel", "driver.method")
-    why = "as asked" if case.request.driver.version else f"the newest known of {branch.branch}"
+    there = version != branch.latest
+    why = f"which is installed and newer than {branch.latest}" if there else f"the newest known of {branch.branch}"
+    why = "as asked" if case.request.driver.version else why
     case.because("version", f"{version}, {why}", "driver.version" if case.request.driver.version else branch.source)
     needs = [name for name in case.distro.needs if "versionlock" not in name]
     return DriverChoice(
@@ -52,6 +54,13 @@ def runfile_driver(case: Case, branch: Branch, flavour: Flavour) -> DriverChoice
         repository_packages=before,
         builder=builder(case),
     )
+
+
+def _newest(case: Case, branch: Branch) -> str:
+    """The newest version that is known of the branch, or a newer one that an installer left: auto never goes back."""
+    there = case.request.runfile
+    newer = there.startswith(f"{branch.branch}.") and version_tuple(there) > version_tuple(branch.latest)
+    return there if newer else branch.latest
 
 
 def installer_options(version: str, flavour: Flavour, table: Table) -> tuple[str, ...]:

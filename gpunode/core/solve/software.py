@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 from gpunode.core.knowledge import RepositoryKey, version_tuple
@@ -20,18 +21,17 @@ def solve_toolkit(case: Case) -> ToolkitChoice | None:
         return None
     if case.distro.family == "arch":
         return _arch_toolkit(case)
-    version = names["newest"] if asked == "auto" else asked
+    version, why = _auto_toolkit(case, names["newest"]) if asked == "auto" else (asked, "as asked")
     if len(version_tuple(version)) != 3 or version.strip("0123456789.") or version.count(".") != 2:
         case.refuse(
             f"toolkit.version is {asked!r}",
             f"write auto, none, or a version of three numbers such as {names['newest']}",
         )
         return None
-    if version_tuple(version) > version_tuple(names["newest"]):
+    if asked != "auto" and version_tuple(version) > version_tuple(names["newest"]):
         case.because(
             "warning: toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"]
         )
-    why = "the newest known" if asked == "auto" else "as asked"
     case.because("toolkit", f"{version}, {why}; its four packages depend on each other in one version", names["source"])
     remove = tuple(n for n in names["replaced"] if n in case.request.installed)
     if remove:
@@ -43,6 +43,14 @@ def solve_toolkit(case: Case) -> ToolkitChoice | None:
         repository="nvidia-container-toolkit",
         remove=remove,
     )
+
+
+def _auto_toolkit(case: Case, newest: str) -> tuple[str, str]:
+    """The newest version, and why; never below what is installed."""
+    installed = case.request.installed_toolkit
+    if re.fullmatch(r"\d+\.\d+\.\d+", installed) and version_tuple(installed) > version_tuple(newest):
+        return installed, f"which is installed and newer than {newest}, the newest known"
+    return newest, "the newest known"
 
 
 def _arch_toolkit(case: Case) -> ToolkitChoice | None:
@@ -111,17 +119,30 @@ def _repository(case: Case, name: str) -> Repository:
         case.because("repository", f"{name} comes from {url}", f"sources.{name}")
     else:
         case.because("repository", f"{name}: {url}", table["source"])
-    whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
-    case.because(
-        "repository key",
-        f"{name} must be signed by {fingerprint or 'a key not known'}, {whose}",
-        f"sources.{name}" if own_key else key.source,
-    )
+    _say_key(case, name, key, fingerprint, own_key=own_key)
     return Repository(
         name=name,
         url=url,
         key_url=key.url.format(repository=vendor),
         fingerprint=fingerprint,
+        key_sha256="" if own_key or fingerprint else key.file_sha256,
+        key_id="" if own_key or fingerprint else key.id,
         source=table["source"],
         signs=mirror.signs if mirror and mirror.signs != "auto" else table.get("rpm_signs", "packages"),
     )
+
+
+def _say_key(case: Case, name: str, key: RepositoryKey, fingerprint: str, *, own_key: bool) -> None:
+    if fingerprint or own_key:
+        whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
+        source = f"sources.{name}" if own_key else key.source
+        case.because("repository key", f"{name} must be signed by {fingerprint or 'a key not known'}, {whose}", source)
+        return
+    how = (
+        "its file is compared by SHA-256, and the end of its fingerprint with the id"
+        if key.file_sha256
+        else f"compare that of {key.url.rpartition('}')[2]} with what the vendor publishes and set "
+        f"sources.{name}.fingerprint, or nothing is installed"
+    )
+    what = "repository key" if key.file_sha256 else "warning: repository key"
+    case.because(what, f"the fingerprint of NVIDIA's key {key.id} is not known; {how}", key.source)

@@ -27,7 +27,11 @@ from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec, check_toolkit
 class DriverSpec:
     """Which NVIDIA driver, and where from."""
 
-    branch: str = option("auto", "driver branch: auto, a number such as 580, distro (the distribution's own), or none")
+    branch: str = option(
+        "auto",
+        "driver branch: auto (the newest long-term or production branch that fits), lts (the newest long-term one), a "
+        "number such as 580, distro (the distribution's own), or none",
+    )
     flavour: Literal["auto", "open", "proprietary"] = option("auto", "kernel modules: auto, open or proprietary")
     method: Literal["auto", "packages", "runfile", "preinstalled"] = option(
         "auto", "how: auto, packages, runfile, or preinstalled (only verify what is there)"
@@ -193,10 +197,10 @@ def _join(path: str, key: object) -> str:
 
 
 def _check(spec: Spec, where: str) -> None:
-    if not re.fullmatch(r"auto|distro|none|\d{3}", spec.driver.branch):
+    if not re.fullmatch(r"auto|lts|distro|none|\d{3}", spec.driver.branch):
         raise InputError(
             f"{where}: driver.branch is {spec.driver.branch!r}",
-            expected="auto, distro, none, or three digits such as 580",
+            expected="auto, lts, distro, none, or three digits such as 580",
             fix="gpunode solve --gpu … shows what fits",
         )
     check_bundle(spec.bundle, where)

@@ -204,7 +204,7 @@ def _vendors(wants: Sequence[Wants], planner: Planner, manager: str) -> Iterator
             name=repository.name,
             url=repository.url,
             key=resolve_key(repository, planner.opened_spec()).decode("latin-1"),
-            fingerprints=(repository.fingerprint,),
+            fingerprints=tuple(filter(None, (repository.fingerprint,))),
             signs="metadata" if manager == "apt" else repository.signs,
         )
 
