@@ -56,7 +56,8 @@ def show(key: str | None, output_format: str) -> int:
         echo(f"{row.table} {', '.join(row.keys)}")
         for name, value in row.data.items():
             echo(f"  {name:<20} {value}")
-        echo(f"  {'checked':<20} {row.checked} ({_age(row)} days ago)\n  {'source':<20} {row.source}")
+        dated = f"{row.source_date} ({_age(row)} days ago)" if row.source_date else "unverified: no source was read"
+        echo(f"  {'source':<20} {row.source}\n  {'source of':<20} {dated}\n  {'checked':<20} {row.checked}")
     if len(found) > 50:
         echo(f"… and {len(found) - 50} more")
     return Exit.OK
@@ -77,20 +78,33 @@ def show(key: str | None, output_format: str) -> int:
 )
 @format_option("text", "json")
 def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
-    """Say which rows are old, and which GPUs a newer pci.ids names that gpunode does not know."""
+    """Say which rows have old sources or none, and which GPUs a newer pci.ids names that gpunode does not know.
+
+    The age is that of a row's source, not of the day on which somebody looked.  Rows about branches and distributions
+    whose support ended do not count: nothing of them changes any more.
+    """
     from gpunode.core.knowledge.pciids import Comparison, compare, parse_pci_ids
     from gpunode.edge.load import load_knowledge
 
-    old = [row for row in _rows() if _age(row) > max_age]
+    every = [row for row in _rows() if not row.settled]
+    old = [row for row in every if row.source_date and _age(row) > max_age]
+    unverified = [row for row in every if not row.source_date]
     path = pci_ids or next((Path(p) for p in PCI_IDS if Path(p).exists()), None)
     compared = compare(parse_pci_ids(_text(path)), load_knowledge()) if path else Comparison()
     if output_format == "json":
         missing = [{"id": gpu.id, "chip": gpu.chip, "name": gpu.name} for gpu in compared.missing]
-        print_json({"old": [_data(row) for row in old], "pci_ids": str(path or ""), "missing": missing})
+        listed = {"old": [_data(row) for row in old], "unverified": [_data(row) for row in unverified]}
+        print_json({**listed, "pci_ids": str(path or ""), "missing": missing})
     else:
-        echo(f"{len(old)} rows are older than {max_age} days" if old else f"no row is older than {max_age} days")
+        echo(
+            f"{len(old)} rows have sources older than {max_age} days"
+            if old
+            else f"no source is older than {max_age} days"
+        )
         for table, number in sorted(_count(old).items()):
             echo(f"  {table}: {number}")
+        for row in unverified:
+            echo(f"unverified: {row.table} {', '.join(row.keys)} ({row.source})")
         if path is None:
             echo("no pci.ids here to compare with (Debian's package pci.ids)")
         elif not compared.missing:
@@ -99,7 +113,7 @@ def check(max_age: int, pci_ids: Path | None, output_format: str) -> int:
             echo(f"not known: {gpu.id} {gpu.chip} {gpu.name}")
         for gpu, chip in compared.other_chip:
             echo(f"{gpu.id} {gpu.name}: chip {chip} here, {gpu.chip} there")
-    return Exit.PENDING if old or compared.missing or compared.other_chip else Exit.OK
+    return Exit.PENDING if old or unverified or compared.missing or compared.other_chip else Exit.OK
 
 
 @knowledge.command(
@@ -169,10 +183,10 @@ def _rows() -> list[Row]:
 
 
 def _age(row: Row) -> int:
-    """Days since it was checked."""
+    """Days since its source was written."""
     from datetime import UTC, date, datetime
 
-    return (datetime.now(UTC).date() - date.fromisoformat(row.checked)).days
+    return (datetime.now(UTC).date() - date.fromisoformat(row.source_date)).days
 
 
 def _data(row: Row) -> dict[str, Any]:
@@ -181,8 +195,9 @@ def _data(row: Row) -> dict[str, Any]:
         "keys": list(row.keys),
         "data": dict(row.data),
         "source": row.source,
+        "source_date": row.source_date or None,
         "checked": row.checked,
-        "age_days": _age(row),
+        "age_days": _age(row) if row.source_date else None,
     }
 
 
@@ -194,12 +209,13 @@ def _count(every: list[Row]) -> dict[str, int]:
 
 def _show_tables(every: list[Row], output_format: str) -> None:
     tables = _count(every)
-    oldest = {table: min(row.checked for row in every if row.table == table) for table in tables}
+    dates = {table: [row.source_date for row in every if row.table == table and row.source_date] for table in tables}
+    oldest = {table: min(found, default="") for table, found in dates.items()}
     if output_format == "json":
         print_json({"tables": {table: {"rows": n, "oldest": oldest[table]} for table, n in tables.items()}})
         return
     for table, number in tables.items():
-        echo(f"{table:<16} {number:>4} rows, the oldest checked {oldest[table]}")
+        echo(f"{table:<16} {number:>4} rows, the oldest source of {oldest[table] or 'no day'}")
 
 
 def _text(path: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import tomllib
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -54,7 +55,20 @@ def test_a_row_is_shown_with_its_source_and_age(key: str, shown: str) -> None:
     assert shown in done.output
     assert " days ago)" in done.output
     rows = json.loads(run("show", key, "--format", "json").output)["rows"]
-    assert all(row["source"] and row["checked"] for row in rows)
+    assert all(row["source"] and row["checked"] and row["source_date"] for row in rows)
+
+
+def test_age_counts_from_the_source_and_not_from_the_day_somebody_looked() -> None:
+    (row,) = json.loads(run("show", "595", "--format", "json").output)["rows"]
+    assert row["source_date"] < row["checked"]
+    assert row["age_days"] >= (date.today() - date.fromisoformat("2026-09-09")).days > 0
+    found = json.loads(run("check", "--max-age", "100000", "--format", "json").output)
+    assert found["old"] == []
+    unverified = {tuple(row["keys"]) for row in found["unverified"]}
+    assert ("arch",) in unverified and ("595",) not in unverified
+    every = json.loads(run("check", "--max-age", "0", "--format", "json").output)["old"]
+    branches = {row["keys"][0] for row in every if row["table"] == "driver branch"}
+    assert "580" in branches and not {"304", "470", "535"} & branches  # their support ended: nothing changes any more
 
 
 def test_an_unknown_key_is_bad_input_and_no_key_lists_the_tables() -> None:
@@ -80,7 +94,7 @@ def test_check_names_what_is_old_and_what_a_newer_list_has(tmp_path: Path) -> No
     assert "not known: 10de:2bff" in done.output
     assert "10de:2330" not in done.output
     (tmp_path / "pci.ids").write_text(PCI_IDS.replace("\t2bff", "\t2331").replace("\t3fff", "\t2339"))
-    assert "is older" in run("check", "--max-age", "100000", "--pci-ids", str(tmp_path / "pci.ids")).output
+    assert "no source is older" in run("check", "--max-age", "100000", "--pci-ids", str(tmp_path / "pci.ids")).output
 
 
 def test_refresh_adds_rows_that_the_solver_then_knows(

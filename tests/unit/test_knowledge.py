@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rows import over
 
-from gpunode.core.knowledge import version_tuple
+from gpunode.core.knowledge import source_date_of, version_tuple
 from gpunode.edge.load import load_knowledge
 
 FOLDER = files("gpunode") / "knowledge"
@@ -31,6 +31,21 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
 def test_a_row_has_its_source_and_the_day_it_was_checked(name: str, row: dict[str, Any]) -> None:
     assert row["source"]
     assert date.fromisoformat(row["checked"]) <= date.fromisoformat(KNOWLEDGE.as_of)
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_a_source_has_a_date_or_says_that_it_is_unverified(table: str) -> None:
+    sources, dates = TABLES[table]["sources"], TABLES[table]["dates"]
+    assert set(dates) <= set(sources)
+    assert {name for name, text in sources.items() if text.startswith("unverified: ")} == set(sources) - set(dates)
+    assert all(date.fromisoformat(day) <= date(2026, 11, 23) for day in dates.values())
+
+
+def test_the_date_of_a_row_is_that_of_its_newest_source_and_of_none_where_no_source_was_read() -> None:
+    file = {"dates": {"old": "2021-03-01", "new": "2026-09-09"}}
+    dated = [source_date_of({"source": text}, file) for text in ("old", "know; old", "old; new (page 3)", "know")]
+    assert dated == ["2021-03-01", "2021-03-01", "2026-09-09", ""]
+    assert source_date_of({"source": "a page", "source_date": "2026-04-01"}, file) == "2026-04-01"
 
 
 @pytest.mark.parametrize("table", ["gpus", "cuda"])

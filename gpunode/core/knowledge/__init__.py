@@ -233,6 +233,12 @@ def source_of(row: Table, file: Table) -> str:
     return "; ".join(file["sources"].get(name, name) + space + rest for name, space, rest in parts)
 
 
+def source_date_of(row: Table, file: Table) -> str:
+    """The day of the newest source of the row, YYYY-MM-DD; "" where none has one, and the row is unverified."""
+    names = (part.strip().partition(" ")[0] for part in str(row["source"]).split(";"))
+    return max((row.get("source_date", ""), *(file["dates"].get(name, "") for name in names)))
+
+
 def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:
     pci_id, name, chip, kind, mobile, memory, mig, fabric, open_, first, source, confidence = row
     arch, capability = chips[chip]
