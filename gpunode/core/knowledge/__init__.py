@@ -236,7 +236,7 @@ def source_of(row: Table, file: Table) -> str:
 def source_date_of(row: Table, file: Table) -> str:
     """The day of the newest source of the row, YYYY-MM-DD; "" where none has one, and the row is unverified."""
     names = (part.strip().partition(" ")[0] for part in str(row["source"]).split(";"))
-    return max((row.get("source_date", ""), *(file["dates"].get(name, "") for name in names)))
+    return str(max((row.get("source_date", ""), *(file["dates"].get(name, "") for name in names))))
 
 
 def _gpu(row: list[str], chips: Mapping[str, tuple[str, str]], archs: Mapping[str, Architecture]) -> GpuModel:
