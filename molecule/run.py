@@ -1,6 +1,6 @@
 """Run Molecule scenarios on nodes of the lab: python molecule/run.py SCENARIO [MOLECULE COMMAND, by default test].
 
-A scenario is molecule/NAME/{nodes.yml,molecule.yml}: the nodes in the words of gpunode.lab.platform, and what differs
+A scenario is molecule/NAME/{nodes.yml,molecule.yml}: the nodes as `gpunode lab molecule` reads them, and what differs
 from .config/molecule/config.yml.  The nodes are prepared here, started and destroyed by Molecule's podman driver.
 """
 
@@ -11,44 +11,24 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from gpunode import lab
-from gpunode.lab.nodes import load_nodes
+from gpunode.lab.molecule import read_nodes, write_base
 
 ROOT = Path(__file__).resolve().parent.parent
 
 
 def main(scenario: str, *command: str) -> int:
     """Exit status of Molecule; the nodes are gone afterwards."""
-    wanted = yaml.safe_load((ROOT / "molecule" / scenario / "nodes.yml").read_text())
-    names = [node["name"] for node in wanted]
+    nodes = read_nodes(ROOT / "molecule" / scenario / "nodes.yml")
     try:
-        platforms = [lab.platform(**node) for node in wanted]
-        environment = os.environ | platforms[0]["environment"]
         with tempfile.TemporaryDirectory() as folder:
             base = Path(folder) / "nodes.yml"
-            base.write_text(yaml.safe_dump(_base(Path(folder), platforms)))
+            environment = os.environ | write_base(nodes, base, log=print)
             words = ["molecule", "-c", ".config/molecule/config.yml", "-c", str(base), *(command or ("test",))]
             return subprocess.run([*words, "-s", scenario], cwd=ROOT, env=environment, check=False).returncode
     finally:
-        lab.down(names)
-
-
-def _base(folder: Path, platforms: list[dict[str, Any]]) -> dict[str, Any]:
-    """Molecule's configuration of the nodes: how to start them, and where their package repositories are."""
-    sources = {node.name: node.sources for node in load_nodes()}
-    host_vars = {}
-    for platform in platforms:
-        config = folder / f"{platform['name']}.yml"
-        config.write_text(yaml.safe_dump({"sources": dict(sources[platform["name"]])}))
-        host_vars[platform["name"]] = {"gpunode_config": str(config)}
-        platform.pop("environment")
-        # not as `network`: Molecule would take the lab's network for its own, and remove it
-        platform["extra_opts"].append(f"--network={platform.pop('network')}")
-    return {"platforms": platforms, "provisioner": {"inventory": {"host_vars": host_vars}}}
+        lab.down([node["name"] for node in nodes])
 
 
 if __name__ == "__main__":

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -146,6 +148,26 @@ def podman_args(name: str, gpus: tuple[str, ...], nouveau: bool, **shape: Any) -
     from gpunode.lab import platform as lab_platform
 
     print_json(lab_platform(name, gpus=gpus, nouveau=nouveau, log=_log, **_shape(**shape)))
+
+
+@lab.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode lab molecule molecule/default/nodes.yml -o .cache/molecule.yml\n"
+    '  eval "$(gpunode lab molecule nodes.yml -o base.yml)" && molecule -c base.yml test'
+)
+@click.argument("nodes", type=click.Path(path_type=Path), metavar="NODES.yml")
+@click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="The base configuration to write.")
+def molecule(nodes: Path, output: Path) -> None:
+    """Prepare the nodes of a Molecule scenario and write its base configuration, for `molecule -c`.
+
+    NODES.yml lists the nodes: `- {name: web-1, distro: debian:12, gpus: [h100], engines: [containerd]}`.  The shell
+    command that sets Molecule's environment is printed.
+    """
+    from gpunode.lab.molecule import read_nodes, write_base
+
+    environment = write_base(read_nodes(nodes), output, log=_log)
+    for name, value in environment.items():
+        echo(f"export {name}={shlex.quote(value)}")
 
 
 # ---------------------------------------------------------------- words in, words out

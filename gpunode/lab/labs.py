@@ -12,7 +12,6 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any
 
@@ -110,7 +109,7 @@ def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
         except BaseException as error:
             with ignoring_interrupts(), machine.lock("state", log=log):
                 mine = [n.name for n in nodes.load_nodes() if n.lab == lab and n.maker == os.getpid()]
-                _take_away(mine)
+                _take_away(mine, log)
             if isinstance(error, KeyboardInterrupt):
                 raise InterruptedByUser("interrupted: what was begun has been removed") from error
             raise
@@ -167,21 +166,20 @@ def platform(
 def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _remove_abandoned(log)
-        subnet = network.ensure_network()
-        url = network.ensure_repository(wish.image, machine.places().repository, subnet, log=log)
+        url = network.ensure_repository(wish.image, machine.places().repository, network.ensure_network(), log=log)
         _ensure_key()
         sources = {} if wish.real_driver else spec_sources(info, wish.distro, url)
-        new = _reserve(replace(wish, sources=sources), count, subnet)
+        new = _reserve(replace(wish, sources=sources), count)
     if new:
         log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
     _make_all(new, info, url)
     with machine.lock("state", log=log):
-        _write_files()
+        _write_files(log)
     return load_lab(wish.name)
 
 
-def _reserve(wish: Node, count: int, subnet: IPv4Network) -> list[Node]:
-    """Write down the nodes that are missing, each with an address, before any is made."""
+def _reserve(wish: Node, count: int) -> list[Node]:
+    """Write down the nodes that are missing, before any is made."""
     have = {node.name: node for node in nodes.load_nodes()}
     new: list[Node] = []
     for number in range(1, count + 1):
@@ -189,8 +187,7 @@ def _reserve(wish: Node, count: int, subnet: IPv4Network) -> list[Node]:
         if name in have:
             _check_same(have[name], wish)
             continue
-        taken = [node.address for node in (*have.values(), *new)]
-        node = replace(wish, name=name, address=network.free_address(subnet, taken), maker=os.getpid())
+        node = replace(wish, name=name, maker=os.getpid())
         nodes.save(node)
         new.append(node)
     return new
@@ -216,11 +213,11 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
         if stop.is_set():
             return
         nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
-        nodes.start(node)
-        nodes.wait_until_up(node, given_up=stop.is_set)
+        started = nodes.start(node)
+        nodes.wait_until_up(started, given_up=stop.is_set)
         if stop.is_set():
             return
-        nodes.save(replace(node, maker=0, host_keys=nodes.read_host_keys(node.name)))
+        nodes.save(replace(started, maker=0, host_keys=nodes.read_host_keys(started)))
 
     _side_by_side(make, new, stop)
 
@@ -270,7 +267,7 @@ def ssh_config() -> Path:
     return machine.places().state / "ssh_config"
 
 
-def _write_files() -> None:
+def _write_files(log: Log) -> None:
     """Inventory and the like: for all nodes together in the lab's own folder, and for each lab in labs/NAME."""
     state = machine.places().state
     by_lab: dict[str, list[Node]] = {}
@@ -280,12 +277,12 @@ def _write_files() -> None:
     for folder in (state / "labs").glob("*"):
         if folder.name not in by_lab:
             shutil.rmtree(folder)
-    _write_set(state, by_lab)
+    _write_set(state, by_lab, log)
     for lab, members in by_lab.items():
-        _write_set(state / "labs" / lab, {lab: members})
+        _write_set(state / "labs" / lab, {lab: members}, log)
 
 
-def _write_set(directory: Path, by_lab: dict[str, list[Node]]) -> None:
+def _write_set(directory: Path, by_lab: dict[str, list[Node]], log: Log) -> None:
     members = [node for some in by_lab.values() for node in some]
     # A node has a gpunode_spec of its own only where the lab mixes releases whose repositories differ.
     first = members[0].sources if members else {}
@@ -298,7 +295,19 @@ def _write_set(directory: Path, by_lab: dict[str, list[Node]]) -> None:
     machine.write(directory / "hosts.yml", files.inventory(addresses, specs, key=key, known_hosts=known_hosts))
     machine.write(directory / "known_hosts", files.known_hosts(keys))
     machine.write(directory / "ssh_config", files.ssh_config(by_name, key=key, known_hosts=known_hosts))
-    machine.write(directory / "gpunode.yml", files.spec(shared))
+    _write_spec(directory, files.spec(shared), log)
+
+
+def _write_spec(directory: Path, text: str, log: Log) -> None:
+    """Write gpunode.yml, unless somebody has edited it: `.gpunode.yml` is what the lab wrote last."""
+    spec, written = directory / "gpunode.yml", directory / ".gpunode.yml"
+    before = written.read_text() if written.exists() else ""
+    if spec.exists() and spec.read_text() not in (before, text):
+        if before != text:
+            log(f"{spec} has been edited and stays as it is; the lab's package sources are now in {written}")
+    else:
+        machine.write(spec, text)
+    machine.write(written, text)
 
 
 # ---------------------------------------------------------------- down, reset
@@ -315,14 +324,14 @@ def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = prin
     with machine.lock("state", log=log), ignoring_interrupts():
         doomed = [node.name for node in (nodes.load_nodes() if everything else find(names))]
         _remove_abandoned(log)
-        _take_away(doomed)
+        _take_away(doomed, log)
         return doomed
 
 
-def _take_away(names: Sequence[str]) -> None:
+def _take_away(names: Sequence[str], log: Log) -> None:
     nodes.remove(names)
     if nodes.load_nodes():
-        _write_files()
+        _write_files(log)
     elif shutil.which("podman"):
         network.remove_if_unused()
         _forget()
@@ -333,7 +342,8 @@ def _forget() -> None:
     places = machine.places()
     for path in (places.nodes, places.state / "labs"):
         shutil.rmtree(path, ignore_errors=True)
-    for name in ("hosts.yml", "known_hosts", "ssh_config", "gpunode.yml", "id_ed25519", "id_ed25519.pub"):
+    written = ("hosts.yml", "known_hosts", "ssh_config", "gpunode.yml", ".gpunode.yml")
+    for name in (*written, "id_ed25519", "id_ed25519.pub"):
         (places.state / name).unlink(missing_ok=True)
 
 
@@ -356,7 +366,7 @@ def _reset(node: Node, log: Log) -> Node:
         nodes.save(fresh)
     _make_all([fresh], info, url)
     with machine.lock("state", log=log):
-        _write_files()
+        _write_files(log)
     return find([node.name])[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import platform
 import resource
@@ -42,6 +43,16 @@ class Places:
 
     state: Path
     cache: Path
+
+    @property
+    def suffix(self) -> str:
+        """What sets the podman names of this state folder apart from those of others; empty for root's usual one.
+
+        Two labs on one machine (of two state folders) share neither network, nor package server, nor containers.
+        """
+        if self.state == Path("/root/.local/state/gpunode/lab"):
+            return ""
+        return "-" + hashlib.sha256(str(self.state.resolve()).encode()).hexdigest()[:8]
 
     @property
     def nodes(self) -> Path:
@@ -259,13 +270,21 @@ def write(path: Path, text: str, *, mode: int = 0o600) -> None:
 
 @contextlib.contextmanager
 def lock(name: str, *, log: Log) -> Iterator[None]:
-    """Hold the lab's lock of that name; wait for whoever has it, and say so."""
-    folder = places().state
+    """Hold the lab's lock of that name; wait for whoever has it, and say so.
+
+    `state` guards the nodes of one state folder, the other ones the cache, which several state folders may share.
+    """
+    folder = places().state if name == "state" else places().cache
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / f"{name}.lock").open("w") as file:
+    with (folder / f"{name}.lock").open("a+") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            log(f"waiting for another gpunode lab ({name})")
+            file.seek(0)
+            holder = file.read().strip()
+            log(f"waiting for another gpunode lab command{f' (process {holder})' if holder else ''} to release {name}")
             fcntl.flock(file, fcntl.LOCK_EX)
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
         yield

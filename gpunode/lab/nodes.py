@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import ipaddress
+import hashlib
 import json
 import os
 import shutil
@@ -20,7 +20,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.lab import families, hardware, machine
 from gpunode.lab.images import ENGINES, RELEASES, Variant
 from gpunode.lab.machine import podman
-from gpunode.lab.network import LABEL, NETWORK
+from gpunode.lab.network import LABEL, address_of, network_name
 from gpunode.lab.packages import RepositorySource
 
 BOOT = "/usr/local/lib/gpunode-lab/boot"
@@ -43,6 +43,11 @@ class Node:
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what its gpunode.yml says of repositories
     host_keys: tuple[str, ...] = ()  # "ssh-ed25519 AAAA…"
     maker: int = 0
+
+    @property
+    def container(self) -> str:
+        """Its name for podman: that of the node, and what sets this state folder apart."""
+        return self.name + machine.places().suffix
 
     @property
     def directory(self) -> Path:
@@ -133,18 +138,24 @@ OPTIONS = (
 )
 
 
-def start(node: Node) -> None:
-    """Start the node's container; it boots from there by itself."""
-    named = ("--name", node.name, "--hostname", node.name, "--label", f"{LABEL}={node.lab}")
-    network = (f"--network={NETWORK}", f"--ip={node.address}", f"--mac-address={_mac(node.address)}")
+def start(node: Node) -> Node:
+    """Start the node's container, which boots from there by itself; gives back the node with its address.
+
+    Podman chooses the address, but a node that is reset keeps its own.
+    """
+    named = ("--name", node.container, "--hostname", node.name, "--label", f"{LABEL}={node.lab}")
+    network = [f"--network={network_name()}", f"--mac-address={_mac(node.container)}"]
+    if node.address:
+        network.append(f"--ip={node.address}")
     environment = (f"--env={name}={value}" for name, value in ENVIRONMENT.items())
     mounts = (f"--volume={volume}" for volume in volumes(node))
     podman("run", "-d", *named, *network, "--privileged", *OPTIONS, *environment, *mounts, node.image, BOOT)
+    return dataclasses.replace(node, address=address_of(node.container))
 
 
-def _mac(address: str) -> str:
-    """A hardware address that goes with the address: after a reset this machine would ask the old one for 30 s."""
-    return ":".join(f"{byte:02x}" for byte in (0x02, 0x67, *ipaddress.IPv4Address(address).packed))
+def _mac(container: str) -> str:
+    """A hardware address that a reset node has again: this machine would ask the old one for 30 s."""
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x67, *hashlib.sha256(container.encode()).digest()[:4]))
 
 
 def platform(node: Node) -> dict[str, Any]:
@@ -158,9 +169,13 @@ def platform(node: Node) -> dict[str, Any]:
         "systemd": "false",
         "privileged": True,
         "env": ENVIRONMENT,
-        "network": NETWORK,
         "volumes": volumes(node),
-        "extra_opts": [*(o for o in OPTIONS if not o.startswith("--systemd")), f"--label={LABEL}={node.lab}"],
+        "extra_opts": [
+            *(option for option in OPTIONS if not option.startswith("--systemd")),
+            f"--label={LABEL}={node.lab}",
+            # not as `network`: Molecule would take the lab's network for its own, and remove it
+            f"--network={network_name()}",
+        ],
     }
 
 
@@ -169,13 +184,13 @@ def wait_until_up(node: Node, *, seconds: float = 120, given_up: Callable[[], bo
     deadline = time.monotonic() + seconds
     while not _ssh_answers(node.address):
         if time.monotonic() > deadline:
-            said = podman("logs", "--tail=10", node.name, check=False)
+            said = podman("logs", "--tail=10", node.container, check=False)
             raise GpunodeError(f"{node.name} does not answer by ssh after {seconds:.0f} s: {said.stdout}{said.stderr}")
         if given_up():
             return
         time.sleep(0.1)
     # `degraded` ends with status 1 and is as good: some unit that has no place in a container failed.
-    podman("exec", node.name, "timeout", "60", "systemctl", "is-system-running", "--wait", check=False)
+    podman("exec", node.container, "timeout", "60", "systemctl", "is-system-running", "--wait", check=False)
 
 
 def _ssh_answers(address: str) -> bool:
@@ -186,9 +201,9 @@ def _ssh_answers(address: str) -> bool:
         return False
 
 
-def read_host_keys(name: str) -> tuple[str, ...]:
+def read_host_keys(node: Node) -> tuple[str, ...]:
     """The node's public host keys, read inside it: nobody on the network is asked."""
-    text = podman("exec", name, "sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub").stdout
+    text = podman("exec", node.container, "sh", "-c", "cat /etc/ssh/ssh_host_*_key.pub").stdout
     return tuple(" ".join(line.split()[:2]) for line in text.splitlines())
 
 
@@ -199,7 +214,11 @@ def remove(names: Sequence[str]) -> None:
     """Take nodes away, whole or half made."""
     if not names:
         return
-    podman("rm", "--force", "--ignore", "--volumes", "--time=0", *names)
+    suffix = machine.places().suffix
+    containers = {name + end for name in names for end in ("", suffix)}  # Molecule's have no suffix
+    mine = containers & set(_containers())
+    if mine:
+        podman("rm", "--force", "--ignore", "--volumes", "--time=0", *sorted(mine))
     for name in names:
         directory = machine.places().nodes / name
         # Gone from the records at once; deleting what the engines left takes a while.
@@ -209,7 +228,14 @@ def remove(names: Sequence[str]) -> None:
             shutil.rmtree(doomed)
 
 
+def _containers() -> dict[str, str]:
+    """State by podman's word (running, exited …) of each container on this state folder's network, by name."""
+    ours = ("--filter", f"label={LABEL}", "--filter", f"network={network_name()}")
+    listed = podman("ps", "--all", *ours, "--format", "json", check=False).stdout
+    return {container["Names"][0]: container["State"] for container in json.loads(listed or "[]")}
+
+
 def running() -> dict[str, str]:
-    """State by podman's word (running, exited …) of each container of the lab."""
-    listed = podman("ps", "--all", "--filter", f"label={LABEL}", "--format", "json").stdout
-    return {container["Names"][0]: container["State"] for container in json.loads(listed)}
+    """State by podman's word (running, exited …) of each node that has a container."""
+    suffix = machine.places().suffix
+    return {name.removesuffix(suffix): state for name, state in _containers().items()}

@@ -78,7 +78,7 @@ class Gap:
 
 def in_network(node: Any, *command: str, stdin: str = "") -> str:
     """Run a command of this machine in the node's network namespace."""
-    pid = podman("inspect", "--format", "{{.State.Pid}}", node.name).stdout.strip()
+    pid = podman("inspect", "--format", "{{.State.Pid}}", node.container).stdout.strip()
     done = subprocess.run(
         ["nsenter", "-t", pid, "-n", *command], input=stdin, capture_output=True, text=True, check=False
     )

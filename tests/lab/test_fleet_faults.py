@@ -36,9 +36,10 @@ class Fleet:
         self.inventory.write_text(yaml.safe_dump(inventory))
         self.spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | SPEC))
         self.names = [node.name for node in lab.nodes]
+        self.containers = [node.container for node in lab.nodes]
 
     def on(self, node: int, command: str) -> str:
-        return podman("exec", self.names[node], "sh", "-c", command).stdout.strip()
+        return podman("exec", self.containers[node], "sh", "-c", command).stdout.strip()
 
     def start(self, *words: str, state: str = "state") -> subprocess.Popen[str]:
         command = [sys.executable, "-m", "gpunode", *words, "--format", "json"]
@@ -110,9 +111,9 @@ def fresh(lab: Lab, tmp_path: Path) -> Iterator[Callable[..., Fleet]]:
 @pytest.mark.timeout(1500)
 def test_a_node_that_dies_in_the_middle_of_a_step(fresh: Callable[..., Fleet]) -> None:
     fleet = fresh()
-    results = fleet.hit(lambda: podman("kill", fleet.names[HIT]))
+    results = fleet.hit(lambda: podman("kill", fleet.containers[HIT]))
     assert exits(results) == [0, 4], results
-    podman("start", fleet.names[HIT])
+    podman("start", fleet.containers[HIT])
     nodes.wait_until_up(fleet.lab.nodes[HIT])
     fleet.mended(results)
 

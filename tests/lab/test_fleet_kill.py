@@ -140,7 +140,7 @@ class Killed:
 
     def boots(self, node: int) -> int:
         """How often a node's container was started again: podman does that when it reboots."""
-        return int(podman("inspect", "--format={{.RestartCount}}", self.lab.nodes[node].name).stdout)
+        return int(podman("inspect", "--format={{.RestartCount}}", self.lab.nodes[node].container).stdout)
 
     def verified(self) -> set[int]:
         words = ("-i", str(self.lab.inventory), "-c", str(self.spec), "--format", "json")

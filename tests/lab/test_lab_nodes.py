@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -266,6 +267,37 @@ def test_two_labs_start_at_the_same_time_and_do_not_meet(lab_up):
     finally:
         for name in ("t-one", "t-two"):
             labs.load_lab(name).down()
+
+
+def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
+    """Of the same names, as two users have them: neither takes a node or the package server of the other away."""
+    mine = lab_up(1, name="t-same", gpus=())
+    environment = os.environ | {"XDG_STATE_HOME": str(tmp_path)}
+
+    def other(*words):
+        done = subprocess.run(
+            [sys.executable, "-m", "gpunode", "lab", *words],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return done.stdout
+
+    try:
+        made = json.loads(other("up", "1", "--name", "t-same", "--gpu", "none", "--format", "json"))
+        assert made["nodes"][0]["address"] != mine.nodes[0].address
+        assert other("ssh", "t-same-1", "--", "hostname") == "t-same-1\n"
+        before = mine.spec.read_text()
+    finally:
+        other("down", "--all")
+    assert mine.spec.read_text() == before
+    url = next(iter(mine.nodes[0].sources.values()))["url"]
+    assert said(mine, "t-same-1", "hostname") == "t-same-1"
+    assert (
+        said(mine, "t-same-1", f"curl -s -o /dev/null -w %{{http_code}} {url.split('/')[0]}//{url.split('/')[2]}/")
+        != "000"
+    )
 
 
 def test_a_node_for_molecule_is_described_and_removed_by_name():

@@ -41,7 +41,7 @@ class Manager:
     """A package manager: how its node is asked, and the words of its messages."""
 
     distro: str
-    listed: str  # every package with its version
+    listed: str  # every package with its version, but EPEL, which a step before sets up
     usable: str  # prints nothing where the package manager and its database are whole
     prepare: str  # installs a second kernel, the newest, with its headers, and what builds modules
     lock: str
@@ -60,7 +60,7 @@ MANAGERS = (
     ),
     Manager(
         distro="rocky:9",
-        listed="rpm -qa | grep -v ^gpg-pubkey | sort",
+        listed="rpm -qa | grep -v -e ^gpg-pubkey -e ^epel-release | sort",
         usable="rpm -qa 2>&1 >/dev/null; dnf -q -C check 2>&1 | grep -v kernel",
         prepare="dnf -q -y install kernel-devel-matched >/dev/null 2>&1",
         lock="/var/lib/rpm/.rpm.lock",

@@ -10,7 +10,7 @@ import yaml
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.spec import parse_spec
-from gpunode.lab import files, images, labs, machine, network, nodes
+from gpunode.lab import files, images, labs, machine, molecule, network, nodes
 from gpunode.lab.images import Variant
 from gpunode.lab.nodes import Node
 
@@ -109,12 +109,52 @@ def test_debians_archive_is_read_from_the_machines_own_sources(listed, urls):
     assert machine._debian_urls(listed) == urls
 
 
-def test_addresses_are_given_once(monkeypatch):
-    subnet = network.ipaddress.IPv4Network("10.89.0.0/24")
-    every = [str(subnet[host]) for host in range(100, 250)]
-    assert network.free_address(subnet, every[1:]) == every[0]
-    with pytest.raises(Exception, match="150 addresses"):
-        network.free_address(subnet, every)
+def test_two_state_folders_share_no_podman_name(monkeypatch, tmp_path):
+    def names():
+        return {network.network_name(), network.repository_name(), Node(name="n-1", lab="n", address="").container}
+
+    mine = names()
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "other"))
+    others = names()
+    monkeypatch.delenv("XDG_STATE_HOME")
+    monkeypatch.setenv("HOME", "/root")
+    usual = names()
+    assert usual == {"gpunode-lab", "gpunode-lab-repository", "n-1"}
+    assert len(mine | others | usual) == 9
+
+
+def test_an_edited_spec_stays_when_the_lab_writes_its_files(tmp_path):
+    said = []
+    spec = tmp_path / "gpunode.yml"
+    labs._write_spec(tmp_path, "sources: {a: 1}\n", said.append)
+    labs._write_spec(tmp_path, "sources: {a: 2}\n", said.append)
+    assert (spec.read_text(), said) == ("sources: {a: 2}\n", [])
+    spec.write_text("sources: {a: 2}\ncuda: {versions: ['12.8']}\n")
+    labs._write_spec(tmp_path, "sources: {a: 2}\n", said.append)
+    assert "cuda" in spec.read_text() and said == []
+    labs._write_spec(tmp_path, "sources: {a: 3}\n", said.append)
+    assert "cuda" in spec.read_text() and "stays as it is" in said[0]
+    assert (tmp_path / ".gpunode.yml").read_text() == "sources: {a: 3}\n"
+
+
+def test_the_network_is_no_networks_of_molecules_own_to_remove():
+    entry = nodes.platform(Node(name="n-1", lab="n", address=""))
+    assert "network" not in entry and f"--network={network.network_name()}" in entry["extra_opts"]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[", "is not YAML"),
+        ("{}", "lists no nodes"),
+        ("- {distro: debian:12}", "lists no nodes"),
+        ("- {name: a, gpu: [h100]}", "unknown key 'gpu'"),
+    ],
+)
+def test_a_nodes_file_of_molecule_is_refused_with_what_is_wrong(text, message, tmp_path):
+    (tmp_path / "nodes.yml").write_text(text)
+    with pytest.raises(InputError, match=message):
+        molecule.read_nodes(tmp_path / "nodes.yml")
 
 
 def test_a_user_who_is_not_root_is_refused(monkeypatch):

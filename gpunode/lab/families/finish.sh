@@ -23,6 +23,11 @@ hide_python() {
     rm -f /usr/bin/python3* /usr/bin/pydoc3* /usr/bin/py3*
 }
 
+# The package dkms brings a link to it.
+hide_dkms() {
+    mkdir -p /usr/lib/gpunode-lab && mv /usr/sbin/dkms /usr/lib/gpunode-lab/dkms
+}
+
 use_rpm() {
     mkdir -p /etc/rpm
     dbpath=$(cat "$build/dbpath")
@@ -37,7 +42,7 @@ become_rhel() {
     for conf in /etc/dnf/plugins/local.conf /etc/dnf/libdnf5-plugins/local.conf; do
         [ ! -e "$conf" ] || sed -i '/^\[main\]/,/^$/ s/^enabled *=.*/enabled = false/' "$conf"
     done
-    mkdir -p /usr/lib/gpunode-lab && mv /usr/sbin/dkms /usr/lib/gpunode-lab/dkms # the package dkms brings a link to it
+    hide_dkms
     [ ! -e /usr/bin/dnf5 ] || ln -sf dnf5 /usr/bin/dnf
     rm -f /etc/yum.repos.d/*
 }
@@ -58,6 +63,7 @@ become_arch() {
         pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' "$package"
     done
     install -D -m 644 "$build/extra.db" /var/lib/pacman/sync/extra.db
+    hide_dkms
     pacman-key --init >/dev/null 2>&1
     pacman-key --add "$build/key.asc" >/dev/null 2>&1
     pacman-key --lsign-key "$(gpg --batch --with-colons --show-keys "$build/key.asc" | sed -n 's/^fpr:*\([0-9A-F]*\):.*/\1/p' | head -n 1)" >/dev/null 2>&1
