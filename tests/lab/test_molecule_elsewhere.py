@@ -38,7 +38,7 @@ verifier:
   gather_facts: false
   tasks:
     - name: Write a file of mine
-      ansible.builtin.raw: test -e /etc/mine || { touch /etc/mine; echo made; }
+      ansible.builtin.raw: sh -c 'test -e /etc/mine || { touch /etc/mine; echo made; }'
       register: made
       changed_when: "'made' in made.stdout"
     - name: Set the GPU up
