@@ -217,7 +217,8 @@ def test_two_nodes_get_there_however_often_the_controller_dies(lab_up: Any, tmp_
     told = json.loads(fleet.gpunode("runs", "show", fleet.first, "--format", "json"))
     assert told["counts"] == {"done": 2}, "nothing is lost in the journal of the first run"
     same = ("verify", "-i", str(fleet.lab.inventory), "-c", str(fleet.spec), "--since", fleet.first)
-    assert f"2 of 2 hosts are as run {fleet.first} left them" in fleet.gpunode(*same)
+    said = fleet.gpunode(*same)
+    assert f"2 of 2 hosts are as run {fleet.first} left them" in said, said
 
     fleet.spec.write_text(fleet.lab.spec.read_text())  # nothing that asks for a reboot
     fleet.options = ("--waves", "1,100%", "--soak", "1")
