@@ -23,7 +23,7 @@ from benchmarks.plan_fleet import Offline
 from benchmarks.plan_fleet import fleet as recorded
 from gpunode.core.errors import Exit
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan, plan_one
@@ -68,7 +68,7 @@ def go(count: int, latency: float) -> tuple[float, dict[str, int]]:
     hosts = [plan_one(Detected(host=f.hostname, facts=f), planner) for f in facts]
     played = Played(latency)
 
-    def again(found: Sequence[Detected], where: Where) -> list[Detected]:
+    def again(found: Sequence[Detected], where: Targets) -> list[Detected]:
         return list(found)
 
     def settled(found: Detected, planner: Any) -> HostPlan:
@@ -78,7 +78,7 @@ def go(count: int, latency: float) -> tuple[float, dict[str, int]]:
     quiet = replace(one, plan=replace(one.plan, steps=()))
     fleet.run_playbook, fleet.probe, fleet.plan_one = played.run_playbook, again, settled  # type: ignore[assignment]
     start = time.perf_counter()
-    results = fleet.provision(hosts, Where(inventory=("x,",)), planner, arguments=())
+    results = fleet.provision(hosts, Targets(inventory=("x,",)), planner)
     whole = time.perf_counter() - start
     todo = sum(bool(h.plan and h.plan.steps) for h in hosts)
     assert set(played.seen.values()) == {1} and played.most <= max(1, todo // 4)

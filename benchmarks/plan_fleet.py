@@ -13,7 +13,7 @@ from benchmarks.measure import row
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Plan, Repository
 from gpunode.core.spec import Spec
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBES = Path(__file__).parents[1] / "tests/cases/probes"
 RECORDED = (
@@ -41,7 +41,7 @@ def fleet(count: int) -> list[NodeFacts]:
     return facts
 
 
-class Offline(Planner):
+class Offline(DesiredState):
     """The planner, but for the signing keys, which it would read or fetch once for the whole fleet."""
 
     def _key(self, repository: Repository, spec: Spec) -> bytes:
@@ -57,8 +57,8 @@ def plan_all(facts: list[NodeFacts]) -> tuple[list[Plan], float]:
     """Plans of the fleet by a planner that knows nothing yet, and the seconds it took."""
     gc.collect()
     start = time.perf_counter()
-    planner = Offline()
-    plans = [planner.plan(node.hostname, node).plan for node in facts]
+    desired = Offline()
+    plans = [desired.plan(node.hostname, node).plan for node in facts]
     return plans, time.perf_counter() - start
 
 

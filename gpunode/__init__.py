@@ -1,12 +1,17 @@
-"""gpunode: machines with NVIDIA GPUs become nodes that containers and Kubernetes can use.
+"""Turn machines with NVIDIA GPUs into nodes that containers and Kubernetes can use.
 
-    from gpunode import Planner, Where, detect, plan, provision, verify
+The command line is a skin over these functions.  Those that work on hosts take `Targets` (which hosts, and how to reach
+them) and `DesiredState` (what gpunode.yml says); `detect`, `plan` and `verify` change nothing, `provision` does:
 
-    where = Where(hosts=("gpu1", "root@gpu2"))
-    hosts = plan(where, Planner({"driver": {"branch": "580"}}))
-    results = provision(hosts, where, Planner({"driver": {"branch": "580"}}))
+    from gpunode import DesiredState, Targets, plan, provision, verify
 
-Every name is imported when it is first used, so that `import gpunode` costs nothing.
+    targets, desired = Targets(hosts=("gpu1", "root@gpu2")), DesiredState({"driver": {"branch": "580"}})
+    hosts = plan(targets, desired)
+    results = provision(hosts, targets, desired)
+
+`solve`, `configure_runtime`, `unconfigure_runtime` and `parse_probe` are pure: values in, values out.  Nothing here
+prints; a function raises a GpunodeError, or has it in the result of the host that it concerns.  Every name is imported
+when it is first used, so that `import gpunode` costs nothing.
 """
 
 from __future__ import annotations
@@ -15,67 +20,170 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
-    from gpunode.core.errors import Exit, GpunodeError
+    from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_files, unconfigure_runtime
+    from gpunode.core.errors import (
+        GpunodeError,
+        InputError,
+        InterruptedByUser,
+        RefusedError,
+        StaleError,
+        UnreachableError,
+    )
     from gpunode.core.facts import parse_probe
-    from gpunode.core.model import Check, Edit, HostResult, NodeFacts, Plan, Problem, Reason, Solution, Step
-    from gpunode.core.solve import SolveRequest, solve
-    from gpunode.core.spec import Spec, parse_spec
-    from gpunode.edge.detect import Detected, Where, detect
+    from gpunode.core.knowledge import Knowledge
+    from gpunode.core.model import (
+        Check,
+        CudaChoice,
+        DriverChoice,
+        Edit,
+        FabricChoice,
+        HostOutcome,
+        HostResult,
+        Hunk,
+        Kernel,
+        NodeFacts,
+        PackageWant,
+        Plan,
+        Problem,
+        Reason,
+        Repository,
+        Solution,
+        Step,
+        ToolkitChoice,
+        Undo,
+    )
+    from gpunode.core.plan.lockfile import Lock, Locked
+    from gpunode.core.solve import SolveRequest, request_of, solve
+    from gpunode.core.spec import CudaSpec, DriverSpec, Spec, parse_spec
+    from gpunode.core.spec.runfile import RunfileSpec
+    from gpunode.core.spec.source import SourceSpec
+    from gpunode.core.spec.toolkit import FabricSpec, ToolkitConfigSpec, ToolkitSpec
+    from gpunode.edge.ansible.runner import Event
+    from gpunode.edge.desired import DesiredState, Planned
+    from gpunode.edge.detect import Detected, Targets, detect
     from gpunode.edge.fleet.host_plan import HostPlan
-    from gpunode.edge.fleet.provision import provision
-    from gpunode.edge.fleet.workflow import plan, verify
-    from gpunode.edge.planner import Planner
+    from gpunode.edge.fleet.provision import RunCallbacks, RunOptions, provision
+    from gpunode.edge.fleet.workflow import plan, verify, write_plan
+    from gpunode.edge.kube.client import Api as ClusterApi
+    from gpunode.edge.kube.kubeconfig import connect as connect_cluster
+    from gpunode.edge.load import load_knowledge, load_spec
+    from gpunode.edge.saved import SavedPlan, load_plan
 
 __version__ = "0.1.0"
 
+# module → the names that are had from it; NAME=OTHER where the module calls it OTHER
 _HOMES = {
-    "gpunode.core.edits": ("RuntimeRequest", "configure_runtime", "unconfigure_runtime"),
-    "gpunode.core.errors": ("Exit", "GpunodeError"),
-    "gpunode.core.facts": ("parse_probe",),
-    "gpunode.core.model": ("Check", "Edit", "HostResult", "NodeFacts", "Plan", "Problem", "Reason", "Solution", "Step"),
-    "gpunode.core.solve": ("SolveRequest", "solve"),
-    "gpunode.core.spec": ("Spec", "parse_spec"),
-    "gpunode.edge.detect": ("Detected", "Where", "detect"),
-    "gpunode.edge.fleet.provision": ("provision",),
-    "gpunode.edge.planner": ("Planner",),
-    "gpunode.edge.fleet.host_plan": ("HostPlan",),
-    "gpunode.edge.fleet.workflow": ("plan", "verify"),
+    "gpunode.core.edits": "RuntimeRequest configure_runtime runtime_files unconfigure_runtime",
+    "gpunode.core.errors": "GpunodeError InputError InterruptedByUser RefusedError StaleError UnreachableError",
+    "gpunode.core.facts": "parse_probe",
+    "gpunode.core.knowledge": "Knowledge",
+    "gpunode.core.model": "Check CudaChoice DriverChoice Edit FabricChoice HostOutcome HostResult Hunk Kernel "
+    "NodeFacts PackageWant Plan Problem Reason Repository Solution Step ToolkitChoice Undo",
+    "gpunode.core.plan.lockfile": "Lock Locked",
+    "gpunode.core.solve": "SolveRequest request_of solve",
+    "gpunode.core.spec": "CudaSpec DriverSpec Spec parse_spec",
+    "gpunode.core.spec.runfile": "RunfileSpec",
+    "gpunode.core.spec.source": "SourceSpec",
+    "gpunode.core.spec.toolkit": "FabricSpec ToolkitConfigSpec ToolkitSpec",
+    "gpunode.edge.ansible.runner": "Event",
+    "gpunode.edge.desired": "DesiredState Planned",
+    "gpunode.edge.detect": "Detected Targets detect",
+    "gpunode.edge.fleet.host_plan": "HostPlan",
+    "gpunode.edge.fleet.provision": "RunCallbacks RunOptions provision",
+    "gpunode.edge.fleet.workflow": "plan verify write_plan",
+    "gpunode.edge.kube.client": "ClusterApi=Api",
+    "gpunode.edge.kube.kubeconfig": "connect_cluster=connect",
+    "gpunode.edge.load": "load_knowledge load_spec",
+    "gpunode.edge.saved": "SavedPlan load_plan",
 }
-_HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
+_HOME_OF = {
+    word.partition("=")[0]: (module, word.rpartition("=")[2])
+    for module, names in _HOMES.items()
+    for word in names.split()
+}
+# names of 0.1 that go with the release after next: what they are now called, or where they are
+_DEPRECATED = {
+    "Exit": ("gpunode.core.errors", "Exit", "HostResult.outcome"),
+    "Planner": ("gpunode.edge.desired", "DesiredState", "gpunode.DesiredState"),
+    "Where": ("gpunode.edge.detect", "Targets", "gpunode.Targets"),
+}
 
 __all__ = [
     "Check",
+    "ClusterApi",
+    "CudaChoice",
+    "CudaSpec",
+    "DesiredState",
     "Detected",
+    "DriverChoice",
+    "DriverSpec",
     "Edit",
-    "Exit",
+    "Event",
+    "FabricChoice",
+    "FabricSpec",
     "GpunodeError",
+    "HostOutcome",
     "HostPlan",
     "HostResult",
+    "Hunk",
+    "InputError",
+    "InterruptedByUser",
+    "Kernel",
+    "Knowledge",
+    "Lock",
+    "Locked",
     "NodeFacts",
+    "PackageWant",
     "Plan",
-    "Planner",
+    "Planned",
     "Problem",
     "Reason",
+    "RefusedError",
+    "Repository",
+    "RunCallbacks",
+    "RunOptions",
+    "RunfileSpec",
     "RuntimeRequest",
+    "SavedPlan",
     "Solution",
     "SolveRequest",
+    "SourceSpec",
     "Spec",
+    "StaleError",
     "Step",
-    "Where",
+    "Targets",
+    "ToolkitChoice",
+    "ToolkitConfigSpec",
+    "ToolkitSpec",
+    "Undo",
+    "UnreachableError",
     "configure_runtime",
+    "connect_cluster",
     "detect",
+    "load_knowledge",
+    "load_plan",
+    "load_spec",
     "parse_probe",
     "parse_spec",
     "plan",
     "provision",
+    "request_of",
+    "runtime_files",
     "solve",
     "unconfigure_runtime",
     "verify",
+    "write_plan",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOME_OF:
-        raise AttributeError(f"module 'gpunode' has no attribute {name!r}")
-    return getattr(import_module(_HOME_OF[name]), name)
+    if name in _HOME_OF:
+        module, attribute = _HOME_OF[name]
+        return getattr(import_module(module), attribute)
+    if name in _DEPRECATED:
+        import warnings
+
+        module, attribute, instead = _DEPRECATED[name]
+        warnings.warn(f"gpunode.{name} is deprecated: use {instead}", DeprecationWarning, stacklevel=2)
+        return getattr(import_module(module), attribute)
+    raise AttributeError(f"module 'gpunode' has no attribute {name!r}")

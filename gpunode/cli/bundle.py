@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gpunode.core.bundle.target import Target
     from gpunode.core.bundle.upstream import Upstream
     from gpunode.core.model import NodeFacts
-    from gpunode.edge.planner import Planner
+    from gpunode.edge.desired import DesiredState
 
 
 @click.group(
@@ -94,17 +94,17 @@ def create(
     from gpunode.edge.bundle.create import Order
     from gpunode.edge.bundle.create import create as make
     from gpunode.edge.bundle.store import Store, Web, store_folder
-    from gpunode.edge.planner import Planner
+    from gpunode.edge.desired import DesiredState
 
-    planner = Planner(spec_data, to_run=False)
-    known = planner.knowledge
-    facts = _probed(probes, planner)
+    desired = DesiredState(spec_data, to_run=False)
+    known = desired.knowledge
+    facts = _probed(probes, desired)
     order = Order(
-        targets=tuple(dict.fromkeys([*_targets(targets, planner), *facts])),
+        targets=tuple(dict.fromkeys([*_targets(targets, desired), *facts])),
         gpus=tuple(find_gpu(gpu, known) for gpu in gpus),
         kernels=kernels,
         facts=facts,
-        repositories=dict(_given(row, planner) for row in repositories),
+        repositories=dict(_given(row, desired) for row in repositories),
         base=_base(base),
         base_name=base.name if base else NOTHING,
         packages=packages,
@@ -114,9 +114,9 @@ def create(
     )
     if not order.targets:
         raise click.UsageError("name the targets (--for), or saved probes (--probe)")
-    store = Store(store_folder(), Web(planner.opened_spec().proxy))
+    store = Store(store_folder(), Web(desired.opened_spec().proxy))
     with _telling() as tell:
-        manifest = make(order, planner, store, output, url=url, tell=tell)
+        manifest = make(order, desired, store, output, url=url, tell=tell)
     if output_format == "json":
         print_json(_summary(manifest, str(output)))
         return Exit.OK
@@ -285,30 +285,30 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
 # ---------------------------------------------------------------- options
 
 
-def _targets(given: Iterable[str], planner: Planner) -> list[Target]:
+def _targets(given: Iterable[str], desired: DesiredState) -> list[Target]:
     from gpunode.core.bundle.target import parse_target
 
-    return [parse_target(one, planner.knowledge) for text in given for one in text.split(",") if one]
+    return [parse_target(one, desired.knowledge) for text in given for one in text.split(",") if one]
 
 
-def _probed(paths: tuple[Path, ...], planner: Planner) -> dict[Target, tuple[NodeFacts, ...]]:
+def _probed(paths: tuple[Path, ...], desired: DesiredState) -> dict[Target, tuple[NodeFacts, ...]]:
     """The machines of saved probes, by target."""
     if not paths:
         return {}
     from gpunode.core.bundle.target import parse_target
-    from gpunode.edge.detect import Where, detect
+    from gpunode.edge.detect import Targets, detect
 
     found: dict[Target, tuple[NodeFacts, ...]] = {}
-    for one in detect(Where(probes=paths)):
+    for one in detect(Targets(probes=paths)):
         if one.error:
             raise one.error
         if one.facts and one.facts.gpus:
-            target = parse_target(f"{one.facts.distro.key}/{one.facts.arch}", planner.knowledge)
+            target = parse_target(f"{one.facts.distro.key}/{one.facts.arch}", desired.knowledge)
             found[target] = (*found.get(target, ()), one.facts)
     return found
 
 
-def _given(text: str, planner: Planner) -> tuple[Target, tuple[Upstream, ...]]:
+def _given(text: str, desired: DesiredState) -> tuple[Target, tuple[Upstream, ...]]:
     """TARGET=PATH → the repositories that the file, or the files of the folder, name."""
     from gpunode.core.bundle.target import parse_target
     from gpunode.edge.bundle.reference import read_repositories
@@ -316,7 +316,7 @@ def _given(text: str, planner: Planner) -> tuple[Target, tuple[Upstream, ...]]:
     name, equals, path = text.partition("=")
     if not equals or not Path(path).exists():
         raise InputError(f"--repositories {text!r}", expected="TARGET=PATH of a file or folder that is there")
-    target = parse_target(name, planner.knowledge)
+    target = parse_target(name, desired.knowledge)
     return target, read_repositories(Path(path), target)
 
 

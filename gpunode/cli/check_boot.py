@@ -9,11 +9,11 @@ import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.output import echo, print_json
-from gpunode.core.errors import Exit, GpunodeError, error_data
+from gpunode.core.errors import GpunodeError, error_data
 
 if TYPE_CHECKING:
     from gpunode.core.model import Check
-    from gpunode.edge.detect import Detected, Where
+    from gpunode.edge.detect import Detected, Targets
 
 
 @click.command(
@@ -26,19 +26,19 @@ if TYPE_CHECKING:
 @target_options
 @PROBES
 @format_option("text", "json")
-def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> int:
+def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -> int:
     """Say for each installed kernel whether the GPU will work after booting it, and why not."""
     from dataclasses import asdict
     from functools import partial
 
+    from gpunode.cli.progress import probing
     from gpunode.core.report.text import checks_text
     from gpunode.edge.detect import detect
-    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.isolate import isolated
 
-    where = with_probes(where, probes)
+    targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
-        found = detect(where, on_done=on_done)
+        found = detect(targets, on_done=on_done)
     results: list[tuple[str, list[Check] | GpunodeError]] = []
     for one in found:
         results.append((one.host, one.error if one.error else isolated(one.host, partial(_checks, one))))
@@ -57,7 +57,7 @@ def check_boot(where: Where, probes: tuple[Path, ...], output_format: str) -> in
             echo(f"{host}\n{checks_text(checks)}")
         show_errors(errors)
     failed = any(check.status == "failed" for _, checks in good for check in checks)
-    return worst_exit([error.exit for _, error in errors] + [Exit.FAILED] * failed)
+    return worst_exit([error.outcome for _, error in errors] + ["failed"] * failed)
 
 
 def _checks(host: Detected) -> list[Check]:

@@ -13,21 +13,22 @@ from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, error_data
 
 if TYPE_CHECKING:
-    from gpunode.edge.detect import Where
+    from gpunode.core.model import HostOutcome
+    from gpunode.edge.detect import Targets
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 FORMAT = "gpunode.format"  # key of click's Context.meta: which format the user asked for
 
 DEFAULT_SPEC = Path("gpunode.yml")
 
-WORST_FIRST = (Exit.FAILED, Exit.UNREACHABLE, Exit.REFUSED, Exit.PENDING)
+WORST_FIRST: tuple[HostOutcome, ...] = ("failed", "unreachable", "refused", "pending")
 
 
-def worst_exit(codes: Iterable[int]) -> Exit:
+def worst_exit(outcomes: Iterable[HostOutcome]) -> Exit:
     """One exit code for several hosts: interrupted or bad input first, then the first that occurs of 1, 4, 5, 3."""
-    found = set(codes)
-    order = (Exit.INTERRUPTED, Exit.INPUT, *WORST_FIRST)
-    return next((code for code in order if code in found), Exit.OK)
+    found = set(outcomes)
+    order: tuple[HostOutcome, ...] = ("interrupted", "invalid", *WORST_FIRST)
+    return Exit.of(next((outcome for outcome in order if outcome in found), "ok"))
 
 
 # ---------------------------------------------------------------- options
@@ -122,7 +123,7 @@ _WHERE = (
 
 
 def target_options(command: Command) -> Command:
-    """HOST… and the options that say which hosts, and how to reach them; the command gets them as `where: Where`."""
+    """HOST… and the options that say which hosts, and how to reach them; the command gets `targets: Targets`."""
 
     @functools.wraps(command)
     def with_where(*args: Any, **options: Any) -> Any:
@@ -131,10 +132,10 @@ def target_options(command: Command) -> Command:
         password = click.prompt("sudo password", hide_input=True, err=True) if asked else ""
         if found["inventory"]:  # not before: a vault's password may be asked for, too
             found["listing"] = _listing(found["inventory"], found["limit"], found["vault_password_files"])
-        from gpunode.edge.detect import Where
+        from gpunode.edge.detect import Targets
 
         found["become"] = found["become"] or asked
-        return command(*args, where=Where(**found, become_password=password), **options)
+        return command(*args, targets=Targets(**found, become_password=password), **options)
 
     return options(*_TARGETS)(with_where)  # type: ignore[return-value]
 
@@ -156,11 +157,11 @@ PROBES = click.option(
 )
 
 
-def with_probes(where: Where, probes: tuple[Path, ...]) -> Where:
+def with_probes(targets: Targets, probes: tuple[Path, ...]) -> Targets:
     """The saved probes in place of hosts: of `--probe a b c` the shell's * leaves b and c among the hosts."""
     from dataclasses import replace
 
-    return replace(where, hosts=(), probes=(*probes, *map(Path, where.hosts))) if probes else where
+    return replace(targets, hosts=(), probes=(*probes, *map(Path, targets.hosts))) if probes else targets
 
 
 def spec_option(command: Command) -> Command:
@@ -176,9 +177,9 @@ def secrets_option(command: Command) -> Command:
 
 def _spec_option(text: str) -> Callable[[Command], Command]:
     def read(_ctx: click.Context, _option: click.Parameter, value: str | None) -> Any:
-        from gpunode.edge.load import load_spec
+        from gpunode.edge.load import load_checked_data
 
-        return load_spec(value or DEFAULT_SPEC)[1] if value or DEFAULT_SPEC.exists() else {}
+        return load_checked_data(value or DEFAULT_SPEC) if value or DEFAULT_SPEC.exists() else {}
 
     return click.option("-c", "--config", "spec_data", metavar="FILE", callback=read, help=text)
 

@@ -16,7 +16,7 @@ from gpunode.core.errors import GpunodeError, error_data
 if TYPE_CHECKING:
     from gpunode.core.knowledge import Knowledge
     from gpunode.core.model import Kernel, NodeFacts, Runtime
-    from gpunode.edge.detect import Detected, Where
+    from gpunode.edge.detect import Detected, Targets
 
 
 @click.command(
@@ -44,25 +44,25 @@ if TYPE_CHECKING:
     "--redact", is_flag=True, help="Take names, addresses, serial numbers and secrets out of what is shown and saved."
 )
 @format_option("text", "json", "yaml")
-def detect(where: Where, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
+def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
     """Say what nodes are: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
 
     HOST is [user@]host[:port]; ssh_config is honoured.  The node needs a POSIX shell and nothing else.
     """
 
+    from gpunode.cli.progress import probing
     from gpunode.edge.detect import detect as ask
     from gpunode.edge.detect import save_probes
-    from gpunode.edge.fleet.progress import probing
 
-    where = with_probes(where, probes)
+    targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
-        found = ask(where, on_done=on_done)
+        found = ask(targets, on_done=on_done)
     if save:
         paths = save_probes(save, found, redacted=redact)
         echo(f"saved: {len(paths)} in {save}", err=True)
     if redact:
         found = [_redacted(one, number) for number, one in enumerate(found, 1)]
-    return worst_exit(error.exit for error in _show(found, output_format))
+    return worst_exit(error.outcome for error in _show(found, output_format))
 
 
 def _redacted(found: Detected, number: int) -> Detected:

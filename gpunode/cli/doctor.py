@@ -9,10 +9,10 @@ import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.output import echo, print_json
-from gpunode.core.errors import Exit, error_data
+from gpunode.core.errors import error_data
 
 if TYPE_CHECKING:
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
 
 
 @click.command(
@@ -34,20 +34,20 @@ if TYPE_CHECKING:
 )
 @PROBES
 @format_option("text", "json")
-def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
+def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
     """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""
+    from gpunode.cli.progress import probing
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
-    from gpunode.edge.fleet.progress import probing
 
-    where = with_probes(where, probes)
-    if logs and (where.hosts or where.inventory or where.local or where.probes):
+    targets = with_probes(targets, probes)
+    if logs and (targets.hosts or targets.inventory or targets.local or targets.probes):
         raise click.UsageError("logs and hosts given together: leave out one of them")
     if logs:
         results: list[Examined] = [examine_logs(logs)]
     else:
         with probing(output_format) as on_done:
-            results = examine_hosts(where, on_done)
+            results = examine_hosts(targets, on_done)
     faults = load_faults()
     if output_format == "json":
         data = [
@@ -67,4 +67,4 @@ def doctor(where: Where, logs: tuple[Path, ...], probes: tuple[Path, ...], outpu
     if output_format == "text":
         show_errors([(one.host, one.error) for one in results if one.error])
     failed = any(one.diagnosis and not one.diagnosis.sound for one in results)
-    return worst_exit([one.error.exit for one in results if one.error] + [Exit.FAILED] * failed)
+    return worst_exit([one.error.outcome for one in results if one.error] + ["failed"] * failed)

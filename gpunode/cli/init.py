@@ -70,7 +70,7 @@ def init(
     What an option says is not asked.  HOST is [user@]host[:port]; without any, the node is this machine.
     """
     from gpunode.core.starter import check, inventory_text, spec_data, spec_text, suggested
-    from gpunode.edge.detect import Where, find_hosts
+    from gpunode.edge.detect import Targets, find_hosts
     from gpunode.edge.starter import INVENTORY, SPEC, host_variables, refuse_to_overwrite, write_files
 
     asking = not yes
@@ -83,12 +83,12 @@ def init(
         local, become = True, become or os.geteuid() != 0
     elif asking and not become:
         become = _ask_become(hosts)
-    where = Where(hosts=hosts, local=local, become=become, accept_new_host_keys=accept_new_host_keys)
-    nodes = find_hosts(where)
+    targets = Targets(hosts=hosts, local=local, become=become, accept_new_host_keys=accept_new_host_keys)
+    nodes = find_hosts(targets)
     if asking and detect is None:
         detect = click.confirm("Look at the nodes first? It changes nothing", default=True, err=True)
     if detect:
-        nodes = _look(nodes, where)
+        nodes = _look(nodes, targets)
         for line in _findings(nodes):
             echo(f"  {line}", err=True)
     answers = _with_options(suggested([n.facts for n in nodes if n.facts]), given)
@@ -122,10 +122,10 @@ def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
 # ---------------------------------------------------------------- the nodes
 
 
-def _look(nodes: list[Detected], where: Any) -> list[Detected]:
+def _look(nodes: list[Detected], targets: Any) -> list[Detected]:
     from gpunode.edge.detect import probe
 
-    seen = probe(nodes, where)
+    seen = probe(nodes, targets)
     failed = [node.error for node in seen if node.error]
     for error in failed[1:]:
         show_error(error)

@@ -13,7 +13,7 @@ from gpunode.cli.common import format_option, options
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
     from gpunode.lab import Lab, Node
 
 _DISTRO = click.option(
@@ -207,7 +207,7 @@ def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
         echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
 
 
-def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:
+def target(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str, Any]]:
     """`--lab`: the lab's nodes as hosts (one is started when none is up), and the spec over the lab's own sources."""
     import dataclasses
 
@@ -221,4 +221,4 @@ def target(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, An
     if not made.nodes:
         made = lab_up(log=_log)
     lab_spec = yaml.safe_load(made.spec.read_text())
-    return dataclasses.replace(where, inventory=(str(made.inventory),), listing=None), merge_spec(lab_spec, spec_data)
+    return dataclasses.replace(targets, inventory=(str(made.inventory),), listing=None), merge_spec(lab_spec, spec_data)

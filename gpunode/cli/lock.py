@@ -10,11 +10,12 @@ import click
 
 from gpunode.cli.common import PROBES, Command, format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.output import echo, print_json
-from gpunode.core.errors import Exit, error_data
+from gpunode.core.errors import error_data
 
 if TYPE_CHECKING:
+    from gpunode.core.model import HostOutcome
     from gpunode.core.plan.lockfile import Lock
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
 
 DEFAULT_LOCK = Path("gpunode.lock")
 
@@ -64,15 +65,15 @@ def read_lock(path: Path) -> Lock:
 )
 @click.option("--update", is_flag=True, help="Write what the hosts have now over what the file has.")
 @format_option("text", "json")
-def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
+def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool, output_format: str) -> int:
     """Record the exact driver, kernel, CUDA and toolkit of each class of hosts, or say what has changed since."""
+    from gpunode.cli.progress import probing
     from gpunode.core.plan.lockfile import lock_differences, lock_text, make_lock
     from gpunode.edge.detect import detect
-    from gpunode.edge.fleet.progress import probing
 
-    where = with_probes(where, probes)
+    targets = with_probes(targets, probes)
     with probing(output_format) as on_done:
-        found = detect(where, on_done=on_done)
+        found = detect(targets, on_done=on_done)
     errors = [one for one in found if one.error]
     new = make_lock([(one.host, one.facts) for one in found if one.facts])
     old = read_lock(output) if output.exists() else {}
@@ -88,5 +89,5 @@ def lock(where: Where, probes: tuple[Path, ...], output: Path, update: bool, out
         echo("\n".join(differs) or f"{output}: as the hosts are")
         if differs:
             echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")
-    pending = [Exit.PENDING] if differs and not written else []
-    return worst_exit([one.error.exit for one in errors if one.error] + pending)
+    pending: list[HostOutcome] = ["pending"] if differs and not written else []
+    return worst_exit([one.error.outcome for one in errors if one.error] + pending)

@@ -46,6 +46,9 @@ class Verbs(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it raises becomes a message and an exit code."""
+        from gpunode.cli.terminal import show_log
+
+        show_log()
         try:
             return super().invoke(ctx)
         except (click.ClickException, click.exceptions.Exit, click.Abort):

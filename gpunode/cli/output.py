@@ -67,6 +67,6 @@ def print_drawn(drawing: ConsoleRenderable) -> None:
 
 def console(*, stderr: bool = False) -> Console:
     """A rich console: colours on a terminal unless NO_COLOR, and plain lines that never wrap elsewhere."""
-    from gpunode.edge.terminal import screen
+    from gpunode.cli.terminal import screen
 
     return screen(stderr=stderr)

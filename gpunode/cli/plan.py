@@ -14,7 +14,7 @@ from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from gpunode.core.plan.lockfile import Lock
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
     from gpunode.edge.fleet.host_plan import HostPlan
 
 
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def plan(
-    where: Where,
+    targets: Targets,
     spec_data: dict[str, Any],
     lock: Lock | None,
     probes: tuple[Path, ...],
@@ -56,31 +56,31 @@ def plan(
     output_format: str,
 ) -> int:
     """Say what provision would do on each host, step by step, with reasons."""
+    from gpunode.cli.progress import probing
     from gpunode.edge.ansible.shards import write_shards
+    from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
-    from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.planner import Planner
 
     if shards and not output:
         raise click.UsageError("--shards needs -o DIR: the shards stand in it")
-    where = with_probes(where, probes)
-    planner = Planner(spec_data, to_run=bool(output), lock=lock)
+    targets = with_probes(targets, probes)
+    desired = DesiredState(spec_data, to_run=bool(output), lock=lock)
     with probing(output_format) as on_done:
-        hosts = workflow.plan(where, planner, on_done=on_done)
+        hosts = workflow.plan(targets, desired, on_done=on_done)
     if output:
-        workflow.write_plan(output, hosts, where, planner)
-        written = write_shards(output, hosts, where, shards) if shards else []
+        workflow.write_plan(output, hosts, targets, desired)
+        written = write_shards(output, hosts, targets, shards) if shards else []
     if output_format == "json":
         from gpunode.edge.report_data import plans_data
 
-        print_json({"hosts": plans_data(hosts, planner)})
+        print_json({"hosts": plans_data(hosts, desired)})
     else:
         hosts = show_plans(hosts, diff=diff)
     if output and output_format == "text":
         echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
         for shard in written:
             echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
-    return worst_exit(h.exit for h in hosts)
+    return worst_exit(h.outcome for h in hosts)
 
 
 def show_plans(hosts: list[HostPlan], *, diff: bool) -> list[HostPlan]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from gpunode.core.model import HostResult
     from gpunode.core.plan.lockfile import Lock
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.kube.client import Api
@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.pass_context
 def provision(
     ctx: click.Context,
-    where: Where,
+    targets: Targets,
     spec_data: dict[str, Any],
     lock: Lock | None,
     rollout: dict[str, Any],
@@ -75,53 +75,55 @@ def provision(
     """
     from dataclasses import replace
 
+    from gpunode.cli.progress import fleet as fleet_progress
+    from gpunode.cli.progress import probing
     from gpunode.edge import saved
+    from gpunode.edge.desired import DesiredState, with_secrets
     from gpunode.edge.detect import SETTLE, probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
-    from gpunode.edge.fleet.progress import fleet as fleet_progress
-    from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.planner import Planner, with_secrets
 
-    where, arguments = _split_arguments(replace(where, break_lock=break_lock, settle=0 if check else SETTLE))
-    folder = _plan_folder(where, lock)
+    targets, arguments = _split_arguments(replace(targets, break_lock=break_lock, settle=0 if check else SETTLE))
+    folder = _plan_folder(targets, lock)
     reviewed = saved.load_plan(folder) if folder else None
     if reviewed:
         spec_data = with_secrets(reviewed.spec, spec_data)
-        where, lock = reviewed.where(where), reviewed.lock
+        targets, lock = reviewed.reach(targets), reviewed.lock
     if use_lab:
-        where, spec_data = _lab(where, spec_data)
-    planner = Planner(spec_data, lock=lock)
-    known = reviewed.find_hosts(where) if reviewed else None
+        targets, spec_data = _lab(targets, spec_data)
+    desired = DesiredState(spec_data, lock=lock)
+    known = reviewed.find_hosts(targets) if reviewed else None
     with probing(output_format) as on_done:
         if known is None:
-            hosts = workflow.plan(where, planner, on_done=on_done)
+            hosts = workflow.plan(targets, desired, on_done=on_done)
         else:
-            hosts = [workflow.plan_one(found, planner) for found in probe(known, where, on_done=on_done)]
+            hosts = [workflow.plan_one(found, desired) for found in probe(known, targets, on_done=on_done)]
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":
         hosts = show_plans(hosts, diff=diff)
-    if where.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
+    if targets.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
         ask(hosts)
-    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
+    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as callbacks:
         results = fleet.provision(
             hosts,
-            where,
-            planner,
-            check=check,
-            diff=diff,
-            arguments=arguments,
+            targets,
+            desired,
+            options=fleet.RunOptions(
+                check=check,
+                diff=diff,
+                arguments=tuple(arguments),
+                rollout=rollout,
+                deadline=deadline,
+                cluster=connect,
+            ),
             saved=reviewed,
-            rollout=rollout,
-            deadline=deadline,
-            cluster=connect,
-            ears=ears.with_log(events) if events else ears,
+            callbacks=callbacks.with_log(events) if events else callbacks,
         )
     show_results(results, output_format)
-    return worst_exit(r.exit for r in results)
+    return worst_exit(r.outcome for r in results)
 
 
 def show_results(results: list[HostResult], output_format: str) -> None:
@@ -129,6 +131,7 @@ def show_results(results: list[HostResult], output_format: str) -> None:
 
     Of a run that left hosts behind, also which, and the command to go on.
     """
+    from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import fleet_text, going_on, stop_text
     from gpunode.core.report.text import MANY, checks_text, results_data
 
@@ -137,7 +140,7 @@ def show_results(results: list[HostResult], output_format: str) -> None:
         print_json({"hosts": results_data(results), **({"run": run, "go_on": command} if run else {})})
         return
     for result in results if len(results) <= MANY else ():
-        mark = Styled("ok", "green") if not result.exit else Styled(f"exit {int(result.exit)}", "red")
+        mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
         changed = f", {len(result.changed)} changes" if result.changed else ""
         echo(f"{result.host}: ", mark, f"{changed}: {result.message}")
         if result.checks:
@@ -148,31 +151,31 @@ def show_results(results: list[HostResult], output_format: str) -> None:
         echo(text)
 
 
-def _split_arguments(where: Where) -> tuple[Where, list[str]]:
+def _split_arguments(targets: Targets) -> tuple[Targets, list[str]]:
     """click hands over what follows `--` among the hosts; what starts with a dash is Ansible's, and all behind it."""
     from dataclasses import replace
 
-    hosts = list(where.hosts)
+    hosts = list(targets.hosts)
     first = next((i for i, word in enumerate(hosts) if word.startswith("-")), len(hosts))
-    return replace(where, hosts=tuple(hosts[:first])), hosts[first:]
+    return replace(targets, hosts=tuple(hosts[:first])), hosts[first:]
 
 
-def _plan_folder(where: Where, lock: Lock | None) -> Path | None:
-    folders = [Path(h) for h in where.hosts if Path(h).is_dir()]
+def _plan_folder(targets: Targets, lock: Lock | None) -> Path | None:
+    folders = [Path(h) for h in targets.hosts if Path(h).is_dir()]
     if not folders:
         return None
-    if len(where.hosts) > 1 or where.inventory or where.local:
+    if len(targets.hosts) > 1 or targets.inventory or targets.local:
         raise click.UsageError(f"{folders[0]} is a plan's folder: it brings its own hosts, name no others")
-    if where.limit or lock is not None:
-        option = "--limit" if where.limit else "--locked"
+    if targets.limit or lock is not None:
+        option = "--limit" if targets.limit else "--locked"
         raise click.UsageError(f"{folders[0]} is a plan's folder, and is run as a whole: give {option} to gpunode plan")
     return folders[0]
 
 
-def _lab(where: Where, spec_data: dict[str, Any]) -> tuple[Where, dict[str, Any]]:
+def _lab(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str, Any]]:
     from gpunode.cli.lab import target
 
-    return target(where, spec_data)
+    return target(targets, spec_data)
 
 
 def ask(hosts: list[HostPlan]) -> None:

@@ -86,6 +86,7 @@ def run_options(command: Command) -> Command:
 
 
 def _event_log(path: Path) -> EventLog:
+    from gpunode.cli.terminal import say
     from gpunode.edge.fleet.events import EventLog
 
-    return EventLog(path)
+    return EventLog(path, say)

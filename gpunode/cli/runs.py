@@ -134,15 +134,15 @@ def resume(
     from dataclasses import replace
 
     from gpunode.cli.plan import show_plans
+    from gpunode.cli.progress import fleet as fleet_progress
+    from gpunode.cli.progress import probing
     from gpunode.cli.provision import ask, show_results
     from gpunode.core.errors import RefusedError
     from gpunode.core.plan.lockfile import parse_lock
-    from gpunode.edge.detect import SETTLE, Where, find_hosts, probe
+    from gpunode.edge.desired import DesiredState, with_secrets
+    from gpunode.edge.detect import SETTLE, Targets, find_hosts, probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
-    from gpunode.edge.fleet.progress import fleet as fleet_progress
-    from gpunode.edge.fleet.progress import probing
-    from gpunode.edge.planner import Planner, with_secrets
 
     journal = _journal()
     run = journal.get(name)
@@ -159,42 +159,44 @@ def resume(
     asked: dict[str, Any] = dict(run.request["where"])
     for key in ("hosts", "inventory", "probes", "vault_password_files"):
         asked[key] = tuple(asked[key])
-    where = Where(**(asked | {"break_lock": break_lock, "settle": SETTLE}), become_password=password)
+    targets = Targets(**(asked | {"break_lock": break_lock, "settle": SETTLE}), become_password=password)
     said = f"of run {run.name}"
     text = run.request.get("lock")
     lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")
-    planner = Planner(with_secrets(run.request["spec"], spec_data), where=f"the spec {said}", lock=lock)
-    known = [host for host in find_hosts(where) if host.host in left]
+    desired = DesiredState(with_secrets(run.request["spec"], spec_data), source=f"the spec {said}", lock=lock)
+    known = [host for host in find_hosts(targets) if host.host in left]
     if gone := sorted(left - {host.host for host in known}):
         echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
     if not known:
         raise RefusedError(f"no host that run {run.name} left is in its inventory any more", fix="gpunode provision")
     with probing(output_format) as on_done:
-        found = probe(known, where, on_done=on_done)
-    hosts = [workflow.plan_one(one, planner) for one in found]
+        found = probe(known, targets, on_done=on_done)
+    hosts = [workflow.plan_one(one, desired) for one in found]
     if output_format == "text":
         hosts = show_plans(hosts, diff=False)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
-    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as ears:
+    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as callbacks:
         results = fleet.provision(
             hosts,
-            where,
-            planner,
-            arguments=run.request["arguments"],
-            rollout=run.request["rollout"],
-            deadline=deadline,
-            cluster=connect,
-            ears=ears.with_log(events) if events else ears,
+            targets,
+            desired,
+            options=fleet.RunOptions(
+                arguments=tuple(run.request["arguments"]),
+                rollout=run.request["rollout"],
+                deadline=deadline,
+                cluster=connect,
+            ),
+            callbacks=callbacks.with_log(events) if events else callbacks,
         )
     # a host that needed nothing any more is done with that run, too
     planned = {h.host: h.planned for h in hosts if h.planned}
     journal.keep({p.plan.facts_hash: p.facts for p in planned.values()})
-    later = journal.hosts(next((r.extra["run"] for r in results if "run" in r.extra), ""))
+    later = journal.hosts(next((r.run for r in results if r.run), ""))
     states = {host: p.plan.facts_hash for host, p in planned.items()} | {row.host: row.found for row in later}
-    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if not r.exit], states)
+    journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if r.ok], states)
     show_results(results, output_format)
-    return worst_exit(result.exit for result in results)
+    return worst_exit(result.outcome for result in results)
 
 
 def _journal() -> Runs:
@@ -215,12 +217,13 @@ def _result(host: HostRow) -> HostResult:
     """A host that ended, with the `seconds` that it took."""
     from datetime import datetime, timedelta
 
+    from gpunode.core.errors import Exit
     from gpunode.core.model import HostResult
 
     began, ended = host.started or host.ended, host.ended
     took = datetime.fromisoformat(ended) - datetime.fromisoformat(began) if ended else timedelta()
-    seconds = {"seconds": took.total_seconds()}
-    return HostResult(host=host.host, exit=host.exit or 0, message=host.message, extra=seconds)
+    outcome = Exit(host.exit or 0).outcome
+    return HostResult(host=host.host, outcome=outcome, message=host.message, seconds=took.total_seconds())
 
 
 def _end(host: HostRow | None) -> dict[str, Any] | None:

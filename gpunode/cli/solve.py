@@ -128,12 +128,12 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     from gpunode.core.items.image import prepares
     from gpunode.core.solve import request_of
     from gpunode.core.solve.stacks import fleet_stacks, stacks_text
-    from gpunode.edge.detect import Where, detect
+    from gpunode.edge.desired import DesiredState
+    from gpunode.edge.detect import Targets, detect
     from gpunode.edge.load import load_knowledge
-    from gpunode.edge.planner import Planner
 
-    spec = Planner(spec_data, to_run=False).spec()
-    found = detect(Where(probes=probes))
+    spec = DesiredState(spec_data, to_run=False).spec()
+    found = detect(Targets(probes=probes))
     for one in found:
         if one.error:
             show_error(one.error, host=one.host)
@@ -148,7 +148,7 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     else:
         for line in stacks_text(answer, without_gpu=idle):
             echo(line)
-    return worst_exit([one.error.exit for one in found if one.error] + [Exit.REFUSED] * bool(answer.problems))
+    return worst_exit([one.error.outcome for one in found if one.error] + ["refused"] * bool(answer.problems))
 
 
 def _print(solution: Solution) -> None:

@@ -10,8 +10,8 @@ from gpunode.cli.common import format_option, show_errors, target_options, worst
 from gpunode.cli.output import Styled, echo, print_json
 
 if TYPE_CHECKING:
-    from gpunode.core.model import HostResult
-    from gpunode.edge.detect import Where
+    from gpunode.core.model import HostOutcome, HostResult
+    from gpunode.edge.detect import Targets
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 _CHECK = click.option("--check", is_flag=True, help="Say what would be taken back, change nothing.")
@@ -36,13 +36,13 @@ _BREAK = click.option("--break-lock", is_flag=True, help="Take nodes from anothe
 @_YES
 @_BREAK
 @format_option("text", "json")
-def uninstall(where: Where, parts: tuple[str, ...], output_format: str, **how: bool) -> int:
+def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: bool) -> int:
     """Take back all that gpunode has done: packages, files, units, modules and settings are as they were before.
 
     What somebody else has changed since stays, and is named.
     """
     what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
-    return _undo(where, what, output_format, **how)
+    return _undo(targets, what, output_format, **how)
 
 
 @click.command(
@@ -62,36 +62,36 @@ def uninstall(where: Where, parts: tuple[str, ...], output_format: str, **how: b
 @_YES
 @_BREAK
 @format_option("text", "json")
-def rollback(where: Where, to: str | None, show_runs: bool, output_format: str, **how: bool) -> int:
+def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: str, **how: bool) -> int:
     """Take back the last run, or all that came after one: the node is as that run left it."""
     if show_runs:
-        return _show_runs(where, output_format)
+        return _show_runs(targets, output_format)
     what = {"verb": "rollback"} | ({"to": to} if to else {})
-    return _undo(where, what, output_format, **how)
+    return _undo(targets, what, output_format, **how)
 
 
 def _undo(
-    where: Where, what: dict[str, Any], output_format: str, *, check: bool, diff: bool, yes: bool, break_lock: bool
+    targets: Targets, what: dict[str, Any], output_format: str, *, check: bool, diff: bool, yes: bool, break_lock: bool
 ) -> int:
     """Show what it would be, ask, do it; with --yes there is nothing to wait for, and it is done at once."""
     from dataclasses import replace
 
-    from gpunode.edge.fleet.progress import running
+    from gpunode.cli.progress import running
     from gpunode.edge.fleet.undo import undo
 
-    where = replace(where, break_lock=break_lock)
+    targets = replace(targets, break_lock=break_lock)
     if check or not yes:
-        found = undo(where, what, check=True, diff=diff)
+        found = undo(targets, what, check=True, diff=diff)
         if check or not any(result.changed for result in found):
             _show(found, output_format)
-            return worst_exit(result.exit for result in found)
+            return worst_exit(result.outcome for result in found)
         if output_format == "text":
             _show(found, output_format)
         _ask(found)
     with running(output_format) as on_event:
-        results = undo(where, what, diff=diff and yes, on_event=on_event)
+        results = undo(targets, what, diff=diff and yes, on_event=on_event)
     _show(results, output_format)
-    return worst_exit(result.exit for result in results)
+    return worst_exit(result.outcome for result in results)
 
 
 def _show(results: list[HostResult], output_format: str) -> None:
@@ -102,18 +102,18 @@ def _show(results: list[HostResult], output_format: str) -> None:
     if output_format == "json":
         print_json({"hosts": results_data(results)})
         return
-    bad = [result for result in results if result.exit not in (Exit.OK, Exit.PENDING)]
+    bad = [result for result in results if result.outcome not in ("ok", "pending")]
     for result in results:
-        good = result.exit in (Exit.OK, Exit.PENDING)
+        good = result.outcome in ("ok", "pending")
         if not good and len(bad) > MANY:
             continue
-        mark = Styled("ok", "green") if good else Styled(f"exit {int(result.exit)}", "red")
+        mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f": {result.message}")
         for line in result.changed:
             echo(f"  {line}")
-        for note in result.extra.get("notes", ()):
+        for note in result.notes:
             echo(f"  note: {note}")
-        for text in result.extra.get("diffs", ()):
+        for text in result.diffs:
             echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
     if len(bad) > MANY:
         echo("\n".join([f"{len(bad)} hosts did not end well:", *causes(bad)]))
@@ -135,23 +135,23 @@ def _ask(found: list[HostResult]) -> None:
         raise InterruptedByUser("declined; nothing was touched")
 
 
-def _show_runs(where: Where, output_format: str) -> int:
+def _show_runs(targets: Targets, output_format: str) -> int:
     from dataclasses import asdict
 
-    from gpunode.core.errors import Exit, GpunodeError
+    from gpunode.core.errors import GpunodeError
     from gpunode.edge.fleet.undo import list_runs
 
-    found = list_runs(where)
-    codes: list[int] = []
+    found = list_runs(targets)
+    outcomes: list[HostOutcome] = []
     errors: list[tuple[str, GpunodeError]] = []
     data: list[dict[str, Any]] = []
     for host, runs in found:
         if isinstance(runs, GpunodeError):
-            codes.append(runs.exit)
+            outcomes.append(runs.outcome)
             data.append({"host": host.host, "error": runs.what})
             errors.append((host.host, runs))
             continue
-        codes.append(Exit.OK)
+        outcomes.append("ok")
         data.append({"host": host.host, "runs": [asdict(run) for run in runs]})
         if output_format == "text":
             echo(f"{host.host}: {len(runs)} run{'' if len(runs) == 1 else 's'}")
@@ -162,4 +162,4 @@ def _show_runs(where: Where, output_format: str) -> int:
         print_json({"hosts": data})
     else:
         show_errors(errors)
-    return worst_exit(codes)
+    return worst_exit(outcomes)

@@ -14,7 +14,7 @@ from gpunode.cli.provision import show_results
 
 if TYPE_CHECKING:
     from gpunode.core.plan.lockfile import Lock
-    from gpunode.edge.detect import Where
+    from gpunode.edge.detect import Targets
 
 
 @click.command(
@@ -38,25 +38,25 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def verify(
-    where: Where, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
+    targets: Targets, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
 ) -> int:
     """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""
+    from gpunode.cli.progress import probing
+    from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
-    from gpunode.edge.fleet.progress import probing
     from gpunode.edge.fleet.runs import Runs
     from gpunode.edge.fleet.since import verify_since
-    from gpunode.edge.planner import Planner
 
-    planner = Planner(spec_data, to_run=False, lock=lock)
+    desired = DesiredState(spec_data, to_run=False, lock=lock)
     runs = Runs() if since else None
     run = runs.get(since).name if runs and since else ""
     with probing(output_format) as on_done:
         if runs:
-            results = verify_since(where, planner, runs, run, smoke=smoke, on_done=on_done)
+            results = verify_since(targets, desired, runs, run, smoke=smoke, on_done=on_done)
         else:
-            results = workflow.verify(where, planner, smoke=smoke, on_done=on_done)
-    other = [r for r in results if not r.extra.get("same")]
+            results = workflow.verify(targets, desired, smoke=smoke, on_done=on_done)
+    other = [r for r in results if not r.unchanged_since]
     show_results(results if output_format == "json" else other, output_format)
     if runs and output_format == "text":
         echo(f"{len(results) - len(other)} of {len(results)} hosts are as run {run} left them")
-    return worst_exit(r.exit for r in results)
+    return worst_exit(r.outcome for r in results)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpunode.core.printable import printable
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Problem
+    from gpunode.core.model import HostOutcome, Problem
 
 
 _USERINFO = re.compile(r"(?<=://)(?<!ssh://)[^/\s\"'<>]+(?=@)")  # where a URL has a user and a password
@@ -27,6 +27,27 @@ class Exit(IntEnum):
     REFUSED = 5
     INTERRUPTED = 130
 
+    @classmethod
+    def of(cls, outcome: HostOutcome) -> Exit:
+        """The exit code for an outcome."""
+        return _EXITS[outcome]
+
+    @property
+    def outcome(self) -> HostOutcome:
+        """The outcome that has this exit code."""
+        return next(outcome for outcome, code in _EXITS.items() if code is self)
+
+
+_EXITS: dict[HostOutcome, Exit] = {
+    "ok": Exit.OK,
+    "failed": Exit.FAILED,
+    "invalid": Exit.INPUT,
+    "pending": Exit.PENDING,
+    "unreachable": Exit.UNREACHABLE,
+    "refused": Exit.REFUSED,
+    "interrupted": Exit.INTERRUPTED,
+}
+
 
 def _shown(text: str) -> str:
     return printable(_USERINFO.sub("********", text))
@@ -37,14 +58,18 @@ class GpunodeError(Exception):
 
     `what` names the thing and its value in one sentence, `expected` what would have been right ("" where that is
     plain), `fix` the next step; control characters in them are visible escapes, and user and password of a URL are in
-    none of them.  The command line prints exactly these three and exits with `exit`.
+    none of them.  The command line prints exactly these three and exits with the exit code of `outcome`.
     """
 
-    exit = Exit.FAILED
+    outcome: HostOutcome = "failed"
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
         self.what, self.expected, self.fix = (_shown(text) for text in (what, expected, fix))
         super().__init__(self.what)
+
+    @property
+    def exit(self) -> Exit:
+        return Exit.of(self.outcome)
 
     def __str__(self) -> str:
         lines = [self.what]
@@ -58,25 +83,25 @@ class GpunodeError(Exception):
 class InputError(GpunodeError):
     """Usage, or input that cannot be read or is not valid; nothing was touched."""
 
-    exit = Exit.INPUT
+    outcome: HostOutcome = "invalid"
 
 
 class StaleError(GpunodeError):
     """The node is no longer what the plan rests on."""
 
-    exit = Exit.PENDING
+    outcome: HostOutcome = "pending"
 
 
 class UnreachableError(GpunodeError):
     """No connection to the host, or it was refused (host key, authentication, sudo)."""
 
-    exit = Exit.UNREACHABLE
+    outcome: HostOutcome = "unreachable"
 
 
 class RefusedError(GpunodeError):
     """Understood, and refused: doing it would not work or would break the node."""
 
-    exit = Exit.REFUSED
+    outcome: HostOutcome = "refused"
 
     @classmethod
     def of(cls, problems: Sequence[Problem]) -> RefusedError:
@@ -87,7 +112,7 @@ class RefusedError(GpunodeError):
 class InterruptedByUser(GpunodeError):
     """Ctrl-C, or the question was answered with no."""
 
-    exit = Exit.INTERRUPTED
+    outcome: HostOutcome = "interrupted"
 
 
 def error_data(error: GpunodeError) -> dict[str, Any]:

@@ -27,8 +27,8 @@ KILLED = 128  # a shell's exit status for a program that a signal ended is that 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Where:
-    """Which hosts, and how to reach them: one of `hosts`, `inventory`, `local` and `probes`."""
+class Targets:
+    """Which hosts, and how to reach them: exactly one of `hosts`, `inventory`, `local` and `probes` is given."""
 
     hosts: tuple[str, ...] = ()  # [user@]host[:port]
     inventory: tuple[str, ...] = ()  # as for ansible -i
@@ -48,7 +48,7 @@ class Where:
     listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
 
     def again(self) -> dict[str, Any]:
-        """The fields with which another process can mean the same hosts; passwords are to be asked for anew."""
+        """The fields with which another process can mean the same hosts; passwords have to be asked for again."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("become_password", "listing")}
 
 
@@ -66,7 +66,7 @@ class Detected:
 
 
 def detect(
-    where: Where, *, only: Collection[str] | None = None, on_done: Callable[[Detected], None] = lambda found: None
+    targets: Targets, *, only: Collection[str] | None = None, on_done: Callable[[Detected], None] = lambda found: None
 ) -> list[Detected]:
     """Probe the hosts; with `only`, just those of these names.
 
@@ -74,8 +74,8 @@ def detect(
     on.  `on_done` sees each host as soon as it is done.  Raises InputError when it is not clear which hosts are meant,
     and for a single saved probe that cannot be used.
     """
-    if where.probes:
-        files = _probe_files(where)
+    if targets.probes:
+        files = _probe_files(targets)
         names = Counter(_host_of(path) for path in files)
         named = {path: _host_of(path) if names[_host_of(path)] == 1 else str(path) for path in files}
         saved = [_saved(path, name) for path, name in named.items()]
@@ -84,11 +84,11 @@ def detect(
         for one in saved:
             on_done(one)
         return saved
-    return probe([host for host in find_hosts(where) if only is None or host.host in only], where, on_done=on_done)
+    return probe([host for host in find_hosts(targets) if only is None or host.host in only], targets, on_done=on_done)
 
 
 def probe(
-    hosts: Sequence[Detected], where: Where, *, on_done: Callable[[Detected], None] = lambda found: None
+    hosts: Sequence[Detected], targets: Targets, *, on_done: Callable[[Detected], None] = lambda found: None
 ) -> list[Detected]:
     """Probe hosts that are known already (find_hosts, or an earlier answer), as `detect` does."""
     found = {host.host: replace(host, error=None) for host in hosts}
@@ -104,52 +104,52 @@ def probe(
     direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
     ran = run_many(
         direct,
-        _probe_program(where.settle),
-        forks=where.forks,
-        connect_timeout=where.connect_timeout,
-        timeout=where.timeout,
-        accept_new=where.accept_new_host_keys,
+        _probe_program(targets.settle),
+        forks=targets.forks,
+        connect_timeout=targets.connect_timeout,
+        timeout=targets.timeout,
+        accept_new=targets.accept_new_host_keys,
         on_done=done,
     )
     left = [r.target for r in ran if isinstance(r.error, NotServed)]
     left += [host.target for host in hosts if host.target and host.target.connection not in ("ssh", "local")]
-    for one in probe_by_ansible(left, where) if left else ():
+    for one in probe_by_ansible(left, targets) if left else ():
         done(one)
     return [found[host.host] for host in hosts]
 
 
-def find_hosts(where: Where) -> list[Detected]:
+def find_hosts(targets: Targets) -> list[Detected]:
     """The hosts that are meant, nothing found out about them yet."""
-    ways = [name for name in ("hosts", "inventory", "local") if getattr(where, name)]
+    ways = [name for name in ("hosts", "inventory", "local") if getattr(targets, name)]
     if len(ways) != 1:
         raise InputError(
             f"{' and '.join(ways)} given together" if ways else "no host given",
             expected="one of: HOST…, -i INVENTORY, --local",
             fix="choose hosts of an inventory by --limit" if ways else "for this machine itself: --local",
         )
-    if where.limit and not where.inventory:
+    if targets.limit and not targets.inventory:
         raise InputError("--limit without an inventory", fix="name just the hosts you want")
-    if where.inventory:
+    if targets.inventory:
         from gpunode.edge.ssh import connection as ssh  # noqa: F401  while the inventory is being read
 
-        listed = where.listing() if where.listing else _list(where)
-        return [Detected(host=h.name, target=_become(h.target, where), groups=h.groups, spec=h.spec) for h in listed]
-    if where.local:
-        return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), where))]
-    targets = [_become(parse_host(text), where) for text in where.hosts]
-    twice = [name for name, times in Counter((t.address, t.port or 22) for t in targets).items() if times > 1]
+        listed = targets.listing() if targets.listing else _list(targets)
+        return [Detected(host=h.name, target=_become(h.target, targets), groups=h.groups, spec=h.spec) for h in listed]
+    if targets.local:
+        return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), targets))]
+    named = [_become(parse_host(text), targets) for text in targets.hosts]
+    twice = [name for name, times in Counter((t.address, t.port or 22) for t in named).items() if times > 1]
     if twice:
         raise InputError(f"host {twice[0][0]} is named twice", fix="name each host once")
-    names = Counter(target.name for target in targets)
+    names = Counter(target.name for target in named)
     # two nodes behind one address: the port tells them apart (not by a colon, which Ansible reads as a range)
-    named = [replace(t, name=f"{t.name}-{t.port or 22}") if names[t.name] > 1 else t for t in targets]
-    return [Detected(host=target.name, target=target) for target in named]
+    distinct = [replace(t, name=f"{t.name}-{t.port or 22}") if names[t.name] > 1 else t for t in named]
+    return [Detected(host=target.name, target=target) for target in distinct]
 
 
-def _list(where: Where) -> tuple[InventoryHost, ...]:
+def _list(targets: Targets) -> tuple[InventoryHost, ...]:
     from gpunode.edge.ansible.inventory import load_inventory
 
-    return load_inventory(where.inventory, limit=where.limit, vault_password_files=where.vault_password_files)
+    return load_inventory(targets.inventory, limit=targets.limit, vault_password_files=targets.vault_password_files)
 
 
 def save_probes(folder: Path, found: Sequence[Detected], *, redacted: bool = False) -> list[Path]:
@@ -180,10 +180,10 @@ def _probe_program(settle: int) -> str:
     return f"GPUNODE_SETTLE={settle:d}\n{program(script('probe.sh'), None)}"
 
 
-def _become(target: Target, where: Where) -> Target:
-    if not where.become:
+def _become(target: Target, targets: Targets) -> Target:
+    if not targets.become:
         return target
-    return replace(target, become=True, become_password=where.become_password or target.become_password)
+    return replace(target, become=True, become_password=targets.become_password or target.become_password)
 
 
 def _read(host: Detected, ran: Ran) -> Detected:
@@ -220,16 +220,16 @@ def _read(host: Detected, ran: Ran) -> Detected:
     return replace(host, probe=ran.stdout, facts=facts)
 
 
-def _probe_files(where: Where) -> list[Path]:
-    if where.hosts or where.inventory or where.local:
+def _probe_files(targets: Targets) -> list[Path]:
+    if targets.hosts or targets.inventory or targets.local:
         raise InputError("saved probes and hosts given together", fix="leave out the hosts, or --probe")
     files: list[Path] = []
-    for path in where.probes:
+    for path in targets.probes:
         files += sorted((*path.rglob("*.probe"), *path.rglob("probe.txt"))) if path.is_dir() else [path]
     if not files:
         expected = "files HOST.probe or HOST/probe.txt, at any depth"
         fix = "gpunode detect HOST… --save DIR writes them"
-        raise InputError(f"no probe in {where.probes[0]}", expected=expected, fix=fix)
+        raise InputError(f"no probe in {targets.probes[0]}", expected=expected, fix=fix)
     return files
 
 
@@ -259,7 +259,7 @@ def _from_file(path: Path, name: str) -> Detected:
 # ---------------------------------------------------------------- by Ansible's own connection
 
 
-def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
+def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
     """The probe by the action gpunode.node.facts, over whatever connection Ansible has for the host.
 
     For hosts that paramiko cannot serve.  It runs the `ansible` of this Python, on the user's own inventory where
@@ -270,13 +270,13 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
 
     with tempfile.TemporaryDirectory(prefix="gpunode-") as name:  # 0700: answers and passwords lie here for a moment
         folder = Path(name)
-        hosts = {t.name: inventory_vars(t) for t in targets}
-        (folder / "inventory.yml").write_text(dump({"all": {"hosts": hosts}}), encoding="utf-8")
-        (folder / "limit").write_text("".join(f"{t.name}\n" for t in targets), encoding="utf-8")
-        password = {"ansible_become_password": where.become_password} if where.become_password else {}
+        variables = {t.name: inventory_vars(t) for t in hosts}
+        (folder / "inventory.yml").write_text(dump({"all": {"hosts": variables}}), encoding="utf-8")
+        (folder / "limit").write_text("".join(f"{t.name}\n" for t in hosts), encoding="utf-8")
+        password = {"ansible_become_password": targets.become_password} if targets.become_password else {}
         (folder / "extra.yml").write_text(dump(password), encoding="utf-8")
         command = [sys.executable, "-m", "ansible", "adhoc", "all", "--limit", f"@{folder}/limit"]
-        for source in where.inventory or (f"{folder}/inventory.yml",):
+        for source in targets.inventory or (f"{folder}/inventory.yml",):
             command += ["-i", source]
         command += [
             "-e",
@@ -288,28 +288,28 @@ def probe_by_ansible(targets: Sequence[Target], where: Where) -> list[Ran]:
             "-t",
             f"{folder}/found",
         ]
-        command += ["-f", str(where.forks), "-T", str(math.ceil(where.connect_timeout))]
-        command += ["--task-timeout", str(math.ceil(where.timeout))]
-        command += ["-b"] if where.become else []
-        for path in where.vault_password_files:
+        command += ["-f", str(targets.forks), "-T", str(math.ceil(targets.connect_timeout))]
+        command += ["--task-timeout", str(math.ceil(targets.timeout))]
+        command += ["-b"] if targets.become else []
+        for path in targets.vault_password_files:
             command += ["--vault-password-file", str(path)]
-        if where.accept_new_host_keys:
+        if targets.accept_new_host_keys:
             command += ["--ssh-extra-args", "-o StrictHostKeyChecking=accept-new"]
-        rounds = math.ceil(len(targets) / where.forks)
+        rounds = math.ceil(len(hosts) / targets.forks)
         try:
             ran = subprocess.run(
                 command,
                 capture_output=True,
                 text=True,
                 stdin=subprocess.DEVNULL,
-                timeout=60 + rounds * (where.timeout + where.connect_timeout),
+                timeout=60 + rounds * (targets.timeout + targets.connect_timeout),
                 env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
                 check=False,
             )
             said = f"{ran.stdout}\n{ran.stderr}"
         except subprocess.TimeoutExpired:
             said = "Ansible did not end in time"
-        return [_ansible_answer(target, folder / "found" / target.name, said) for target in targets]
+        return [_ansible_answer(target, folder / "found" / target.name, said) for target in hosts]
 
 
 def _ansible_answer(target: Target, file: Path, said: str) -> Ran:

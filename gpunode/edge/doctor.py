@@ -17,7 +17,7 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
-from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.isolate import isolated
 from gpunode.edge.ssh.many import run_many
 from gpunode.node import script
@@ -52,18 +52,18 @@ def examine_logs(paths: tuple[Path, ...]) -> Examined:
     return Examined(host="logs", diagnosis=diagnose(faults, scans))
 
 
-def examine_hosts(where: Where, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
+def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
     """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError."""
-    found = detect(where, on_done=on_done)
-    targets = [one.target for one in found if one.target and one.facts]
-    direct = [target for target in targets if target.connection in ("ssh", "local")]
+    found = detect(targets, on_done=on_done)
+    known = [one.target for one in found if one.target and one.facts]
+    direct = [target for target in known if target.connection in ("ssh", "local")]
     ran = run_many(
         direct,
         program(script("logs.sh")),
-        forks=where.forks,
-        connect_timeout=where.connect_timeout,
-        timeout=where.timeout,
-        accept_new=where.accept_new_host_keys,
+        forks=targets.forks,
+        connect_timeout=targets.connect_timeout,
+        timeout=targets.timeout,
+        accept_new=targets.accept_new_host_keys,
     )
     logs = {one.target.name: one for one in ran}
     results = []

@@ -6,8 +6,8 @@ went through, so 2,000 hosts name one file.
 
 from __future__ import annotations
 
-import contextlib
 import errno
+import logging
 import sys
 import threading
 from collections.abc import Callable
@@ -22,6 +22,8 @@ T = TypeVar("T")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # never a bug, whatever was being written
 _SAID = 300  # characters of an exception's own words that are shown
 _END = 30_000  # characters of either end of a traceback that are kept
+LOG = logging.getLogger("gpunode")  # what is in no result; the command line prints it
+LOG.addHandler(logging.NullHandler())
 _lock = threading.Lock()
 _kept: dict[tuple[str, str], str] = {}  # reports of this process, by id and state directory: what to do with each
 
@@ -69,7 +71,7 @@ def _report_id(error: Exception) -> str:
 
 
 def _keep(error: Exception, host: str) -> str:
-    """Write the traceback, once a process, and say where it is; print it where it cannot be written."""
+    """Write the traceback, once a process, and say where it is; log it where it cannot be written."""
     report = _report_id(error)
     known = (report, _state_name())
     with _lock:
@@ -82,7 +84,6 @@ def _write(report: str, error: Exception, host: str) -> str:
     import traceback
 
     from gpunode.core.mask import mask
-    from gpunode.edge.terminal import say
 
     head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     told = "".join(traceback.format_exception(error))
@@ -93,7 +94,6 @@ def _write(report: str, error: Exception, host: str) -> str:
         write_private(path, text)
     except (GpunodeError, OSError) as cause:
         why = cause.what if isinstance(cause, GpunodeError) else str(cause)
-        with contextlib.suppress(OSError, ValueError):  # nobody may be listening
-            say(text)
-        return f"report it as {report}, with the traceback printed on standard error (it could not be kept: {why})"
+        LOG.error("%s", text)
+        return f"report it as {report}, with the traceback that was logged (it could not be kept: {why})"
     return f"report it as {report}, with {path}"

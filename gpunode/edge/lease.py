@@ -14,7 +14,7 @@ from gpunode.core.plan.playbook import dump
 from gpunode.core.remote import program
 from gpunode.core.undo.journal import signature
 from gpunode.edge.ansible.runner import Event, run_playbook
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import ansible_arguments
 from gpunode.edge.ssh.many import NotServed, run_many
 from gpunode.edge.state import controller_name, write_private
@@ -30,7 +30,7 @@ def may_hold(event: Event) -> bool:
 
 
 def give_back(
-    hosts: Sequence[Detected], where: Where, folder: Path, inventory: Sequence[str], *, run: str, generation: int
+    hosts: Sequence[Detected], targets: Targets, folder: Path, inventory: Sequence[str], *, run: str, generation: int
 ) -> None:
     """End the run's leases on `hosts`: one connection each, all at once; Ansible where paramiko cannot serve one.
 
@@ -38,23 +38,23 @@ def give_back(
     """
     request = signature(run=run, controller=controller_name(), generation=str(generation))
     text = program(script("release.sh"), request)
-    targets = [host.target for host in hosts if host.target]
-    direct = [target for target in targets if target.connection in ("ssh", "local")]
+    known = [host.target for host in hosts if host.target]
+    direct = [target for target in known if target.connection in ("ssh", "local")]
     ran = run_many(
         direct,
         text,
-        forks=where.forks,
-        connect_timeout=min(CONNECT, where.connect_timeout),
+        forks=targets.forks,
+        connect_timeout=min(CONNECT, targets.connect_timeout),
         timeout=SECONDS,
-        accept_new=where.accept_new_host_keys,
+        accept_new=targets.accept_new_host_keys,
     )
     left = {one.target.name for one in ran if isinstance(one.error, NotServed)}
-    left |= {target.name for target in targets if target not in direct}
+    left |= {target.name for target in known if target not in direct}
     if left:
-        _by_ansible(sorted(left), text, where, folder, inventory)
+        _by_ansible(sorted(left), text, targets, folder, inventory)
 
 
-def _by_ansible(hosts: Sequence[str], text: str, where: Where, folder: Path, inventory: Sequence[str]) -> None:
+def _by_ansible(hosts: Sequence[str], text: str, targets: Targets, folder: Path, inventory: Sequence[str]) -> None:
     # a word without quotes and braces: Ansible would read both
     command = f"echo {base64.b64encode(text.encode()).decode()} | base64 -d | sh"
     task = {"name": "End the run", "ansible.builtin.raw": command, "changed_when": False}
@@ -68,7 +68,7 @@ def _by_ansible(hosts: Sequence[str], text: str, where: Where, folder: Path, inv
             folder,
             playbook.name,
             inventory=inventory,
-            forks=where.forks,
-            arguments=[*ansible_arguments(where), "--limit", f"@{limit}", f"--timeout={CONNECT:.0f}"],
-            become_password=where.become_password,
+            forks=targets.forks,
+            arguments=[*ansible_arguments(targets), "--limit", f"@{limit}", f"--timeout={CONNECT:.0f}"],
+            become_password=targets.become_password,
         )

@@ -95,10 +95,16 @@ def _table(name: str) -> Any:
 # ---------------------------------------------------------------- gpunode.yml
 
 
-def load_spec(path: str | Path) -> tuple[Spec, Any]:
-    """gpunode.yml as a Spec and as plain data (for merging with an inventory's gpunode_spec).  Raises InputError."""
+def load_spec(path: str | Path) -> Spec:
+    """gpunode.yml as a Spec.  Raises InputError."""
+    return parse_spec(load_spec_data(path), where=str(path))
+
+
+def load_checked_data(path: str | Path) -> Any:
+    """The plain data of gpunode.yml (for merging with an inventory's gpunode_spec), checked.  Raises InputError."""
     data = load_spec_data(path)
-    return parse_spec(data, where=str(path)), data
+    parse_spec(data, where=str(path))
+    return data
 
 
 def load_spec_data(path: str | Path) -> Any:

@@ -18,10 +18,10 @@ from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
 from gpunode.core.report.schema import seen_from
 from gpunode.core.report.seen import see
 from gpunode.core.report.text import plan_data
-from gpunode.edge.detect import Where, detect
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.isolate import isolated
-from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.state import state_dir
 
@@ -87,18 +87,18 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
     if not folder.is_dir():
         raise InputError(f"{folder}: no such folder", fix="gpunode detect HOST… --save DIR makes one")
     found: dict[str, dict[str, Any]] = {}
-    planner = Planner(spec_data, to_run=False)
+    desired = DesiredState(spec_data, to_run=False)
     for path in sorted([*folder.rglob("*.probe"), *folder.rglob("probe.txt")]):
         own = path.parent if path.name == "probe.txt" else path.with_suffix("")
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
-        told = isolated(own.name, partial(_of_probe, path, own.name, planner, compare=bool(spec_data)))
+        told = isolated(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
         found[name] = {"pool": pool, **({"error": error_data(told)} if isinstance(told, GpunodeError) else told)}
     for path in sorted(folder.rglob("*.json")):
         if path.name == "manifest.json" and path.with_name("plan.json").exists():
             continue
         for host in _recorded(path):
-            told = _told_or_error(host, planner.knowledge, path)
+            told = _told_or_error(host, desired.knowledge, path)
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
             known |= {key: value for key, value in told.items() if value or key not in known}
     if not found:
@@ -151,18 +151,18 @@ def _pool(path: Path, folder: Path) -> str:
     return "" if folder in (path, path.parent) else str(path.parent.relative_to(folder))
 
 
-def _of_probe(path: Path, name: str, planner: Planner, *, compare: bool) -> dict[str, Any]:
+def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) -> dict[str, Any]:
     """What a saved probe says, for make_host; of one that cannot be read the error."""
     try:
-        [found] = detect(Where(probes=(path,)))
+        [found] = detect(Targets(probes=(path,)))
         assert found.facts
-        seen = see(found.facts, planner.knowledge)
+        seen = see(found.facts, desired.knowledge)
     except InputError as error:
         return {"error": error_data(error) | {"exit": 1}}
     if not compare:
         return {"seen": seen}
     try:
-        return {"seen": seen, "plan": plan_data(planner.plan(name, found.facts).plan)}
+        return {"seen": seen, "plan": plan_data(desired.plan(name, found.facts).plan)}
     except GpunodeError as error:
         return {"seen": seen, "error": error_data(error)}
 

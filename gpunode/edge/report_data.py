@@ -18,51 +18,53 @@ from gpunode.core.rollout import make_pools
 from gpunode.edge.isolate import isolated
 
 if TYPE_CHECKING:
+    from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet.host_plan import HostPlan
-    from gpunode.edge.planner import Planner
 
 FOUND = "found.jsonl"  # beside a plan: a line for each host
 RESULTS = "results.jsonl"  # in a run's folder: a line for each time that a host was ended with; the last one holds
 
 
-def plans_data(hosts: Sequence[HostPlan], planner: Planner, *, found: bool = True) -> list[dict[str, Any]]:
+def plans_data(hosts: Sequence[HostPlan], desired: DesiredState, *, found: bool = True) -> list[dict[str, Any]]:
     """The hosts of a plan as JSON data: plan, pool and, with `found`, what was found; of those in error the error."""
     asked = [(h.host, h.planned.spec.rollout) for h in hosts if h.planned]
     pools = {host: pool.name for pool in make_pools(asked) for host in pool.hosts}
     rows = []
     for host in hosts:
-        row = isolated(host.host, partial(_plan_row, host, planner, pools.get(host.host, ""), found=found))
+        row = isolated(host.host, partial(_plan_row, host, desired, pools.get(host.host, ""), found=found))
         rows.append({"host": host.host, "error": error_data(row)} if isinstance(row, GpunodeError) else row)
     return rows
 
 
-def _plan_row(host: HostPlan, planner: Planner, pool: str, *, found: bool) -> dict[str, Any]:
+def _plan_row(host: HostPlan, desired: DesiredState, pool: str, *, found: bool) -> dict[str, Any]:
     if not host.planned:
         return {"host": host.host, "error": host.error and error_data(host.error)}
     row = plan_data(host.planned.plan) | {"pool": pool}
-    return row | ({"found": _found(host, planner)} if found else {})
+    return row | ({"found": _found(host, desired)} if found else {})
 
 
-def found_text(hosts: Sequence[HostPlan], planner: Planner) -> str:
+def found_text(hosts: Sequence[HostPlan], desired: DesiredState) -> str:
     """FOUND of a plan's folder: a file of its own, so that plan.json stays one to read."""
-    rows = [{"host": host.host, "found": _found(host, planner)} for host in hosts if host.planned]
+    rows = [{"host": host.host, "found": _found(host, desired)} for host in hosts if host.planned]
     return "".join(f"{json_text(row)}\n" for row in rows)
 
 
-def _found(host: HostPlan | None, planner: Planner) -> dict[str, Any] | None:
+def _found(host: HostPlan | None, desired: DesiredState) -> dict[str, Any] | None:
     """For a reader of reports; None where nothing is known, or it cannot be put into words."""
     if host is None or host.planned is None:
         return None
     facts = host.planned.facts
-    seen = isolated(host.host, lambda: asdict(see(facts, planner.knowledge)))
+    seen = isolated(host.host, lambda: asdict(see(facts, desired.knowledge)))
     return None if isinstance(seen, GpunodeError) else seen
 
 
-def keep_results(folder: Path, results: Iterable[HostResult], after: Mapping[str, HostPlan], planner: Planner) -> None:
+def keep_results(
+    folder: Path, results: Iterable[HostResult], after: Mapping[str, HostPlan], desired: DesiredState
+) -> None:
     """Add to RESULTS of a run's folder; `after` are the hosts as they were probed afterwards."""
     lines = []
     for row in results_data(results):
-        found = _found(after.get(row["host"]), planner)
+        found = _found(after.get(row["host"]), desired)
         lines.append(json_text({**row, "extra": {}, "found": found}, default=str))
     descriptor = os.open(folder / RESULTS, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     with os.fdopen(descriptor, "a", encoding="utf-8") as file:

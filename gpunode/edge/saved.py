@@ -14,7 +14,7 @@ from gpunode.core.manifest import MANIFEST_FORMAT, changed_files, changed_hosts,
 from gpunode.core.plan.lockfile import Lock, parse_lock
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT
-from gpunode.edge.detect import Detected, Where, find_hosts
+from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK
 
@@ -45,14 +45,14 @@ class SavedPlan:
         text = self.manifest["lock"]
         return None if text is None else parse_lock(tomllib.loads(text), f"the lock in {self.folder / MANIFEST}")
 
-    def where(self, where: Where) -> Where:
-        """The hosts that were asked for, reached as `where` says."""
+    def reach(self, targets: Targets) -> Targets:
+        """The hosts that were asked for, reached as `targets` says."""
         own = (str(self.folder / INVENTORY),)
-        return replace(where, hosts=(), inventory=self.sources or own, limit=self.manifest["limit"], listing=None)
+        return replace(targets, hosts=(), inventory=self.sources or own, limit=self.manifest["limit"], listing=None)
 
-    def find_hosts(self, where: Where) -> list[Detected]:
+    def find_hosts(self, targets: Targets) -> list[Detected]:
         """The hosts that were planned, in that order.  Raises StaleError when others are meant by now."""
-        found = {host.host: host for host in find_hosts(where)}
+        found = {host.host: host for host in find_hosts(targets)}
         self._refuse(changed_hosts(self.manifest, found))
         return [found[host] for host in self.manifest["hosts"]]
 

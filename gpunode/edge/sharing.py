@@ -11,7 +11,7 @@ from gpunode.core.model import NodeFacts
 from gpunode.core.sharing.demand import Demand, parse_demands
 from gpunode.core.sharing.fleet import Supply
 from gpunode.core.sharing.mig import Product, find_product, product_of
-from gpunode.edge.detect import Where, detect
+from gpunode.edge.detect import Targets, detect
 from gpunode.edge.load import load_knowledge, load_mig, load_spec_data
 
 
@@ -57,7 +57,7 @@ def probed_supplies(probes: tuple[Path, ...]) -> tuple[tuple[Supply, ...], tuple
     """
     names: dict[Product, list[str]] = {}
     left_out: list[str] = []
-    for one in detect(Where(probes=probes)):
+    for one in detect(Targets(probes=probes)):
         if one.error or one.facts is None:
             raise one.error or InputError(f"{one.host}: no facts")
         for index, product in enumerate(products_of(one.facts)):

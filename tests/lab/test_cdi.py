@@ -14,7 +14,7 @@ from gpunode.core.cdi import stale
 from gpunode.core.items.requests.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome
-from gpunode.edge.planner import load_templates
+from gpunode.edge.desired import load_templates
 
 pytestmark = pytest.mark.lab
 

@@ -17,8 +17,8 @@ from gpunode.core.model import NodeFacts, Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
+from gpunode.edge.desired import load_templates
 from gpunode.edge.load import load_knowledge, load_mig
-from gpunode.edge.planner import load_templates
 from gpunode.lab import Lab
 from gpunode.node import script
 

@@ -20,19 +20,20 @@ from typing import Any
 
 import pytest
 
+from gpunode.cli.terminal import say
 from gpunode.core.errors import Exit, UnreachableError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.rollout import Start
 from gpunode.core.spec import Spec
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import runs
 from gpunode.edge.fleet.executor import Rollout
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan, plan_one
-from gpunode.edge.planner import Planner
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n\n-----END PGP PUBLIC KEY BLOCK-----\n"
@@ -57,7 +58,7 @@ class Killed(BaseException):
     """The controller is dead: whoever still does something gets this."""
 
 
-class Offline(Planner):
+class Offline(DesiredState):
     """The planner, but for the signing keys."""
 
     def _key(self, repository: Repository, spec: Spec) -> bytes:
@@ -122,18 +123,26 @@ class World:
 
     # ------------------------------------------------------------ a run
 
-    def provision(self, spec: dict[str, Any], state: Path, **options: Any) -> dict[str, int] | None:
+    def provision(
+        self, spec: dict[str, Any], state: Path, *, rollout: dict[str, Any] | None = None
+    ) -> dict[str, int] | None:
         """`gpunode provision` of all of them: exit codes by host; None when the controller died."""
         self.begin()
-        planner = Offline(spec)
-        hosts: list[HostPlan] = [plan_one(found, planner) for found in self.detect()]
+        desired = Offline(spec)
+        hosts: list[HostPlan] = [plan_one(found, desired) for found in self.detect()]
         self.todo = [h.host for h in hosts if h.plan and h.plan.steps and not h.plan.problems]
         with self._patched(state):
             try:
-                self.results = fleet.provision(hosts, Where(inventory=("x,",), forks=1000), planner, **options)
+                self.results = fleet.provision(
+                    hosts,
+                    Targets(inventory=("x,",), forks=1000),
+                    desired,
+                    options=fleet.RunOptions(rollout=rollout or {}),
+                    callbacks=fleet.RunCallbacks(notice=say),
+                )
             except Killed:
                 return None
-        return {result.host: int(result.exit) for result in self.results}
+        return {result.host: int(Exit.of(result.outcome)) for result in self.results}
 
     @contextmanager
     def _patched(self, state: Path) -> Iterator[None]:

@@ -56,9 +56,9 @@ from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.undo.journal import parse_recall
 from gpunode.core.undo.plan import scope_of, take_back
 from gpunode.core.undo.requests import compared, undo_requests
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.doctor import load_faults
 from gpunode.edge.load import load_kube_knowledge, load_old_forms, load_scheduler_rules
-from gpunode.edge.planner import Planner
 
 CASES = Path(__file__).parents[1] / "cases"
 
@@ -191,7 +191,7 @@ def probes() -> list[str]:
     return [path.read_text() for path in sorted(CASES.glob("probes/*/probe.txt"))]
 
 
-class Offline(Planner):
+class Offline(DesiredState):
     """Fetches no keys of repositories."""
 
     def _key(self, repository: Repository, spec: Spec) -> bytes:
@@ -199,7 +199,7 @@ class Offline(Planner):
 
 
 @cache
-def planner() -> Planner:
+def desired() -> DesiredState:
     return Offline({}, to_run=False)
 
 
@@ -210,8 +210,8 @@ def facts_and_plan(text: str) -> None:
     facts = parse_probe(text)
     facts_hash(facts)
     list(health_checks(facts))
-    planner()._planned.clear()
-    planner().plan("node1", facts)
+    desired()._planned.clear()
+    desired().plan("node1", facts)
 
 
 def saved_facts() -> list[str]:

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.edge.ansible.ahead import begin
-from gpunode.edge.detect import Where
+from gpunode.edge.detect import Targets
 
 
 def calls(log: Path) -> list[int]:
@@ -84,7 +84,7 @@ def test_no_process_is_made_beside_other_threads(monkeypatch: pytest.MonkeyPatch
 
 
 def test_a_run_that_is_gone_on_with_reads_its_inventory_itself() -> None:
-    where = Where(inventory=("hosts.yml",), limit="a", become_password="secret", listing=tuple)
+    where = Targets(inventory=("hosts.yml",), limit="a", become_password="secret", listing=tuple)
     asked = json.dumps(where.again())
     assert "secret" not in asked
-    assert Where(**json.loads(asked) | {"inventory": ("hosts.yml",)}).listing is None
+    assert Targets(**json.loads(asked) | {"inventory": ("hosts.yml",)}).listing is None

@@ -29,7 +29,7 @@ def test_facts_from_a_saved_probe_give_a_plan_without_any_host() -> None:
     from pathlib import Path
 
     text = (Path(__file__).parents[1] / "cases/probes/debian12-stock-engines/probe.txt").read_text()
-    planned = gpunode.Planner({"driver": {"branch": "none"}, "toolkit": {"version": "none"}}).plan(
+    planned = gpunode.DesiredState({"driver": {"branch": "none"}, "toolkit": {"version": "none"}}).plan(
         "node1", gpunode.parse_probe(text)
     )
     assert planned.plan.converged

@@ -31,9 +31,9 @@ from gpunode.core.model import (
     ToolkitChoice,
 )
 from gpunode.core.spec import parse_spec
+from gpunode.edge.desired import load_templates
 from gpunode.edge.host.cdi import misfits, with_specification
 from gpunode.edge.host.runtimes import Options
-from gpunode.edge.planner import load_templates
 
 PLACE = "/run/cdi/nvidia.yaml"
 # as nvidia-ctk 1.20 writes it, for one GPU and one that is cut into two MIG devices

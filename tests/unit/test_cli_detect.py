@@ -14,7 +14,7 @@ import yaml
 from sshd import Sshd, free_port
 
 from gpunode.core.errors import InputError, UnreachableError
-from gpunode.edge.detect import Where, detect, find_hosts, probe_by_ansible
+from gpunode.edge.detect import Targets, detect, find_hosts, probe_by_ansible
 from gpunode.edge.ssh.many import Target
 from gpunode.node import script
 
@@ -64,14 +64,14 @@ def test_text_shows_a_table_on_stdout_and_errors_on_stderr(run_gpunode: Run, inv
 
 
 def test_the_spec_of_the_inventory_comes_with_the_host(inventory: Path) -> None:
-    [found] = detect(Where(inventory=(str(inventory),), limit="alive"))
+    [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))
     assert found.facts is not None
     assert found.probe.startswith("#: gpunode-probe 1\n")
     assert (found.host, found.groups, found.spec) == ("alive", ("pool",), {"reboot": "never"})
 
 
 def test_only_asks_just_the_hosts_named(inventory: Path) -> None:
-    assert [found.host for found in detect(Where(inventory=(str(inventory),)), only={"alive"})] == ["alive"]
+    assert [found.host for found in detect(Targets(inventory=(str(inventory),)), only={"alive"})] == ["alive"]
 
 
 def test_saved_probes_are_private_and_give_the_same_facts_again(
@@ -136,29 +136,29 @@ def test_redact_takes_the_hosts_name_out_of_what_is_shown_and_saved(run_gpunode:
 @pytest.mark.parametrize(
     ("where", "says"),
     [
-        (Where(), "no host given"),
-        (Where(local=True, hosts=("a",)), "hosts and local given together"),
-        (Where(hosts=("a",), limit="b"), "--limit without an inventory"),
-        (Where(hosts=("a", "b", "a")), "host a is named twice"),
-        (Where(hosts=("a", "root@a:22")), "host a is named twice"),
-        (Where(hosts=("a:b:c d",)), "host 'a:b:c d'"),
+        (Targets(), "no host given"),
+        (Targets(local=True, hosts=("a",)), "hosts and local given together"),
+        (Targets(hosts=("a",), limit="b"), "--limit without an inventory"),
+        (Targets(hosts=("a", "b", "a")), "host a is named twice"),
+        (Targets(hosts=("a", "root@a:22")), "host a is named twice"),
+        (Targets(hosts=("a:b:c d",)), "host 'a:b:c d'"),
     ],
 )
-def test_what_is_not_clear_is_refused_before_any_host_is_asked(where: Where, says: str) -> None:
+def test_what_is_not_clear_is_refused_before_any_host_is_asked(where: Targets, says: str) -> None:
     with pytest.raises(InputError, match=says) as caught:
         find_hosts(where)
     assert caught.value.exit == 2
 
 
 def test_two_nodes_behind_one_address_are_told_apart_by_their_ports() -> None:
-    assert [h.host for h in find_hosts(Where(hosts=("127.0.0.1:2201", "root@127.0.0.1:2202")))] == [
+    assert [h.host for h in find_hosts(Targets(hosts=("127.0.0.1:2201", "root@127.0.0.1:2202")))] == [
         "127.0.0.1-2201",
         "127.0.0.1-2202",
     ]
 
 
 def test_become_is_laid_over_the_hosts() -> None:
-    [host] = find_hosts(Where(hosts=("a",), become=True, become_password="pw"))
+    [host] = find_hosts(Targets(hosts=("a",), become=True, become_password="pw"))
     assert host.target == Target(name="a", address="a", become=True, become_password="pw")
 
 
@@ -173,7 +173,7 @@ def test_a_node_whose_answer_is_no_probe_fails_with_what_it_said(
     inventory: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: "echo no space left >&2; exit 2")
-    [found] = detect(Where(inventory=(str(inventory),), limit="alive"))
+    [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))
     assert found.error is not None
     assert found.error.exit == 1
     assert "no space left" in found.error.what
@@ -184,7 +184,7 @@ def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, mon
     killed = SCRIPT.replace("\nprobe_disk() {\n", "\nprobe_disk() {\n  kill -TERM 0\n")
     assert killed != SCRIPT
     monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: f"setsid -w sh <<'END'\n{killed}\nEND")
-    [found] = detect(Where(inventory=(str(inventory),), limit="alive"))
+    [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))
     assert found.error is not None
     assert found.error.exit == 4, found.error
 
@@ -193,7 +193,7 @@ def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, mon
 
 
 def test_a_host_that_paramiko_cannot_serve_is_probed_over_ansibles_connection() -> None:
-    ran = probe_by_ansible([Target(name="here", connection="local")], Where())
+    ran = probe_by_ansible([Target(name="here", connection="local")], Targets())
     assert ran[0].error is None
     assert ran[0].stdout.startswith("#: gpunode-probe 1\n")
 
@@ -211,13 +211,13 @@ def test_a_host_with_a_connection_of_its_own_is_taken_there_by_detect(
     )
     monkeypatch.setenv("ANSIBLE_CONNECTION_PLUGINS", str(tmp_path / "plugins"))
     (tmp_path / "hosts.ini").write_text("odd ansible_connection=mine\nplain ansible_connection=local\n")
-    found = detect(Where(inventory=(str(tmp_path / "hosts.ini"),)))
+    found = detect(Targets(inventory=(str(tmp_path / "hosts.ini"),)))
     assert [(f.host, f.error) for f in found] == [("odd", None), ("plain", None)]
     assert all(f.facts and f.facts.kernels for f in found)
 
 
 def test_ansibles_own_words_come_back_when_it_fails_too() -> None:
     target = Target(name="dead", address="127.0.0.1", port=free_port(), connection="ssh, become by doas")
-    [ran] = probe_by_ansible([target], Where(connect_timeout=2))
+    [ran] = probe_by_ansible([target], Targets(connect_timeout=2))
     assert isinstance(ran.error, UnreachableError)
     assert "dead: Ansible" in ran.error.what

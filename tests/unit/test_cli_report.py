@@ -17,10 +17,10 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import Exit
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import Check, HostResult
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.fleet.workflow import plan_one
-from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import keep_results
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -54,9 +54,9 @@ def states(data: dict[str, Any]) -> dict[str, str]:
     return {host["name"]: host["state"] for host in data["hosts"]}
 
 
-def planned(name: str, probe: str, planner: Planner) -> Any:
+def planned(name: str, probe: str, desired: DesiredState) -> Any:
     text = (PROBES / probe / "probe.txt").read_text()
-    return plan_one(Detected(host=name, probe=text, facts=parse_probe(text)), planner)
+    return plan_one(Detected(host=name, probe=text, facts=parse_probe(text)), desired)
 
 
 # ---------------------------------------------------------------- a folder
@@ -118,7 +118,7 @@ def test_what_detect_prints_is_as_good_as_a_probe(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["folder", "file", "json"])
 def test_a_plan(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Planner, "_key", lambda *_: b"a key")
+    monkeypatch.setattr(DesiredState, "_key", lambda *_: b"a key")
     for name, host in ((FRESH, "gpu1"), (READY, "gpu2")):
         shutil.copy(PROBES / name / "probe.txt", tmp_path / f"{host}.probe")
     code, text = run(
@@ -139,8 +139,8 @@ def test_a_plan(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 def begin(*, results: bool = True) -> None:
     """A run: gpu1 done, gpu2 failed, gpu3 not begun with, gpu4 converged before."""
-    planner = Planner(NOTHING, to_run=False)
-    plans = [planned(name, READY, planner) for name in ("gpu1", "gpu2", "gpu3", "gpu4")]
+    desired = DesiredState(NOTHING, to_run=False)
+    plans = [planned(name, READY, desired) for name in ("gpu1", "gpu2", "gpu3", "gpu4")]
     runs = Runs()
     name = "20261122T080000Z-abcdef"
     rows = [HostRow(run=name, host=f"gpu{i}", pool="a", wave=i // 3, plan="x", state="waiting") for i in (1, 2, 3)]
@@ -153,7 +153,7 @@ def begin(*, results: bool = True) -> None:
         HostResult(
             host="gpu1", message="done", changed=("driver",), checks=(Check(id="x", status="passed", message=""),)
         ),
-        HostResult(host="gpu2", exit=1, message="dkms failed"),
+        HostResult(host="gpu2", outcome="failed", message="dkms failed"),
     ]
     runs.ended(name, ended)
     runs.finish(name, "failed")
@@ -164,11 +164,11 @@ def begin(*, results: bool = True) -> None:
 
         recorded = {
             "format": 1,
-            "hosts": plans_data(plans, planner),
+            "hosts": plans_data(plans, desired),
             "errors": [{"host": "gpu5", "error": {"what": "no route", "exit": 4}}],
         }
         (folder / "plan.json").write_text(json.dumps(recorded))
-        keep_results(folder, ended, {plans[0].host: plans[0]}, planner)
+        keep_results(folder, ended, {plans[0].host: plans[0]}, desired)
         with (folder / "results.jsonl").open("a") as file:
             file.write('{"host": "gpu2", "cut o')
 

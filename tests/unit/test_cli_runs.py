@@ -36,7 +36,9 @@ def begin(journal: Runs, name: str, controller: str = DEAD, plan: str = "aaaa", 
     journal.begin(name, "provision", {"where": {}, "spec": {}, "arguments": [], "rollout": {}}, controller, rows)
     for host, state in states.items():
         if state in ("done", "failed"):
-            journal.ended(name, [HostResult(host=host, exit=int(state == "failed"), message=f"{state} it is")])
+            journal.ended(
+                name, [HostResult(host=host, outcome="failed" if state == "failed" else "ok", message=f"{state} it is")]
+            )
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from journal_text import recall_text, wrote
 from gpunode.cli.undo import rollback, uninstall
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Where
+from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
 
@@ -106,7 +106,7 @@ def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.Mon
         return [Ran(target=target, stdout=said[target.name]) for target in targets]
 
     monkeypatch.setattr(undo, "run_many", run_many)
-    first, second, third = (runs for _, runs in undo.list_runs(Where(hosts=("n1", "n2", "n3"))))
+    first, second, third = (runs for _, runs in undo.list_runs(Targets(hosts=("n1", "n2", "n3"))))
     assert isinstance(first, list) and [run.name for run in first] == ["r1"]
     assert isinstance(second, GpunodeError) and second.exit == Exit.FAILED and "cannot be read" in second.what
     assert isinstance(third, GpunodeError) and "ended early" in third.what

@@ -16,13 +16,13 @@ from gpunode.core.kube.draining import CORDONED
 from gpunode.core.model import HostResult, Kubernetes, NodeFacts, Plan, Step
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.ansible.runner import HostRun
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.desired import DesiredState, Planned
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.nodes import ClusterNodes, concerns
-from gpunode.edge.planner import Planned, Planner
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -216,16 +216,18 @@ def provision(
             raise GpunodeError(broken)
         return {host: HostRun(exit=exit, message="played", checks=list(checks)) for host in hosts}
 
-    planner = Planner(SPEC)
+    desired = DesiredState(SPEC)
     before = replace(FACTS, boot_id="one")
-    planned = Planned(plan=PLAN, facts=before, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    planned = Planned(plan=PLAN, facts=before, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     host = HostPlan(detected=Detected(host="gpu1", facts=before), planned=planned)
-    empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=now, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    empty = Planned(plan=Plan(**{**PLAN.__dict__, "steps": ()}), facts=now, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     again: Callable[..., Iterable[Detected]] = lambda hosts, where: list(hosts)  # noqa: E731
     monkeypatch.setattr(fleet, "run_playbook", run_playbook)
     monkeypatch.setattr(fleet, "probe", again)
-    monkeypatch.setattr(fleet, "plan_one", lambda found, planner: HostPlan(detected=found, planned=empty))
-    (result,) = fleet.provision([host], Where(hosts=("gpu1",)), planner, cluster=lambda: api)
+    monkeypatch.setattr(fleet, "plan_one", lambda found, desired: HostPlan(detected=found, planned=empty))
+    (result,) = fleet.provision(
+        [host], Targets(hosts=("gpu1",)), desired, options=fleet.RunOptions(cluster=lambda: api)
+    )
     return result, played
 
 
@@ -235,7 +237,7 @@ def test_provision_empties_a_node_and_gives_it_back(
     add(server)
     pod(server, "a")
     result, played = provision(api, tmp_path, monkeypatch)
-    assert (result.exit, played, server.names("Pod")) == (Exit.OK, ["gpu1"], []) and not unschedulable(server)
+    assert (result.outcome, played, server.names("Pod")) == ("ok", ["gpu1"], []) and not unschedulable(server)
 
 
 def test_a_node_that_was_rebooted_is_not_given_back_by_what_it_said_before(
@@ -244,10 +246,10 @@ def test_a_node_that_was_rebooted_is_not_given_back_by_what_it_said_before(
     add(server)
     boot(server, "one")
     result, _ = provision(api, tmp_path, monkeypatch, now=on_boot("two"))
-    assert result.exit == Exit.FAILED and "has not booted yet" in result.message and unschedulable(server)
+    assert result.outcome == "failed" and "has not booted yet" in result.message and unschedulable(server)
     boot(server, "two")
     result, _ = provision(api, tmp_path, monkeypatch, now=on_boot("two"))
-    assert result.exit == Exit.OK and not unschedulable(server)
+    assert result.outcome == "ok" and not unschedulable(server)
 
 
 def test_a_node_that_failed_stays_cordoned_and_that_is_said(
@@ -255,15 +257,13 @@ def test_a_node_that_failed_stays_cordoned_and_that_is_said(
 ) -> None:
     add(server)
     result, _ = provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
-    assert result.exit == Exit.FAILED and "node gpu1 stays cordoned" in result.message and unschedulable(server)
+    assert result.outcome == "failed" and "node gpu1 stays cordoned" in result.message and unschedulable(server)
 
 
-@pytest.mark.parametrize(
-    ("status", "code", "cordoned"), [("not-proven", Exit.OK, False), ("failed", Exit.FAILED, True)]
-)
+@pytest.mark.parametrize(("status", "code", "cordoned"), [("not-proven", "ok", False), ("failed", "failed", True)])
 def test_a_node_stays_cordoned_for_a_proof_that_failed_and_not_for_one_that_could_not_be_had(
     status: str,
-    code: Exit,
+    code: str,
     cordoned: bool,
     server: ApiServer,
     api: Api,
@@ -273,7 +273,7 @@ def test_a_node_stays_cordoned_for_a_proof_that_failed_and_not_for_one_that_coul
     add(server)
     check = {"id": "containerd.cri-nvidia", "status": status, "message": "the pod of this check was removed"}
     result, _ = provision(api, tmp_path, monkeypatch, checks=(check,))
-    assert (result.exit, unschedulable(server)) == (code, cordoned)
+    assert (result.outcome, unschedulable(server)) == (code, cordoned)
     assert [(c.id, c.status) for c in result.checks] == [("containerd.cri-nvidia", status)]
 
 
@@ -283,7 +283,7 @@ def test_a_node_that_ansible_could_not_be_run_for_stays_cordoned_and_that_is_sai
     add(server)
     result, _ = provision(api, tmp_path, monkeypatch, broken="no space left")
     assert result.message == "no space left (node gpu1 stays cordoned)" and unschedulable(server)
-    assert result.exit == Exit.FAILED
+    assert result.outcome == "failed"
 
 
 def test_a_node_that_cannot_be_emptied_is_in_no_play(
@@ -292,7 +292,7 @@ def test_a_node_that_cannot_be_emptied_is_in_no_play(
     add(server)
     pod(server, "data", volumes=[{"name": "scratch", "emptyDir": {}}])
     result, played = provision(api, tmp_path, monkeypatch)
-    assert result.exit == Exit.REFUSED and "not begun with" in result.message and played == []
+    assert result.outcome == "refused" and "not begun with" in result.message and played == []
 
 
 def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
@@ -301,9 +301,9 @@ def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
     add(server)
     provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
     assert unschedulable(server)
-    planner = Planner(SPEC)
+    desired = DesiredState(SPEC)
     plan = replace(PLAN, steps=())
-    planned = Planned(plan=plan, facts=FACTS, spec=planner.spec(), solution=None)  # type: ignore[arg-type]
+    planned = Planned(plan=plan, facts=FACTS, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
     host = HostPlan(detected=Detected(host="gpu1", facts=FACTS), planned=planned)
     asked: list[int] = []
 
@@ -311,7 +311,8 @@ def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(
         asked.append(1)
         return api
 
-    results = [fleet.provision([host], Where(hosts=("gpu1",)), planner, cluster=cluster)[0] for _ in range(2)]
+    options = fleet.RunOptions(cluster=cluster)
+    results = [fleet.provision([host], Targets(hosts=("gpu1",)), desired, options=options)[0] for _ in range(2)]
     assert [r.message for r in results] == ["nothing to do; node gpu1 is given back", "nothing to do"]
     assert not unschedulable(server) and len(asked) == 2, "the second time the cluster is not asked"
     assert [row.state for row in Runs().hosts(Runs().get("last").name)] == ["done"]

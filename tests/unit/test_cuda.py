@@ -15,7 +15,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.items.sources import render
 from gpunode.core.model import NodeFacts, Plan
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 TEMPLATE = (files("gpunode") / "templates" / "cuda.sh.j2").read_text(encoding="utf-8")
@@ -69,7 +69,7 @@ def test_forward_compatibility_stands_before_the_drivers_libraries(
 
 def plan(facts: NodeFacts, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
-    found = Planner({"toolkit": {"version": "none"}, **spec}).plan("node1", facts).plan
+    found = DesiredState({"toolkit": {"version": "none"}, **spec}).plan("node1", facts).plan
     assert found.problems == ()
     return found
 

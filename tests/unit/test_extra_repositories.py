@@ -14,7 +14,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, NodeFacts, Package, Plan
 from gpunode.core.repo_files import enabled_repositories, has_secret, sections, with_enabled
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBE = Path(__file__).parents[1] / "cases/probes/rocky9-h100-fresh/probe.txt"
 PROBED = parse_probe(PROBE.read_text(encoding="utf-8"))
@@ -30,7 +30,7 @@ def keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(facts: NodeFacts, spec: dict[str, Any] | None = None) -> Plan:
-    return Planner(spec or {}).plan("node1", facts).plan
+    return DesiredState(spec or {}).plan("node1", facts).plan
 
 
 def with_file(text: str, path: str = DEVEL, facts: NodeFacts = FRESH) -> NodeFacts:

@@ -16,8 +16,8 @@ from gpunode.core.solve.fabric import IMEX_NODES
 from gpunode.core.spec import parse_spec
 from gpunode.core.spec.toolkit import FabricSpec
 from gpunode.edge import load
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import load_knowledge
-from gpunode.edge.planner import Planner
 
 KNOWLEDGE = load_knowledge()
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
@@ -82,7 +82,7 @@ def gb200(**more: Any) -> NodeFacts:
 
 def planned(facts: NodeFacts, fabric: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
-    plan = Planner({"fabric": fabric, "toolkit": {"version": "none"}}).plan("node1", facts).plan
+    plan = DesiredState({"fabric": fabric, "toolkit": {"version": "none"}}).plan("node1", facts).plan
     assert plan.problems == ()
     return plan
 
@@ -122,7 +122,7 @@ def test_before_the_gpus_are_there_services_are_enabled_and_started_at_the_first
 ) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
     spec = {"fabric": {"dcgm": "auto"}, "toolkit": {"version": "none"}, "image": {"load": False, "gpus": [GB200]}}
-    found = {step.id: step.value for step in Planner(spec).plan("node1", replace(gb200(), gpus=())).plan.steps}
+    found = {step.id: step.value for step in DesiredState(spec).plan("node1", replace(gb200(), gpus=())).plan.steps}
     assert found["fabric.activate"] == {"enable": ["nvidia-dcgm.service"]}
     assert "nvidia-dcgm.service" not in found["driver.activate"]["enable"]
     assert "nvidia-dcgm.service" in found["driver.first_boot"]["activate"]["services"]

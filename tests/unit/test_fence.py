@@ -14,7 +14,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.items.driver import FENCE_CONF
 from gpunode.core.model import ConfigFile, NodeFacts, Service
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 UPGRADES = {"unattended-upgrades": Service(name="unattended-upgrades", active="active", enabled="enabled")}
@@ -32,7 +32,7 @@ def no_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def fence(facts: NodeFacts, spec: dict[str, Any] | None = None) -> str | None:
     """The file that the plan writes, "gone" when it removes it, None when it leaves it alone."""
-    for step in Planner(spec or {}).plan("node1", facts).plan.steps:
+    for step in DesiredState(spec or {}).plan("node1", facts).plan.steps:
         for file in step.value if step.id == "driver.sources" else ():
             if file["path"] == FENCE_CONF:
                 return "gone" if file["content"] is None else str(file["content"])

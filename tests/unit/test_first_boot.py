@@ -26,7 +26,7 @@ from gpunode.core.items.first_boot import (
 from gpunode.core.model import ConfigFile, FirstBoot, NodeFacts, Service
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
-from gpunode.edge.planner import Planned, Planner
+from gpunode.edge.desired import DesiredState, Planned
 from gpunode.node import script
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -47,7 +47,7 @@ def no_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def plan(facts: NodeFacts, spec: dict[str, Any]) -> Planned:
-    return Planner(spec).plan("node1", facts)
+    return DesiredState(spec).plan("node1", facts)
 
 
 def steps(planned: Planned) -> dict[str, Any]:
@@ -144,13 +144,13 @@ def test_what_is_left_for_the_first_boot_is_not_left_twice() -> None:
     assert "driver.first_boot" not in second
     assert UNIT_PATH not in [file["path"] for file in second["driver.files"]]
     done = replace(after(first, status="passed"), services={})  # it has disabled itself
-    pending = Planner(IMAGE).pending(plan(done, IMAGE))
+    pending = DesiredState(IMAGE).pending(plan(done, IMAGE))
     assert not [key for key in pending if UNIT in key.name]
 
 
 def test_another_engine_makes_another_program() -> None:
     first = plan(bare(), IMAGE)
-    pending = Planner(IMAGE).pending(plan(after(first), {**IMAGE, "cuda": {"versions": ["12.8"]}}))
+    pending = DesiredState(IMAGE).pending(plan(after(first), {**IMAGE, "cuda": {"versions": ["12.8"]}}))
     assert [key.name for key in pending if key.option == "first_boot"] == [PROGRAM]
 
 

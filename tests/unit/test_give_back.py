@@ -15,7 +15,7 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.remote import program
 from gpunode.edge import lease
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import undo
 from gpunode.edge.fleet.workflow import plan_one
@@ -52,7 +52,9 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(
     with world._patched(tmp_path):
         monkeypatch.setattr(fleet, "run_playbook", run_playbook)
         monkeypatch.setattr(fleet, "give_back", give_back)
-        fleet.provision(hosts, Where(inventory=("x,",)), planner, check=how == "a rehearsal")
+        fleet.provision(
+            hosts, Targets(inventory=("x,",)), planner, options=fleet.RunOptions(check=how == "a rehearsal")
+        )
     if how == "a rehearsal":
         assert not back
         return
@@ -74,7 +76,7 @@ def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monk
     monkeypatch.setattr(undo, "run_playbook", run_playbook)
     monkeypatch.setattr(undo, "give_back", lambda hosts, *words, **more: back.append({h.host for h in hosts}))
     with pytest.raises(KeyboardInterrupt):
-        undo.undo(Where(hosts=("gpu0000", "gpu0001", "gpu0002")), {"verb": "uninstall"}, check=check)
+        undo.undo(Targets(hosts=("gpu0000", "gpu0001", "gpu0002")), {"verb": "uninstall"}, check=check)
     assert back == ([] if check else [{"gpu0000", "gpu0001"}])
 
 
@@ -94,7 +96,7 @@ def test_what_paramiko_cannot_serve_is_given_back_by_ansible(tmp_path: Path, mon
     inventory.write_text(yaml.safe_dump({"all": {"hosts": {"a": local, "b": local, "c": local}}}))
     kinds = {"a": "ssh", "b": "ssh", "c": "podman"}
     hosts = [Detected(host=name, target=Target(name=name, connection=kind)) for name, kind in kinds.items()]
-    lease.give_back(hosts, Where(), tmp_path, [str(inventory)], run="r1", generation=7)
+    lease.give_back(hosts, Targets(), tmp_path, [str(inventory)], run="r1", generation=7)
     assert asked == ["a", "b"]
     [play] = [yaml.safe_load(path.read_text()) for path in tmp_path.glob("release-*.yml")]
     [limit] = tmp_path.glob("release-*.limit")
@@ -116,4 +118,4 @@ def test_a_node_that_cannot_be_reached_any_more_holds_nobody_up(
     )
     monkeypatch.setattr(lease, "run_playbook", lambda *words, **more: pytest.fail("Ansible would not reach it either"))
     target = Target(name="a", connection="ssh")
-    lease.give_back([Detected(host="a", target=target)], Where(), tmp_path, [], run="r1", generation=7)
+    lease.give_back([Detected(host="a", target=target)], Targets(), tmp_path, [], run="r1", generation=7)

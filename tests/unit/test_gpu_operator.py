@@ -12,7 +12,7 @@ import pytest
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 SECTION = "#: gpunode-probe 1\n#: kubernetes\n{}#: end\n"
@@ -29,7 +29,7 @@ def no_key_is_fetched(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def problems(facts: NodeFacts, spec: dict[str, Any] | None = None) -> list[tuple[str, str]]:
-    plan = Planner(spec or {}).plan("node1", facts).plan
+    plan = DesiredState(spec or {}).plan("node1", facts).plan
     assert not (plan.problems and plan.steps)
     return [(p.what, p.fix) for p in plan.problems]
 

@@ -25,7 +25,7 @@ from gpunode.core.items.requests.preflight import mismatches
 from gpunode.core.model import Distro, Kernel, NodeFacts, Package
 from gpunode.core.report.text import plan_data, plan_text
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 CASES = Path(__file__).parent.parent / "cases" / "probes"
 NAMES = sorted(folder.name for folder in CASES.iterdir())
@@ -131,12 +131,12 @@ def test_a_kernel_release_that_is_a_template_is_no_fact_and_the_plan_refuses_its
     good, bad = parse_probe(text), parse_probe(text.replace("kernel 6.1.0-41-amd64", f"kernel {KERNEL}"))
     assert "lookup" not in repr(dataclasses.replace(bad, malformed=()))
     assert bad.malformed == (f"kernels: {KERNEL!r} is not a valid kernel release",)
-    both = Planner({}, to_run=False)
+    both = DesiredState({}, to_run=False)
     alone = both.plan("good", good).plan
     refused = both.plan("bad", bad).plan
     assert refused.steps == ()
     assert refused.problems[0].what.startswith('the node reports an invalid value: kernels: "6.1.0-50{{lookup')
-    assert alone.steps and Planner({}, to_run=False).plan("good", good).plan == alone
+    assert alone.steps and DesiredState({}, to_run=False).plan("good", good).plan == alone
     assert mismatches({"kernel": good.kernel}, bad)[0].startswith("kernels: ")
 
 
@@ -188,18 +188,18 @@ def strings(value: object) -> Iterator[str]:
             yield from strings(one)
 
 
-def templates_in(facts: NodeFacts, planner: Planner) -> set[str]:
+def templates_in(facts: NodeFacts, desired: DesiredState) -> set[str]:
     """The texts in the values of the plan's steps that Ansible would take for templates; the plan is shown as well."""
-    plan = planner.plan("node1", facts).plan
+    plan = desired.plan("node1", facts).plan
     shown = plan_text(plan, diff=True) + json.dumps(plan_data(plan), ensure_ascii=False, default=str)
     assert CONTROL.search(shown) is None
     shown.encode()
     return {text for text in strings([step.value for step in plan.steps]) if any(m in text for m in MARKERS)}
 
 
-def planned_or_refused(text: str, planner: Planner, known: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+def planned_or_refused(text: str, desired: DesiredState, known: set[str] = frozenset()) -> None:  # type: ignore[assignment]
     """What every text has to come to: InputError, or facts that are data and a plan without templates from them."""
-    planner._planned.clear()
+    desired._planned.clear()
     try:
         facts = parse_probe(text)
     except InputError:
@@ -207,12 +207,12 @@ def planned_or_refused(text: str, planner: Planner, known: set[str] = frozenset(
     facts_hash(facts)
     outside_of_files = dataclasses.replace(facts, files={})
     assert CONTROL.search(json.dumps(facts_to_data(outside_of_files, brief=True), ensure_ascii=False)) is None
-    assert templates_in(facts, planner) <= known
+    assert templates_in(facts, desired) <= known
 
 
 @cache
-def planner() -> Planner:
-    return Planner({}, to_run=False)
+def desired() -> DesiredState:
+    return DesiredState({}, to_run=False)
 
 
 @cache
@@ -220,14 +220,14 @@ def recorded(name: str) -> tuple[str, tuple[tuple[int, int], ...], frozenset[str
     """A recorded probe, where its words are, each once, and the templates that its own files hold."""
     text = (CASES / name / "probe.txt").read_text()
     words = {found[0]: found.span() for found in re.finditer(r"[^\s|]+", text)}
-    return text, tuple(words.values()), frozenset(templates_in(parse_probe(text), planner()))
+    return text, tuple(words.values()), frozenset(templates_in(parse_probe(text), desired()))
 
 
 def with_word(name: str, number: int, word: str, *, whole: bool = True) -> None:
     text, spans, known = recorded(name)
     start, end = spans[number % len(spans)]
     kept = "" if whole else text[start:end]
-    planned_or_refused(f"{text[:start]}{kept}{word}{text[end:]}", planner(), set(known))
+    planned_or_refused(f"{text[:start]}{kept}{word}{text[end:]}", desired(), set(known))
 
 
 def test_a_word_of_a_recorded_probe_replaced_by_anything_hostile_gives_no_template_and_no_control() -> None:
@@ -255,19 +255,19 @@ def test_any_text_in_a_probe_gives_facts_or_an_input_error_and_a_plan_or_problem
     start = data.draw(st.integers(0, len(text)))
     end = data.draw(st.integers(start, min(len(text), start + 200)))
     put = data.draw(st.text(max_size=40) | st.sampled_from(HOSTILE))
-    planned_or_refused(text[:start] + put + text[end:], planner(), set(recorded(name)[2]))
+    planned_or_refused(text[:start] + put + text[end:], desired(), set(recorded(name)[2]))
 
 
 @given(st.text())
 def test_any_text_at_all_is_a_probe_or_an_input_error(text: str) -> None:
-    planned_or_refused(text, planner())
-    planned_or_refused(f"#: gpunode-probe 1\n{text}\n#: end\n", planner())
+    planned_or_refused(text, desired())
+    planned_or_refused(f"#: gpunode-probe 1\n{text}\n#: end\n", desired())
 
 
 def test_a_hostile_node_changes_nothing_in_the_plans_of_others() -> None:
     names = ("debian12-h100-fresh", "rocky9-h100-fresh")
-    alone = [Planner({}, to_run=False).plan(name, parse_probe(recorded(name)[0])).plan for name in names]
-    together = Planner({}, to_run=False)
+    alone = [DesiredState({}, to_run=False).plan(name, parse_probe(recorded(name)[0])).plan for name in names]
+    together = DesiredState({}, to_run=False)
     for number in range(0, 400, 7):
         text, spans, _ = recorded(names[0])
         start, end = spans[number % len(spans)]

@@ -23,7 +23,7 @@ from gpunode.core.model import Distro, Kubernetes, NodeFacts, Runtime
 from gpunode.core.spec import parse_spec
 from gpunode.core.starter import Answers, parse_instances, spec_data, spec_text, suggested
 from gpunode.edge.ansible.inventory import load_inventory
-from gpunode.edge.load import load_spec
+from gpunode.edge.load import load_checked_data, load_spec
 from gpunode.edge.starter import write_files
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -96,7 +96,7 @@ def test_instances_are_read() -> None:
 def files(folder: Path) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
     """gpunode.yml and the inventory's hosts with their variables, read by gpunode and by Ansible."""
     found = {h.name: h.target for h in load_inventory([str(folder / "hosts.yml")])}
-    spec, data = load_spec(folder / "gpunode.yml")
+    spec, data = load_spec(folder / "gpunode.yml"), load_checked_data(folder / "gpunode.yml")
     assert spec
     return data, {
         name: {"connection": t.connection, "user": t.user, "port": t.port, "become": t.become}

@@ -15,16 +15,17 @@ from click.testing import CliRunner
 from fleet_world import World
 
 from gpunode.cli.main import cli
+from gpunode.cli.terminal import show_log
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
 from gpunode.edge import detect, doctor
-from gpunode.edge.detect import Where
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import since, undo, workflow
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.planner import Planner
 from gpunode.edge.ssh.many import Ran, Target
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -91,7 +92,7 @@ def reported(text: str) -> Path:
 @KINDS
 def test_plan(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     good = {h["host"]: h for h in json.loads(run("plan", "--probe", saved, "--format", "json")[1])["hosts"]}
-    monkeypatch.setattr(Planner, "plan", odd_for(ODD, Planner.plan, kind))
+    monkeypatch.setattr(DesiredState, "plan", odd_for(ODD, DesiredState.plan, kind))
     code, out, _ = run("plan", "--probe", saved, "--format", "json")
     hosts = {h["host"]: h for h in json.loads(out)["hosts"]}
     assert code == 1 and {h: hosts[h] for h in ("gpu1", "gpu3")} == {h: good[h] for h in ("gpu1", "gpu3")}
@@ -113,25 +114,25 @@ def test_plan_whose_words_cannot_be_made(saved: Path, kind: type[Exception], mon
 
 @KINDS
 def test_verify(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    where = Where(probes=(saved,))
-    good = {r.host: r for r in workflow.verify(where, Planner(to_run=False), smoke=False)}
-    for place, right in (("_verified", workflow._verified), ("planned", Planner.plan)):
+    where = Targets(probes=(saved,))
+    good = {r.host: r for r in workflow.verify(where, DesiredState(to_run=False), smoke=False)}
+    for place, right in (("_verified", workflow._verified), ("planned", DesiredState.plan)):
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
-                *((workflow, place) if place == "_verified" else (Planner, "plan")), odd_for(ODD, right, kind)
+                *((workflow, place) if place == "_verified" else (DesiredState, "plan")), odd_for(ODD, right, kind)
             )
-            found = {r.host: r for r in workflow.verify(where, Planner(to_run=False), smoke=False)}
+            found = {r.host: r for r in workflow.verify(where, DesiredState(to_run=False), smoke=False)}
         assert {h: found[h] for h in ("gpu1", "gpu3")} == {h: good[h] for h in ("gpu1", "gpu3")}
-        assert found[ODD].exit == 1
+        assert found[ODD].outcome == "failed"
         reported(found[ODD].message)
 
 
 @KINDS
 def test_verify_since_a_run(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(since, "_told", odd_for(ODD, since._told, kind))
-    found = since.verify_since(Where(probes=(saved,)), Planner(to_run=False), Runs(), "r1", smoke=False)
+    found = since.verify_since(Targets(probes=(saved,)), DesiredState(to_run=False), Runs(), "r1", smoke=False)
     assert [r.host for r in found] == list(HOSTS)
-    assert found[1].exit == 1 and all("not in run r1" in r.checks[0].message for r in (found[0], found[2]))
+    assert found[1].outcome == "failed" and all("not in run r1" in r.checks[0].message for r in (found[0], found[2]))
     reported(found[1].message)
 
 
@@ -145,15 +146,15 @@ def test_smoke_of_one_host(kind: type[Exception], saved: Path, monkeypatch: pyte
 
     monkeypatch.setattr("gpunode.edge.ssh.many.run_many", ran)
     monkeypatch.setattr(workflow, "parse_checks", parse)
-    planner = Planner(to_run=False)
+    desired = DesiredState(to_run=False)
     facts = parse_probe(PROBE.read_text())
     hosts = [
         workflow.HostPlan(
-            detected=detect.Detected(host=name, target=Target(name=name)), planned=planner.plan(name, facts)
+            detected=detect.Detected(host=name, target=Target(name=name)), planned=desired.plan(name, facts)
         )
         for name in HOSTS
     ]
-    found = workflow._smoke(hosts, Where(), planner)
+    found = workflow._smoke(hosts, Targets(), desired)
     assert found["gpu1"] == found["gpu3"] == () and [c.status for c in found[ODD]] == ["failed"]
     reported(found[ODD][0].message)
 
@@ -178,7 +179,7 @@ def test_a_probe_that_the_parser_fails_on(saved: Path, kind: type[Exception], mo
 
     monkeypatch.setattr("gpunode.core.facts.parse_probe", parse)
     (saved / f"{ODD}.probe").write_text(f"{ODD}\n")
-    assert [bool(one.error) for one in detect.detect(Where(probes=(saved,)))] == [False, True, False]
+    assert [bool(one.error) for one in detect.detect(Targets(probes=(saved,)))] == [False, True, False]
     asked = [detect.Detected(host=h, target=Target(name=h)) for h in HOSTS]
 
     def answers(targets: list[Target], *_: Any, on_done: Callable[[Ran], None], **__: Any) -> list[Ran]:
@@ -188,7 +189,7 @@ def test_a_probe_that_the_parser_fails_on(saved: Path, kind: type[Exception], mo
         return found
 
     monkeypatch.setattr(detect, "run_many", answers)
-    found = detect.probe(asked, Where())
+    found = detect.probe(asked, Targets())
     assert [bool(one.error) for one in found] == [False, True, False]
     assert found[1].error and found[1].probe == f"{ODD}\n"
     reported(str(found[1].error))
@@ -331,10 +332,11 @@ def test_a_traceback_that_cannot_be_kept_is_printed(
 ) -> None:
     (tmp_path / "state").write_text("a file where the folder should be")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    show_log()  # as the command line does
     errors = [isolated(host, raises(ZeroDivisionError)) for host in HOSTS]
     printed = capsys.readouterr().err
     assert printed.count("Traceback") == 1 and "ZeroDivisionError" in printed
     for error in errors:
         assert isinstance(error, GpunodeError)
-        assert "printed on standard error" in error.fix and f"{tmp_path}/state/gpunode" in error.fix
+        assert "the traceback that was logged" in error.fix and f"{tmp_path}/state/gpunode" in error.fix
         assert "Traceback" not in str(error)

@@ -17,7 +17,7 @@ from api_objects import DRA
 from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
-from gpunode.core.errors import Exit, RefusedError
+from gpunode.core.errors import RefusedError
 from gpunode.core.kube.checks.proof_rules import devices
 from gpunode.core.kube.checks.proofs import packed
 from gpunode.core.model import HostResult
@@ -60,7 +60,7 @@ def test_whole_gpus_are_proven_and_nothing_stays_behind(server: ApiServer, api: 
     assert {k: v[0] for k, v in of(results, "cluster").items()} == {
         "kube.applied": "passed", "kube.ready": "passed", "kube.cleaned-up": "passed",
     }  # fmt: skip
-    assert [result.exit for result in results] == [Exit.OK, Exit.OK]
+    assert [result.outcome for result in results] == ["ok", "ok"]
     assert nodes.started == ["vectoradd", "which-gpu", "too-many-stays-pending"]
     assert "gpunode-verify" not in server.names("Namespace")
     assert server.names("Pod") == []
@@ -137,7 +137,7 @@ def test_what_is_broken_is_found(spoil: str, server: ApiServer, api: Api) -> Non
     status, message = of(results)[check]
     assert status == "failed"
     assert says in message
-    assert results[-1].exit == Exit.FAILED
+    assert results[-1].outcome == "failed"
     assert server.names("Pod") == []
 
 
@@ -158,7 +158,7 @@ def test_where_all_gpus_are_busy_it_stays_unproven(server: ApiServer, api: Api) 
     found = of(results)
     assert found["kube.vectoradd"] == ("not-proven", "all nvidia.com/gpu are in use")
     assert found["kube.too-many-stays-pending"][0] == "passed"
-    assert results[-1].exit == Exit.OK
+    assert results[-1].outcome == "ok"
 
 
 def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -> None:
@@ -182,7 +182,7 @@ def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api:
     Nodes(server)
     apply(api, rendered(), timeout=5, tell=silent)
     results = verify(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=5, tell=silent)
-    assert [result.exit for result in results] == [Exit.PENDING, Exit.OK]
+    assert [result.outcome for result in results] == ["pending", "ok"]
     found = of(results, "cluster")["kube.applied"]
     assert found == ("failed", "DaemonSet gpunode/gpu-feature-discovery would be deleted")
 

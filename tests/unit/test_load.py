@@ -15,7 +15,7 @@ import pytest
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.model import Repository
 from gpunode.core.spec import SourceSpec, Spec, parse_spec
-from gpunode.edge.load import MAX_KEY, load_spec, load_spec_data, resolve_key
+from gpunode.edge.load import MAX_KEY, load_checked_data, load_spec, load_spec_data, resolve_key
 
 KEYS = Path(__file__).parents[1] / "cases" / "keys"
 ONE = "D5A13BDF17B77D6BCF38F620BC28D7C0746B8292"
@@ -25,13 +25,14 @@ REPOSITORY = Repository(name="nvidia-cuda", url="http://mirror/cuda/", fingerpri
 def test_a_spec_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "gpunode.yml"
     path.write_text("driver: {branch: 580}\n")
-    assert load_spec(path) == (parse_spec({"driver": {"branch": 580}}), {"driver": {"branch": 580}})
+    assert load_spec(path) == parse_spec({"driver": {"branch": 580}})
+    assert load_checked_data(path) == {"driver": {"branch": 580}}
 
 
 def test_an_empty_file_is_a_spec_of_defaults(tmp_path: Path) -> None:
     path = tmp_path / "gpunode.yml"
     path.write_text("# nothing yet\n")
-    assert load_spec(path) == (Spec(), {})
+    assert (load_spec(path), load_checked_data(path)) == (Spec(), {})
 
 
 @pytest.mark.parametrize(

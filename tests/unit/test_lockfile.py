@@ -19,7 +19,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import Distro, DriverState, Kernel, NodeFacts, PciDevice
 from gpunode.core.plan.lockfile import Locked, class_of, lock_differences, lock_text, make_lock, parse_lock, with_lock
 from gpunode.core.spec import parse_spec
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBES = Path(__file__).parents[1] / "cases" / "probes"
 GPU = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
@@ -97,9 +97,9 @@ def test_another_file_is_refused(data: dict[str, Any]) -> None:
 
 def test_a_plan_holds_to_the_lock() -> None:
     facts = parse_probe((PROBES / "debian12-h100-fresh" / "probe.txt").read_text())
-    free = Planner(to_run=False).plan("h", facts).plan
+    free = DesiredState(to_run=False).plan("h", facts).plan
     assert free.steps and not free.problems
-    refused = Planner(to_run=False, lock={}).plan("h", facts).plan
+    refused = DesiredState(to_run=False, lock={}).plan("h", facts).plan
     assert not refused.steps and "has no class" in refused.problems[0].what
 
 

@@ -15,7 +15,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, NodeFacts, Plan, Service
 from gpunode.core.spec import parse_spec
-from gpunode.edge.planner import Planner, load_templates
+from gpunode.edge.desired import DesiredState, load_templates
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "gpunode/node/activate/metrics.sh"
@@ -152,7 +152,7 @@ def facts(**more: Any) -> NodeFacts:
 
 def planned(node: NodeFacts) -> Plan:
     spec = {"driver": {"branch": "none"}, "toolkit": {"version": "none"}, "fabric": {"metrics": FOLDER}}
-    return Planner(spec).plan("node1", node).plan
+    return DesiredState(spec).plan("node1", node).plan
 
 
 def test_a_node_gets_the_script_and_a_timer() -> None:

@@ -17,7 +17,7 @@ from gpunode.core.items.sources import keyrings_rid_of, revoked_files
 from gpunode.core.model import ConfigFile, NodeFacts, Package
 from gpunode.core.openpgp import fingerprints, without
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 CASES = Path(__file__).parents[1] / "cases"
 TWO = (CASES / "keys/two.asc").read_bytes()
@@ -52,7 +52,7 @@ def old(name: str, **versions: str) -> NodeFacts:
 
 
 def steps(facts: NodeFacts, spec: dict[str, Any] | None = None) -> dict[str, Any]:
-    return {step.id: step for step in Planner(spec or {}).plan("node1", facts).plan.steps}
+    return {step.id: step for step in DesiredState(spec or {}).plan("node1", facts).plan.steps}
 
 
 def test_nvidia_docker2_goes_in_the_transaction_that_installs_the_toolkit() -> None:

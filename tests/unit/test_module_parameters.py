@@ -14,7 +14,7 @@ from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.module_parameters import CONF, not_in_force
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
-from gpunode.edge.planner import Planner
+from gpunode.edge.desired import DesiredState
 
 PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
 
@@ -27,7 +27,7 @@ def node(monkeypatch: pytest.MonkeyPatch) -> NodeFacts:
 
 
 def values(facts: NodeFacts, parameters: dict[str, Any]) -> dict[str, Any]:
-    plan = Planner({"driver": {"module_parameters": parameters}}).plan("node1", facts).plan
+    plan = DesiredState({"driver": {"module_parameters": parameters}}).plan("node1", facts).plan
     return {step.id: step.value for step in plan.steps}
 
 

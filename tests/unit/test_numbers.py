@@ -16,9 +16,9 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.knowledge import version_tuple
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.numbers import HUGE, whole
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
 from gpunode.edge.fleet.workflow import plan_one
-from gpunode.edge.planner import Planner
 
 MANY = "9" * 20_000
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -74,8 +74,8 @@ def test_long_numbers_in_place_of_a_probes_own_end_no_plan(name: str) -> None:
     import re
 
     lines = (PROBES / name / "probe.txt").read_text().splitlines()
-    planner = Planner({}, to_run=False)
-    planner._key = lambda repository, spec: b""  # type: ignore[method-assign]
+    desired = DesiredState({}, to_run=False)
+    desired._key = lambda repository, spec: b""  # type: ignore[method-assign]
     seen: set[str] = set()
     for at, line in enumerate(lines):
         kind = re.sub(r"\d+", "0", line)
@@ -87,5 +87,5 @@ def test_long_numbers_in_place_of_a_probes_own_end_no_plan(name: str) -> None:
             facts = parse_probe("\n".join(changed) + "\n")
         except InputError:
             continue
-        error = plan_one(Detected(host="gpu1", facts=facts), planner).error
+        error = plan_one(Detected(host="gpu1", facts=facts), desired).error
         assert error is None or "unexpected" not in error.what, (line, error)

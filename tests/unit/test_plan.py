@@ -23,8 +23,8 @@ from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topolo
 from gpunode.core.plan import OPTIONS, ROLES, TITLES
 from gpunode.core.plan.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.report.text import plan_data, plan_text
-from gpunode.edge import load, planner
-from gpunode.edge.planner import Planned, Planner
+from gpunode.edge import desired, load
+from gpunode.edge.desired import DesiredState, Planned
 
 CASES = Path(__file__).parents[1] / "cases"
 PLANS = sorted(p.parent for p in CASES.glob("plans/*/case.yml"))
@@ -39,7 +39,7 @@ def probe(name: str) -> NodeFacts:
 def plan_case(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Planned:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
     case = yaml.safe_load((folder / "case.yml").read_text(encoding="utf-8"))
-    return Planner(case["spec"]).plan("node1", probe(case["probe"]))
+    return DesiredState(case["spec"]).plan("node1", probe(case["probe"]))
 
 
 def expected(path: Path, text: str) -> str:
@@ -79,7 +79,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:
 
 def test_a_node_without_a_gpu_is_left_alone_and_told_so() -> None:
     facts = replace(probe("debian12-h100-fresh"), gpus=())
-    plan = Planner({}).plan("node1", facts).plan
+    plan = DesiredState({}).plan("node1", facts).plan
     assert plan.converged
     assert "no NVIDIA GPU" in plan.warnings[0]
 
@@ -93,7 +93,7 @@ def test_a_node_without_a_gpu_is_left_alone_and_told_so() -> None:
     ],
 )
 def test_a_target_that_cannot_be_managed_is_refused_before_anything(change: dict[str, Any], what: str) -> None:
-    plan = Planner({}).plan("node1", replace(probe("debian12-h100-fresh"), **change)).plan
+    plan = DesiredState({}).plan("node1", replace(probe("debian12-h100-fresh"), **change)).plan
     assert not plan.steps
     assert any(what in p.what and p.fix for p in plan.problems)
 
@@ -114,7 +114,7 @@ def test_hosts_with_the_same_steps_share_a_play_and_converged_ones_are_in_none(
 def test_an_interrupted_transaction_is_finished_first(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = fresh(monkeypatch)
     facts = replace(planned.facts, unfinished=("20261121T040000Z-1",))
-    plan = Planner({}).plan("node1", facts).plan
+    plan = DesiredState({}).plan("node1", facts).plan
     assert plan.steps[0].id == "preflight.recover"
     assert "20261121T040000Z-1" in plan_text(plan)
 
@@ -128,7 +128,7 @@ def test_packages_of_a_transaction_that_was_interrupted_are_asked_for_again(monk
 
     def pending(ident: str) -> dict[str, str]:
         facts = replace(done.facts, unfinished=(ident,))
-        found = pending_items(facts, done.spec, done.solution, Planner({}).templates)
+        found = pending_items(facts, done.spec, done.solution, DesiredState({}).templates)
         return {key.name: why for key, why in found.items() if key.option == "packages"}
 
     again = pending("20261122T190745Z-packages-21667")
@@ -150,7 +150,7 @@ def test_files_that_set_the_same_repository_up_in_another_way_are_removed(monkey
         data=f"deb {url} /\ndeb https://deb.debian.org/debian bookworm main\n".encode(),
     )
     facts = replace(planned.facts, files={**planned.facts.files, path: rival, mixed.path: mixed})
-    plan = Planner({}).plan("node1", facts).plan
+    plan = DesiredState({}).plan("node1", facts).plan
     files = next(s.value for s in plan.steps if s.id == "driver.sources")
     assert {"path": path, "content": None, "mode": "0644"} in files
     assert mixed.path not in [f["path"] for f in files]
@@ -170,13 +170,13 @@ def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.Monk
     from gpunode.core.plan import pending_items
 
     done = fresh(monkeypatch)
-    planner = Planner({})
-    text = planner.templates["nouveau.conf.j2"].encode()
+    desired = DesiredState({})
+    text = desired.templates["nouveau.conf.j2"].encode()
 
     def words(data: bytes, mode: int) -> str:
         file = ConfigFile(path=NOUVEAU_CONF, sha256=hashlib.sha256(data).hexdigest(), mode=mode, data=data)
         facts = replace(done.facts, files={**done.facts.files, NOUVEAU_CONF: file})
-        pending = pending_items(facts, done.spec, done.solution, planner.templates)
+        pending = pending_items(facts, done.spec, done.solution, desired.templates)
         return next((why for key, why in pending.items() if key.name == NOUVEAU_CONF), "")
 
     assert words(b"# nothing\n", 0o644) == "differs"
@@ -211,23 +211,25 @@ def test_every_field_that_the_hash_leaves_out_has_another_value_here() -> None:
 def test_a_plan_rests_on_nothing_that_the_hash_leaves_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = yaml.safe_load((folder / "case.yml").read_text(encoding="utf-8"))["spec"]
     facts = replace(plan_case(folder, monkeypatch).facts, gpu_containers=(), containers={})
-    one = Planner(spec).plan("node1", facts)
+    one = DesiredState(spec).plan("node1", facts)
     changed = [replace(one.facts, **{name: value}) for name, value in OTHER.items()]
     changed += [
         replace(one.facts, driver=replace(one.facts.driver, **{name: value})) for name, value in OTHER_DRIVER.items()
     ]
     for facts in changed:
-        unaided = Planner(spec)  # has planned nothing yet
+        unaided = DesiredState(spec)  # has planned nothing yet
         other = unaided.plan("node1", facts)
         assert other.plan == one.plan
         assert other.solution == one.solution
-        assert unaided.pending(other) == Planner(spec).pending(one)
-        assert unaided.smoke(other) == Planner(spec).smoke(one)
+        assert unaided.pending(other) == DesiredState(spec).pending(one)
+        assert unaided.smoke(other) == DesiredState(spec).smoke(one)
 
 
 def test_containers_that_run_now_change_a_plan_in_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     said = plan_case(CASES / "plans" / "debian12-gpu-containers", monkeypatch)
-    silent = Planner(yaml.safe_load((CASES / "plans" / "debian12-gpu-containers" / "case.yml").read_text())["spec"])
+    silent = DesiredState(
+        yaml.safe_load((CASES / "plans" / "debian12-gpu-containers" / "case.yml").read_text())["spec"]
+    )
     plan = silent.plan("node1", replace(said.facts, gpu_containers=())).plan
     assert [(s.id, s.value) for s in plan.steps] == [(s.id, s.value) for s in said.plan.steps]
     assert len(said.plan.warnings) == len(plan.warnings) + 1
@@ -252,7 +254,7 @@ def test_a_plan_names_the_containers_that_stop(case: str, words: str, monkeypatc
 def test_each_of_two_hosts_alike_is_told_of_its_own_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     one = plan_case(CASES / "plans" / "debian12-docker-restart", monkeypatch).facts
     spec = yaml.safe_load((CASES / "plans" / "debian12-docker-restart" / "case.yml").read_text())["spec"]
-    ours, two = Planner(spec), replace(one, containers={"docker": Running(count=1, names=("solo",))})
+    ours, two = DesiredState(spec), replace(one, containers={"docker": Running(count=1, names=("solo",))})
     first, second = (plan_text(ours.plan("node", facts).plan) for facts in (one, two))
     assert "7 running containers stop: web" in first and "solo" not in first
     assert "1 running container stops: solo" in second
@@ -261,16 +263,16 @@ def test_each_of_two_hosts_alike_is_told_of_its_own_containers(monkeypatch: pyte
 def test_hosts_alike_are_planned_once_and_keep_their_names_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
     asked = []
-    really = planner.make_plan
+    really = desired.make_plan
 
     def make_plan(host: str, *args: Any, **options: Any) -> Any:
         asked.append(host)
         return really(host, *args, **options)
 
-    monkeypatch.setattr(planner, "make_plan", make_plan)
+    monkeypatch.setattr(desired, "make_plan", make_plan)
     one = probe("debian12-h100-fresh")
     two = replace(one, **OTHER)
-    ours = Planner({})
+    ours = DesiredState({})
     first, second = ours.plan("node1", one), ours.plan("node2", two)
     assert asked == ["node1"]
     assert (second.plan.host, second.facts) == ("node2", two)
@@ -286,11 +288,11 @@ def test_a_plan_that_is_only_looked_at_needs_no_key(monkeypatch: pytest.MonkeyPa
         raise GpunodeError("cannot fetch it")
 
     monkeypatch.setattr(load, "resolve_key", unreachable)
-    plan = Planner({}, to_run=False).plan("node1", probe("debian12-h100-fresh")).plan
+    plan = DesiredState({}, to_run=False).plan("node1", probe("debian12-h100-fresh")).plan
     assert plan.steps
     assert [w for w in plan.warnings if "cannot fetch it" in w and "nvidia-cuda" in w]
     with pytest.raises(GpunodeError, match="cannot fetch it"):
-        Planner({}).plan("node1", probe("debian12-h100-fresh"))
+        DesiredState({}).plan("node1", probe("debian12-h100-fresh"))
 
 
 def test_a_wrong_key_is_refused_even_in_a_plan_that_is_only_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -299,4 +301,4 @@ def test_a_wrong_key_is_refused_even_in_a_plan_that_is_only_looked_at(monkeypatc
 
     monkeypatch.setattr(load, "resolve_key", wrong)
     with pytest.raises(RefusedError, match="another fingerprint"):
-        Planner({}, to_run=False).plan("node1", probe("debian12-h100-fresh"))
+        DesiredState({}, to_run=False).plan("node1", probe("debian12-h100-fresh"))

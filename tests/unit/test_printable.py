@@ -17,8 +17,8 @@ from rich.console import ColorSystem
 
 from gpunode.cli.main import cli
 from gpunode.cli.output import Styled, echo
+from gpunode.cli.terminal import screen
 from gpunode.core.printable import json_text, printable, shortened, uncoloured
-from gpunode.edge.terminal import screen
 
 ROOT = Path(__file__).parents[2]
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
@@ -76,10 +76,10 @@ WAYS_OUT = {
     "click.echo": {"cli/output.py", "cli/main.py", "cli/completion.py"},
     "click.secho": set(),
     "click.style": {"cli/output.py"},
-    "print": {"edge/terminal.py"},
-    "Console": {"edge/terminal.py"},
+    "print": {"cli/terminal.py"},
+    "Console": {"cli/terminal.py"},
     "sys.stdout.write": set(),
-    "sys.stderr.write": {"edge/ansible/ahead.py"},  # what Ansible warned of while it read the inventory of this machine
+    "sys.stderr.write": set(),
 }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from gpunode.cli.progress import fleet, probing, running
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
-from gpunode.edge.fleet.progress import fleet, probing, running
 
 
 def event(kind: str, role: str = "driver", task: str = "Load the NVIDIA driver", message: str = "") -> Event:
@@ -41,10 +41,12 @@ def test_only_changes_failures_and_proofs_get_a_line(
 
 
 def test_of_many_hosts_the_first_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with fleet("text", [f"gpu{n}" for n in range(100)]) as ears:
+    with fleet("text", [f"gpu{n}" for n in range(100)]) as callbacks:
         for number in range(60):
-            ears.event(Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module"))
-            ears.event(Event(host=f"gpu{number}", kind="changed", role="driver", task="Load it"))
+            callbacks.event(
+                Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module")
+            )
+            callbacks.event(Event(host=f"gpu{number}", kind="changed", role="driver", task="Load it"))
     lines = [line for line in capsys.readouterr().err.splitlines() if "in work" not in line]
     assert len(lines) == 21 and lines[0].startswith("gpu0: Load it: failed") and "more fail" in lines[-1]
 

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from gpunode.core.errors import Exit
 from gpunode.core.model import HostResult, Plan, Problem, Step
 from gpunode.core.report.fleet import fleet_text, going_on, plans_text, run_text, stop_text
 
 
-def result(number: int, exit: int = 0, message: str = "done", **extra: object) -> HostResult:
-    return HostResult(host=f"gpu{number:04d}", exit=exit, message=message, extra=extra)
+def result(number: int, exit: int = 0, message: str = "done", **more: Any) -> HostResult:
+    return HostResult(host=f"gpu{number:04d}", outcome=Exit(exit).outcome, message=message, **more)
 
 
 def plan(number: int, *steps: str, problem: str = "") -> Plan:
@@ -42,7 +45,7 @@ def test_two_thousand_results_are_a_few_lines() -> None:
     ],
 )
 def test_the_same_cause_of_two_hosts_is_one(host: str, message: str, cause: str) -> None:
-    assert cause in fleet_text([HostResult(host=host, exit=1, message=message)])
+    assert cause in fleet_text([HostResult(host=host, outcome="failed", message=message)])
 
 
 def unreachable(n: int) -> dict[str, str]:
@@ -107,13 +110,17 @@ def test_plans_are_told_once_for_each_kind() -> None:
 
 def test_a_run_by_its_journal() -> None:
     states = {f"gpu{n}": "done" if n < 90 else "waiting" for n in range(100)} | {"gpu0": "failed"}
-    text = run_text(states, [HostResult(host="gpu0", exit=1, message="no space", extra={"seconds": 61.0})])
+    text = run_text(states, [HostResult(host="gpu0", outcome="failed", message="no space", seconds=61.0)])
     assert text.splitlines()[0] == "100 hosts: 89 done, 1 failed, 10 waiting"
     assert "no space" in text and "slowest: gpu0 61 s" in text
 
 
 def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:
-    results = [result(0, run="r1"), result(1, 1, "broken", run="r1"), result(2, 3, "not begun", run="r1", left=True)]
+    results = [
+        result(0, run="r1"),
+        result(1, 1, "broken", run="r1"),
+        result(2, 3, "not begun", run="r1", started=False),
+    ]
     assert stop_text(results) == (
         "run r1: 1 done, 1 not done, 1 not begun with\n"
         "  not done: gpu0001\n  not begun with: gpu0002\ngo on: gpunode runs resume r1"

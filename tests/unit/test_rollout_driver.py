@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.errors import Exit, InputError, UnreachableError
+from gpunode.core.errors import InputError, UnreachableError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.rollout import make_pools
 from gpunode.core.spec.rollout import RolloutSpec
@@ -53,11 +53,11 @@ class Fleet:
         with self.lock:
             self.now -= len(job.hosts)
             bad = {host for host in job.hosts if self.draw.random() < self.failing}
-        return {h: HostResult(host=h, exit=Exit.FAILED if h in bad else Exit.OK, message="done") for h in job.hosts}
+        return {h: HostResult(host=h, outcome="failed" if h in bad else "ok", message="done") for h in job.hosts}
 
     def verify(self, hosts: Sequence[str]) -> Results:
         self.verified.append(tuple(hosts))
-        return {h: HostResult(host=h, exit=Exit.FAILED if h in self.broken_later else Exit.OK) for h in hosts}
+        return {h: HostResult(host=h, outcome="failed" if h in self.broken_later else "ok") for h in hosts}
 
     def end(self, results: Sequence[HostResult]) -> None:
         self.ended |= {result.host: result for result in results}
@@ -102,7 +102,7 @@ def test_what_a_job_raises_is_what_its_hosts_failed_of() -> None:
 
     rollout = Rollout(fleet.pools, fleet.classes, Hooks(do=do, verify=fleet.verify, on_end=fleet.end))
     assert set(rollout.run().states.values()) == {"failed"}
-    assert {r.exit for r in fleet.ended.values()} == {Exit.UNREACHABLE}
+    assert {r.outcome for r in fleet.ended.values()} == {"unreachable"}
 
 
 def test_a_host_that_no_result_speaks_of_has_failed() -> None:
@@ -126,7 +126,7 @@ def test_an_interrupt_cancels_what_runs_and_is_not_swallowed() -> None:
     def do(job: Job) -> Results:
         asked.set()
         assert rollout.cancelled.wait(10)
-        return {h: HostResult(host=h, exit=Exit.INTERRUPTED) for h in job.hosts}
+        return {h: HostResult(host=h, outcome="interrupted") for h in job.hosts}
 
     def interrupt(pool: str, wave: int, what: str) -> None:
         asked.wait(1)
@@ -169,7 +169,7 @@ def test_states_are_on_disk_at_once_and_steps_soon(tmp_path: Path) -> None:
     runs.begin("r1", "provision", {}, "ctl:1", rows("waiting", "waiting"))
     runs.started("r1", ["h0", "h1"], "/log")
     runs.step("r1", "h0", "Install the driver")
-    runs.ended("r1", [HostResult(host="h1", exit=4, message="unreachable")])
+    runs.ended("r1", [HostResult(host="h1", outcome="unreachable", message="unreachable")])
     second = Runs(tmp_path / "runs.sqlite")  # as after a kill -9 of the first
     states = {row.host: (row.state, row.exit, row.step, row.message) for row in second.hosts("r1")}
     assert states == {"h0": ("running", None, "Install the driver", ""), "h1": ("failed", 4, "", "unreachable")}
@@ -221,9 +221,9 @@ def test_hosts_that_were_begun_with_and_not_brought_to_an_end_are_known(tmp_path
     quiet = HostRow(run="r1", host="quiet", pool="", wave=0, plan="", state="failed", exit=4, message="away")
     runs.begin("20260101", "provision", {}, "ctl:1", [*rows("waiting", "waiting", "waiting", "waiting"), quiet])
     runs.started("20260101", ["h0", "h1", "h2"], "")
-    runs.ended("20260101", [HostResult(host="h0"), HostResult(host="h1", exit=1)])
+    runs.ended("20260101", [HostResult(host="h0"), HostResult(host="h1", outcome="failed")])
     hosts = ["h0", "h1", "h2", "h3", "quiet", "never seen"]
     assert runs.unfinished(hosts) == {"h1": "20260101", "h2": "20260101"}
     runs.begin("20260102", "provision", {}, "ctl:1", rows("waiting", "waiting"))
-    runs.ended("20260102", [HostResult(host="h0", exit=1), HostResult(host="h1")])
+    runs.ended("20260102", [HostResult(host="h0", outcome="failed"), HostResult(host="h1")])
     assert runs.unfinished(hosts) == {"h0": "20260102", "h2": "20260101"}

@@ -18,8 +18,8 @@ from gpunode.core.solve.runfile import installer_options
 from gpunode.core.spec import CudaSpec, DriverSpec, parse_spec
 from gpunode.core.spec.runfile import RunfileSpec
 from gpunode.edge import load
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import load_knowledge
-from gpunode.edge.planner import Planner
 
 KNOWLEDGE = load_knowledge()
 PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh/probe.txt"
@@ -147,7 +147,7 @@ def test_a_runfile_in_the_spec_that_cannot_be_meant_is_refused(data: dict[str, A
 
 def plan(facts: NodeFacts, spec: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> Plan:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
-    return Planner({"toolkit": {"version": "none"}, **spec}).plan("node1", facts).plan
+    return DesiredState({"toolkit": {"version": "none"}, **spec}).plan("node1", facts).plan
 
 
 def facts(**more: Any) -> NodeFacts:

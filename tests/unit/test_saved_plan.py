@@ -20,10 +20,10 @@ from gpunode.cli.main import cli
 from gpunode.core import manifest
 from gpunode.core.errors import InputError, StaleError
 from gpunode.core.model import Plan, Step
-from gpunode.edge import detect, planner, saved
+from gpunode.edge import desired, detect, saved
 from gpunode.edge.ansible import ahead
 from gpunode.edge.ansible.runner import Event, HostRun
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import workflow
 from gpunode.edge.fleet.runs import Runs
@@ -44,7 +44,7 @@ class Site:
         self.inventories: list[list[str]] = []
         monkeypatch.setenv("XDG_STATE_HOME", str(folder / "state"))
         monkeypatch.setattr(ahead, "begin", lambda act: act)
-        monkeypatch.setattr(planner.Planner, "_key", lambda *words: KEY)
+        monkeypatch.setattr(desired.DesiredState, "_key", lambda *words: KEY)
         for module in (detect, fleet):
             monkeypatch.setattr(module, "probe", self.probe)
         monkeypatch.setattr(fleet, "run_playbook", self.run_playbook)
@@ -53,7 +53,7 @@ class Site:
     def hosts(self, *names: str) -> None:
         self.inventory.write_text(yaml.safe_dump({"all": {"hosts": {name: {} for name in names}}}))
 
-    def probe(self, hosts: Sequence[Detected], where: Where, **more: Any) -> list[Detected]:
+    def probe(self, hosts: Sequence[Detected], where: Targets, **more: Any) -> list[Detected]:
         self.probed += [host.host for host in hosts]
         return [replace(h, facts=replace(KINDS[self.kind], hostname=h.host)) for h in hosts]
 
@@ -210,7 +210,7 @@ def test_a_host_that_could_not_be_planned_is_left_alone(tmp_path: Path, monkeypa
     site = Site(tmp_path, monkeypatch)
     whole = workflow.detect
 
-    def detect_one(where: Where, **more: Any) -> list[Detected]:
+    def detect_one(where: Targets, **more: Any) -> list[Detected]:
         first, second = whole(where, **more)
         return [first, replace(second, facts=None, error=InputError("gpu2: no route"))]
 
@@ -236,13 +236,13 @@ def test_a_part_of_a_plan_is_not_run(words: tuple[str, ...], site: Site, monkeyp
 
 def planning(change: Callable[[tuple[Step, ...]], tuple[Step, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     """From now on gpunode plans other steps of the same facts, as another version or other knowledge may."""
-    make_plan = planner.make_plan
+    make_plan = desired.make_plan
 
     def other(*words: Any, **more: Any) -> Plan:
         plan = make_plan(*words, **more)
         return replace(plan, steps=change(plan.steps))
 
-    monkeypatch.setattr(planner, "make_plan", other)
+    monkeypatch.setattr(desired, "make_plan", other)
 
 
 def other_value(steps: tuple[Step, ...]) -> tuple[Step, ...]:

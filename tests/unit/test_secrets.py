@@ -29,11 +29,11 @@ from gpunode.core.spec import parse_spec
 from gpunode.edge import saved
 from gpunode.edge.ansible.runner import HostRun, run_playbook
 from gpunode.edge.ansible.shards import write_shards
-from gpunode.edge.detect import Where
+from gpunode.edge.desired import DesiredState, with_secrets
+from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import workflow
 from gpunode.edge.fleet.provision import provision
 from gpunode.edge.fleet.runs import Runs
-from gpunode.edge.planner import Planner, with_secrets
 from gpunode.edge.secrets import handed_over, received
 from gpunode.edge.ssh.shell import Target
 
@@ -124,7 +124,7 @@ def test_a_reference_opens_only_at_its_own_key_and_never_without_its_secret() ->
     with pytest.raises(RefusedError, match=r"gpunode_spec\.proxy is not set here"):
         Secrets().open("http://secret(gpunode_spec.proxy)@proxy.lan")
     with pytest.raises(InputError, match="proxy refers to a secret that is not known here"):
-        Planner({"proxy": "http://secret(gpunode_spec.proxy)@proxy.lan"}).spec()
+        DesiredState({"proxy": "http://secret(gpunode_spec.proxy)@proxy.lan"}).spec()
 
 
 PASSWORD = st.text(st.characters(min_codepoint=33, max_codepoint=126, exclude_characters="@/<>\"'{}?"), min_size=4)
@@ -145,7 +145,7 @@ def test_any_user_and_password_is_sealed_in_any_text_and_opens_again(user: str, 
 
 
 def planned(spec: dict[str, Any], over: dict[str, Any] | None = None, facts: NodeFacts | None = None) -> Any:
-    return Planner(spec).plan("gpu1", facts or parse_probe(FRESH.read_text()), over)
+    return DesiredState(spec).plan("gpu1", facts or parse_probe(FRESH.read_text()), over)
 
 
 @pytest.mark.parametrize("where", ["gpunode.yml", "inventory"])
@@ -201,21 +201,21 @@ def test_no_hash_in_a_plan_or_a_state_changes_with_the_secret(keys: list[Any]) -
 # ---------------------------------------------------------------- what is written
 
 
-def host_plans(planner: Planner, over: dict[str, Any]) -> list[workflow.HostPlan]:
-    [found] = workflow.detect(Where(probes=(FRESH,)))
-    return [workflow.plan_one(replace(found, spec=over), planner)]
+def host_plans(desired: DesiredState, over: dict[str, Any]) -> list[workflow.HostPlan]:
+    [found] = workflow.detect(Targets(probes=(FRESH,)))
+    return [workflow.plan_one(replace(found, spec=over), desired)]
 
 
 @pytest.mark.parametrize(("spec", "over"), [(SECRET_SPEC, {}), ({}, SECRET_SPEC)], ids=["gpunode.yml", "inventory"])
 def test_no_plan_folder_and_no_shard_has_a_secret(
     keys: list[Any], tmp_path: Path, spec: dict[str, Any], over: dict[str, Any]
 ) -> None:
-    planner = Planner(spec)
-    hosts = host_plans(planner, over)
+    desired = DesiredState(spec)
+    hosts = host_plans(desired, over)
     inventory = tmp_path / "hosts.yml"
     inventory.write_text("all: {hosts: {gpu1: {}}}\n")
-    where = Where(inventory=(str(inventory),))
-    workflow.write_plan(tmp_path / "plan", hosts, where, planner)
+    where = Targets(inventory=(str(inventory),))
+    workflow.write_plan(tmp_path / "plan", hosts, where, desired)
     assert write_shards(tmp_path / "plan", hosts, where, 1)
     assert holds(tmp_path / "plan") == []
     assert "secret(gpunode_spec.proxy)" in (tmp_path / "plan" / "playbook.yml").read_text()
@@ -352,23 +352,23 @@ def modes(folder: Path) -> list[str]:
     return [f"{path} {path.lstat().st_mode & 0o777:o}" for path in folder.rglob("*") if path.lstat().st_mode & 0o077]
 
 
-def local_plan(planner: Planner, over: dict[str, Any]) -> list[workflow.HostPlan]:
+def local_plan(desired: DesiredState, over: dict[str, Any]) -> list[workflow.HostPlan]:
     """This machine with the facts of another one: the plan has steps, and preflight stops the first of them."""
-    [found] = host_plans(planner, over)
+    [found] = host_plans(desired, over)
     target = Target(name="localhost", connection="local")
-    return [workflow.plan_one(replace(found.detected, host="localhost", target=target, spec=over), planner)]
+    return [workflow.plan_one(replace(found.detected, host="localhost", target=target, spec=over), desired)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("origin", ["gpunode.yml", "inventory"])
 def test_a_run_leaves_no_secret_and_nothing_that_others_can_read(keys: list[Any], tmp_path: Path, origin: str) -> None:
     over = SECRET_SPEC if origin == "inventory" else {}
-    planner = Planner({} if over else SECRET_SPEC)
+    desired = DesiredState({} if over else SECRET_SPEC)
     inventory, words = inventory_of(tmp_path, over)
-    where = Where(inventory=(inventory,), vault_password_files=tuple(word.partition("=")[2] for word in words))
+    where = Targets(inventory=(inventory,), vault_password_files=tuple(word.partition("=")[2] for word in words))
     before = os.umask(0o022)
     try:
-        [result] = provision(local_plan(planner, over), where, planner, check=True, diff=True, arguments=["-vvv"])
+        [result] = provision(local_plan(desired, over), where, desired, check=True, diff=True, arguments=["-vvv"])
     finally:
         os.umask(before)
     assert "not the node the plan was made for" in result.message
@@ -380,7 +380,7 @@ def test_a_run_leaves_no_secret_and_nothing_that_others_can_read(keys: list[Any]
 def test_the_record_of_a_run_has_no_secret_and_resumes_with_those_of_gpunode_yml(
     keys: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    planner = Planner(SECRET_SPEC)
+    desired = DesiredState(SECRET_SPEC)
     asked: list[Any] = []
 
     def played(_folder: Path, _playbook: str, **more: Any) -> dict[str, HostRun]:
@@ -391,12 +391,12 @@ def test_the_record_of_a_run_has_no_secret_and_resumes_with_those_of_gpunode_yml
     monkeypatch.setattr("gpunode.edge.fleet.provision.run_playbook", played)
     before = os.umask(0o022)
     try:
-        provision(local_plan(planner, {}), Where(local=True), planner)
+        provision(local_plan(desired, {}), Targets(local=True), desired)
         journal = Runs()
         recorded = journal.get("last").request["spec"]
         assert (holds(tmp_path / "state"), modes(tmp_path / "state" / "gpunode")) == ([], [])
     finally:
         os.umask(before)
     journal.close()
-    assert asked == [dict(planner.secrets.values)]
+    assert asked == [dict(desired.secrets.values)]
     assert is_recorded(recorded) and with_secrets(recorded, SECRET_SPEC) == SECRET_SPEC

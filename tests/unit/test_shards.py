@@ -15,7 +15,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import Plan, Step
 from gpunode.core.plan.playbook import classes, split
 from gpunode.edge.ansible.shards import write_shards
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import HostPlan
 
 
@@ -37,7 +37,7 @@ def test_a_shard_has_its_hosts_the_inventories_and_no_vault_password(hosts: list
     (tmp_path / "mine/group_vars/all.yml").write_text("ansible_user: ops\n")
     (tmp_path / "mine/hosts.yml").write_text("all: {hosts: {node1: , node2: , node3: }}\n")
     (tmp_path / "mine/vault-password").write_text("s3cret\n")
-    where = Where(
+    where = Targets(
         inventory=(str(tmp_path / "mine/hosts.yml"), "node1,"), become=True, forks=7,
         vault_password_files=(str(tmp_path / "mine/vault-password"),),
     )  # fmt: skip
@@ -54,9 +54,9 @@ def test_a_shard_has_its_hosts_the_inventories_and_no_vault_password(hosts: list
 
 
 def test_shards_of_an_earlier_plan_go_away_and_other_files_stay(hosts: list[HostPlan], tmp_path: Path) -> None:
-    write_shards(tmp_path, hosts, Where(), 3)
+    write_shards(tmp_path, hosts, Targets(), 3)
     (tmp_path / "shards/notes").write_text("mine")
-    write_shards(tmp_path, hosts, Where(), 1)
+    write_shards(tmp_path, hosts, Targets(), 1)
     assert {p.name for p in (tmp_path / "shards").iterdir()} == {"1", "notes"}
     assert in_shard(tmp_path / "shards/1") == {"node1", "node2", "node3"}
 
@@ -65,14 +65,14 @@ def test_a_folder_as_inventory_is_copied_whole(hosts: list[HostPlan], tmp_path: 
     (tmp_path / "inventory/host_vars").mkdir(parents=True)
     (tmp_path / "inventory/hosts.ini").write_text("node1\n")
     (tmp_path / "inventory/host_vars/node1.yml").write_text("ansible_port: 2222\n")
-    [shard] = write_shards(tmp_path / "plan", hosts, Where(inventory=(str(tmp_path / "inventory"),)), 1)
+    [shard] = write_shards(tmp_path / "plan", hosts, Targets(inventory=(str(tmp_path / "inventory"),)), 1)
     assert (shard / "project/inventories/0/inventory/host_vars/node1.yml").is_file()
 
 
 def test_where_nothing_is_to_do_there_is_nothing_to_share_out(hosts: list[HostPlan], tmp_path: Path) -> None:
     idle = [replace(h, planned=replace(h.planned, plan=replace(h.planned.plan, steps=()))) for h in hosts if h.planned]
     with pytest.raises(InputError, match="no host has anything to do"):
-        write_shards(tmp_path, idle, Where(), 2)
+        write_shards(tmp_path, idle, Targets(), 2)
 
 
 @given(kinds=st.lists(st.integers(0, 3), max_size=40), count=st.integers(1, 12))

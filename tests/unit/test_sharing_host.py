@@ -27,8 +27,8 @@ from gpunode.core.model import (
 from gpunode.core.sharing.host import choose_sharing
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import load_knowledge, load_mig
-from gpunode.edge.planner import Planner
 from gpunode.node import script
 
 A100, H100, T4, P40 = "10de:20b2", "10de:2330", "10de:1eb8", "10de:1b38"
@@ -202,7 +202,7 @@ def cut(rows: str = "", mode: str = "Disabled") -> NodeFacts:
 
 def plan(facts: NodeFacts, sharing: dict[str, Any]) -> Plan:
     return (
-        Planner({"driver": {"branch": "none"}, "toolkit": {"version": "none"}, "sharing": sharing})
+        DesiredState({"driver": {"branch": "none"}, "toolkit": {"version": "none"}, "sharing": sharing})
         .plan("node1", facts)
         .plan
     )

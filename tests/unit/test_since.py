@@ -15,10 +15,10 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Package, Service
 from gpunode.core.plan.since import differences, since_checks, state_of
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import since
 from gpunode.edge.fleet.runs import HostRow, Runs
-from gpunode.edge.planner import Planner
 
 PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
 FACTS = parse_probe(PROBE.read_text())
@@ -86,7 +86,9 @@ def journal(tmp_path: Path) -> Runs:
     row = HostRow(run="r1", host="", pool="all", wave=0, plan="p", state="waiting")
     runs.begin("r1", "provision", {}, "ctl:1", [replace(row, host=f"gpu{n}") for n in (1, 2, 3, 4)])
     done = [HostResult(host=f"gpu{n}") for n in (1, 2, 4)]
-    runs.ended("r1", [*done, HostResult(host="gpu3", exit=1, message="no space")], {"gpu1": "now", "gpu2": "old"})
+    runs.ended(
+        "r1", [*done, HostResult(host="gpu3", outcome="failed", message="no space")], {"gpu1": "now", "gpu2": "old"}
+    )
     return runs
 
 
@@ -95,14 +97,14 @@ def test_only_hosts_that_are_other_than_then_use_their_gpus(journal: Runs, monke
     found.append(Detected(host="gpu6", error=GpunodeError("away")))
     smoked: list[str] = []
 
-    def verified(hosts: list[Detected], where: Where, planner: Planner, *, smoke: bool) -> list[HostResult]:
+    def verified(hosts: list[Detected], where: Targets, desired: DesiredState, *, smoke: bool) -> list[HostResult]:
         smoked.extend(one.host for one in hosts if smoke)
-        return [HostResult(host=one.host, exit=int(bool(one.error)), message="verified") for one in hosts]
+        return [HostResult(host=one.host, outcome="failed" if one.error else "ok", message="verified") for one in hosts]
 
     monkeypatch.setattr(since, "detect", lambda where, on_done: found)
     monkeypatch.setattr(since, "verify_found", verified)
-    results = since.verify_since(Where(), Planner(), journal, "r1")
-    told = {r.host: (r.extra["same"], [check.message for check in r.checks]) for r in results}
+    results = since.verify_since(Targets(), DesiredState(), journal, "r1")
+    told = {r.host: (r.unchanged_since, [check.message for check in r.checks]) for r in results}
     assert told == {
         "gpu1": (True, []),
         "gpu2": (False, [f"since r1: toolkit: 1.0.0 → {FACTS.toolkit}"]),

@@ -37,7 +37,10 @@ def filled(path: Path) -> Path:
     for name in ("20260101", "20260102"):
         rows = [HostRow(run=name, host=f"gpu{n}", pool="all", wave=0, plan="a", state="waiting") for n in range(100)]
         journal.begin(name, "provision", {"where": {}, "spec": {}}, this_process(), rows)
-        journal.ended(name, [HostResult(host=f"gpu{n}", exit=n % 2, message="x" * 100) for n in range(100)])
+        journal.ended(
+            name,
+            [HostResult(host=f"gpu{n}", outcome="failed" if n % 2 else "ok", message="x" * 100) for n in range(100)],
+        )
         journal.finish(name, "failed")
     journal._db.execute("pragma wal_checkpoint(truncate)")
     journal.close()

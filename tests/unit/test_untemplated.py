@@ -26,9 +26,9 @@ from gpunode.core.model import ConfigFile, Kernel, NodeFacts, PciDevice
 from gpunode.core.plan.playbook import HEADER, NO_TEMPLATE, TEMPLATE_MARKERS, dump, make_inventory
 from gpunode.edge import load
 from gpunode.edge.ansible.shards import write_shards
-from gpunode.edge.detect import Detected, Where
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import INVENTORY, PLAN, PLAYBOOK, HostPlan, plan_one, write_plan
-from gpunode.edge.planner import Planner
 from gpunode.edge.report_data import FOUND
 from gpunode.edge.ssh.shell import Target
 
@@ -108,7 +108,9 @@ def test_without_the_tag_the_same_text_would_run_a_command(tmp_path: Path) -> No
 
 def test_connection_variables_host_names_and_groups_are_literals_too() -> None:
     host, command = "web{{1}}", f"-o ProxyCommand={{{{{COMMAND}}}}}"
-    planned = plan_one(Detected(host=host, facts=facts_of("debian12-h100-fresh")), Planner({}, to_run=False)).planned
+    planned = plan_one(
+        Detected(host=host, facts=facts_of("debian12-h100-fresh")), DesiredState({}, to_run=False)
+    ).planned
     assert planned
     text = dump(make_inventory([planned.plan], {host: {"ansible_ssh_common_args": command}}))
     assert f"{NO_TEMPLATE} '{host}'" in text and f"{NO_TEMPLATE} " in text.partition("ansible_ssh_common_args: ")[2]
@@ -164,8 +166,8 @@ def facts_of(name: str) -> NodeFacts:
 
 
 @cache
-def planner() -> Planner:
-    return Planner({"proxy": "http://proxy:3128"}, to_run=False)
+def desired() -> DesiredState:
+    return DesiredState({"proxy": "http://proxy:3128"}, to_run=False)
 
 
 @pytest.fixture(autouse=True)
@@ -175,10 +177,10 @@ def _without_a_network(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def written(facts: NodeFacts, folder: Path) -> HostPlan:
     """Plan a host with these facts, and write its plan folder and a shard of it."""
-    host = plan_one(Detected(host="bad", facts=facts, target=Target(name="bad", address="192.0.2.1")), planner())
-    write_plan(folder, [host], Where(hosts=("bad",)), planner())
+    host = plan_one(Detected(host="bad", facts=facts, target=Target(name="bad", address="192.0.2.1")), desired())
+    write_plan(folder, [host], Targets(hosts=("bad",)), desired())
     if host.plan and host.plan.steps:
-        write_shards(folder, [host], Where(hosts=("bad",)), 1)
+        write_shards(folder, [host], Targets(hosts=("bad",)), 1)
     return host
 
 
@@ -275,12 +277,12 @@ def probe_text(name: str) -> str:
 def check_words(words: list[tuple[str, str]], folder: Path) -> None:
     """Each in turn becomes hostile, wherever it is: nothing is a template, and a host beside is planned as ever."""
     innocent = Detected(host="good", facts=facts_of(OFTEN_PLANNED[0]))
-    plan = plan_one(innocent, planner()).plan
+    plan = plan_one(innocent, desired()).plan
     for number, (name, word) in enumerate(words):
         parts = re.split(rf"(?<![\w.:-]){re.escape(word)}(?![\w.:-])", probe_text(name))
         written(parse_probe((word + (HOSTILE[0], "{%x%}", HOSTILE[2])[number % 3]).join(parts)), folder)
         assert untagged_in(folder) == {}, word
-        assert plan_one(innocent, planner()).plan == plan
+        assert plan_one(innocent, desired()).plan == plan
 
 
 def test_no_word_of_a_probe_becomes_a_template(tmp_path: Path) -> None:

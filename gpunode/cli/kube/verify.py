@@ -58,7 +58,7 @@ def verify(
         rendered = rendered_for(api, spec_data, inventory, limit)
         results = prove(api, rendered, smoke=smoke, keep=keep, timeout=timeout, tell=tell)
     show_results(results, output_format)
-    return worst_exit(result.exit for result in results)
+    return worst_exit(result.outcome for result in results)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 from gpunode.core.model.choice import (
     CudaChoice,
@@ -56,6 +55,8 @@ from gpunode.core.model.node import (
     Xid,
 )
 
+# how a verb ended on a host; the command line has an exit code for each (core/errors.py)
+HostOutcome = Literal["ok", "failed", "invalid", "pending", "unreachable", "refused", "interrupted"]
 Status = Literal["unchanged", "changed", "failed", "rolled_back", "refused"]
 
 
@@ -87,11 +88,21 @@ class HostResult:
     """What a verb did on one host."""
 
     host: str
-    exit: int = 0  # gpunode.core.errors.Exit
+    outcome: HostOutcome = "ok"
     message: str = ""
-    changed: tuple[str, ...] = ()
+    changed: tuple[str, ...] = ()  # a sentence for each thing that changed, or would change
     checks: tuple[Check, ...] = ()
-    extra: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()  # what stays as it is, and why
+    diffs: tuple[str, ...] = ()  # of files, secrets masked, where diffs were asked for
+    run: str = ""  # the run that it is part of (`gpunode runs`); "" for none, as in check mode
+    seconds: float | None = None  # from the start of the host's job to its end
+    started: bool = True  # False: the run stopped before this host
+    since: str = ""  # the earlier run that the host was compared with (`verify --since`)
+    unchanged_since: bool | None = None  # whether it is as that run left it; None: not compared
+
+    @property
+    def ok(self) -> bool:
+        return self.outcome == "ok"
 
 
 __all__ = [
@@ -112,6 +123,7 @@ __all__ = [
     "Flavour",
     "GpuContainer",
     "GpuState",
+    "HostOutcome",
     "HostResult",
     "Hunk",
     "Kernel",

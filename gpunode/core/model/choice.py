@@ -252,3 +252,8 @@ class Plan:
     @property
     def converged(self) -> bool:
         return not self.steps and not self.problems
+
+    @property
+    def outcome(self) -> Literal["ok", "pending", "refused"]:
+        """How planning ended: nothing to do, steps pending, or refused."""
+        return "refused" if self.problems else "pending" if self.steps else "ok"

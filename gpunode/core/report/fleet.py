@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from typing import get_args
 
-from gpunode.core.model import HostResult, Plan
+from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.report.text import plan_text
 
@@ -23,20 +24,21 @@ _OWN = (
     (re.compile(r"-p \d{1,5} (?P<user>[\w.-]+)@[\w.%-]+"), r"-p PORT \g<user>@ADDRESS"),
     (re.compile(r"SHA256:[\w+/]{43}=?"), "SHA256:…"),
 )
-_ENDS = {0: "done or unchanged", 1: "failed", 3: "pending", 4: "unreachable", 5: "refused", 130: "interrupted"}
+_ENDS: Mapping[HostOutcome, str] = {
+    "ok": "done or unchanged",
+    "invalid": "with invalid input",
+}  # others: their own name
 
 
 def fleet_text(results: Iterable[HostResult]) -> str:
     """How many ended how, the causes of what did not end well, the most frequent first, and who took longest."""
     found = list(results)
-    by_exit: dict[int, list[HostResult]] = {}
-    for result in found:
-        by_exit.setdefault(int(result.exit), []).append(result)
-    ends = ", ".join(f"{len(some)} {_ENDS.get(code, f'exit {code}')}" for code, some in sorted(by_exit.items()))
+    by_outcome = {outcome: [r for r in found if r.outcome == outcome] for outcome in get_args(HostOutcome)}
+    ends = ", ".join(f"{len(some)} {_ENDS.get(outcome, outcome)}" for outcome, some in by_outcome.items() if some)
     lines = [f"{len(found)} hosts: {ends}"]
-    for code, some in sorted(by_exit.items()):
-        lines += causes(some) if code else []
-    return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in found})])
+    for outcome, some in by_outcome.items():
+        lines += causes(some) if some and outcome != "ok" else []
+    return "\n".join([*lines, *_slowest(found)])
 
 
 def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff: bool = False) -> str:
@@ -64,17 +66,17 @@ def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff
 
 
 def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
-    """A run by its journal: `states` of all its hosts, and those that ended, with `seconds` in `extra`."""
+    """A run by its journal: `states` of all its hosts, and those that ended, with their `seconds`."""
     counts = Counter(states.values())
     lines = [f"{len(states)} hosts: " + ", ".join(f"{n} {state}" for state, n in sorted(counts.items()))]
-    lines += causes([result for result in ended if result.exit])
-    return "\n".join([*lines, *_slowest({r.host: float(r.extra.get("seconds", 0)) for r in ended})])
+    lines += causes([result for result in ended if not result.ok])
+    return "\n".join([*lines, *_slowest(ended)])
 
 
 def going_on(results: Sequence[HostResult]) -> tuple[str, str]:
     """The run that the results are of, and the command to go on with it; ("", "") where there is none to go on with."""
-    run = next((str(r.extra["run"]) for r in results if r.extra.get("run")), "")
-    return (run, f"gpunode runs resume {run}") if run and any(r.exit for r in results) else ("", "")
+    run = next((r.run for r in results if r.run), "")
+    return ("", "") if not run or all(r.ok for r in results) else (run, f"gpunode runs resume {run}")
 
 
 def stop_text(results: Sequence[HostResult]) -> str:
@@ -82,9 +84,9 @@ def stop_text(results: Sequence[HostResult]) -> str:
     run, command = going_on(results)
     if not run:
         return ""
-    begun = [r for r in results if not r.extra.get("left")]
-    bad = [r.host for r in begun if r.exit]
-    left = [r.host for r in results if r.extra.get("left")]
+    begun = [r for r in results if r.started]
+    bad = [r.host for r in begun if not r.ok]
+    left = [r.host for r in results if not r.started]
     lines = [f"run {run}: {len(begun) - len(bad)} done, {len(bad)} not done, {len(left)} not begun with"]
     lines += [f"  not done: {_names(bad)}"] if bad else []
     lines += [f"  not begun with: {_names(left)}"] if left else []
@@ -125,7 +127,8 @@ def _cut(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} …"
 
 
-def _slowest(seconds: Mapping[str, float]) -> list[str]:
+def _slowest(results: Iterable[HostResult]) -> list[str]:
+    seconds = {result.host: result.seconds or 0.0 for result in results}
     ranked = [host for host in sorted(seconds, key=lambda host: -seconds[host])[:_SLOWEST] if seconds[host] >= 1]
     return ["slowest: " + ", ".join(f"{host} {_time(seconds[host])}" for host in ranked)] if ranked else []
 

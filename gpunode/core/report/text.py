@@ -27,12 +27,6 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_exit(plan: Plan) -> Exit:
-    if plan.problems:
-        return Exit.REFUSED
-    return Exit.PENDING if plan.steps else Exit.OK
-
-
 def plan_text(plan: Plan, *, diff: bool = False) -> str:
     """A plan for people: steps with their reasons, diffs when asked, and what the numbers in brackets stand for."""
     sources: dict[str, int] = {}
@@ -50,7 +44,25 @@ def plan_text(plan: Plan, *, diff: bool = False) -> str:
 
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
-    return [asdict(r) | {"exit": int(r.exit)} for r in results]
+    """Results as JSON data, with the exit code of each; `extra` has what only some verbs know of a host."""
+    return [_result_data(result) for result in results]
+
+
+def _result_data(result: HostResult) -> dict[str, Any]:
+    extra: dict[str, Any] = {"notes": list(result.notes)} if result.notes else {}
+    extra |= {"diffs": list(result.diffs)} if result.diffs else {}
+    extra |= {"run": result.run} if result.run else {}
+    extra |= {"left": True} if not result.started else {}
+    extra |= {} if result.seconds is None else {"seconds": result.seconds}
+    extra |= {"since": result.since, "same": bool(result.unchanged_since)} if result.since else {}
+    return {
+        "host": result.host,
+        "exit": int(Exit.of(result.outcome)),
+        "message": result.message,
+        "changed": list(result.changed),
+        "checks": [asdict(check) for check in result.checks],
+        "extra": extra,
+    }
 
 
 def checks_text(checks: Iterable[Check]) -> str:

@@ -6,6 +6,7 @@ Reading an inventory takes a third of a second, nearly all of it Ansible's start
 from __future__ import annotations
 
 import functools
+import logging
 import os
 import pickle
 import sys
@@ -14,6 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+LOG = logging.getLogger("gpunode")
 T = TypeVar("T")
 
 
@@ -38,7 +40,8 @@ def begin(act: Callable[[], T]) -> Callable[[], T]:
         if os.waitpid(child, 0)[1] != 0:
             return act()
         made, warnings = pickle.loads(sent)  # noqa: S301  of our own child
-        sys.stderr.write(warnings)
+        if warnings.strip():
+            LOG.warning("%s", warnings.rstrip("\n"))
         return made  # type: ignore[no-any-return]
 
     return value

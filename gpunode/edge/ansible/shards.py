@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gpunode.core.errors import InputError
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook, split
-from gpunode.edge.detect import Where
+from gpunode.edge.detect import Targets
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
@@ -26,7 +26,7 @@ SHARDS = "shards"
 _VARIABLES = ("group_vars", "host_vars")  # Ansible reads them beside an inventory file
 
 
-def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: int) -> list[Path]:
+def write_shards(folder: Path, hosts: Sequence[HostPlan], targets: Targets, count: int) -> list[Path]:
     """Write folder/shards/1 to `count`, each an ansible-runner private data directory; fewer when hosts are fewer.
 
     A shard has the plays of its hosts, and a copy of the user's inventories: vaults stay closed, and no password, key
@@ -36,7 +36,7 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: i
     plans = [h.planned.plan for h in hosts if h.planned and h.planned.plan.steps]
     if not plans:
         raise InputError("no host has anything to do", expected="steps to share out", fix="leave --shards away")
-    connection = None if where.inventory else {h.host: connection_vars(h.detected) for h in hosts}
+    connection = None if targets.inventory else {h.host: connection_vars(h.detected) for h in hosts}
     for old in (folder / SHARDS).glob("[0-9]*"):
         shutil.rmtree(old)
     written, run, generation = [], run_name(), next_generation()
@@ -49,10 +49,10 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], where: Where, count: i
         own = connection and {host: values for host, values in connection.items() if host in names}
         write_private(project / INVENTORY, dump(make_inventory(members, own), HEADER))
         write_private(project / PLAYBOOK, dump(make_playbook(members), HEADER))
-        sources = [*_copied(inventory_sources(where), project), INVENTORY]
+        sources = [*_copied(inventory_sources(targets), project), INVENTORY]
         write_private(project / CONFIG, ANSIBLE_CFG.format(inventory=",".join(sources)))
-        words = [w for w in ansible_arguments(where, run=run, generation=generation) if not w.startswith("--vault")]
-        words += [f"--forks={where.forks}", *(f"--inventory={source}" for source in sources)]
+        words = [w for w in ansible_arguments(targets, run=run, generation=generation) if not w.startswith("--vault")]
+        words += [f"--forks={targets.forks}", *(f"--inventory={source}" for source in sources)]
         write_private(shard / "env" / "cmdline", shlex.join(words) + "\n")
         # ansible-runner turns the check of host keys off where nobody says otherwise
         write_private(shard / "env" / "envvars", dump({"ANSIBLE_HOST_KEY_CHECKING": "True"}))

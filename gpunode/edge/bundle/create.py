@@ -46,9 +46,9 @@ from gpunode.edge.bundle.choose import Package, Source, choose
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
+from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
-from gpunode.edge.planner import Planner
 
 Tell = Callable[[str], None]
 
@@ -91,17 +91,17 @@ class Part:
         return next(source for source in self.sources if source.upstream.address == package.origin)
 
 
-def create(order: Order, planner: Planner, store: Store, out: Path, *, url: str, tell: Tell) -> Manifest:
+def create(order: Order, desired: DesiredState, store: Store, out: Path, *, url: str, tell: Tell) -> Manifest:
     """Make the bundle in the folder `out`, or as one file where its name ends in .tar.
 
     What is there already of an earlier one is replaced at the end, in one step.  Raises GpunodeError.
     """
     _may_write(out)
-    parts = [_work_out(order, target, planner, store.web, tell) for target in order.targets]
+    parts = [_work_out(order, target, desired, store.web, tell) for target in order.targets]
     wanted = [Wanted(url=p.url, sha256=p.sha256, size=p.size) for part in parts for p in part.packages]
     store.fetch_all(wanted, lambda *numbers: tell(progress("fetched", *numbers)))
     signers = {package.sha256: _signed_by(package, part, store) for part in parts for package in part.packages}
-    extras = _extras(order, planner, store.web, tell)
+    extras = _extras(order, desired, store.web, tell)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     try:
@@ -134,13 +134,13 @@ def _may_write(out: Path) -> None:
     )
 
 
-def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
+def _extras(order: Order, desired: DesiredState, web: Web, tell: Tell) -> Extras:
     found = Extras()
     if order.cluster:
         from gpunode.core.kube import cluster_of, render
         from gpunode.edge.load import load_kube_knowledge
 
-        spec = planner.opened_spec()
+        spec = desired.opened_spec()
         public = replace(spec.kubernetes, images=replace(spec.kubernetes.images, registry=""))  # where they come from
         rendered = render(cluster_of({"": replace(spec, kubernetes=public)}, "", load_kube_knowledge()))
         if rendered.problems:
@@ -150,40 +150,40 @@ def _extras(order: Order, planner: Planner, web: Web, tell: Tell) -> Extras:
         tell(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
     if order.wheels:
         tell(f"wheels of {' '.join(order.wheels)}")
-        found = replace(found, files={**found.files, **wheels(order.wheels, planner.opened_spec().proxy)})
+        found = replace(found, files={**found.files, **wheels(order.wheels, desired.opened_spec().proxy)})
     return found
 
 
 # ---------------------------------------------------------------- what is wanted
 
 
-def _work_out(order: Order, target: Target, planner: Planner, web: Web, tell: Tell) -> Part:
-    row = planner.knowledge.distro(target.distro)
+def _work_out(order: Order, target: Target, desired: DesiredState, web: Web, tell: Tell) -> Part:
+    row = desired.knowledge.distro(target.distro)
     assert row is not None  # parse_target has seen to it
-    wants = tuple(together([*_wants(order, target, planner)], order.packages))
-    upstreams = [*_vendors(wants, planner, MANAGERS[row.family]), *_distribution(order, target, planner)]
+    wants = tuple(together([*_wants(order, target, desired)], order.packages))
+    upstreams = [*_vendors(wants, desired, MANAGERS[row.family]), *_distribution(order, target, desired)]
     tell(f"{target}: reading {len(upstreams)} repositories")
-    sources = tuple(_source(upstream, planner) for upstream in upstreams)
+    sources = tuple(_source(upstream, desired) for upstream in upstreams)
     packages, modules = choose(target, row.family, wants, sources, web, base=order.base, expired=order.expired)
     tell(f"{target}: {len(packages)} packages")
     return Part(target=target, family=row.family, wants=wants, sources=sources, packages=packages, modules=modules)
 
 
-def _source(upstream: Upstream, planner: Planner) -> Source:
-    keys = _keys(upstream, planner)
+def _source(upstream: Upstream, desired: DesiredState) -> Source:
+    keys = _keys(upstream, desired)
     trusted = upstream.fingerprints or tuple(f for key in keys for f in fingerprints(key))
     return Source(upstream=replace(upstream, fingerprints=trusted), keys=tuple(keys))
 
 
-def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
+def _wants(order: Order, target: Target, desired: DesiredState) -> Iterator[Wants]:
     """What provision would install on a bare machine with each of the GPUs, or on the machines that were probed."""
-    row = planner.knowledge.distro(target.distro)
+    row = desired.knowledge.distro(target.distro)
     assert row is not None
-    spec = planner.opened_spec()
+    spec = desired.opened_spec()
     gpus: list[tuple[str, ...]] = [(gpu,) for gpu in order.gpus] or [()]
-    bare = [bare_node(target, row, planner.knowledge, some, order.kernels) for some in gpus]
+    bare = [bare_node(target, row, desired.knowledge, some, order.kernels) for some in gpus]
     for facts in order.facts.get(target, ()) or bare:
-        solution = planner.solution(facts, spec, beside=("epel",))  # what would come from there is in the bundle
+        solution = desired.solution(facts, spec, beside=("epel",))  # what would come from there is in the bundle
         if solution.problems:
             problem = solution.problems[0]
             raise RefusedError(f"{target}: {problem.what}", fix=problem.fix)
@@ -193,27 +193,27 @@ def _wants(order: Order, target: Target, planner: Planner) -> Iterator[Wants]:
                 expected="a GPU to make the bundle for",
                 fix="add --gpu, or --probe",
             )
-        yield wants_of(facts, spec, solution, planner.templates)
+        yield wants_of(facts, spec, solution, desired.templates)
 
 
-def _vendors(wants: Sequence[Wants], planner: Planner, manager: str) -> Iterator[Upstream]:
+def _vendors(wants: Sequence[Wants], desired: DesiredState, manager: str) -> Iterator[Upstream]:
     """NVIDIA's repositories, at the places that the spec's `sources` name."""
     once = {r.name: r for want in wants for r in want.repositories}
     for repository in once.values():
         yield Upstream(
             name=repository.name,
             url=repository.url,
-            key=resolve_key(repository, planner.opened_spec()).decode("latin-1"),
+            key=resolve_key(repository, desired.opened_spec()).decode("latin-1"),
             fingerprints=tuple(filter(None, (repository.fingerprint,))),
             signs="metadata" if manager == "apt" else repository.signs,
         )
 
 
-def _distribution(order: Order, target: Target, planner: Planner) -> tuple[Upstream, ...]:
+def _distribution(order: Order, target: Target, desired: DesiredState) -> tuple[Upstream, ...]:
     """The distribution's own repositories: the spec's, those that were given, else the public ones."""
     from gpunode.edge.load import load_archives
 
-    if DISTRIBUTION in planner.opened_spec().sources:
+    if DISTRIBUTION in desired.opened_spec().sources:
         return ()  # among the vendors': the solver has named it
     if given := order.repositories.get(target):
         return given
@@ -226,7 +226,7 @@ def _distribution(order: Order, target: Target, planner: Planner) -> tuple[Upstr
     )
 
 
-def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
+def _keys(upstream: Upstream, desired: DesiredState) -> list[bytes]:
     if not upstream.key:
         raise InputError(
             f"{upstream.url}: no key is named that its signature could be compared with",
@@ -235,7 +235,7 @@ def _keys(upstream: Upstream, planner: Planner) -> list[bytes]:
         )
     if upstream.key.endswith(Path(ARCH_KEYRING).name):
         return [Path(upstream.key).read_bytes()]
-    return [read_key(upstream.key, planner.opened_spec().proxy, upstream.fingerprints)]
+    return [read_key(upstream.key, desired.opened_spec().proxy, upstream.fingerprints)]
 
 
 # ---------------------------------------------------------------- the folder

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import threading
+from collections.abc import Callable
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import Exit, InputError
 from gpunode.core.model import HostResult
 from gpunode.core.printable import json_text
 from gpunode.edge.ansible.runner import Event
-from gpunode.edge.terminal import say
 
 FORMAT = 1
 
@@ -21,13 +21,13 @@ FORMAT = 1
 class EventLog:
     """A file (or /dev/fd/N) that gets one JSON object a line, each written at once; usable from threads."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, notice: Callable[[str], None] = lambda text: None) -> None:
         try:
             self._file = path.open("a", encoding="utf-8", buffering=1)
         except OSError as error:
             raise InputError(f"cannot write events to {path}: {error.strerror}", fix="choose another file") from error
         self._lock = threading.Lock()
-        self._broken = False
+        self._broken, self._notice = False, notice
 
     def wave(self, pool: str, wave: int, what: str) -> None:
         self._write("wave", pool=pool, wave=wave + 1, what=what)
@@ -41,7 +41,7 @@ class EventLog:
         self._write(
             "host",
             host=result.host,
-            exit=int(result.exit),
+            exit=int(Exit.of(result.outcome)),
             message=result.message,
             changed=list(result.changed),
             failed_checks=failed,
@@ -61,4 +61,4 @@ class EventLog:
                 self._file.write(text)
             except OSError as error:  # a full disk, a reader that went away: the run goes on
                 self._broken = True
-                say(f"no more events to {self._file.name}: {error.strerror}")
+                self._notice(f"no more events to {self._file.name}: {error.strerror}")

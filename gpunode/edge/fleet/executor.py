@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 
-from gpunode.core.errors import Exit, GpunodeError
+from gpunode.core.errors import GpunodeError
 from gpunode.core.model import HostResult
 from gpunode.core.rollout import Gate, Pool, Progress, Start, Stop, next_actions
 from gpunode.edge.isolate import isolated
@@ -141,15 +141,15 @@ class Rollout:
         """What came of a job or of a gate; a host that it says nothing of has failed."""
         found = isolated("", future.result)
         if isinstance(found, GpunodeError):
-            found = {h: HostResult(host=h, exit=Exit(found.exit), message=str(found)) for h in what.hosts}
+            found = {h: HostResult(host=h, outcome=found.outcome, message=str(found)) for h in what.hosts}
         results = dict(found)
         if isinstance(what, Gate):
             self._pass(what, results)
             return
-        silent = HostResult(host="", exit=Exit.FAILED, message="Ansible never got to this host")
+        silent = HostResult(host="", outcome="failed", message="Ansible never got to this host")
         ended = [results.get(host) or replace(silent, host=host) for host in what.hosts]
-        self.progress = self.progress.with_states([r.host for r in ended if r.exit], "failed")
-        self.progress = self.progress.with_states([r.host for r in ended if not r.exit], "done")
+        self.progress = self.progress.with_states([r.host for r in ended if not r.ok], "failed")
+        self.progress = self.progress.with_states([r.host for r in ended if r.ok], "done")
         self._end(ended)
 
     def _end(self, results: Sequence[HostResult]) -> None:
@@ -160,7 +160,7 @@ class Rollout:
             self.progress = replace(self.progress, stopped=self.progress.stopped or error.what)
 
     def _pass(self, gate: Gate, results: Results) -> None:
-        bad = [result for result in results.values() if result.exit]
+        bad = [result for result in results.values() if not result.ok]
         if bad:
             self._end([replace(r, message=f"failed after its wave: {r.message}") for r in bad])
         self.progress = self.progress.with_states([r.host for r in bad], "failed").past_gate(gate.pool)

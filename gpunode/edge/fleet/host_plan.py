@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpunode.core.errors import Exit, GpunodeError
-from gpunode.core.model import Plan
-from gpunode.core.report.text import plan_exit
+from gpunode.core.errors import GpunodeError
+from gpunode.core.model import HostOutcome, Plan
+from gpunode.edge.desired import Planned
 from gpunode.edge.detect import Detected
-from gpunode.edge.planner import Planned
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,7 +27,8 @@ class HostPlan:
         return self.planned.plan if self.planned else None
 
     @property
-    def exit(self) -> Exit:
+    def outcome(self) -> HostOutcome:
+        """How planning ended: ok (nothing to do), pending, refused, or that of the error."""
         if self.error:
-            return Exit(self.error.exit)
-        return plan_exit(self.planned.plan) if self.planned else Exit.FAILED
+            return self.error.outcome
+        return self.planned.plan.outcome if self.planned else "failed"

@@ -19,7 +19,8 @@ from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
-from gpunode.edge.detect import Where, probe
+from gpunode.edge.desired import DesiredState, Planned
+from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.events import EventLog
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
@@ -38,29 +39,52 @@ from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
 from gpunode.edge.lease import give_back, may_hold
-from gpunode.edge.planner import Planned, Planner
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
 from gpunode.edge.state import StateError, append_private, new_run, next_generation, write_private
-from gpunode.edge.terminal import say
 
 P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ears:
-    """Who is told while a run goes on."""
+class RunOptions:
+    """How provision runs: `check` changes nothing and says what would change, `diff` adds diffs of files.
+
+    `rollout` has values that replace those of the spec (its keys are those of `rollout` in gpunode.yml), `deadline` is
+    the number of seconds after which no further host is started, `arguments` are more words for ansible-playbook.
+    `cluster` opens the Kubernetes API for hosts that are nodes of a cluster and have to be drained; without it that of
+    the current kubeconfig is opened when it is needed.
+    """
+
+    check: bool = False
+    diff: bool = False
+    arguments: tuple[str, ...] = ()
+    rollout: Mapping[str, Any] = field(default_factory=dict)
+    deadline: float = math.inf
+    cluster: Callable[[], Api] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunCallbacks:
+    """Functions that a run calls, from several threads: with each event of Ansible, wave, result of a host, notice.
+
+    `wave` gets the pool, the number of the wave from 0, and what happens to it; `notice` a sentence for a person.
+    """
 
     event: Callable[[Event], None] = lambda event: None
     wave: Callable[[str, int, str], None] = lambda pool, wave, what: None
     result: Callable[[HostResult], None] = lambda result: None
+    notice: Callable[[str], None] = lambda text: None
 
-    def with_log(self, log: EventLog) -> Ears:
+    def with_log(self, log: EventLog) -> RunCallbacks:
         """The same, and a file of events beside it."""
-        return Ears(
-            event=_both(self.event, log.task), wave=_both(self.wave, log.wave), result=_both(self.result, log.host)
+        return replace(
+            self,
+            event=_both(self.event, log.task),
+            wave=_both(self.wave, log.wave),
+            result=_both(self.result, log.host),
         )
 
 
@@ -72,55 +96,48 @@ def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, No
     return act
 
 
-_NOBODY = Ears()
-
-
 def provision(
     hosts: Sequence[HostPlan],
-    where: Where,
-    planner: Planner,
+    targets: Targets,
+    desired: DesiredState,
     *,
-    check: bool = False,
-    diff: bool = False,
-    arguments: Sequence[str] = (),
+    options: RunOptions | None = None,
     saved: SavedPlan | None = None,
-    rollout: Mapping[str, Any] | None = None,
-    deadline: float = math.inf,
-    cluster: Callable[[], Api] | None = None,
-    ears: Ears = _NOBODY,
+    callbacks: RunCallbacks | None = None,
 ) -> list[HostResult]:
     """Run the plans of `hosts` through generated playbooks, wave by wave, and probe the changed ones again.
 
     Hosts that have converged, were refused or could not be reached are in no play.  `saved` is the plan's folder where
-    there is one, whose `check` the plans have passed: its files are used as they were read.  After `deadline` seconds
-    no further host is begun with.  `rollout` has values that stand above those of the spec.  `cluster` opens the
-    Kubernetes API for hosts that are nodes and are to be drained (rollout.drain).
-    Raises InputError for bad values of `rollout`, InterruptedByUser on Ctrl-C.
+    there is one, whose `check` the plans have passed: its files are used as they were read.
+    Raises InputError for bad values of `options.rollout`, InterruptedByUser on Ctrl-C.
     """
-    over = parse_rollout(rollout or {}, "the options of provision")
+    how, callbacks = options or RunOptions(), callbacks or RunCallbacks()
+    over = parse_rollout(how.rollout, "the options of provision")
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
-    nodes = ClusterNodes(cluster or connect, say)
+    nodes = ClusterNodes(how.cluster or connect, callbacks.notice)
     quiet = [h for h in hosts if h.host not in todo]
-    untouched = {h.host: _untouched(h) for h in quiet} | ({} if check else open_again(_planned(quiet), nodes))
+    untouched = {h.host: _untouched(h) for h in quiet} | ({} if how.check else open_again(_planned(quiet), nodes))
     if not todo:
         return [untouched[h.host] for h in hosts]
     own = new_run()
     if saved is None:
-        write_plan(own, hosts, where, planner)
+        write_plan(own, hosts, targets, desired)
     else:
         for name, text in saved.texts.items():
             write_private(own / name, text)
         if not saved.sources:  # hosts that were named on the command line
-            where = replace(where, inventory=(str(own / INVENTORY),))
+            targets = replace(targets, inventory=(str(own / INVENTORY),))
     asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
-    pools = make_pools([(host, CHECK if check else spec) for host, spec in asked.items()])
+    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items()])
     run = _Run(
-        name=own.name, own=own, where=where, planner=planner, check=check, diff=diff,
-        arguments=tuple(arguments), rollout=rollout or {}, todo=todo, ears=ears, runs=None if check else Runs(),
+        name=own.name, own=own, targets=targets, desired=desired, options=how,
+        todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
         drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes, generation=next_generation(),
     )  # fmt: skip
-    progress = run.go(pools, deadline, [(h, untouched[h.host]) for h in quiet])
-    left = run.told(HostResult(host="", exit=Exit.PENDING, message=f"not begun with: {progress.stopped}"), left=True)
+    progress = run.go(pools, how.deadline, [(h, untouched[h.host]) for h in quiet])
+    left = run.of_run(
+        HostResult(host="", outcome="pending", message=f"not begun with: {progress.stopped}", started=False)
+    )
     return [untouched.get(h.host) or run.results.get(h.host) or replace(left, host=h.host) for h in hosts]
 
 
@@ -138,14 +155,11 @@ class _Run:
 
     name: str
     own: Path  # the run's folder: the plan, logs, playbooks of jobs
-    where: Where
-    planner: Planner
-    check: bool
-    diff: bool
-    arguments: tuple[str, ...]
-    rollout: Mapping[str, Any]  # given beside the spec
+    targets: Targets
+    desired: DesiredState
+    options: RunOptions
     todo: Mapping[str, HostPlan]
-    ears: Ears
+    callbacks: RunCallbacks
     drains: Mapping[str, DrainSpec]
     nodes: ClusterNodes
     generation: int  # orders the runs of this controller, on the nodes
@@ -160,9 +174,9 @@ class _Run:
     def go(self, pools: Sequence[Pool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]) -> Progress:
         classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
         hooks = Hooks(
-            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.ears.wave
+            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.callbacks.wave
         )
-        rollout = Rollout(pools, classes, hooks, forks=self.where.forks, deadline=deadline)
+        rollout = Rollout(pools, classes, hooks, forks=self.targets.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
         if self.runs:
@@ -197,8 +211,8 @@ class _Run:
             for h in p.wave(number)
         ]
         for quiet, result in untouched:
-            end = replace(row, host=quiet.host, state="failed" if result.exit else "done", found=_found(quiet))
-            rows.append(replace(end, exit=int(result.exit), message=result.message))
+            end = replace(row, host=quiet.host, state="done" if result.ok else "failed", found=_found(quiet))
+            rows.append(replace(end, exit=int(Exit.of(result.outcome)), message=result.message))
         planned = [*self.todo.values(), *(host for host, _ in untouched)]
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
         runs.begin(self.name, "provision", self._request(), this_process(), rows)
@@ -209,22 +223,22 @@ class _Run:
                 self.runs.finish(self.name, status)
                 self.runs.close()
         except GpunodeError as error:  # what came of the hosts is to be shown
-            say(f"the end of run {self.name} is not recorded: {error}")
+            self.callbacks.notice(f"the end of run {self.name} is not recorded: {error}")
 
     def _request(self) -> dict[str, Any]:
         """What it takes to ask for the same again."""
         return {
-            "where": self.where.again() | {"inventory": inventory_sources(self.where)},
-            "spec": self.planner.spec_data,
-            "arguments": list(self.arguments),
-            "rollout": self.rollout,
-            "lock": None if self.planner.lock is None else lock_text(self.planner.lock),
+            "where": self.targets.again() | {"inventory": inventory_sources(self.targets)},
+            "spec": self.desired.spec_data,
+            "arguments": list(self.options.arguments),
+            "rollout": dict(self.options.rollout),
+            "lock": None if self.desired.lock is None else lock_text(self.desired.lock),
         }
 
     def _do(self, job: Job) -> Results:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
-        taken, refused = ({}, {}) if self.check else take_all(self.nodes, planned, self.drains)
+        taken, refused = ({}, {}) if self.options.check else take_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
         played = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
         if isinstance(played, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
@@ -239,26 +253,26 @@ class _Run:
         plans = [_plan(self.todo[host]) for host in job.hosts]
         write_private(self.own / playbook, dump(make_playbook(plans), HEADER))
         write_private(limit, "".join(f"{host}\n" for host in job.hosts))
-        arguments = ansible_arguments(self.where, self.arguments, run=self.name, generation=self.generation)
+        arguments = ansible_arguments(self.targets, self.options.arguments, run=self.name, generation=self.generation)
         try:
-            with handed_over(self.planner.secrets) as secrets:
+            with handed_over(self.desired.secrets) as secrets:
                 done = run_playbook(
                     self.own,
                     playbook,
                     inventory=self._inventory,
                     forks=job.forks,
-                    check=self.check,
-                    diff=self.diff,
+                    check=self.options.check,
+                    diff=self.options.diff,
                     arguments=[*arguments, *secrets, "--limit", f"@{limit}"],
-                    become_password=self.where.become_password,
+                    become_password=self.targets.become_password,
                     on_event=self._heard,
                     cancelled=self._cancelled.is_set,
                 )
         finally:
             self._give_back(job.hosts)
         good = {host for host in job.hosts if host in done and not done[host].exit}
-        again = [] if self.check else probe([self.todo[host].detected for host in good], self.where)
-        after = {found.host: plan_one(found, self.planner) for found in again}
+        again = [] if self.options.check else probe([self.todo[host].detected for host in good], self.targets)
+        after = {found.host: plan_one(found, self.desired) for found in again}
         self._seen(list(after.values()))
         results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
         if self.runs:
@@ -267,16 +281,16 @@ class _Run:
 
     @property
     def _inventory(self) -> list[str]:
-        return [*inventory_sources(self.where), str((self.own / INVENTORY).resolve())]
+        return [*inventory_sources(self.targets), str((self.own / INVENTORY).resolve())]
 
     def _give_back(self, hosts: Sequence[str]) -> None:
         """End the leases of those that Ansible got to: this run does nothing more there."""
         found = [self.todo[host].detected for host in hosts if host in self._leased]
-        if found and not self.check:
-            give_back(found, self.where, self.own, self._inventory, run=self.name, generation=self.generation)
+        if found and not self.options.check:
+            give_back(found, self.targets, self.own, self._inventory, run=self.name, generation=self.generation)
 
     def _result(self, host: str, done: HostRun | None, after: HostPlan | None) -> HostResult:
-        result = isolated(host, lambda: _result(self.todo[host], done, after, check=self.check))
+        result = isolated(host, lambda: _result(self.todo[host], done, after, check=self.options.check))
         return result if isinstance(result, HostResult) else error_result(host, result)
 
     def _seen(self, hosts: Sequence[HostPlan]) -> None:
@@ -289,15 +303,15 @@ class _Run:
                 self.runs.keep(states)
 
     def _verify(self, hosts: Sequence[str]) -> Results:
-        found = probe([self.todo[host].detected for host in hosts], self.where)
-        results = {result.host: result for result in verify_found(found, self.where, self.planner)}
-        self._keep(results, {one.host: plan_one(one, self.planner) for one in found})
+        found = probe([self.todo[host].detected for host in hosts], self.targets)
+        results = {result.host: result for result in verify_found(found, self.targets, self.desired)}
+        self._keep(results, {one.host: plan_one(one, self.desired) for one in found})
         return results
 
     def _keep(self, results: Results, after: Mapping[str, HostPlan]) -> None:
         """What came of hosts, and what was found on them then, for `gpunode report`."""
         with self._lock:
-            keep_results(self.own, results.values(), after, self.planner)
+            keep_results(self.own, results.values(), after, self.desired)
 
     def _started(self, job: Job) -> None:
         with self._lock:
@@ -318,11 +332,11 @@ class _Run:
                     append_private(self.own / "hosts" / f"{event.host.replace('/', '_')}.log") as log,
                 ):
                     log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
-            self.ears.event(event)
+            self.callbacks.event(event)
 
     def _ended(self, results: Sequence[HostResult]) -> None:
         now = time.monotonic()
-        told = [self.told(r, seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
+        told = [replace(self.of_run(r), seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
         with self._lock:
             self.results |= {result.host: result for result in told}
             try:
@@ -335,16 +349,16 @@ class _Run:
                 raise
             finally:
                 for result in told:
-                    self.ears.result(result)
+                    self.callbacks.result(result)
 
-    def told(self, result: HostResult, **extra: Any) -> HostResult:
-        """With the run that it is of, which a rehearsal has not."""
-        return replace(result, extra={**result.extra, **({"run": self.name} if self.runs else {}), **extra})
+    def of_run(self, result: HostResult) -> HostResult:
+        """With the run that it is part of; check mode is none."""
+        return replace(result, run=self.name) if self.runs else result
 
 
 def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
     text = f"{result.message} (not recorded: {error.what})"
-    return replace(result, exit=result.exit or Exit(error.exit), message=text)
+    return replace(result, outcome=error.outcome if result.ok else result.outcome, message=text)
 
 
 def _found(host: HostPlan) -> str:
@@ -364,42 +378,42 @@ def _plan(host: HostPlan) -> Plan:
 def _untouched(host: HostPlan) -> HostResult:
     """A host that nothing is to be done on, or nothing can be."""
     if host.error:
-        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+        return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
     plan = _plan(host)
     if plan.problems:
         text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
-        return HostResult(host=host.host, exit=Exit.REFUSED, message=text)
+        return HostResult(host=host.host, outcome="refused", message=text)
     return HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
 
 
 def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
     if done is None:
-        return HostResult(host=before.host, exit=Exit.FAILED, message="Ansible never got to this host")
+        return HostResult(host=before.host, outcome="failed", message="Ansible never got to this host")
     result = HostResult(
         host=before.host,
-        exit=done.exit,
+        outcome=done.exit.outcome,
         message=done.message + (f" (fix: {done.fix})" if done.fix else ""),
         changed=tuple(done.changed),
         checks=tuple(Check(**c) for c in done.checks),
-        extra={"diffs": done.diffs},
+        diffs=tuple(done.diffs),
     )
     if done.exit:
         return result
     if check:
-        return replace(result, exit=Exit.PENDING, message=f"would change {len(done.changed)} things")
+        return replace(result, outcome="pending", message=f"would change {len(done.changed)} things")
     return _settled(result, after)
 
 
 def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
-    """After a good run the plan must be empty; what still stands in it is told, and is exit 3."""
+    """After a good run the plan must be empty; what still stands in it is told, and the outcome is pending."""
     failed = [c.id for c in result.checks if c.status == "failed"]
     if failed:
-        return replace(result, exit=Exit.FAILED, message=f"done, but these checks failed: {', '.join(failed)}")
+        return replace(result, outcome="failed", message=f"done, but these checks failed: {', '.join(failed)}")
     if after is None or after.error:
-        return replace(result, exit=Exit.FAILED, message=f"done, but probing again failed: {after and after.error}")
+        return replace(result, outcome="failed", message=f"done, but probing again failed: {after and after.error}")
     plan = _plan(after)
     left = [s.title for s in plan.steps if s.role not in ("preflight", "verify")]
     left += [p.what for p in plan.problems]
     if left:
-        return replace(result, exit=Exit.PENDING, message=f"done, but still to do: {'; '.join(left)}")
+        return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
     return replace(result, message="done, and the plan is empty now")

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, get_args
 
-from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.errors import Exit, InputError, RefusedError
 from gpunode.core.model import HostResult, NodeFacts
 from gpunode.core.plan.since import state_of
 from gpunode.core.rollout import State as RunState
@@ -225,7 +225,7 @@ class Runs:
             )
 
     def ended(self, run: str, results: Iterable[HostResult], found: Mapping[str, str] | None = None) -> None:
-        """What came of hosts: done, or failed where the result has an exit code; `found`: in which state they are."""
+        """What came of hosts: done, or failed; `found`: in which state they are."""
         ends = list(results)
         states = found or {}
         with self._changes() as db:
@@ -233,7 +233,7 @@ class Runs:
                 self._steps.pop((run, result.host), None)
             db.executemany(
                 "update hosts set state = ?, exit = ?, message = ?, ended = ? where run = ? and host = ?",
-                [("failed" if r.exit else "done", int(r.exit), r.message, _now(), run, r.host) for r in ends],
+                [("done" if r.ok else "failed", int(Exit.of(r.outcome)), r.message, _now(), run, r.host) for r in ends],
             )
             db.executemany(
                 "update hosts set found = ? where run = ? and host = ?",

@@ -9,36 +9,36 @@ from functools import partial
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Check, HostResult
 from gpunode.core.plan.since import since_checks, state_of
-from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.fleet.workflow import verify_found
 from gpunode.edge.isolate import isolated
-from gpunode.edge.planner import Planner
 
 
 def verify_since(
-    where: Where,
-    planner: Planner,
+    targets: Targets,
+    desired: DesiredState,
     runs: Runs,
     run: str,
     *,
     smoke: bool = True,
     on_done: Callable[[Detected], None] = lambda d: None,
 ) -> list[HostResult]:
-    """`verify`, with what is other than `run` left it as warnings; `extra` has `since` and `same`.
+    """`verify`, with what is other than `run` left it as warnings; `since` and `unchanged_since` are set.
 
     A host that is as it was left there costs its probe alone.
     """
     rows = {row.host: row for row in runs.hosts(run)}
     found: list[Detected] = []
     told: dict[str, list[Check]] = {}
-    for one in detect(where, on_done=on_done):
+    for one in detect(targets, on_done=on_done):
         checks = isolated(one.host, partial(_told, one, rows.get(one.host), runs, run))
         found.append(replace(one, facts=None, error=checks) if isinstance(checks, GpunodeError) else one)
         told[one.host] = [] if isinstance(checks, GpunodeError) else checks
     quiet = [one for one in found if not one.error and not told[one.host]]
     other = [one for one in found if one not in quiet]
-    ends = [*verify_found(quiet, where, planner, smoke=False), *verify_found(other, where, planner, smoke=smoke)]
+    ends = [*verify_found(quiet, targets, desired, smoke=False), *verify_found(other, targets, desired, smoke=smoke)]
     results = {end.host: _with(end, told[end.host], run) for end in ends}
     return [results[one.host] for one in found]
 
@@ -62,8 +62,6 @@ def _warning(text: str) -> Check:
 
 
 def _with(result: HostResult, told: list[Check], run: str) -> HostResult:
-    same = not told and not result.exit
+    same = not told and result.ok
     message = f"as run {run} left it" if same else result.message
-    return replace(
-        result, message=message, checks=(*told, *result.checks), extra={**result.extra, "since": run, "same": same}
-    )
+    return replace(result, message=message, checks=(*told, *result.checks), since=run, unchanged_since=same)

@@ -13,7 +13,7 @@ from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import Run, parse_recall, standing
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
-from gpunode.edge.detect import Detected, Where, find_hosts
+from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import give_back, may_hold
@@ -25,7 +25,7 @@ GROUP = "gpunode_undo"
 
 
 def undo(
-    where: Where,
+    targets: Targets,
     what: dict[str, Any],
     *,
     check: bool = False,
@@ -35,12 +35,12 @@ def undo(
 ) -> list[HostResult]:
     """Take back on each host what `what` says (core/undo/requests.py); with `check`, say what that would be.
 
-    `changed` are the sentences, `extra["notes"]` what stays as it is, `extra["diffs"]` those of files where `diff` asks
-    for them; exit 3 where a check found something to do.
+    `changed` are the sentences, `notes` what stays as it is, `diffs` those of files where `diff` asks for them; the
+    outcome is pending where a check found something to do.
     """
-    hosts = find_hosts(where)
+    hosts = find_hosts(targets)
     folder = new_run()
-    sources = inventory_sources(where)
+    sources = inventory_sources(targets)
     said: dict[str, str] = {}
     leased: set[str] = set()
     generation = next_generation()
@@ -60,32 +60,31 @@ def undo(
             folder,
             PLAYBOOK,
             inventory=inventory,
-            forks=where.forks,
+            forks=targets.forks,
             check=check,
             diff=diff,
-            arguments=ansible_arguments(where, arguments, run=folder.name, generation=generation),
-            become_password=where.become_password,
+            arguments=ansible_arguments(targets, arguments, run=folder.name, generation=generation),
+            become_password=targets.become_password,
             on_event=note,
         )
     finally:
         held = [host for host in hosts if host.host in leased]
         if held and not check:
-            give_back(held, where, folder, inventory, run=folder.name, generation=generation)
+            give_back(held, targets, folder, inventory, run=folder.name, generation=generation)
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     return [_result(h.host, runs.get(h.host, never), said.get(h.host, ""), folder.name, check=check) for h in hosts]
 
 
-def list_runs(where: Where) -> list[tuple[Detected, list[Run] | GpunodeError]]:
+def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError]]:
     """The runs that stand on each host, oldest first, or why they cannot be read."""
-    hosts = find_hosts(where)
-    targets = [host.target for host in hosts if host.target]
+    hosts = find_hosts(targets)
     ran = run_many(
-        targets,
+        [host.target for host in hosts if host.target],
         program(script("read_journal.sh"), {"brief": b"1\n"}),
-        forks=where.forks,
-        connect_timeout=where.connect_timeout,
-        timeout=where.timeout,
-        accept_new=where.accept_new_host_keys,
+        forks=targets.forks,
+        connect_timeout=targets.connect_timeout,
+        timeout=targets.timeout,
+        accept_new=targets.accept_new_host_keys,
     )
     return [(h, isolated(h.host, partial(_standing, h.host, one))) for h, one in zip(hosts, ran, strict=True)]
 
@@ -118,13 +117,15 @@ def _play(what: dict[str, Any]) -> dict[str, Any]:
 def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> HostResult:
     result = HostResult(
         host=host,
-        exit=run.exit,
+        outcome=run.exit.outcome,
         message=run.message + (f" (fix: {run.fix})" if run.fix else ""),
         changed=tuple(run.changed),
-        extra={"notes": run.notes, "diffs": run.diffs, "run": name},
+        notes=tuple(run.notes),
+        diffs=tuple(run.diffs),
+        run=name,
     )
     if run.exit:
         return result
     if check and run.changed:
-        return replace(result, exit=Exit.PENDING, message=f"would take back {len(run.changed)} things")
+        return replace(result, outcome="pending", message=f"would take back {len(run.changed)} things")
     return replace(result, message=said)

@@ -13,16 +13,16 @@ from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.image import prepares
 from gpunode.core.items.requests.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
-from gpunode.core.model import Check, HostResult
+from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.ansible.runner import HostRun, run_playbook
-from gpunode.edge.detect import Detected, Where, detect
+from gpunode.edge.desired import DesiredState
+from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.isolate import isolated
-from gpunode.edge.planner import Planner
 from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
@@ -45,12 +45,14 @@ ssh_args = -o ControlMaster=auto -o ControlPersist=10m -o ServerAliveInterval=20
 """
 
 
-def plan(where: Where, planner: Planner, *, on_done: Callable[[Detected], None] = lambda d: None) -> list[HostPlan]:
+def plan(
+    targets: Targets, desired: DesiredState, *, on_done: Callable[[Detected], None] = lambda d: None
+) -> list[HostPlan]:
     """Probe the hosts and plan each of them; errors stand beside the plans of the others."""
-    return [plan_one(found, planner) for found in detect(where, on_done=on_done)]
+    return [plan_one(found, desired) for found in detect(targets, on_done=on_done)]
 
 
-def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: Planner) -> None:
+def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> None:
     """Write plan, inventory, playbook and ansible.cfg: to read, to keep in git, to run by plain ansible-playbook.
 
     plan.json also holds the spec, so that the plan can be checked against the nodes later without gpunode.yml; the
@@ -61,25 +63,25 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], where: Where, planner: P
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
-    sources = inventory_sources(where)
+    sources = inventory_sources(targets)
     connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
     data = {
         "format": PLAN_FORMAT,
         "inventory": sources,
-        "hosts": plans_data([h for h in hosts if h.planned], planner, found=False),
-        "errors": plans_data([h for h in hosts if not h.planned], planner),
-        "spec": planner.spec_data,
+        "hosts": plans_data([h for h in hosts if h.planned], desired, found=False),
+        "errors": plans_data([h for h in hosts if not h.planned], desired),
+        "spec": desired.spec_data,
     }
     files = {
         PLAN: _json(data),
-        FOUND: found_text(hosts, planner),
+        FOUND: found_text(hosts, desired),
         INVENTORY: dump(make_inventory(plans, connection), HEADER),
         PLAYBOOK: dump(make_playbook(plans), HEADER),
         CONFIG: ANSIBLE_CFG.format(inventory=",".join([*sources, INVENTORY])),
     }
     errors = [h.host for h in hosts if not h.planned]
-    lock = None if planner.lock is None else lock_text(planner.lock)
-    manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=where.limit, lock=lock)
+    lock = None if desired.lock is None else lock_text(desired.lock)
+    manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=targets.limit, lock=lock)
     for name, text in {**files, MANIFEST: _json(manifest)}.items():
         write_private(folder / name, text)
 
@@ -88,9 +90,9 @@ def _json(data: Any) -> str:
     return json_text(data, indent=2, default=str) + "\n"
 
 
-def inventory_sources(where: Where) -> list[str]:
+def inventory_sources(targets: Targets) -> list[str]:
     """The user's own inventories, as paths that hold from any folder (a host list `a,b,` stays as it is)."""
-    return [s if s.endswith(",") else str(Path(s).resolve()) for s in where.inventory]
+    return [s if s.endswith(",") else str(Path(s).resolve()) for s in targets.inventory]
 
 
 def connection_vars(found: Detected) -> dict[str, Any]:
@@ -103,29 +105,31 @@ def connection_vars(found: Detected) -> dict[str, Any]:
 
 
 def verify(
-    where: Where, planner: Planner, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
+    targets: Targets, desired: DesiredState, *, smoke: bool = True, on_done: Callable[[Detected], None] = lambda d: None
 ) -> list[HostResult]:
     """Probe again: the plan must be empty, the GPUs healthy; then smoke.sh uses the GPU unless `smoke` is False."""
-    return verify_found(detect(where, on_done=on_done), where, planner, smoke=smoke)
+    return verify_found(detect(targets, on_done=on_done), targets, desired, smoke=smoke)
 
 
-def verify_found(found: Sequence[Detected], where: Where, planner: Planner, *, smoke: bool = True) -> list[HostResult]:
+def verify_found(
+    found: Sequence[Detected], targets: Targets, desired: DesiredState, *, smoke: bool = True
+) -> list[HostResult]:
     """`verify` of hosts that have just been probed."""
-    hosts = [plan_one(one, planner) for one in found]
-    smoked = _smoke([h for h in hosts if _can_smoke(h)], where, planner) if smoke else {}
+    hosts = [plan_one(one, desired) for one in found]
+    smoked = _smoke([h for h in hosts if _can_smoke(h)], targets, desired) if smoke else {}
     results = []
     for host in hosts:
-        found_out = isolated(host.host, partial(_verified, host, planner, smoked.get(host.host, ())))
+        found_out = isolated(host.host, partial(_verified, host, desired, smoked.get(host.host, ())))
         results.append(found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out))
     return results
 
 
-def plan_one(found: Detected, planner: Planner) -> HostPlan:
+def plan_one(found: Detected, desired: DesiredState) -> HostPlan:
     """What one probe says is to be done on its host, or the error that is this host's alone."""
     facts = found.facts
     if found.error or facts is None:
         return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
-    planned = isolated(found.host, lambda: planner.plan(found.host, facts, found.spec))
+    planned = isolated(found.host, lambda: desired.plan(found.host, facts, found.spec))
     if isinstance(planned, GpunodeError):
         return HostPlan(detected=found, error=planned)
     return HostPlan(detected=found, planned=planned)
@@ -133,19 +137,21 @@ def plan_one(found: Detected, planner: Planner) -> HostPlan:
 
 def error_result(host: str, error: GpunodeError) -> HostResult:
     """An error as what came of a host."""
-    return HostResult(host=host, exit=Exit(error.exit), message=str(error))
+    return HostResult(host=host, outcome=error.outcome, message=str(error))
 
 
-def ansible_arguments(where: Where, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0) -> list[str]:
+def ansible_arguments(
+    targets: Targets, arguments: Sequence[str] = (), *, run: str = "", generation: int = 0
+) -> list[str]:
     """What ansible-playbook gets beside the inventory; `run` is the name that the journals of the nodes will have.
 
     `generation` is the run's place among those of this controller (edge/state.py).
     """
-    vault = [f"--vault-password-file={Path(p).resolve()}" for p in where.vault_password_files]
-    become = ["--become"] if where.become and where.inventory else []
+    vault = [f"--vault-password-file={Path(p).resolve()}" for p in targets.vault_password_files]
+    become = ["--become"] if targets.become and targets.inventory else []
     names = {"gpunode_run": run, "gpunode_controller": controller_name()} if run else {}
     names |= {"gpunode_generation": str(generation)} if generation else {}
-    names |= {"gpunode_break_lock": "1"} if run and where.break_lock else {}
+    names |= {"gpunode_break_lock": "1"} if run and targets.break_lock else {}
     return [*vault, *become, *(word for name, text in names.items() for word in ("-e", f"{name}={text}")), *arguments]
 
 
@@ -157,7 +163,7 @@ def _can_smoke(host: HostPlan) -> bool:
     return bool(facts.gpus) and (spec.image.load or bool(facts.driver.loaded))
 
 
-def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+def _smoke(hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState) -> dict[str, tuple[Check, ...]]:
     """smoke.sh on each host, each with its own request; by Ansible where paramiko cannot serve the connection."""
     from concurrent.futures import ThreadPoolExecutor
 
@@ -177,10 +183,10 @@ def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[st
             return None
         [ran] = run_many(
             [host.detected.target],
-            program(text, smoke_files(planner.smoke(host.planned))),
-            connect_timeout=where.connect_timeout,
+            program(text, smoke_files(desired.smoke(host.planned))),
+            connect_timeout=targets.connect_timeout,
             timeout=SMOKE_SECONDS,
-            accept_new=where.accept_new_host_keys,
+            accept_new=targets.accept_new_host_keys,
         )
         if isinstance(ran.error, NotServed):
             return None
@@ -190,20 +196,22 @@ def _smoke(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[st
 
     if not hosts:
         return {}
-    with ThreadPoolExecutor(min(where.forks, len(hosts))) as pool:
+    with ThreadPoolExecutor(min(targets.forks, len(hosts))) as pool:
         found = dict(zip((h.host for h in hosts), pool.map(one, hosts), strict=True))
     left = [h for h in hosts if found[h.host] is None]
-    return {h: c for h, c in found.items() if c is not None} | _smoke_by_ansible(left, where, planner)
+    return {h: c for h, c in found.items() if c is not None} | _smoke_by_ansible(left, targets, desired)
 
 
-def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner) -> dict[str, tuple[Check, ...]]:
+def _smoke_by_ansible(
+    hosts: Sequence[HostPlan], targets: Targets, desired: DesiredState
+) -> dict[str, tuple[Check, ...]]:
     """The same by the role gpunode.node.verify, over whatever connection Ansible has for the hosts."""
     if not hosts:
         return {}
     folder = new_run()
-    sources = inventory_sources(where)
+    sources = inventory_sources(targets)
     values = {
-        h.host: ({} if sources else connection_vars(h.detected)) | {"verify_smoke": planner.smoke(h.planned)}
+        h.host: ({} if sources else connection_vars(h.detected)) | {"verify_smoke": desired.smoke(h.planned)}
         for h in hosts
         if h.planned
     }
@@ -215,9 +223,9 @@ def _smoke_by_ansible(hosts: Sequence[HostPlan], where: Where, planner: Planner)
         folder,
         PLAYBOOK,
         inventory=[*sources, str(folder / INVENTORY)],
-        forks=where.forks,
-        arguments=ansible_arguments(where),
-        become_password=where.become_password,
+        forks=targets.forks,
+        arguments=ansible_arguments(targets),
+        become_password=targets.become_password,
     )
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     found = {name: isolated(name, partial(_checks_of, runs.get(name, never))) for name in values}
@@ -235,30 +243,32 @@ def _checks_of(run: HostRun) -> tuple[Check, ...]:
     return checks
 
 
-def _verified(host: HostPlan, planner: Planner, smoked: Sequence[Check]) -> HostResult:
+def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check]) -> HostResult:
     if host.error or host.planned is None:
-        return HostResult(host=host.host, exit=host.exit, message=str(host.error))
+        return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
     problems = host.planned.plan.problems
     checks = [Check(id="plan.problem", status="failed", message=p.what, fix=p.fix) for p in problems]
     if not problems and (host.planned.facts.gpus or prepares(host.planned.spec)):
-        left = planner.pending(host.planned)
+        left = desired.pending(host.planned)
         checks += [
             Check(id=f"plan.{k.role}.{k.option}", status="failed", message=f"{k.name}: {text}", fix="gpunode provision")
             for k, text in left.items()
         ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
     wanted = host.planned.spec.driver.branch != "none"
-    checks += health_checks(host.planned.facts, planner.knowledge.revoked_keys(), driver=wanted)
+    checks += health_checks(host.planned.facts, desired.knowledge.revoked_keys(), driver=wanted)
     checks += smoked
-    return HostResult(host=host.host, exit=_verify_exit(checks), message=_verify_message(checks), checks=tuple(checks))
+    return HostResult(
+        host=host.host, outcome=_verify_outcome(checks), message=_verify_message(checks), checks=tuple(checks)
+    )
 
 
-def _verify_exit(checks: Sequence[Check]) -> Exit:
+def _verify_outcome(checks: Sequence[Check]) -> HostOutcome:
     failed = {c.id for c in checks if c.status == "failed"}
     if "plan.problem" in failed:
-        return Exit.REFUSED
+        return "refused"
     if any(not f.startswith("plan.") for f in failed):
-        return Exit.FAILED
-    return Exit.PENDING if failed else Exit.OK
+        return "failed"
+    return "pending" if failed else "ok"
 
 
 def _verify_message(checks: Sequence[Check]) -> str:

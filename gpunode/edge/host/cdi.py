@@ -10,8 +10,8 @@ from gpunode.core.items.requests.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.validation import as_lines
+from gpunode.edge.desired import load_templates
 from gpunode.edge.host.runtimes import Options
-from gpunode.edge.planner import load_templates
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 

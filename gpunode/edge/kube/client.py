@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from gpunode.core.errors import Exit, GpunodeError, UnreachableError
+from gpunode.core.errors import GpunodeError, UnreachableError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
+from gpunode.core.model import HostOutcome
 from gpunode.core.printable import printable
 
 MANAGER = "gpunode"  # the field manager of everything that we apply
@@ -26,7 +27,7 @@ ATTEMPTS = 6
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
 WATCH = 60  # seconds after which a watch is begun anew
 AGAIN = frozenset({429, 500, 502, 503, 504})
-_CODE = {401: Exit.UNREACHABLE, 403: Exit.REFUSED, 422: Exit.REFUSED}
+_OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422: "refused"}
 Found = TypeVar("Found")
 
 
@@ -37,7 +38,7 @@ class ApiError(GpunodeError):
         self, what: str, *, status: int, reason: str, causes: tuple[str, ...], retry_after: float, fix: str
     ) -> None:
         super().__init__(what, fix=fix)
-        self.exit = _CODE.get(status, Exit.FAILED)
+        self.outcome = _OUTCOMES.get(status, "failed")
         self.status = status
         self.reason = reason
         self.causes = causes

@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from gpunode.core.errors import Exit, GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.spec.rollout import DrainSpec
+from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.drain import Tell, cordon, drain, uncordon, wait_ready
-from gpunode.edge.planner import Planned
 
 GPU = "nvidia.com/gpu"
 _AT_ONCE = 20  # nodes that are drained side by side
@@ -141,7 +141,7 @@ def take_all(
             return
         emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host]))
         if isinstance(emptied, GpunodeError):
-            refused[host] = HostResult(host=host, exit=Exit(emptied.exit), message=f"not begun with: {emptied}")
+            refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not begun with: {emptied}")
         else:
             taken[host] = emptied
 
@@ -164,13 +164,13 @@ def give_back_all(
 
     def one(host: str) -> None:
         result = ends[host] = results[host]
-        if result.exit:
+        if not result.ok:
             ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
             return
         error = isolated(host, lambda: nodes.give_back(taken[host], drains[host], boot_id=boots.get(host, "")))
         if error:
             text = f"{result.message}, but the node stays cordoned: {error}"
-            ends[host] = replace(result, exit=Exit(error.exit), message=text)
+            ends[host] = replace(result, outcome=error.outcome, message=text)
 
     _side_by_side(one, taken)
     return ends
@@ -193,7 +193,7 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
         error = isolated(host, lambda: give_back(host, hosts[host].facts))
         if error:
             text = f"nothing to do, but the node stays cordoned: {error}"
-            results[host] = HostResult(host=host, exit=Exit(error.exit), message=text)
+            results[host] = HostResult(host=host, outcome=error.outcome, message=text)
 
     def give_back(host: str, facts: NodeFacts) -> None:
         taken = nodes.left(host, facts)

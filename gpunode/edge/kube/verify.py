@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from gpunode.core.errors import Exit, GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.kube.checks.preflight import Right, node_names
 from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
 from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, offers, proofs
@@ -14,7 +14,7 @@ from gpunode.core.kube.cluster import Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.device_plugin import plugin_configs
-from gpunode.core.model import Check, HostResult
+from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.kube.apply import apply, await_gone, wait_ready
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import missing_rights
@@ -84,9 +84,9 @@ def _pool(api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, tell: T
 def _result(host: str, checks: list[Check], *, refused: bool = False) -> HostResult:
     failed = {check.id for check in checks if check.status == "failed"}
     count = sum(check.status == "failed" for check in checks)
-    code = Exit.OK if not failed else Exit.PENDING if failed == {"kube.applied"} else Exit.FAILED
+    outcome: HostOutcome = "ok" if not failed else "pending" if failed == {"kube.applied"} else "failed"
     message = f"{count} of {len(checks)} checks failed" if failed else f"{len(checks)} checks"
-    return HostResult(host=host, exit=Exit.REFUSED if refused else code, message=message, checks=tuple(checks))
+    return HostResult(host=host, outcome="refused" if refused else outcome, message=message, checks=tuple(checks))
 
 
 # ---------------------------------------------------------------- one proof

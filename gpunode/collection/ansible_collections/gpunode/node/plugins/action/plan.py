@@ -18,14 +18,14 @@ class ActionModule(NodeAction):
         from gpunode.core.items.requests.plan import role_variables
         from gpunode.core.report.text import plan_data
         from gpunode.core.spec import merge_spec
+        from gpunode.edge.desired import DesiredState
         from gpunode.edge.load import load_spec_data
-        from gpunode.edge.planner import Planner
 
         host = self._vars["inventory_hostname"]
         _text, facts = self.probe()
         base = load_spec_data(args["config"]) if args["config"] else {}
-        planner = Planner(base, where=args["config"] or "gpunode_spec")
-        planned = planner.plan(host, facts, merge_spec(self.inventory_spec(), args["spec"]))
+        desired = DesiredState(base, source=args["config"] or "gpunode_spec")
+        planned = desired.plan(host, facts, merge_spec(self.inventory_spec(), args["spec"]))
         self._check_secrets(planned.secrets)
         plan = planned.plan
         result = {"plan": plan_data(plan), "variables": role_variables(plan), "warnings": list(plan.warnings)}
@@ -37,7 +37,7 @@ class ActionModule(NodeAction):
                 "gpunode_exit": int(Exit.REFUSED),
             }
         titles = [step.title for step in plan.steps]
-        return result | {"smoke": planner.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
+        return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
 
     def _check_secrets(self, secrets):
         """Later tasks get references, and can follow only those to gpunode_spec and gpunode_config."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
@@ -51,14 +52,18 @@ def with_secrets(recorded: Any, given: Any) -> Any:
     return open_recorded(recorded, seal_spec(given or {})[1]) if is_recorded(recorded) else recorded
 
 
-class Planner:
-    """Plans for many hosts from one gpunode.yml (plain data) and what the inventory says of each host."""
+class DesiredState:
+    """What nodes are to have, as one gpunode.yml (plain data) says it, and the plans that lead there.
+
+    The inventory may say more of each host (`gpunode_spec`).  Knowledge, templates and keys are loaded once; hosts that
+    are alike are planned once.
+    """
 
     def __init__(
         self,
         spec_data: Mapping[str, Any] | None = None,
         *,
-        where: str = "gpunode.yml",
+        source: str = "gpunode.yml",
         to_run: bool = True,
         lock: Lock | None = None,
     ) -> None:
@@ -71,7 +76,7 @@ class Planner:
         self.lock = lock
         self._locked: dict[tuple[int, str], tuple[Spec, tuple[Problem, ...]]] = {}
         self._given = spec_data or {}
-        self._where = where
+        self._source = source
         self._specs: dict[str, tuple[Spec, Secrets]] = {}
         self._solutions: dict[object, Solution] = {}
         self._planned: dict[tuple[object, ...], Planned] = {}
@@ -79,9 +84,16 @@ class Planner:
         self._keys: dict[tuple[str, str], bytes] = {}
         self._bundles = Bundles()
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
-        sealed, self.secrets = seal_spec(self._given, where=where, recorded=True)
+        sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
-        parse_spec(self.spec_data, where=where)  # a mistake in the file is told before any host is asked
+        parse_spec(self.spec_data, where=source)  # a mistake in the file is told before any host is asked
+
+    @classmethod
+    def load(cls, path: str | Path = "gpunode.yml", *, lock: Lock | None = None) -> DesiredState:
+        """That of a file.  Raises InputError."""
+        from gpunode.edge.load import load_spec_data
+
+        return cls(load_spec_data(path), source=str(path), lock=lock)
 
     @cached_property
     def knowledge(self) -> Knowledge:
@@ -105,7 +117,7 @@ class Planner:
     def _spec(self, over: Mapping[str, Any] | None, host: str) -> tuple[Spec, Secrets]:
         key = json.dumps(over or {}, sort_keys=True, default=str)
         if key not in self._specs:
-            where = f"gpunode_spec of {host}" if over else self._where
+            where = f"gpunode_spec of {host}" if over else self._source
             sealed, secrets = seal_spec(merge_spec(self._given, over or {}), where=where)
             self._specs[key] = parse_spec(sealed, where=where), secrets
         return self._specs[key]

@@ -8,15 +8,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from gpunode.cli.terminal import say, screen
 from gpunode.core.printable import printable
 from gpunode.core.report.text import MANY
-from gpunode.edge.terminal import say, screen
 
 if TYPE_CHECKING:
     from gpunode.core.model import HostResult
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.detect import Detected
-    from gpunode.edge.fleet.provision import Ears
+    from gpunode.edge.fleet.provision import RunCallbacks
 
 _ARGUMENT_CHECK = "Validating arguments against arg spec"  # ansible-core puts such a task before every role
 
@@ -100,13 +100,13 @@ _EVERY = 10.0  # seconds between lines of counts
 
 
 @contextlib.contextmanager
-def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ears]:
+def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[RunCallbacks]:
     """While provision goes through `hosts`: what is done, for a few hosts as `running` does, for many in numbers."""
-    from gpunode.edge.fleet.provision import Ears
+    from gpunode.edge.fleet.provision import RunCallbacks
 
     if len(hosts) <= MANY:
         with running(output_format, hosts) as on_event:
-            yield Ears(event=on_event, wave=_tell_wave)
+            yield RunCallbacks(event=on_event, wave=_tell_wave, notice=say)
         return
     with _counting(len(hosts)) as count:
 
@@ -118,7 +118,7 @@ def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ea
         def wave(pool: str, number: int, what: str) -> None:
             count.say(f"pool {pool}, wave {number + 1}: {what}")
 
-        yield Ears(event=event, wave=wave, result=count.result)
+        yield RunCallbacks(event=event, wave=wave, result=count.result, notice=count.say)
 
 
 def _tell_wave(pool: str, number: int, what: str) -> None:
@@ -147,7 +147,7 @@ class _Count:
     """How many hosts are done, failed and in work; a line of it now and then, or a bar."""
 
     def __init__(
-        self, total: int, say: Callable[[str], object], show: Callable[[int, str], object] | None = None
+        self, total: int, say: Callable[[str], None], show: Callable[[int, str], object] | None = None
     ) -> None:
         self.say, self._show = say, show
         self._total, self._done, self._failed = total, 0, 0
@@ -170,7 +170,7 @@ class _Count:
     def result(self, result: HostResult) -> None:
         self._working.discard(result.host)
         self._done += 1
-        self._failed += bool(result.exit)
+        self._failed += not result.ok
         self._update(last=self._done == self._total)
 
     def _update(self, *, last: bool = False) -> None:

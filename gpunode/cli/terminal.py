@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,21 @@ if TYPE_CHECKING:
 def say(text: str) -> None:
     """A line on stderr, at once."""
     print(printable(text), file=sys.stderr, flush=True)
+
+
+def show_log() -> None:
+    """What the package logs goes to stderr as well: a bug's traceback that cannot be kept, warnings of Ansible."""
+    import logging
+
+    class Stderr(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            with contextlib.suppress(OSError, ValueError):  # nobody may be listening
+                say(record.getMessage())
+
+    log = logging.getLogger("gpunode")
+    if not any(type(handler).__name__ == Stderr.__name__ for handler in log.handlers):
+        log.addHandler(Stderr())
+        log.propagate = False
 
 
 def screen(*, stderr: bool = False) -> Console:
