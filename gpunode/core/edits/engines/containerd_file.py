@@ -13,7 +13,6 @@ from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
 from gpunode.core.edits.request import Refusal, RuntimeRequest, release
 from gpunode.core.edits.text import toml
-from gpunode.core.edits.text.tomlscan import members
 from gpunode.core.numbers import whole
 
 CONFIG = "/etc/containerd/config.toml"
@@ -106,25 +105,13 @@ def _check_escapes(file: File, request: RuntimeRequest) -> None:
     text = file.content.text
     if "\\" not in text or release(request.version) >= (2, 0):
         return
-    for start, end, path in _keys(file.content):
-        key = text[start:end]
+    for at, key, path in file.content.places():
         if "\\" in _LITERAL.sub("", key) and (len(path) == 1 or _leads_to_runtimes(path)):
             raise Refusal(
-                f"{file.path}:{place(text, start)}: the key {key.strip(' =')} has an escape, "
+                f"{file.path}:{place(text, at)}: the key {key} has an escape, "
                 "which containerd 1.x takes as it is spelled",
                 "spell it without escapes",
             )
-
-
-def _keys(content: toml.Document) -> Iterator[tuple[int, int, toml.Path]]:
-    """Every header and key on the way to the runtimes, as (from, to, the path that it means)."""
-    for table in content.tables:
-        yield table.start, table.body, table.path
-        found = list(content.pairs(table)) if _leads_to_runtimes(table.path) else []
-        for pair in found:
-            yield pair.start, pair.value, pair.path
-            if content.text[pair.value] == "{":
-                found += members(content.text, pair)[0]
 
 
 def _leads_to_runtimes(path: toml.Path) -> bool:
@@ -185,10 +172,9 @@ def _place(content: toml.Document, path: toml.Path) -> str:
     """Where a setting stands, or the innermost thing around it that has a place of its own."""
     for depth in range(len(path), 0, -1):
         way = path[:depth]
-        starts = [table.start for table in content.at.get(way, ())]
-        starts += [pair.start for pair in content.pairs_towards(way) if pair.path == way]
-        if starts:
-            return place(content.text, starts[0])
+        at = next((at for at, _, found in content.places() if found == way), None)
+        if at is not None:
+            return place(content.text, at)
     return place(content.text, 0)
 
 
