@@ -17,7 +17,7 @@ from typing import Any, Literal
 
 import click
 
-from gpunode.cli import docs_tables
+from gpunode.cli import docs_collection, docs_tables
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
 from gpunode.core.errors import Exit
@@ -42,7 +42,7 @@ def pages() -> dict[str, str]:
         "spec.md": spec_page(),
         "cli.md": cli_page(),
         "faults.md": faults_page(),
-        "roles.md": docs_tables.roles_page(),
+        "roles.md": docs_collection.roles_page(),
         "checks.md": docs_tables.checks_page(),
         "knowledge.md": knowledge_page(),
         "report.schema.json": report_schema_text(),
@@ -283,7 +283,11 @@ def _text(text: str | None) -> str:
 
 
 def main(folder: str) -> None:
-    """Write the pages into `folder`."""
+    """Write the pages into `folder`, and the generated files of the collection beside it."""
+    for path, text in docs_collection.collection_files().items():
+        file = Path(folder, "..", path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
     for name, text in pages().items():
         Path(folder, name).write_text(text, encoding="utf-8")
 

@@ -11,7 +11,7 @@ import pytest
 from daemon_node import DaemonNode
 
 from gpunode.core.cdi import stale
-from gpunode.core.items.requests.cdi import cdi_request
+from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome
 from gpunode.edge.desired import load_templates

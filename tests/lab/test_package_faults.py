@@ -18,7 +18,7 @@ import pytest
 import yaml
 from mirror import ExpiredKey, Mirror
 
-from gpunode.core.items.requests.packages import locked_by, packages_request
+from gpunode.core.items.package import locked_by, packages_request
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.items.requests.packages import locked_by, packages_request
+from gpunode.core.items.package import locked_by, packages_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.lab import Lab

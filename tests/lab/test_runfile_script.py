@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.items.requests.runfile import runfile_request
+from gpunode.core.items.runfile import runfile_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.solve.runfile import installer_options

@@ -32,9 +32,9 @@ from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
-from gpunode.core.items.requests.activate import parse_activation
-from gpunode.core.items.requests.packages import locked_by
-from gpunode.core.items.requests.smoke import parse_checks
+from gpunode.core.items.activation import parse_activation
+from gpunode.core.items.package import locked_by
+from gpunode.core.items.smoke import parse_checks
 from gpunode.core.knowledge.pciids import parse_pci_ids
 from gpunode.core.kube.checks.preflight import node_names, offers_gpus
 from gpunode.core.kube.checks.ready import pod_trouble, readiness

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.activation import activate_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.cdi import cdi_request
+from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import (
     Outcome,
 )

@@ -1,4 +1,4 @@
-"""The collection says everything once: roles, actions, their documentation and the plan agree."""
+"""The collection says everything once: what follows from the table of steps is made from it, the rest agrees."""
 
 import re
 import subprocess
@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import yaml
+from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 import gpunode
-from gpunode.core.items.requests.plan import ROLE_OPTIONS
-from gpunode.core.plan import TITLES
+from gpunode.cli.docs_collection import argument_shapes, collection_files, documentation, documented
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
@@ -23,63 +23,64 @@ def load(path: Path) -> Any:
     return yaml.safe_load(path.read_text())
 
 
-def options(role: str) -> dict[str, Any]:
+def specs(role: str) -> dict[str, Any]:
     return dict(load(ROOT / f"roles/{role}/meta/argument_specs.yml")["argument_specs"]["main"]["options"])
 
 
-@pytest.mark.parametrize("role", ROLE_OPTIONS)
-def test_a_role_does_nothing_by_default_and_documents_every_option(role: str) -> None:
-    expected = {f"{role}_{name}": value for name, value in ROLE_OPTIONS[role].items()}
-    assert load(ROOT / f"roles/{role}/defaults/main.yml") == expected
-    assert {name: spec["default"] for name, spec in options(role).items()} == expected
-    assert all(name in (ROOT / f"roles/{role}/README.md").read_text() for name in expected)
+def test_the_collection_is_what_make_docs_would_write() -> None:
+    stale = [path for path, text in collection_files().items() if (ROOT / path).read_text() != text]
+    assert stale == [], "make docs"
 
 
-@pytest.mark.parametrize("role", ROLE_OPTIONS)
-def test_a_role_is_one_action_per_option_in_their_order_and_decides_nothing(role: str) -> None:
-    tasks = load(ROOT / f"roles/{role}/tasks/main.yml")
-    used = []
-    for task in tasks:
-        [action] = set(task) - {"name", "register"}
-        assert action.startswith("gpunode.node.")
-        arguments = {key: value for key, value in task[action].items() if key != "after"}  # results of tasks before
-        used += [re.fullmatch(r"\{\{ (\w+) \}\}", str(value))[1] for value in arguments.values()]  # type: ignore[index]
-    assert used == [f"{role}_{name}" for name in ROLE_OPTIONS[role]]
+@pytest.mark.parametrize("folder", sorted(ROOT.glob("tests/cases/plans/*/playbook.yml")), ids=lambda p: p.parent.name)
+def test_ansible_takes_every_value_of_a_plan_by_the_roles_argument_specs(folder: Path) -> None:
+    for play in load_untagged(folder):
+        for role in play["roles"]:
+            name = role["role"].removeprefix("gpunode.node.")
+            found = ArgumentSpecValidator(specs(name)).validate(role.get("vars", {}))
+            assert found.error_messages == []
 
 
-def test_the_tasks_have_the_titles_of_the_plan() -> None:
-    for (role, option), title in TITLES.items():
-        position = list(ROLE_OPTIONS[role]).index(option)
-        assert load(ROOT / f"roles/{role}/tasks/main.yml")[position]["name"] == title
+def load_untagged(path: Path) -> Any:
+    return yaml.safe_load(path.read_text().replace("!unsafe ", "")) or []
 
 
-def test_the_role_node_hands_every_variable_of_the_plan_on() -> None:
-    tasks = [task for name in ("plan", "main") for task in load(ROOT / f"roles/node/tasks/{name}.yml")]
-    handed = {name: text for task in tasks for name, text in task.get("vars", {}).items()}
-    wanted = [f"{role}_{name}" for role, names in ROLE_OPTIONS.items() for name in names]
-    assert handed == {name: f"{{{{ node_plan.variables.{name} }}}}" for name in wanted}
-
-
-def test_each_part_of_the_role_node_has_its_tag_and_validates_nothing() -> None:
-    first, left, *tasks = load(ROOT / "roles/node/tasks/main.yml")
-    parts = [f"gpunode_{role}" for role in ROLE_OPTIONS]
-    assert first["tags"] == load(ROOT / "roles/node/vars/main.yml")["node_parts"] == parts
-    assert left["tags"] == left["ansible.builtin.include_tasks"]["apply"]["tags"] == ["always"]
-    assert [task["tags"] for task in tasks] == [[part] for part in parts[1:]]
-    roles = [task for task in (*tasks, *load(ROOT / "roles/node/tasks/plan.yml")) if "vars" in task]
-    assert len(roles) == len(ROLE_OPTIONS)
-    assert {task["ansible.builtin.import_role"]["rolespec_validate"] for task in roles} == {False}
+@pytest.mark.parametrize(
+    ("role", "values", "words"),
+    [
+        ("driver", {"driver_packages": {"instal": []}}, "driver_packages.instal"),
+        ("driver", {"driver_packages": {"install": [{"nam": "a"}]}}, "driver_packages.install.nam"),
+        ("runtime", {"runtime_edits": [{"runtime": "dockr"}]}, "containerd, docker, crio, podman"),
+        ("sharing", {"sharing_mig": {"gpus": [{"slot": "0000:17:00.0"}]}}, "mode"),
+        ("toolkit", {"toolkit_config": {"mode": "fast"}}, "auto, cdi, jit-cdi"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_misspelt_key_of_a_role_is_refused_before_its_tasks(role: str, values: dict[str, Any], words: str) -> None:
+    messages = ArgumentSpecValidator(specs(role)).validate(values).error_messages
+    assert any(words in message for message in messages)
 
 
 @pytest.mark.parametrize("name", ACTIONS)
 def test_the_documentation_of_an_action_names_its_arguments(name: str) -> None:
-    text = (COLLECTION / f"plugins/modules/{name}.py").read_text()
-    documented = yaml.safe_load(text.split('DOCUMENTATION = r"""')[1].split('"""')[0])
+    own = documentation((COLLECTION / f"plugins/modules/{name}.py").read_text())
+    shared = {
+        key: {**documented(shape), "default": shape.empty} for key, shape in argument_shapes().get(name, {}).items()
+    }
     code = (COLLECTION / f"plugins/action/{name}.py").read_text()
     arguments = eval(re.search(r"ARGUMENTS: ClassVar\[dict\] = (\{.*?\n?\})\n\n", code, re.DOTALL)[1])  # type: ignore[index]
-    said = {key: {k: v for k, v in spec.items() if k != "description"} for key, spec in documented["options"].items()}
-    assert documented["module"] == name
+    said = {
+        key: {k: v for k, v in spec.items() if k in ("type", "elements", "default")}
+        for key, spec in {**shared, **own.get("options", {})}.items()
+    }
+    assert own["module"] == name
     assert said == arguments
+
+
+@pytest.mark.parametrize("name", ACTIONS)
+def test_ansible_finds_the_fragments_of_an_actions_documentation(name: str) -> None:
+    fragments = documentation((COLLECTION / f"plugins/modules/{name}.py").read_text())["extends_documentation_fragment"]
+    assert fragments == ["gpunode.node.node", *([f"gpunode.node.values.{name}"] if name in argument_shapes() else [])]
 
 
 def test_versions_agree_with_the_package() -> None:

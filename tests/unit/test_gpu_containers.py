@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import facts_hash, parse_probe
+from gpunode.core.items.activation import activate_request
 from gpunode.core.items.gpu_containers import container_checks, needs_links, say_gpu_containers
-from gpunode.core.items.requests.activate import activate_request
 from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime, RuntimeWish
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script

@@ -21,7 +21,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.facts import VOLATILE, facts_from_data, facts_hash, facts_to_data, parse_probe
 from gpunode.core.facts.vet import RULES, vetted
 from gpunode.core.grammar import Grammar
-from gpunode.core.items.requests.preflight import mismatches
+from gpunode.core.items.preflight import mismatches
 from gpunode.core.model import Distro, Kernel, NodeFacts, Package
 from gpunode.core.report.text import plan_data, plan_text
 from gpunode.edge import load

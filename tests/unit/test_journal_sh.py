@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.activation import activate_request
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 

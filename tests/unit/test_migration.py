@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.requests.packages import packages_request
+from gpunode.core.items.package import packages_request
 from gpunode.core.items.sources import keyrings_rid_of, revoked_files
 from gpunode.core.model import ConfigFile, NodeFacts, Package
 from gpunode.core.openpgp import fingerprints, without

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.requests.packages import packages_request
+from gpunode.core.items.package import packages_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script

@@ -9,7 +9,7 @@ import pytest
 from ansible_collections.gpunode.node.plugins.action import activate
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule
 
-from gpunode.core.items.requests.activate import Activation
+from gpunode.core.items.activation import Activation
 
 OWN = "b-controller"
 

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.items.requests.activate import parse_activation
-from gpunode.core.items.requests.packages import locked_by
-from gpunode.core.items.requests.smoke import parse_checks
+from gpunode.core.items.activation import parse_activation
+from gpunode.core.items.package import locked_by
+from gpunode.core.items.smoke import parse_checks
 from gpunode.core.model import Check
 from gpunode.core.remote import STATUSES, parse_outcome
 

@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.activate import (
+from gpunode.core.items.activation import (
     Activation,
     activate_nothing,
     activate_request,

@@ -3,7 +3,7 @@
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.packages import locked_by, nothing_to_do, packages_request
+from gpunode.core.items.package import locked_by, nothing_to_do, packages_request
 
 WHOLE = {
     "install": [

@@ -3,8 +3,7 @@
 import pytest
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.smoke import parse_checks, smoke_files
-from gpunode.core.items.smoke import engine_log
+from gpunode.core.items.smoke import engine_log, parse_checks, smoke_files
 from gpunode.core.model import Check, Runtime
 
 

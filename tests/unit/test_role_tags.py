@@ -13,9 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.requests.plan import ROLE_OPTIONS
+from gpunode.core.plan.steps import ROLES
 
 ROOT = Path(__file__).parents[2]
+NAMES = [role.name for role in ROLES]
 SITE = """
 - name: Somebody's own
   hosts: all
@@ -76,7 +77,7 @@ def test_a_tag_of_somebody_elses_runs_nothing_of_the_role(site: Path) -> None:
 def test_a_tag_of_the_whole_role_runs_all_of_it_and_nothing_else(site: Path) -> None:
     titles = ran(play(site, "--tags", "gpu"))
     assert "Base" not in titles and titles.count(PLAN) == 1
-    assert roles_of(titles) == {"node", *ROLE_OPTIONS}
+    assert roles_of(titles) == {"node", *NAMES}
 
 
 def test_a_part_alone_is_planned_and_checked_first(site: Path) -> None:
@@ -88,7 +89,7 @@ def test_a_part_alone_is_planned_and_checked_first(site: Path) -> None:
 def test_a_part_that_is_left_out_takes_neither_the_plan_nor_the_check_along(site: Path) -> None:
     titles = ran(play(site, "--skip-tags", "gpunode_driver"))
     assert titles.count(PLAN) == titles.count(EXPECT) == 1 and titles.index(EXPECT) < titles.index("Base") + 7
-    assert roles_of(titles) == {"node", *ROLE_OPTIONS} - {"driver"}
+    assert roles_of(titles) == {"node", *NAMES} - {"driver"}
     assert "Base" in titles
 
 
@@ -102,6 +103,6 @@ def test_the_tasks_can_be_begun_at_the_plan_and_nowhere_behind_it(site: Path) ->
 
 def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
     listed = play(site, "--list-tags").stdout
-    assert all(f"gpunode_{role}" in listed for role in ROLE_OPTIONS)
+    assert all(f"gpunode_{role}" in listed for role in NAMES)
     tasks = play(site, "--list-tasks", "--tags", "gpunode_toolkit").stdout
     assert "Install the NVIDIA Container Toolkit" in tasks and "Install the NVIDIA driver" not in tasks

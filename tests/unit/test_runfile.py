@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.requests.runfile import runfile_request, runfile_value
+from gpunode.core.items.runfile import runfile_request, runfile_value
 from gpunode.core.model import NodeFacts, Package, Plan
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.solve.runfile import installer_options

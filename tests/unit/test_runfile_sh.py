@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.items.requests.runfile import needs_file, runfile_request
+from gpunode.core.items.runfile import needs_file, runfile_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.edge.runfile import runfile_here

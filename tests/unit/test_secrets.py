@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 
 from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 from gpunode.core.facts import facts_hash, parse_probe
-from gpunode.core.items.requests.plan import role_variables
 from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.plan import class_key
 from gpunode.core.plan.since import state_of
+from gpunode.core.plan.steps import role_variables
 from gpunode.core.report.text import plan_data, plan_text
 from gpunode.core.secrets import Secrets, Vaulted, is_recorded, open_recorded, seal_spec
 from gpunode.core.spec import parse_spec

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+from gpunode.core.items.smoke import parse_checks, smoke_files
 from gpunode.core.model import Check
 from gpunode.core.remote import program
 from gpunode.node import script

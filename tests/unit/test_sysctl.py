@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.activation import activate_request
 from gpunode.core.items.sysctl import CONF, WANTED, boot_warnings, overrules, sysctl_checks
 from gpunode.core.model import ConfigFile, Kubernetes, NodeFacts, Outcome
 from gpunode.core.remote import parse_outcome, program

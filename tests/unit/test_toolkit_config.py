@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.toolkit import toolkit_request, toolkit_settings
-from gpunode.core.items.toolkit import config_edit, config_hints, wanted_config
+from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_request, toolkit_settings, wanted_config
 from gpunode.core.model import ConfigFile, NodeFacts, Reason
 from gpunode.core.spec import Spec, parse_spec
 

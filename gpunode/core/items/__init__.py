@@ -13,8 +13,8 @@ from collections.abc import Mapping
 
 from gpunode.core.items.actual import actual
 from gpunode.core.items.driver import NOUVEAU_CONF, builder_problems, wanted_driver
+from gpunode.core.items.engine import DAEMONLESS, ENGINES, manages, wanted_runtimes
 from gpunode.core.items.image import without_loading
-from gpunode.core.items.runtime import DAEMONLESS, ENGINES, manages, wanted_runtimes
 from gpunode.core.items.sharing import wanted_sharing
 from gpunode.core.items.smoke import smoke_request
 from gpunode.core.items.software import wanted_cuda, wanted_fabric, wanted_sources

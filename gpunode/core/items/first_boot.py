@@ -10,18 +10,22 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpunode.core.items.requests.activate import activate_request
-from gpunode.core.items.requests.cdi import cdi_request
-from gpunode.core.items.requests.smoke import smoke_files
+from gpunode.core.items import activation, cdi, smoke
 from gpunode.core.model import Check, NodeFacts
 from gpunode.core.remote import program
-from gpunode.core.validation import check_keys
+from gpunode.core.validation import check_value, mapping
 
 PROGRAM = "/usr/lib/gpunode/first-boot"
 UNIT = "gpunode-firstboot.service"
 UNIT_PATH = f"/etc/systemd/system/{UNIT}"
 SCRIPTS = ("firstboot.sh", "activate.sh", "cdi.sh", "smoke.sh")  # node scripts that it is made of
-_REQUESTS = {"activate": activate_request, "cdi": cdi_request, "smoke": smoke_files}
+SHAPE = mapping(
+    "What a machine without its GPU does at the first boot with one.",
+    activate=activation.SHAPE,
+    cdi=cdi.SHAPE,
+    smoke=smoke.SHAPE,
+)
+_REQUESTS = {"activate": activation.activate_request, "cdi": cdi.cdi_request, "smoke": smoke.smoke_files}
 _HEAD = f"#!/bin/sh\n# Written by gpunode: {UNIT} runs it at the first boot with a GPU.\n"
 
 
@@ -30,7 +34,7 @@ def first_boot_program(value: Mapping[str, Any], scripts: Mapping[str, str]) -> 
 
     Raises InputError.
     """
-    check_keys("first boot", value, _REQUESTS)
+    check_value("first boot", value, SHAPE)
     parts = {
         key: program(scripts[f"{key}.sh"], request(value[key])).encode()
         for key, request in _REQUESTS.items()

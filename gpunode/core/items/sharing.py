@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -11,16 +10,39 @@ from typing import Any
 import yaml
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.activate import REBOOT
+from gpunode.core.items.activation import REBOOTS
 from gpunode.core.items.values import ABSENT, PRESENT, Key, Want, file_want, no_file, reboots
 from gpunode.core.model import MigLayout, NodeFacts, SharingChoice, Solution
 from gpunode.core.remote import program
 from gpunode.core.sharing.migparted import Group, mig_parted
 from gpunode.core.spec import Spec
-from gpunode.core.validation import as_lines, check_keys
+from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows, text
 
-_SLOT = re.compile(r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]\Z")
-_PROFILE = re.compile(r"\d{1,2}g\.\d{1,4}gb([+-][a-z.]+)?\Z")
+MIG = mapping(
+    "MIG instances of the host's GPUs.",
+    gpus=rows(
+        "The GPUs.",
+        slot=text("PCI slot, such as 0000:17:00.0.", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", required=True),
+        mode=text("MIG mode.", choices=("on", "off"), required=True),
+        instances=rows(
+            "Instances to have, and no others.",
+            profile=text("Profile, such as 1g.10gb.", r"\d{1,2}g\.\d{1,4}gb([+-][a-z.]+)?", required=True),
+            id=number("Number of the profile."),
+            start=number("Memory slice where it starts."),
+        ),
+    ),
+    unit=text("Text of the unit that does the same at every boot."),
+    config=text("Text of the layout's file, as nvidia-mig-parted reads it."),
+    labels=flag("Whether node-feature-discovery gets labels."),
+    remove=flag("Whether the GPUs are made whole again, and nothing is left of this."),
+    **REBOOTS,
+)
+MPS = mapping(
+    "CUDA MPS on the host's GPUs.",
+    replicas=number("Clients of each GPU, 2 to 100."),
+    unit=text("Text of the unit that runs the control daemon."),
+    remove=flag("Whether it is stopped, and nothing is left of it."),
+)
 _REQUEST_HEAD = "#!/bin/sh\n# Written by gpunode: gpunode-mig.service runs it at every boot.\n"
 
 
@@ -29,9 +51,7 @@ def mig_request(value: Mapping[str, Any], script: str, *, check: bool = False) -
 
     `script` is the text of mig.sh, which also becomes what runs at boot.  Raises InputError.
     """
-    check_keys("mig", value, ("gpus", "unit", "config", "labels", "remove", "reboot", "reboot_controller"))
-    if value.get("reboot", "never") not in REBOOT:
-        raise InputError(f"mig: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
+    check_value("mig", value, MIG)
     request = {"gpus": as_lines(map(_gpu_line, value.get("gpus") or ()))}
     if value.get("remove"):
         return request | {"remove": b"1\n"} | ({"check": b"1\n"} if check else {})
@@ -49,24 +69,19 @@ def boot_program(value: Mapping[str, Any], script: str) -> bytes:
 
 
 def _gpu_line(gpu: Mapping[str, Any]) -> str:
-    check_keys("mig: a GPU", gpu, ("slot", "mode", "instances"))
-    slot, mode = str(gpu.get("slot", "")), gpu.get("mode")
-    if not _SLOT.match(slot) or mode not in ("on", "off"):
-        raise InputError(f"mig: GPU {slot!r} with mode {mode!r}", expected="a slot such as 0000:17:00.0, on or off")
-    return " ".join([slot, mode, *(_tuple(one) for one in gpu.get("instances") or ())])
+    return " ".join([gpu["slot"], gpu["mode"], *(_tuple(one) for one in gpu.get("instances") or ())])
 
 
 def _tuple(instance: Mapping[str, Any]) -> str:
-    check_keys("mig: an instance", instance, ("profile", "id", "start"))
-    profile, numbers = str(instance.get("profile", "")), (instance.get("id", -1), instance.get("start", -1))
-    if not _PROFILE.match(profile) or not all(_whole(n) and -1 <= n < 1000 for n in numbers):
+    numbers = (instance.get("id", -1), instance.get("start", -1))
+    if not all(_whole(n) and -1 <= n < 1000 for n in numbers):
         raise InputError(f"mig: instance {dict(instance)!r}", expected="profile such as 1g.10gb, id and start")
-    return f"{profile}:{numbers[0]}:{numbers[1]}"
+    return f"{instance['profile']}:{numbers[0]}:{numbers[1]}"
 
 
 def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
     """{replicas, unit} or {remove} → request files.  Raises InputError."""
-    check_keys("mps", value, ("replicas", "unit", "remove"))
+    check_value("mps", value, MPS)
     checking = {"check": b"1\n"} if check else {}
     if value.get("remove"):
         return {"remove": b"1\n", **checking}
@@ -144,8 +159,8 @@ def _mig(
     for gpu in value["gpus"]:
         names = [instance["profile"] for instance in gpu["instances"]]
         yield Key("sharing", "mig", f"GPU {gpu['slot']}"), Want(value=layout_words(names))
-    for path, text in ((f"{UNITS}{MIG_UNIT}", value.get("unit")), (MIG_CONFIG, value.get("config"))):
-        yield Key("sharing", "mig", path), _file(path, text)
+    for path, content in ((f"{UNITS}{MIG_UNIT}", value.get("unit")), (MIG_CONFIG, value.get("config"))):
+        yield Key("sharing", "mig", path), _file(path, content)
     program = ABSENT if removed else hashlib.sha256(boot_program(value, texts["mig.sh"])).hexdigest()
     yield Key("sharing", "mig", MIG_PROGRAM), Want(value=program, data=value, reasons=choice.reasons)
     if not removed:

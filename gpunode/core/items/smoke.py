@@ -1,15 +1,83 @@
-"""What the smoke checks have to prove on a node."""
+"""What is proven by using the GPUs: what a node has to prove, the request of node/smoke/smoke.sh, its checks.
+
+Request files: `gpus` (how many there are on PCI, or `found`: as many as there are then; 0 leaves the driver out),
+`cuda` versions and `runtimes` one a line, `default_containerd` and `default_docker` (nvidia or runc), `toolkit` (1),
+`image` (empty: one made on the node from its own shell), `socket` (of containerd, where it is not the usual one),
+`log_containerd` and `log_docker` (what shows the engine's log, where that is not its own unit's).
+Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, cast, get_args, get_type_hints
 
-from gpunode.core.items.runtime import manages
-from gpunode.core.model import NodeFacts, Runtime, Solution
+from gpunode.core.grammar import WORD
+from gpunode.core.items.engine import manages
+from gpunode.core.model import Check, NodeFacts, Runtime, Solution
+from gpunode.core.printable import shortened
+from gpunode.core.remote import parse_outcome, values_of
 from gpunode.core.solve.cuda import NEWEST
 from gpunode.core.spec import Spec
+from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, pairs, text, texts
 
 _RENDERED = "/agent/etc/containerd/config.toml"  # below the data directory of k3s and rke2
+ENGINES = ("containerd", "docker")
+_ENGINE = "(containerd|docker)"
+SHAPE = mapping(
+    "What is proven by using the GPUs.",
+    runtimes=texts("Container engines whose containers get GPUs.", choices=ENGINES),
+    default_runtime=pairs("Their default runtimes, by engine.", _ENGINE, "nvidia|runc"),
+    image=text(
+        "Image that containers are made of; empty means one that is made on the node.", "[a-zA-Z0-9][a-zA-Z0-9._:/@-]*"
+    ),
+    gpus=Shape(type="raw", doc="How many GPUs there are on PCI; C(found) means as many as there are then."),
+    cuda=texts("Versions of CUDA to compile with, or C(newest).", r"\d+\.\d+|newest"),
+    toolkit=flag("Whether nvidia-container-cli is tried; by default it is where an engine is."),
+    socket=text("Socket of containerd, where it is not the usual one.", r"/[^\s|]*"),
+    logs=pairs("Commands that show an engine's log, by engine, where it is not its unit's.", _ENGINE, r"[^\n|]+"),
+)
+_STATUSES = get_args(get_type_hints(Check)["status"])
+
+
+def smoke_files(value: Mapping[str, Any]) -> dict[str, bytes]:
+    """{runtimes, default_runtime: {engine: nvidia|runc}, image, gpus, cuda, toolkit, socket, logs: by engine} → files.
+
+    Raises InputError.
+    """
+    check_value("smoke", value, SHAPE)
+    engines = list(value.get("runtimes") or ())
+    gpus = value.get("gpus")
+    lines = {
+        "runtimes": engines,
+        "cuda": list(value.get("cuda") or ()),
+        "image": [value["image"]] if value.get("image") else [],
+        "socket": [value["socket"]] if value.get("socket") else [],
+        "gpus": [str(gpus if gpus == "found" else int(gpus or 0))],
+        "toolkit": ["1"] if value.get("toolkit", bool(engines)) else [],
+    }
+    lines |= {f"default_{engine}": [runtime] for engine, runtime in (value.get("default_runtime") or {}).items()}
+    lines |= {f"log_{engine}": [log] for engine, log in (value.get("logs") or {}).items()}
+    return {name: as_lines(found) for name, found in lines.items() if found}
+
+
+def parse_checks(stdout: str, rc: int) -> tuple[Check, ...]:
+    """The checks that smoke.sh printed; a script that did not end by itself adds the failed check `smoke.ran`."""
+    checks = [_check(text) for text in values_of(stdout, "check")]
+    outcome = parse_outcome(stdout, rc)
+    if outcome.status != "unchanged":
+        checks.append(Check(id="smoke.ran", status="failed", message=outcome.message, fix=outcome.fix))
+    return tuple(checks)
+
+
+def _check(text: str) -> Check:
+    name, status, message, fix = (text.split("|") + [""] * 3)[:4]
+    if not (name and WORD.fits(name)):
+        text = f"smoke.sh names a check {shortened(name)}: {message}"
+        return Check(id="smoke.ran", status="failed", message=text, fix=fix)
+    if status not in _STATUSES:
+        status, message = "failed", f"smoke.sh gave the status {status!r}: {message}"
+    return Check(id=name, status=cast(Any, status), message=message, fix=fix)
 
 
 def smoke_now(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:

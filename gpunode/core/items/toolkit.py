@@ -4,20 +4,39 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Any
+from dataclasses import fields
+from typing import Any, get_args, get_type_hints
 
+from gpunode.core.edits import Activation
+from gpunode.core.edits.commit import runtime_request
 from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.items.values import ABSENT, Key, Want, Wanted, package_want
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Solution
-from gpunode.core.spec import Spec
+from gpunode.core.spec import Spec, parse_spec
+from gpunode.core.spec.toolkit import ToolkitConfigSpec
+from gpunode.core.validation import Shape, flag, mapping, text
 
 CONFIGURED = "configured"
+LABEL = f"toolkit {CONFIG}"  # of the undo records
 _ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
 ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
 
 
 # nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
+
+
+def _key(kind: Any, doc: str) -> Shape:
+    """A key of the spec (its type or None) as one of the role option."""
+    [kind] = [one for one in get_args(kind) if one is not type(None)]
+    return flag(doc) if kind is bool else text(doc, choices=get_args(kind))
+
+
+_KINDS = get_type_hints(ToolkitConfigSpec)
+SHAPE = mapping(
+    f"Settings of {CONFIG}, by the keys of C(toolkit.config) in gpunode.yml.",
+    **{one.name: _key(_KINDS[one.name], one.metadata["doc"]) for one in fields(ToolkitConfigSpec)},
+)
 TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
 _BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
 
@@ -77,3 +96,15 @@ def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
         )
     source = "https://docs.nvidia.com/datacenter/cloud-native/container-toolkit/latest/install-guide.html"
     return tuple(Reason(what="toolkit config", why=hint, source=source) for hint in hints)
+
+
+def toolkit_settings(value: Mapping[str, Any]) -> dict[str, bool | str]:
+    """The role's value as settings, checked as gpunode.yml is.  Raises InputError."""
+    return parse_spec({"toolkit": {"config": dict(value)}}, where="toolkit_config").toolkit.config.settings
+
+
+def toolkit_request(facts: NodeFacts, edit: Edit, *, check: bool = False) -> dict[str, bytes]:
+    """The transaction of the edit: the file must be as it was read; nothing is told of it, nothing restarts."""
+    file = facts.files.get(CONFIG)
+    read: Mapping[str, Any] = {CONFIG: (file.sha256, file.mode) if file else ("", 0o644)}
+    return runtime_request(edit, read, Activation(unit="", verb="", config=CONFIG), label=LABEL, check=check)

@@ -1,6 +1,6 @@
 """facts + spec + solution → the ordered steps that make the node what the spec wants.
 
-The order of ROLES and OPTIONS below is the order of everything: the table of contents of a provision run.
+plan/steps.py has the table of all steps, in their order.
 """
 
 from __future__ import annotations
@@ -10,19 +10,21 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.edits import activation
 from gpunode.core.facts import facts_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
 from gpunode.core.items import ABSENT, DAEMONLESS, ENGINES, FRESH, Key, Want, Wanted, actual, differs, wanted
+from gpunode.core.items.engine import manages
 from gpunode.core.items.gpu_containers import LINKS
 from gpunode.core.items.image import image_problems, image_warnings, prepares
-from gpunode.core.items.runtime import manages
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.items.sources import SourceFile
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Reason, RuntimeWish, Solution, Step
+from gpunode.core.plan.steps import BY_ID, STEPS, Row
 from gpunode.core.plan.values import Case, KeyOf, content, step_value
 from gpunode.core.spec import Spec
 
@@ -139,59 +141,6 @@ def _with_new_toolkit(case: Case) -> NodeFacts:
     return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
-ROLES = ("preflight", "driver", "fabric", "cuda", "toolkit", "sharing", "runtime", "verify")
-OPTIONS = (
-    *(
-        "recover",
-        "expect",
-        "fetch",
-        "sources",
-        "uninstall",
-        "repositories",
-        "packages",
-        "runfile",
-        "files",
-        "first_boot",
-    ),
-    *("config", "activate", "mig", "mps", "edits", "cdi", "smoke"),
-)
-TITLES: Mapping[tuple[str, str], str] = {
-    ("preflight", "recover"): "Finish or undo what an interrupted run left",
-    ("preflight", "expect"): "Make sure that this is the node the plan was made for",
-    ("preflight", "fetch"): "Fetch NVIDIA's installers and compare their checksums",
-    ("driver", "sources"): "Set up the repository of the driver",
-    ("driver", "uninstall"): "Take off the driver that NVIDIA's runfile installed",
-    ("driver", "repositories"): "Set up the repositories that the driver's packages come from",
-    ("driver", "packages"): "Install the NVIDIA driver and the headers of every kernel",
-    ("driver", "runfile"): "Run NVIDIA's installer, and build its modules for every kernel",
-    ("driver", "files"): "Keep nouveau off the GPU",
-    ("driver", "first_boot"): "Leave what loads and proves the driver at the first boot",
-    ("driver", "activate"): "Load the NVIDIA driver and start its services",
-    ("fabric", "sources"): "Set up the repository of DCGM",
-    ("fabric", "packages"): "Install DCGM",
-    ("fabric", "files"): "Write the nodes of the NVLink domain, and what measures the GPUs",
-    ("fabric", "activate"): "Start what manages the fabric and the GPUs",
-    ("cuda", "sources"): "Set up the repository of CUDA",
-    ("cuda", "packages"): "Install the CUDA toolkit",
-    ("cuda", "runfile"): "Run the installers of the CUDA toolkits",
-    ("cuda", "files"): "Put CUDA on the PATH of login shells",
-    ("cuda", "activate"): "Choose the default CUDA toolkit",
-    ("toolkit", "sources"): "Set up the repository of the NVIDIA Container Toolkit",
-    ("toolkit", "packages"): "Install the NVIDIA Container Toolkit",
-    ("toolkit", "config"): "Set the options of the NVIDIA Container Toolkit",
-    ("sharing", "mig"): "Cut the GPUs into MIG instances, now and at every boot, or make them whole again",
-    ("sharing", "mps"): "Have programs share the GPUs by MPS, or no longer",
-    ("runtime", "packages"): "Install the container engines",
-    ("runtime", "files"): "Have kernel modules loaded, settings made and GPU devices linked at boot",
-    ("runtime", "activate"): "Load kernel modules, make settings, link GPU devices and start the container engines",
-    ("runtime", "edits"): "Give the container engines the nvidia runtime",
-    ("runtime", "cdi"): "Make the CDI specification of the GPUs, and keep it fresh",
-    ("verify", "smoke"): "Prove it with real use of the GPU",
-}
-PREPARED: Mapping[tuple[str, str], str] = {  # of a machine that waits for its GPU
-    ("driver", "activate"): "Have the first boot with a GPU load the driver, and rebuild the initramfs",
-    ("verify", "smoke"): "Prove what can be proven without the GPU",
-}
 WARNING = "warning: "  # the solver's reasons that begin so are warnings
 
 
@@ -255,23 +204,22 @@ def _steps(case: Case) -> list[Step]:
     pending = {key: item for key, item in case.want.items.items() if differs(item, case.have[key])}
     pending |= _consequences(case.want, pending)
     steps = []
-    for role in ROLES:
-        for option in OPTIONS:
-            mine = {k: w for k, w in pending.items() if (k.role, k.option) == (role, option)}
-            if mine:
-                steps.append(_step(case, role, option, mine))
+    for row in STEPS:
+        mine = {k: w for k, w in pending.items() if (k.role, k.option) == (row.role, row.option)}
+        if mine:
+            steps.append(_step(case, row, mine))
     return steps
 
 
-def _step(case: Case, role: str, option: str, mine: Mapping[Key, Want]) -> Step:
+def _step(case: Case, row: Row, mine: Mapping[Key, Want]) -> Step:
     return Step(
-        role=role,
-        option=option,
-        title=_title(case.spec, role, option),
-        value=step_value(case, role, option, mine),
+        role=row.role,
+        option=row.option,
+        title=row.title if case.spec.image.load else row.prepared or row.title,
+        value=step_value(case, row.role, row.option, mine),
         reasons=reasons(case, mine),
-        diff=step_diff(case, option, mine),
-        disruptive=disruption(case, option, mine),
+        diff=step_diff(case, row.option, mine),
+        disruptive=disruption(case, row.option, mine),
     )
 
 
@@ -281,20 +229,13 @@ def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
     Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go), so a toolkit
     that is new to it needs a restart even when daemon.json is right.
     """
-    changed = {(k.role, k.option) for k in pending}
-    again: dict[Key, Want] = {}
-    if {("driver", option) for option in ("packages", "runfile", "files")} & changed:
-        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("driver", "activate")}
-    if ("fabric", "files") in changed:  # IMEX reads its nodes when it starts
-        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("fabric", "activate")}
+    changed = {f"{k.role}.{k.option}" for k in pending}
+    due = {(row.role, row.option) for row in STEPS if changed & {*row.again}}
+    again = {k: w for k, w in want.items.items() if (k.role, k.option) in due}
     if "driver" in {k.role for k in pending}:
         again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
     if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
         again |= {k: w for k, w in want.items.items() if k.option == "edits" and k.name not in DAEMONLESS}
-    if ("driver", "packages") in changed:  # no instance outlives the driver that made it
-        again |= {k: w for k, w in want.items.items() if (k.role, k.option) == ("sharing", "mig")}
-    if {("driver", "packages"), ("toolkit", "packages"), ("sharing", "mig")} & changed:
-        again |= {k: w for k, w in want.items.items() if k.option == "cdi"}
     return again
 
 
@@ -305,27 +246,24 @@ def _preflight(facts: NodeFacts, found: Sequence[Step]) -> list[Step]:
         "kernel": facts.kernel,
         "gpus": [f"{g.slot}={g.id}" for g in facts.gpus],
     }
-    steps = [Step(role="preflight", option="expect", title=TITLES["preflight", "expect"], value=expect)]
+    steps = [_own("expect", expect)]
     if facts.unfinished:
         why = Reason(what="an earlier run was interrupted", why="; ".join(facts.unfinished))
-        recover = Step(
-            role="preflight", option="recover", title=TITLES["preflight", "recover"], value=True, reasons=(why,)
-        )
-        steps.insert(0, recover)
+        steps.insert(0, replace(_own("recover", True), reasons=(why,)))
     installers = [value for step in found if step.option == "runfile" for value in step.value]
     if installers:  # before anything is touched: a wrong file is found out here
-        title = TITLES["preflight", "fetch"]
-        steps.append(Step(role="preflight", option="fetch", title=title, value=installers))
+        steps.append(_own("fetch", installers))
     return steps
 
 
+def _own(option: str, value: Any) -> Step:
+    return Step(role="preflight", option=option, title=BY_ID[f"preflight.{option}"].title, value=value)
+
+
 def _verify(case: Case) -> Step:
-    value = smoke_now(case.facts, case.spec, case.solution)
-    return Step(role="verify", option="smoke", title=_title(case.spec, "verify", "smoke"), value=value)
-
-
-def _title(spec: Spec, role: str, option: str) -> str:
-    return TITLES[role, option] if spec.image.load else PREPARED.get((role, option), TITLES[role, option])
+    row, value = BY_ID["verify.smoke"], smoke_now(case.facts, case.spec, case.solution)
+    title = row.title if case.spec.image.load else row.prepared
+    return Step(role=row.role, option=row.option, title=title, value=value)
 
 
 def _malformed(doubt: str) -> Problem:

@@ -14,7 +14,8 @@ from typing import Any
 import yaml
 
 from gpunode.core.model import Plan, Step
-from gpunode.core.plan import ROLES, class_key
+from gpunode.core.plan import class_key
+from gpunode.core.plan.steps import ROLES
 
 HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
@@ -109,7 +110,7 @@ def _play(key: str, members: list[Plan]) -> dict[str, Any]:
         "hosts": group_name(key),
         "gather_facts": False,
         "strategy": "free",  # one slow DKMS build holds nobody up
-        "roles": [role for name in ROLES if (role := _role(name, members[0]))],
+        "roles": [role for one in ROLES if (role := _role(one.name, members[0]))],
     }
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.core.items import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.items.gpu_containers import LINKS
 from gpunode.core.items.image import image_activation
-from gpunode.core.items.requests.runfile import runfile_value
+from gpunode.core.items.runfile import runfile_value
 from gpunode.core.items.sources import SourceFile, sources_path
 from gpunode.core.items.toolkit import TAKEN_ALONG
 from gpunode.core.items.values import reboots

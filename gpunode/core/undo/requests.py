@@ -16,15 +16,20 @@ from typing import Any
 from gpunode.core.diff import unified
 from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.errors import InputError
-from gpunode.core.items.requests.activate import activate_request
-from gpunode.core.items.requests.packages import packages_request
-from gpunode.core.items.requests.runfile import runfile_request
+from gpunode.core.items.activation import activate_request
+from gpunode.core.items.package import packages_request
+from gpunode.core.items.runfile import runfile_request
 from gpunode.core.undo.plan import PARTS, UNITS, FileBack, FilesBack, TakeBack
-from gpunode.core.validation import as_lines, check_keys
+from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
 BACKUP = "/var/lib/gpunode/backup"
-_KEYS = ("verb", "parts", "to")
+SHAPE = mapping(
+    "What is undone.",
+    verb=text("By default C(uninstall).", choices=VERBS),
+    parts=texts("Parts of an uninstall; all without it.", choices=PARTS),
+    to=text("Run or time that a rollback goes back to; the run before the last one without it."),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,15 +52,10 @@ class UndoWish:
 
 def undo_wish(value: Mapping[str, Any]) -> UndoWish:
     """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
-    check_keys("undo", value, _KEYS)
+    check_value("undo", value, SHAPE)
     wish = UndoWish(
         verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None
     )
-    if wish.verb not in VERBS:
-        raise InputError(f"undo: verb {wish.verb!r}", expected=f"one of {', '.join(VERBS)}")
-    for part in wish.parts:
-        if part not in PARTS:
-            raise InputError(f"undo: part {part!r}", expected=f"one of {', '.join(PARTS)}")
     if (wish.to and wish.verb != "rollback") or (wish.parts and wish.verb != "uninstall"):
         raise InputError("undo: parts are uninstall's, and to is rollback's", fix="leave one of them out")
     return wish

@@ -11,7 +11,7 @@ from gpunode import __version__
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.image import prepares
-from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+from gpunode.core.items.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.core.plan.lockfile import lock_text

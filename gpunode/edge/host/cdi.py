@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from gpunode.core.cdi import stale
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.requests.cdi import cdi_request
+from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.validation import as_lines

@@ -25,7 +25,7 @@ from gpunode.core.edits.commit import TRIES, runtime_request, undo_label
 from gpunode.core.edits.request import PATH, release
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubelet import wanted_driver
-from gpunode.core.items.requests.activate import activate_request
+from gpunode.core.items.activation import activate_request
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Reason, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import program
 from gpunode.core.validation import as_lines

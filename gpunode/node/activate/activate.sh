@@ -1,7 +1,7 @@
 #!/bin/sh
 # Make what is installed run: rebuild the initramfs where it is older than what goes into it, unload what is in the
 # way, load modules, set alternatives and links, start services; or say why only a reboot can do it.
-# Request and output: core/items/requests/activate.py.  Runs behind common.sh, driver_state.sh, devices.sh and reload.sh.
+# Request and output: core/items/activation.py.  Runs behind common.sh, driver_state.sh, devices.sh and reload.sh.
 
 log=$GPUNODE_IN/.log
 : >"$log"
@@ -16,7 +16,7 @@ changed() {
   say changed "$1"
 }
 
-# foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/requests/activate.py)
+# foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/activation.py)
 foretold() { requested foretold | grep -q "^$1"; }
 
 # sets: reboot_reason

@@ -1,6 +1,6 @@
 #!/bin/sh
 # The CDI specification of this node's GPUs: made by nvidia-ctk, compared, put in place, and kept fresh by systemd units.
-# Request and output: core/items/requests/cdi.py.  Runs behind common.sh and install_file.sh.
+# Request and output: core/items/cdi.py.  Runs behind common.sh and install_file.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 SETTINGS=/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env # what nvidia-cdi-refresh.service goes by, and so do we

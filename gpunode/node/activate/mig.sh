@@ -1,7 +1,7 @@
 #!/bin/sh
 # MIG: every GPU cut as it is wished, mode and instances, or whole again; and a unit that does the same at every boot,
 # because no instance outlives one.  nvidia-smi does it.
-# Request and output: core/items/requests/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
+# Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mig.service

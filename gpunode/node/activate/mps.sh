@@ -1,7 +1,7 @@
 #!/bin/sh
 # CUDA MPS on a host without Kubernetes: a unit of systemd's that runs nvidia-cuda-mps-control with the GPUs in exclusive
 # mode, each client with its share of threads and memory; or nothing of it.
-# Request and output: core/items/requests/sharing.py.  Runs behind common.sh and install_file.sh.
+# Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh.
 
 PATH=$PATH:/usr/local/sbin:/usr/sbin:/sbin:/usr/local/bin:/usr/bin:/bin
 UNIT=gpunode-mps.service

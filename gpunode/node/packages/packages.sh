@@ -1,7 +1,7 @@
 #!/bin/sh
 # One package transaction: recover what was interrupted, wait for the lock, refresh, install and remove in one go,
 # hold, check that DKMS built what was installed, and write to the journal what was there before.
-# Request and output: core/items/requests/packages.py.  Runs behind common.sh, devices.sh, reload.sh and a file for
+# Request and output: core/items/package.py.  Runs behind common.sh, devices.sh, reload.sh and a file for
 # each package manager (apt.sh …), which offers functions NAME_…:
 #   installed    lines `NAME VERSION hold|broken|-` of what is there, wholly or half
 #   options      prepares the configuration of this transaction

@@ -1,6 +1,6 @@
 #!/bin/sh
 # NVIDIA's self-extracting installers: fetch one and compare its checksum, run it, or take off what it installed.
-# Request and output: core/items/requests/runfile.py.  Runs behind common.sh and dkms.sh.
+# Request and output: core/items/runfile.py.  Runs behind common.sh and dkms.sh.
 
 log=$GPUNODE_IN/.log
 : >"$log"

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Use the GPU for real: the driver, CUDA's compiler, the container toolkit, and containers that the engines start
 # through the nvidia runtime.  Leaves nothing behind: own names, removed at the end, and at the start what a killed run left.
-# Request and output: core/items/requests/smoke.py.  Runs behind common.sh.
+# Request and output: core/items/smoke.py.  Runs behind common.sh.
 
 NVIDIA_RUNTIME=$(command -v nvidia-container-runtime || echo /usr/bin/nvidia-container-runtime)
 OWN_IMAGE=localhost/gpunode-smoke:1

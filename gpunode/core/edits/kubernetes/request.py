@@ -19,14 +19,35 @@ from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import ConfigFile, Edit, Undo
 from gpunode.core.spec import parse_spec
-from gpunode.core.validation import check_keys
+from gpunode.core.validation import check_keys, mapping, number, text
 
 RECORDS = "/var/lib/gpunode/backup/*/undo.json"
-_KEYS = {
-    "scheduler": "server_version manifest unit extender_url proxy_mode node_port node_address config".split(),
-    "kubelet": "server_version unit cgroup_driver node_labels system_reserved kube_reserved".split(),
+_STATE = text("What is to be there.", choices=("present", "absent"))
+_VERSION = text("Release of Kubernetes, such as 1.34; by default the one that is found.")
+SHAPES = {
+    "scheduler": mapping(
+        "What is asked of kube-scheduler.",
+        state=_STATE,
+        server_version=_VERSION,
+        manifest=text("Path of its static pod's manifest."),
+        unit=text("Path of its unit, in place of a manifest."),
+        extender_url=text("URL of the extender."),
+        proxy_mode=text("Mode of kube-proxy.", choices=("", "iptables", "ipvs", "nftables")),
+        node_port=number("Port of the extender's service on the node."),
+        node_address=text("Address of the node."),
+        config=text("Path of the scheduler's configuration."),
+    ),
+    "kubelet": mapping(
+        "What is asked of the kubelet.",
+        state=_STATE,
+        server_version=_VERSION,
+        unit=text("Path of its unit."),
+        cgroup_driver=text("Its cgroup driver.", choices=("", "systemd", "cgroupfs")),
+        node_labels=mapping("Labels that the node registers with."),
+        system_reserved=mapping("Resources that are kept for the system."),
+        kube_reserved=mapping("Resources that are kept for Kubernetes."),
+    ),
 }
-_CHOICES = {"proxy_mode": ("", "iptables", "ipvs", "nftables"), "cgroup_driver": ("", "systemd", "cgroupfs")}
 _PAIRS = ("node_labels", "system_reserved", "kube_reserved")
 Files = Mapping[str, bytes]
 
@@ -75,10 +96,12 @@ def absent(value: Mapping[str, Any]) -> bool:
 
 
 def _checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
-    check_keys(f"{kind} edit", value, ("state", *_KEYS[kind]))
+    shape = SHAPES[kind]
+    check_keys(f"{kind} edit", value, shape.keys)
     for key, said in value.items():
-        if key in _CHOICES and said not in _CHOICES[key]:
-            raise InputError(f"{kind} edit: {key} is {said!r}", expected=f"one of {', '.join(_CHOICES[key][1:])}")
+        choices = shape.keys[key].choices
+        if key != "state" and choices and said not in choices:
+            raise InputError(f"{kind} edit: {key} is {said!r}", expected=f"one of {', '.join(choices[1:])}")
         if key in _PAIRS and not isinstance(said, Mapping):
             raise InputError(f"{kind} edit: {key} is {said!r}", expected="a mapping")
     return {key: _value(key, said) for key, said in value.items() if key != "state"}

@@ -28,7 +28,7 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
-        from gpunode.core.items.requests.activate import activate_nothing
+        from gpunode.core.items.activation import activate_nothing
 
         value = args["activate"]
         self._before = [line for result in args["after"] for line in result.get("changes", ())] if self.check else []
@@ -36,7 +36,7 @@ class ActionModule(NodeAction):
 
     def rebooting(self, run, value, timeout):
         """`run(value)` -> (result, what it said); again after a reboot, where one is wanted and allowed."""
-        from gpunode.core.items.requests.activate import may_reboot
+        from gpunode.core.items.activation import may_reboot
 
         result, said = run(value)
         here = self._connection.transport == "local" or said.boot_id == _own_boot()
@@ -56,7 +56,7 @@ class ActionModule(NodeAction):
         return again | {"changed": True}
 
     def _activate(self, value):
-        from gpunode.core.items.requests.activate import activate_request, parse_activation
+        from gpunode.core.items.activation import activate_request, parse_activation
 
         outcome, text = self.node("activate.sh", activate_request(value, check=self.check, after=self._before))
         return result_of(outcome), parse_activation(text)

@@ -14,7 +14,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"cdi": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.items.requests.cdi import cdi_request
+        from gpunode.core.items.cdi import cdi_request
 
         if not args["cdi"]:
             return {}

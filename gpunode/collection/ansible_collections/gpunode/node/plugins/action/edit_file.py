@@ -19,8 +19,8 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
-        from gpunode.core.items.requests.packages import packages_request
-        from gpunode.core.items.requests.runfile import runfile_request
+        from gpunode.core.items.package import packages_request
+        from gpunode.core.items.runfile import runfile_request
 
         result = {}
         if args["recover"]:
@@ -59,8 +59,7 @@ class ActionModule(NodeAction):
 
     def _toolkit(self, settings):
         from gpunode.core.errors import RefusedError
-        from gpunode.core.items.requests.toolkit import toolkit_request, toolkit_settings
-        from gpunode.core.items.toolkit import config_edit
+        from gpunode.core.items.toolkit import config_edit, toolkit_request, toolkit_settings
 
         _text, facts = self.probe("files")
         edit = config_edit(facts, toolkit_settings(settings))
@@ -75,8 +74,8 @@ class ActionModule(NodeAction):
         from gpunode.core.edits import SECTIONS, edit_runtime
         from gpunode.core.edits.commit import edit_request
         from gpunode.core.errors import RefusedError, StaleError
-        from gpunode.core.items.requests.activate import activate_request
-        from gpunode.core.items.requests.runtime import changed_files, runtime_wish
+        from gpunode.core.items.activation import activate_request
+        from gpunode.core.items.engine import changed_files, runtime_wish
 
         _text, facts = self.probe(*SECTIONS)
         wish = runtime_wish(value)

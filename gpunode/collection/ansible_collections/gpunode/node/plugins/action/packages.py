@@ -18,7 +18,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"packages": {"type": "dict", "default": {}}, "wait": {"type": "int", "default": 300}}
 
     def act(self, args):
-        from gpunode.core.items.requests.packages import locked_by, nothing_to_do, packages_request
+        from gpunode.core.items.package import locked_by, nothing_to_do, packages_request
 
         value = args["packages"]
         if nothing_to_do(value):

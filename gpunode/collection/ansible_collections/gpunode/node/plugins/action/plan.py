@@ -15,7 +15,7 @@ class ActionModule(NodeAction):
 
     def act(self, args):
         from gpunode.core.errors import Exit
-        from gpunode.core.items.requests.plan import role_variables
+        from gpunode.core.plan.steps import role_variables
         from gpunode.core.report.text import plan_data
         from gpunode.core.spec import merge_spec
         from gpunode.edge.desired import DesiredState

@@ -15,7 +15,7 @@ class ActionModule(NodeAction):
 
     def act(self, args):
         from gpunode.core.errors import Exit
-        from gpunode.core.items.requests.preflight import mismatches
+        from gpunode.core.items.preflight import mismatches
 
         if not args["expect"]:
             return {}

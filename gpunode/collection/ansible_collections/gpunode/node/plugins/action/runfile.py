@@ -26,13 +26,13 @@ class ActionModule(NodeAction):
         return result
 
     def _run(self, mode, value):
-        from gpunode.core.items.requests.runfile import runfile_request
+        from gpunode.core.items.runfile import runfile_request
 
         outcome, _text = self.node("runfile.sh", runfile_request(mode, value, check=self.check))
         return result_of(outcome)
 
     def _fetch(self, value):
-        from gpunode.core.items.requests.runfile import needs_file, runfile_request
+        from gpunode.core.items.runfile import needs_file, runfile_request
 
         outcome, text = self.node("runfile.sh", runfile_request("fetch", value, check=self.check))
         if self.check or not needs_file(text):

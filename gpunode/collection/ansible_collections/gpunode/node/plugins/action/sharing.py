@@ -32,7 +32,7 @@ class ActionModule(Activate):
         return self.rebooting(self._mig, value | {"reboot": policy}, args["reboot_timeout"])
 
     def _mig(self, value):
-        from gpunode.core.items.requests.activate import parse_activation
+        from gpunode.core.items.activation import parse_activation
         from gpunode.core.items.sharing import mig_request
         from gpunode.node import script
 

@@ -14,7 +14,7 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"smoke": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.items.requests.smoke import parse_checks, smoke_files
+        from gpunode.core.items.smoke import parse_checks, smoke_files
 
         if not args["smoke"]:
             return {}

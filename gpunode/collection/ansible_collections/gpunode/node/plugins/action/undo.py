@@ -68,7 +68,7 @@ class ActionModule(NodeAction):
     def _recovered(self):
         """What an interrupted run left is finished or undone first."""
         from gpunode.core.edits.commit import commit_request
-        from gpunode.core.items.requests.packages import packages_request
+        from gpunode.core.items.package import packages_request
 
         files = result_of(self.node("commit.sh", commit_request())[0])
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
@@ -101,7 +101,7 @@ class ActionModule(NodeAction):
         return stale, result
 
     def _asked(self, ask):
-        from gpunode.core.items.requests.activate import parse_activation
+        from gpunode.core.items.activation import parse_activation
 
         outcome, text = self.node(ask.script, dict(ask.request))
         found = result_of(outcome)

@@ -9,20 +9,14 @@ module: activate
 short_description: Load modules and start services, or reboot
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.activate
 description:
   - Rebuilds the initramfs where it is stale, unloads what is in the way, loads modules, sets
     alternatives, starts services.
   - Reboots the node where nothing else helps and the policy allows it, and waits for it.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
-  activate:
-    description: C(load), C(unload), C(initramfs), C(links), C(version), C(flavour), C(services), C(enable) (at boot),
-      C(alternatives), C(reboot) (never, if-needed, always), and C(reboot_controller) (true lets it reboot the machine
-      Ansible runs on, known by its boot id).
-    type: dict
-    default: {}
   after:
     description: Results of the tasks before, as registered. In check mode, what these would change counts as changed.
     type: list
@@ -32,13 +26,6 @@ options:
     description: Seconds that the node has to come back.
     type: int
     default: 900
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,25 +9,12 @@ module: cdi
 short_description: Make the CDI specification of the GPUs, and keep it fresh
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.cdi
 description:
   - Has nvidia-ctk make the specification, and puts it in place when it differs from what is there.
   - Enables the units that renew it after a new driver or toolkit; systemd is not reloaded.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  cdi:
-    description: C(output) (the path of the specification; empty takes that of nvidia-cdi-refresh.service), C(service)
-      and C(path) (units for toolkits before 1.18.0, which bring none).
-    type: dict
-    default: {}
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

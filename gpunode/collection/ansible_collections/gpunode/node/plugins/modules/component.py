@@ -9,34 +9,21 @@ module: component
 short_description: Edit the files of kube-scheduler or of the kubelet of a node
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.component
 description:
   - Has a node's kube-scheduler ask gpushare's extender, or gives its kubelet the settings of a GPU node; and takes
     that back to the byte.
   - The configuration is written before the manifest that names it, the backup lies outside the folder of manifests.
   - Waits until the program has started anew, answers and stays up, and rolls back when it does not.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
-  scheduler:
-    description: What is asked of kube-scheduler - C(state) (present or absent), C(server_version), C(manifest) or
-      C(unit), C(extender_url), C(proxy_mode) (iptables, ipvs, nftables), C(node_port), C(node_address), C(config).
-    type: dict
-    default: {}
-  kubelet:
-    description: What is asked of the kubelet - C(state) (present or absent), C(server_version), C(unit),
-      C(cgroup_driver), C(node_labels), C(system_reserved), C(kube_reserved).
-    type: dict
-    default: {}
   config:
     description: A gpunode.yml on the controller. What it and C(gpunode_spec) say under C(kubernetes.gpushare) of where
       the extender answers holds for C(scheduler), unless C(scheduler) says otherwise.
     type: path
     default: ""
 attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
   diff_mode:
     support: full
     description: Shows what would change or has changed, with secrets masked.

@@ -9,11 +9,10 @@ module: facts
 short_description: Find out what a GPU node has
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
 description:
   - Sends the probe, which changes nothing, and gives back the facts in its text.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
   sections:
     description: Sections of the probe to ask for; empty means all.
@@ -29,9 +28,6 @@ attributes:
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,24 +9,12 @@ module: first_boot
 short_description: Leave what loads and proves the driver at the first boot with a GPU
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.first_boot
 description:
   - Writes the program that gpunode-firstboot.service runs, on a machine that is prepared without its GPU.
   - The unit itself is a file of the role driver, and is enabled by M(gpunode.node.activate).
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  first_boot:
-    description: C(activate), C(cdi) and C(smoke), each as the action of that name takes it.
-    type: dict
-    default: {}
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,29 +9,17 @@ module: packages
 short_description: Run one package transaction
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.packages
 description:
   - Installs, removes and holds packages in one go, and checks that DKMS built what was installed.
   - Recovers an interrupted dpkg and waits for its lock first.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
-  packages:
-    description: C(install) (a list of C(name), C(version), C(hold)), C(remove), C(may_go) (what may be
-      removed along with these), C(refresh) (sources files to fetch) and C(proxy).
-    type: dict
-    default: {}
   wait:
     description: Seconds to wait for the package manager's lock.
     type: int
     default: 300
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,12 +9,11 @@ module: plan
 short_description: Plan a GPU node on the controller
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
 description:
   - Probes the node and makes the plan that C(gpunode plan) would make.
   - Fails with all problems when the node cannot become what the spec asks for.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
   spec:
     description: What the node should be, as in gpunode.yml.
@@ -28,9 +27,6 @@ attributes:
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,24 +9,15 @@ module: preflight
 short_description: Make sure that a node is the one a plan was made for
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.preflight
 description:
   - Probes the node and fails when it is another one than the plan expects.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  expect:
-    description: What the plan found, as C(distro), C(arch), C(kernel) and C(gpus) (a list of SLOT=ID); missing keys
-      are not compared.
-    type: dict
-    default: {}
 attributes:
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,37 +9,12 @@ module: runfile
 short_description: Run NVIDIA's self-extracting installers, or take off what they installed
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.runfile
 description:
   - Fetches an installer to the node, or sends it there from the controller, and compares its SHA-256 before it is run.
   - Runs it without questions, and has DKMS build the driver's modules for every kernel.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  fetch:
-    description: Installers to have on the node, each C(kind) (driver or cuda), C(name), C(version), C(urls) or C(path)
-      (on the controller), C(sha256) (without it the one that stands beside the file), C(proxy).
-    type: list
-    elements: dict
-    default: []
-  uninstall:
-    description: What is to go, each C(kind) and C(version).
-    type: list
-    elements: dict
-    default: []
-  install:
-    description: Installers to run, each C(kind), C(name), C(version), C(options) and, of a driver, C(modules) (open or
-      proprietary).
-    type: list
-    elements: dict
-    default: []
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

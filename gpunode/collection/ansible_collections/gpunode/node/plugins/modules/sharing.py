@@ -9,35 +9,19 @@ module: sharing
 short_description: Cut GPUs into MIG instances, or have programs share them by MPS
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.sharing
 description:
   - Brings MIG mode and instances of each GPU to what is wished, and leaves a unit that does so at every boot.
   - Refuses, and names the processes, while a GPU or an instance that has to change is in use.
   - Reboots the node where only that changes the MIG mode, as far as C(reboot) of the value allows.
   - Or runs the MPS control daemon as a unit of systemd.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
 options:
-  mig:
-    description: C(gpus) (slot, mode, instances of each), C(unit) and C(config) (texts of the files), C(labels) (for
-      node-feature-discovery), C(reboot) (never, if-needed, always); or C(remove), which makes the GPUs whole again.
-    type: dict
-    default: {}
-  mps:
-    description: C(replicas) (clients that a GPU is parted among) and C(unit) (text of the unit); or C(remove).
-    type: dict
-    default: {}
   reboot_timeout:
     description: Seconds to wait for the node after a reboot.
     type: int
     default: 900
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -9,25 +9,16 @@ module: smoke
 short_description: Use the GPUs for real
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.smoke
 description:
   - Runs nvidia-smi, nvcc, nvidia-container-cli, and containers through the nvidia runtime; leaves
     nothing behind.
-  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  smoke:
-    description: What to prove, as C(runtimes), C(default_runtime) (by engine), C(image), C(gpus), C(cuda),
-      C(toolkit), C(socket) (of containerd) and C(logs) (what shows them, by engine).
-    type: dict
-    default: {}
 attributes:
   check_mode:
     support: full
     description: Not run in check mode, because it starts containers.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

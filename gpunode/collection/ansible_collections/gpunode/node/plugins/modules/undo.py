@@ -9,26 +9,12 @@ module: undo
 short_description: Take back what gpunode has changed on a node
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
+extends_documentation_fragment:
+  - gpunode.node.node
+  - gpunode.node.values.undo
 description:
   - Reads the journal of the node, and puts packages, files, units, modules and settings back as they were before.
   - What somebody else has changed since stays as it is, and is named in C(notes).
-  - Runs on the controller and sends POSIX shell scripts to the node; no Python is needed there.
-requirements:
-  - gpunode, the Python package of the same version, on the controller
-options:
-  what:
-    description: C(verb) is C(uninstall) or C(rollback); C(parts) of an uninstall are some of C(driver), C(fabric),
-      C(cuda), C(toolkit), C(runtime) and C(sharing), and all without it; C(to) of a rollback is a run or a time, and
-      the run before the last one without it.
-    type: dict
-    default: {}
-attributes:
-  check_mode:
-    support: full
-    description: Changes nothing, and says what would change.
-  diff_mode:
-    support: none
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

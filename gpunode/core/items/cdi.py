@@ -9,18 +9,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.core.errors import InputError
+from gpunode.core.validation import check_value, mapping, text
 
-_KEYS = ("output", "service", "path")
+SHAPE = mapping(
+    "How the CDI specification is made, by nvidia-ctk, and kept up to date.",
+    output=text("Its path; empty means that of nvidia-cdi-refresh.service.", r"/[^\x00-\x1f\x7f]*\.(yaml|json)"),
+    service=text("Text of the unit that makes it, for toolkits before 1.18.0, which bring none."),
+    path=text("Text of the unit that starts that service after a new driver or toolkit."),
+)
 
 
 def cdi_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
     """{output, service, path}, all texts → request files.  Raises InputError."""
-    for key, text in value.items():
-        if key not in _KEYS or not isinstance(text, str):
-            raise InputError(f"cdi: {key} is {text!r}", expected=f"texts under {', '.join(_KEYS)}")
-    output = value.get("output", "")
-    if output and not (output.startswith("/") and output.isprintable() and output.endswith((".yaml", ".json"))):
-        raise InputError(f"cdi: output is {output!r}", expected="an absolute path that ends in .yaml or .json")
-    request = {key: f"{value[key].rstrip()}\n".encode() for key in _KEYS if value.get(key)}
+    check_value("cdi", value, SHAPE)
+    request = {key: f"{value[key].rstrip()}\n".encode() for key in SHAPE.keys if value.get(key)}
     return request | ({"check": b"1\n"} if check else {})

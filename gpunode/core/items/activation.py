@@ -1,4 +1,4 @@
-"""The request of node/activate/activate.sh, from the value of a role's `_activate` option; what it says of a reboot.
+"""Modules, services and settings: the value of a role's `_activate` option, the request of activate.sh.
 
 Request files: `load`, `unload`, `services` (to enable and start), `enable` (to start at boot, not now), `restart`
 (where they run) one name a line, `initramfs` and `links` (1; of GPU devices in /dev/char), `version`, `alternatives`
@@ -14,25 +14,40 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
-from gpunode.core.errors import InputError
 from gpunode.core.grammar import WORD
 from gpunode.core.remote import node_lines
-from gpunode.core.validation import as_lines, check_keys, checked
+from gpunode.core.validation import as_lines, check_value, flag, mapping, pairs, text, texts
 
 REBOOT = ("never", "if-needed", "always")
+REBOOTS = {
+    "reboot": text("Whether the node may be rebooted where nothing else helps.", choices=REBOOT),
+    "reboot_controller": flag("Whether that holds for the machine Ansible runs on, too; it is known by its boot id."),
+}
+_WORD = r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*"
+_SETTING = r"[^\s'\"$`\\]+"
+SHAPE = mapping(
+    "What is loaded, started and set.",
+    load=texts("Kernel modules to load.", _WORD),
+    unload=texts("Kernel modules to unload.", _WORD),
+    services=texts("Units to enable and start.", _WORD),
+    enable=texts("Units to start at the next boot, and not now.", _WORD),
+    restart=texts("Units to restart where they run.", _WORD),
+    initramfs=flag("Whether the initramfs is rebuilt where it is stale."),
+    links=flag("Whether GPU devices get their links in /dev/char."),
+    alternatives=pairs("Links below /usr/local, by name, and where each leads.", _WORD, r"/[^\s]*"),
+    sysctl=pairs("Kernel settings, in force now.", _WORD, _WORD),
+    parameters=pairs("Parameters of the nvidia module, as /proc/driver/nvidia/params shows them.", _WORD, _SETTING),
+    version=text("Version of the driver that has to be loaded; empty means that of the libraries.", _WORD),
+    flavour=text("Flavour of the modules that has to be loaded, open or proprietary.", _WORD),
+    **REBOOTS,
+)
 _LISTS = ("load", "unload", "services", "enable", "restart")
 _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl", "parameters")
-_KEYS = (*_LISTS, *_FLAGS, *_PAIRS, "version", "flavour", "reboot", "reboot_controller")
-_WORD = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:@-]*\Z")
-_SETTING = re.compile(r"[^\s'\"$`\\]+\Z")
-_PATH = re.compile(r"/[^\s]*\Z")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
-_checked = partial(checked, "activate")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,24 +63,11 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False, after: It
 
     `after`: what the steps before say that they would change, in check mode.  Raises InputError.
     """
-    check_keys("activate", value, _KEYS)
-    if value.get("reboot", "never") not in REBOOT:
-        raise InputError(f"activate: reboot is {value['reboot']!r}", expected=f"one of {', '.join(REBOOT)}")
-    lines = {key: [_checked(_WORD, name, key) for name in value.get(key) or ()] for key in _LISTS}
-    lines |= {key: [_checked(_WORD, value[key], key)] if value.get(key) else [] for key in ("version", "flavour")}
+    check_value("activate", value, SHAPE)
+    lines = {key: list(value.get(key) or ()) for key in _LISTS}
+    lines |= {key: [value[key]] if value.get(key) else [] for key in ("version", "flavour")}
     lines |= {key: ["1"] if value.get(key) else [] for key in _FLAGS}
-    lines["alternatives"] = [
-        f"{_checked(_WORD, name, 'alternative')} {_checked(_PATH, path, 'path')}"
-        for name, path in (value.get("alternatives") or {}).items()
-    ]
-    lines["sysctl"] = [
-        f"{_checked(_WORD, name, 'sysctl')} {_checked(_WORD, setting, 'sysctl value')}"
-        for name, setting in (value.get("sysctl") or {}).items()
-    ]
-    lines["parameters"] = [
-        f"{_checked(_WORD, name, 'parameter')} {_checked(_SETTING, setting, 'value of a parameter')}"
-        for name, setting in (value.get("parameters") or {}).items()
-    ]
+    lines |= {key: [f"{name} {setting}" for name, setting in (value.get(key) or {}).items()] for key in _PAIRS}
     request = {name: as_lines(found) for name, found in lines.items() if found}
     if not check:
         return request

@@ -9,28 +9,30 @@ come from the machine that runs gpunode.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Flavour, Runfile
 from gpunode.core.remote import values_of
-from gpunode.core.validation import as_lines, check_keys, checked
+from gpunode.core.validation import as_lines, check_one, rows, text, texts
 
 MODES = ("fetch", "install", "uninstall", "recover")
-_LINES = {
-    "kind": re.compile(r"(driver|cuda)\Z"),
-    "name": re.compile(r"[A-Za-z0-9][A-Za-z0-9+._-]*\Z"),
-    "version": re.compile(r"(\d+(\.\d+)+|unknown)\Z"),
-    "modules": re.compile(r"(open|proprietary)\Z"),
-    "sha256": re.compile(r"[0-9a-f]{64}\Z"),
-    "path": re.compile(r"[^\0\n]+\Z"),
-    "proxy": re.compile(r"https?://[^\s\"]+\Z"),
-}
-_LISTS = {"urls": re.compile(r"https?://[^\s\"'`$\\]+\Z"), "options": re.compile(r"-[A-Za-z0-9=._/+-]+\Z")}
-_checked = partial(checked, "runfile")
+_KIND = text("What it installs.", choices=("driver", "cuda"), required=True)
+_VERSION = text("Its version.", r"\d+(\.\d+)+|unknown", required=True)
+UNINSTALL = rows("What installers installed and is to go.", kind=_KIND, version=_VERSION)
+SHAPE = rows(
+    "NVIDIA's self-extracting installers.",
+    kind=_KIND,
+    name=text("Name of the file.", r"[A-Za-z0-9][A-Za-z0-9+._-]*", required=True),
+    version=_VERSION,
+    urls=texts("Where it is fetched from.", r"https?://[^\s\"'`$\\]+"),
+    path=text("Where it is on the controller, in place of C(urls).", r"[^\0\n]+"),
+    sha256=text("Its checksum; without it the one beside the file counts, URL.sha256sum.", r"[0-9a-f]{64}"),
+    options=texts("Options of the installer.", r"-[A-Za-z0-9=._/+-]+"),
+    modules=text("Kernel modules of a driver.", choices=("open", "proprietary")),
+    proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),
+)
 
 
 def runfile_value(kind: str, runfile: Runfile, *, proxy: str, modules: Flavour | None = None) -> dict[str, Any]:
@@ -58,13 +60,9 @@ def runfile_request(
     """
     if mode not in MODES:
         raise InputError(f"runfile: {mode!r}", expected=f"one of {', '.join(MODES)}")
-    check_keys("runfile", value, (*_LINES, *_LISTS))
-    lines = {key: [_checked(pattern, value[key], key)] for key, pattern in _LINES.items() if value.get(key)}
-    lines |= {key: [_checked(_LISTS[key], item, key) for item in value[key]] for key in _LISTS if value.get(key)}
-    needed = () if mode == "recover" else ("kind", "version") if mode == "uninstall" else ("kind", "version", "name")
-    for key in needed:
-        if key not in lines:
-            raise InputError(f"runfile: no {key}", expected=f"{', '.join(needed)}")
+    if mode != "recover":
+        check_one("runfile", value, UNINSTALL if mode == "uninstall" else SHAPE)
+    lines = {key: found if isinstance(found, list) else [found] for key, found in value.items() if found}
     lines.pop("path", None)  # it is the controller's
     request = {name: as_lines(found) for name, found in lines.items()}
     more = {"given": given} if given else {}

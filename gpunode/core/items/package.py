@@ -14,22 +14,35 @@ Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it g
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from gpunode.core.remote import values_of
-from gpunode.core.validation import as_lines, check_keys, checked
+from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, rows, text, texts
 
-_BACK = ("unhold", "purge", "automatic", "keys")
-_KEYS = ("install", "remove", "may_go", "keep", "after", "refresh", "alone", "streams", "proxy", *_BACK)
-_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*\Z")
-_VERSION = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?\Z")
-_PATH = re.compile(r"/[^\s]*\Z")
-_STREAM = re.compile(r"[a-zA-Z0-9._+-]+:[a-zA-Z0-9._+-]+\Z")
-_PROXY = re.compile(r"https?://[^\s\"]+\Z")
-_checked = partial(checked, "packages")
+_NAME = r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*"
+_VERSION = r"[a-zA-Z0-9][a-zA-Z0-9+.:~_^-]*\*?"
+_PATH = r"/[^\s]*"
+SHAPE = mapping(
+    "One package transaction.",
+    install=rows(
+        "Packages to have.",
+        name=text("Name of the package.", _NAME, required=True),
+        version=text("Its version, which may end in C(*); empty means any.", _VERSION),
+        hold=flag("Whether later upgrades leave it alone."),
+    ),
+    remove=texts("Packages to remove.", _NAME),
+    may_go=texts("Packages that may be removed along with these.", _NAME),
+    keep=texts("Files that stay where a removed package would take them along.", _PATH),
+    after=texts("Packages of an earlier step that set up repositories.", _NAME),
+    refresh=texts("Sources files whose repositories are fetched again.", _PATH),
+    alone=flag("Whether no other repositories than these are asked."),
+    streams=texts("Streams of dnf's modules, as MODULE:STREAM.", r"[a-zA-Z0-9._+-]+:[a-zA-Z0-9._+-]+"),
+    proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),
+)
+_LISTS = ("remove", "keep", "refresh", "may_go", "after")
+_BACK = ("unhold", "purge", "automatic", "keys")  # of an undo, which no role's option asks for
+_UNDO = Shape(type="dict", doc=SHAPE.doc, keys={**SHAPE.keys, **{key: texts("", _NAME) for key in _BACK}})
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:
@@ -38,18 +51,12 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     `wait` is in seconds.  A version may end in `*`; empty or missing means any.  Raises InputError on names that a
     shell or a package manager could read as something else.
     """
-    check_keys("packages", value, _KEYS)
-    install = [_install_line(item) for item in value.get("install") or ()]
-    remove = [_checked(_NAME, name, "package name") for name in value.get("remove") or ()]
-    refresh = [_checked(_PATH, path, "absolute path of a sources file") for path in value.get("refresh") or ()]
-    keep = [_checked(_PATH, path, "absolute path of a file to keep") for path in value.get("keep") or ()]
-    proxy = [_checked(_PROXY, value["proxy"], "proxy URL")] if value.get("proxy") else []
-    named = [_checked(_STREAM, name, "module stream") for name in value.get("streams") or ()]
-    streams = [name.replace(":", " ") for name in named]
-    files = {"install": install, "remove": remove, "keep": keep, "refresh": refresh, "streams": streams, "proxy": proxy}
-    files |= {
-        key: [_checked(_NAME, n, "package name") for n in value.get(key) or ()] for key in ("may_go", "after", *_BACK)
-    }
+    value = {**value, "install": [_named(item) for item in value.get("install") or ()]}
+    check_value("packages", value, _UNDO)
+    files = {key: list(value.get(key) or ()) for key in (*_LISTS, *_BACK)}
+    files["install"] = [_install_line(item) for item in value["install"]]
+    files["streams"] = [name.replace(":", " ") for name in value.get("streams") or ()]
+    files["proxy"] = [value["proxy"]] if value.get("proxy") else []
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
     flags = {"alone": bool(value.get("alone")), "check": check}
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}
@@ -60,11 +67,12 @@ def nothing_to_do(value: Mapping[str, Any]) -> bool:
     return not value.get("install") and not value.get("remove")
 
 
-def _install_line(item: Any) -> str:
-    item = {"name": item} if isinstance(item, str) else item
-    name = _checked(_NAME, item.get("name", ""), "package name")
-    version = _checked(_VERSION, item["version"], f"version of {name}") if item.get("version") else "-"
-    return f"{name} {version} {'hold' if item.get('hold') else '-'}"
+def _named(item: Any) -> Any:
+    return {"name": item} if isinstance(item, str) else item
+
+
+def _install_line(item: Mapping[str, Any]) -> str:
+    return f"{item['name']} {item.get('version') or '-'} {'hold' if item.get('hold') else '-'}"
 
 
 def locked_by(stdout: str) -> str:

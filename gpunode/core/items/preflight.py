@@ -6,6 +6,15 @@ from collections.abc import Mapping
 from typing import Any
 
 from gpunode.core.model import NodeFacts
+from gpunode.core.validation import mapping, text, texts
+
+SHAPE = mapping(
+    "The node as the plan found it; empty keys are not compared.",
+    distro=text("Distribution and release, such as debian:12."),
+    arch=text("Architecture, such as x86_64."),
+    kernel=text("Release of the running kernel."),
+    gpus=texts("GPUs, as SLOT=ID."),
+)
 
 
 def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:

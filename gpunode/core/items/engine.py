@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 from gpunode.core.cdi import PATH as CDI_PATH
 from gpunode.core.cdi import made_by_ctk
@@ -24,12 +25,24 @@ from gpunode.core.model import (
     Solution,
 )
 from gpunode.core.spec import RuntimeSpec, Spec
+from gpunode.core.validation import check_one, flag, mapping, rows, text
 
 ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker", "crio", "podman")
 DAEMONLESS = ("podman",)  # nothing to restart, and no cgroup of its own to lose devices in
 # Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
 MODULES_CONF = "/etc/modules-load.d/gpunode.conf"
+SHAPE = rows(
+    "Engines whose configuration is edited, in one transaction each.",
+    runtime=text("The engine.", choices=ENGINES, required=True),
+    default_runtime=text("Its default runtime.", choices=("nvidia", "runc", "keep")),
+    cdi=flag("Whether it goes by CDI; null leaves that as it is."),
+    cgroup_driver=text("Its cgroup driver; empty leaves that as it is.", choices=("", "systemd", "cgroupfs")),
+    nvidia_runtime_path=text("Path of the nvidia runtime."),
+    restart=flag("Whether it is restarted when nothing is to be edited."),
+    expect=mapping("Paths with the SHA-256 of the files that the plan was made for."),
+)
+_WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_path")
 
 
 def wanted_runtimes(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wanted:
@@ -150,4 +163,20 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
         )
         for name in ENGINES
         if getattr(spec.runtimes, name).manage == "configure" and facts.runtime(name) is None
+    ]
+
+
+def runtime_wish(value: Mapping[str, Any]) -> RuntimeWish:
+    """{runtime, default_runtime, cdi, cgroup_driver, nvidia_runtime_path, restart, expect} → RuntimeWish.
+
+    `restart` and `expect` are the transaction's affair.  Raises InputError.
+    """
+    check_one("runtime edit", value, SHAPE)
+    return RuntimeWish(**{key: value[key] for key in _WISH if key in value})
+
+
+def changed_files(expect: Mapping[str, str], facts: NodeFacts) -> list[str]:
+    """The paths whose sha256 is not the expected one ("" = absent)."""
+    return [
+        path for path, wanted in expect.items() if (facts.files[path].sha256 if path in facts.files else "") != wanted
     ]

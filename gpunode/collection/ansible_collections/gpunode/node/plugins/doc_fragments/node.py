@@ -1,0 +1,23 @@
+# Copyright the gpunode authors
+# Apache License 2.0 (see LICENSE or https://www.apache.org/licenses/LICENSE-2.0)
+"""What the documentation of all actions says."""
+
+from __future__ import annotations
+
+
+class ModuleDocFragment:
+    """Attributes of most actions; one that differs says so itself."""
+
+    DOCUMENTATION = r"""
+notes:
+  - Runs on the controller and sends a POSIX shell script to the node; no Python is needed there.
+requirements:
+  - gpunode, the Python package of the same version, on the controller
+attributes:
+  check_mode:
+    support: full
+    description: Changes nothing, and reports what would change.
+  diff_mode:
+    support: none
+    description: Shows what would change or has changed, with secrets masked.
+"""

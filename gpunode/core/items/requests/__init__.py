@@ -1,1 +1,0 @@
-"""Values of role options → requests of node scripts."""
