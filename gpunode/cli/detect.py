@@ -15,7 +15,7 @@ from gpunode.core.errors import GpunodeError, error_data
 
 if TYPE_CHECKING:
     from gpunode.core.knowledge import Knowledge
-    from gpunode.core.model import Kernel, NodeFacts, Runtime
+    from gpunode.core.model import Kernel, NodeFacts, NvmlGpu, PciDevice, Runtime
     from gpunode.edge.detect import Detected, Targets
 
 
@@ -187,16 +187,8 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     secure = {True: "on", False: "off", None: "none (no EFI)"}[facts.secure_boot]
     yield "Secure Boot", [secure]
     yield "kernels", [_kernel(kernel) for kernel in facts.kernels] or ["none found"]
-    names = {gpu.slot: gpu.name for gpu in facts.nvml}
-    yield (
-        "GPUs",
-        [
-            f"{gpu.slot}  {names.get(gpu.slot) or gpu_name(gpu.id) or gpu.label or 'unknown model'}  [{gpu.id}]"
-            f"  {gpu.driver or 'no driver bound'}{'  (virtual)' if gpu.virtual_function else ''}"
-            for gpu in facts.gpus
-        ]
-        or ["none"],
-    )
+    by_driver = {gpu.slot: gpu for gpu in facts.nvml}
+    yield "GPUs", [_gpu(gpu, by_driver.get(gpu.slot)) for gpu in facts.gpus] or ["none"]
     if facts.nvswitches:
         yield "NVSwitch", [f"{len(facts.nvswitches)} bridges"]
     loaded = f"{driver.loaded} {driver.loaded_flavour}".strip() or ("nouveau" if driver.nouveau else "none")
@@ -213,6 +205,20 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     if held:
         yield "held packages", [", ".join(held)]
     yield "seen as", [f"{facts.user or '?'}{'' if facts.root else ' (not root: some things stay unseen)'}"]
+
+
+def _gpu(gpu: PciDevice, nvml: NvmlGpu | None) -> str:
+    """A GPU by PCI; with the driver's settings of it where the driver runs: ECC, MIG, persistence mode."""
+    name = (nvml and nvml.name) or gpu_name(gpu.id) or gpu.label or "unknown model"
+    modes = (("ECC", nvml.ecc_current), ("MIG", nvml.mig_current), ("persistence", nvml.persistence)) if nvml else ()
+    words = [
+        gpu.driver or "no driver bound",
+        *(f"{mode} {_SWITCH[state]}" for mode, state in modes if state in _SWITCH),
+    ]
+    return f"{gpu.slot}  {name}  [{gpu.id}]  {', '.join(words)}{'  (virtual)' if gpu.virtual_function else ''}"
+
+
+_SWITCH = {"Enabled": "on", "Disabled": "off"}
 
 
 def _engine(engine: Runtime) -> str:

@@ -102,6 +102,7 @@ def test_one_host_is_shown_as_a_card(run_gpunode: Run) -> None:
     for kernel in facts["kernels"]:
         assert kernel["release"] in ran.stdout
     assert facts["driver"]["loaded"] in ran.stdout
+    assert "nvidia, ECC on, MIG off, persistence on" in ran.stdout
     assert not any(line != line.rstrip() for line in ran.stdout.splitlines())
 
 
@@ -181,7 +182,7 @@ def test_a_node_whose_answer_is_no_probe_fails_with_what_it_said(
 
 def test_a_node_that_kills_the_probe_is_as_one_that_is_down(inventory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that shuts down ends what runs on it, before it ends the connection."""
-    killed = SCRIPT.replace("\nprobe_disk() {\n", "\nprobe_disk() {\n  kill -TERM 0\n")
+    killed = SCRIPT.replace("\nprobe_journal() {\n", "\nprobe_journal() {\n  kill -TERM 0\n")
     assert killed != SCRIPT
     monkeypatch.setattr("gpunode.edge.detect._probe_program", lambda settle: f"setsid -w sh <<'END'\n{killed}\nEND")
     [found] = detect(Targets(inventory=(str(inventory),), limit="alive"))

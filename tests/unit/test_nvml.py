@@ -77,7 +77,6 @@ def test_a_gpu_that_answers_everything_is_described_in_nvidia_smis_words(gpus: C
             remap_pending="Yes",
             remap_failure="No",
             fabric_state="Completed",
-            compute_cap="9.0",
         ),
     )
 

@@ -242,7 +242,9 @@ def _memory(facts: NodeFacts) -> Iterator[Check]:
             id="gpu.ecc", status="failed", message=f"uncorrected ECC errors since boot: {text}", fix="dcgmi diag -r 2"
         )
     elif facts.nvml:
-        yield Check(id="gpu.ecc", status="passed", message="no uncorrected ECC error since boot")
+        off = ", ".join(str(g.index) for g in facts.nvml if g.ecc_current == "Disabled")
+        text = f"ECC is off: GPU {off} counts no memory errors" if off else "no uncorrected ECC error since boot"
+        yield Check(id="gpu.ecc", status="passed", message=text)
 
 
 def _links(facts: NodeFacts) -> Iterator[Check]:

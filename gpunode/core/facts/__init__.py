@@ -19,7 +19,6 @@ from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
     read_devices,
-    read_disk,
     read_distro,
     read_first_boot,
     read_kernels,
@@ -87,16 +86,14 @@ VOLATILE = frozenset(
         "containers",
         "nvml",
         "package_lock",
-        "disk_free_mib",
         "xids",
         "nvlink_inactive",
         "topology",
         "gpu_containers",
-        "tools",
         "notes",
     )
 )
-VOLATILE_DRIVER = frozenset(("clients", "smi"))
+VOLATILE_DRIVER = frozenset(("smi",))
 
 _META = re.compile(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
 _CUDA_FOLDER = re.compile(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
@@ -157,14 +154,12 @@ def parse_probe(text: str) -> NodeFacts:
         "device_nodes": read_device_nodes(probe),
         "gpu_containers": read_gpu_containers(probe),
         "cdi": read_cdi(probe, files),
-        "disk_free_mib": read_disk(probe),
         "xids": read_xids(probe),
         "nvlink_inactive": read_nvlink(probe),
         "topology": read_topology(probe),
         "first_boot": read_first_boot(probe),
         "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),
-        "tools": dict(probe.pairs("tools")),
     }
     found = NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
     return vetted(found, volatile=VOLATILE)
@@ -243,7 +238,7 @@ def shown_facts(facts: NodeFacts) -> dict[str, Any]:
     for file in data["files"].values():
         file["data"] = None
     for runtime in data["runtimes"]:
-        runtime |= {key: mask(runtime[key]) for key in ("effective", "effective_error")}
+        runtime["effective_error"] = mask(runtime["effective_error"])
         runtime["flags"] = [mask(flag) for flag in runtime["flags"]]
     return data
 

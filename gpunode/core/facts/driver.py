@@ -27,7 +27,6 @@ _TEXT_FIELDS = {
     "remapped_rows.pending": "remap_pending",
     "remapped_rows.failure": "remap_failure",
     "fabric.state": "fabric_state",
-    "compute_cap": "compute_cap",
 }
 
 
@@ -47,7 +46,6 @@ def read_driver(probe: Probe, smi: str) -> DriverState:
         nova="nova_core" in modules,
         runfile=probe.value("driver", "runfile"),
         parameters={name: value for name, _, value in (v.partition(": ") for v in probe.values("driver", "parameter"))},
-        clients=tuple(probe.lines("clients")),
         smi=smi,
     )
 

@@ -105,7 +105,6 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 socket=next((s for s in _SOCKETS[name] if s in sockets), ""),
                 config=config,
                 files=in_force,
-                effective=dump,
                 effective_error=_error(probe) if name == "containerd" else "",
                 cgroup_driver=_cgroup_driver(probe, name, flags, dump, [text_of(files, path) for path in in_force]),
             )

@@ -245,25 +245,6 @@ def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, 
     return gpus, tuple(d for d in devices if d.class_code == "0680"), fabric
 
 
-def read_disk(probe: Probe) -> Mapping[str, int]:
-    """Path → free MiB: `df -P -k` prints one line for each path, in order."""
-    lines, trouble = probe.answer("disk")
-    if not lines:
-        return {}
-    paths = lines[0].split()[1:]
-    rows = [line.split() for line in lines[2:]]
-    if trouble or len(rows) != len(paths):
-        probe.notes.append(f"disk: df: {trouble or 'another number of lines than paths'}")
-        return {}
-    return {
-        path: int(row[3]) // 1024 for path, row in zip(paths, rows, strict=True) if len(row) > 3 and _number(row[3])
-    }
-
-
-def _number(text: str) -> bool:
-    return text.isascii() and text.isdigit() and len(text) < 16
-
-
 def read_unfinished(probe: Probe) -> tuple[str, ...]:
     """Ids in the journal with an intent and no outcome, oldest first."""
     open_ids: dict[str, None] = {}

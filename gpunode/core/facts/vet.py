@@ -93,7 +93,7 @@ class Pairs:
 
 Rule = Grammar | Prose | Pairs
 
-LINE, ARGUMENT, TEXT = Prose(1_000), Prose(4_096), Prose(16 * 2**20)
+LINE, ARGUMENT = Prose(1_000), Prose(4_096)
 
 RULES: Mapping[type, Mapping[str, Rule]] = {
     NodeFacts: {
@@ -116,10 +116,8 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "modules": MODULE,
         "sysctl": Pairs(SYSCTL, SETTING),
         "files": Pairs(PATH, LINE),
-        "disk_free_mib": Pairs(PATH, LINE),
         "nvlink_inactive": LINE,
         "unfinished": RECORD,
-        "tools": Pairs(WORD, PATH),
         "notes": LINE,
         "malformed": LINE,
     },
@@ -145,7 +143,6 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "remap_pending": STATE,
         "remap_failure": STATE,
         "fabric_state": STATE,
-        "compute_cap": NUMBER,
     },
     Topology: {"names": LINE, "links": LINE, "cpus": LINE, "numa": LINE},
     DriverState: {
@@ -154,7 +151,6 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "userspace": VERSION,
         "firmware": VERSION,
         "runfile": VERSION,
-        "clients": LINE,
         "parameters": Pairs(MODULE, ARGUMENT),
         "smi": LINE,
     },
@@ -169,7 +165,6 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "socket": SOCKET,
         "config": PATH,
         "files": PATH,
-        "effective": TEXT,
         "effective_error": ARGUMENT,
         "cgroup_driver": WORD,
     },
@@ -219,7 +214,6 @@ _SECTIONS: Mapping[str, str] = {
     "services": "units",
     "modules": "driver",
     "device_nodes": "gpu_containers",
-    "disk_free_mib": "disk",
     "nvlink_inactive": "nvlink",
     "unfinished": "journal",
 }

@@ -70,7 +70,6 @@ class NvmlGpu:
     remap_pending: str = ""
     remap_failure: str = ""
     fabric_state: str = ""
-    compute_cap: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,7 +93,6 @@ class DriverState:
     nouveau: bool = False
     nova: bool = False
     runfile: str = ""  # version that nvidia-installer left, "" when it never ran
-    clients: tuple[str, ...] = ()  # "PID COMMAND" of processes that hold /dev/nvidia*
     parameters: Mapping[str, str] = field(default_factory=dict)  # of the loaded module, as it shows them itself
     smi: str = ""  # first line of trouble that nvidia-smi prints; "" when it works or is absent
 
@@ -127,8 +125,7 @@ class Runtime:
     socket: str = ""  # a socket that exists
     config: str = ""  # path of the root config file, whether or not it exists
     files: tuple[str, ...] = ()  # config files in force, root first; their contents are in NodeFacts.files
-    effective: str = ""  # `containerd config dump`; "" where the engine has no such command
-    effective_error: str = ""  # what that command said when it failed
+    effective_error: str = ""  # what `containerd config dump` said when it failed
     cgroup_driver: str = ""  # systemd | cgroupfs | ""
 
 
@@ -323,16 +320,12 @@ class NodeFacts:
     device_nodes: tuple[DeviceNode, ...] = ()
     gpu_containers: tuple[GpuContainer, ...] = ()
     cdi: Cdi = Cdi()
-    disk_free_mib: Mapping[str, int] = field(default_factory=dict)  # by path: /, /boot, /usr, /var
     xids: tuple[Xid, ...] = ()
     nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
     topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
     unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
-    tools: Mapping[str, str] = field(
-        default_factory=dict
-    )  # name → path of commands that exist: python3, crictl, ctr, dcgmi …
     notes: tuple[str, ...] = ()  # "section: what was missing or not permitted"
     malformed: tuple[
         str, ...

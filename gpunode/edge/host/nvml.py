@@ -56,7 +56,6 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu | None:
     mig = ask(pynvml.nvmlDeviceGetMigMode) or (None, None)
     ecc = ask(pynvml.nvmlDeviceGetEccMode) or (None, None)
     rows = ask(pynvml.nvmlDeviceGetRemappedRows) or (None, None, None, None)
-    capability = ask(pynvml.nvmlDeviceGetCudaComputeCapability)
     return NvmlGpu(
         index=index,
         uuid=_text(ask(pynvml.nvmlDeviceGetUUID)),
@@ -74,7 +73,6 @@ def _gpu(pynvml: Any, index: int) -> NvmlGpu | None:
         remap_pending=_yes(rows[2]),
         remap_failure=_yes(rows[3]),
         fabric_state=_fabric(pynvml, ask),
-        compute_cap=f"{capability[0]}.{capability[1]}" if capability else "",
     )
 
 

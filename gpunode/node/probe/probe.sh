@@ -6,19 +6,10 @@
 # every section; the others are in the parts before this (probe_*.sh).  $GPUNODE_IN/sections, where it exists, names the
 # sections to print, $GPUNODE_IN/paths further files.
 
-SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology clients xids
-gpu_containers cuda toolkit cdi tools units runtimes containers kubernetes sysctl packages holds locks disk journal first_boot sharing files"
+SECTIONS="system os_release secure_boot kernels dkms pci lspci driver nvidia_smi nvlink topology xids
+gpu_containers cuda toolkit cdi units runtimes containers kubernetes sysctl packages holds locks journal first_boot sharing files"
 
-# ---------------------------------------------------------------- room, and what gpunode keeps on the node
-
-probe_disk() {
-  set --
-  for folder in / /boot /usr /var /tmp /var/lib/containerd /var/lib/docker; do
-    [ -d "$folder" ] && set -- "$@" "$folder"
-  done
-  line "paths $*"
-  ask 5 df -P -k "$@"
-}
+# ---------------------------------------------------------------- what gpunode keeps on the node
 
 probe_journal() {
   if [ -r /var/lib/gpunode/journal.jsonl ]; then

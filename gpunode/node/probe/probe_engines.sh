@@ -10,11 +10,6 @@ rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-
 snap.microk8s.daemon-containerd.service snap.docker.dockerd.service cri-docker.service
 gpunode-firstboot.service gpunode-mig.service gpunode-mps.service gpunode-metrics.timer nvidia-mig-manager.service
 unattended-upgrades.service apt-daily-upgrade.timer dnf-automatic.timer display-manager.service"
-TOOLS="python3 sudo systemctl timeout flock base64 sha256sum lspci modinfo modprobe dkms gcc make mokutil apt-get dnf
-dnf5 yum zypper rpm pacman snap dracut update-initramfs mkinitcpio nvidia-smi nvidia-modprobe nvidia-persistenced
-nv-fabricmanager nvidia-ctk nvidia-container-cli nvidia-container-runtime nvidia-uninstall nvcc dcgmi containerd ctr
-crictl nerdctl runc crun docker dockerd crio podman kubelet kubectl kubeadm k3s rke2 k0s microk8s helm curl wget gpg
-busybox restorecon ubuntu-drivers nvidia-cuda-mps-control nvidia-mig-parted"
 
 # ---------------------------------------------------------------- CUDA and the container toolkit
 
@@ -51,13 +46,6 @@ probe_cdi() {
     [ -r "$file" ] && sed 'y/,{}/\n\n\n/' "$file" |
       sed -n 's/^[ -]*"\{0,1\}\(hostPath\|path\)"\{0,1\} *: *"\{0,1\}\(\/[^"]*\).*/\2/p' | sort -u |
       while read -r path; do exists "$path" || line "missing $path"; done
-  done
-  return 0
-}
-
-probe_tools() {
-  for tool in $TOOLS; do
-    have "$tool" && printf '| %s ' "$tool" && command -v "$tool"
   done
   return 0
 }

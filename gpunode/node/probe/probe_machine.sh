@@ -232,7 +232,7 @@ probe_nvidia_smi() {
   fi
   fields=index,uuid,name,pci.bus_id,driver_version,memory.total,mig.mode.current,mig.mode.pending,persistence_mode
   fields=$fields,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,remapped_rows.pending
-  fields=$fields,remapped_rows.failure,fabric.state,compute_cap
+  fields=$fields,remapped_rows.failure,fabric.state
   answer=
   # an old nvidia-smi names the first field that it does not know: ask again without it
   while [ "$fields" ]; do
@@ -258,18 +258,6 @@ probe_nvlink() {
 
 probe_topology() {
   case $answer in *"$newline| 1, "*) ask_hardware 5 nvidia-smi topo -m ;; esac
-}
-
-probe_clients() {
-  for node in /dev/nvidia* /dev/dri/renderD*; do [ -e "$node" ] && break; done
-  [ -e "$node" ] || return 0
-  [ "$(id -u)" = 0 ] || remark "not root: only own processes are seen"
-  # shellcheck disable=SC2012 # one ls for all: a readlink for each open file would take seconds
-  within 5 ls -l /proc/[0-9]*/fd 2>/dev/null |
-    sed -n -e '/^\/proc/h' -e '/-> \/dev\/nvidia/{' -e g -e 's/^\/proc\/\([0-9]*\).*/\1/p' -e '}' | uniq | head -n 100 |
-    while read -r pid; do
-      first "/proc/$pid/comm" && line "$pid $REPLY"
-    done
 }
 
 probe_xids() {
