@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.core.facts import facts_hash
+from gpunode.core.facts import facts_hash, secret_parts
 from gpunode.core.items import Key
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.items.gpu_containers import say_gpu_containers
@@ -141,7 +141,8 @@ class DesiredState:
         spec, problems = self._with_lock(sealed, facts)
         facts = secrets.seal_facts(facts)
         docker = facts.containers.get("docker")  # by its containers the plan says whom a restart stops
-        kind = (facts_hash(facts), docker, id(spec))  # self._specs keeps every spec alive: no two have the same id
+        # self._specs keeps every spec alive: no two have the same id
+        kind = (facts_hash(facts), secret_parts(facts), docker, id(spec))
         if kind not in self._planned:
             self._planned[kind] = self._plan(host, facts, spec, secrets)
         known = self._planned[kind]

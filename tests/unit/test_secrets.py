@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
-from gpunode.core.facts import facts_hash, parse_probe
+from gpunode.core.facts import facts_hash, masked_hash, parse_probe, shown_facts
+from gpunode.core.items.engine import changed_files
 from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.plan import class_key
 from gpunode.core.plan.since import state_of
@@ -196,6 +197,68 @@ def test_no_hash_in_a_plan_or_a_state_changes_with_the_secret(keys: list[Any]) -
         return plan_data(found.plan), state_of(found.facts), facts_hash(found.facts)
 
     assert kept("short") == kept("another-one")
+
+
+ON_THE_NODE = {  # a person's own secrets, which no gpunode.yml has: path, text
+    "/etc/docker/daemon.json": '{"log-driver": "splunk", "log-opts": {"splunk-token": "PW"}, "runtimes": {}}',
+    "/etc/containerd/config.toml": 'version = 2\n[plugins."io.containerd.grpc.v1.cri".registry.configs."r".auth]\n'
+    '  username = "me"\n  password = "PW"\n',
+    "/etc/apt/apt.conf.d/95proxy": 'Acquire::http::Proxy "http://me:PW@proxy.lan:3128";\n',
+    "/etc/apt/sources.list.d/x.sources": "URIs: https://u:PW@mirror.lan/\n",
+}
+
+
+def with_files(facts: NodeFacts, password: str, more: str = "") -> NodeFacts:
+    """A node whose engines read files with a person's secrets."""
+    files = {path: config_file(path, text.replace("PW", password) + more) for path, text in ON_THE_NODE.items()}
+    flags = (f"--label=token={password}",)
+    error = f'[r.auth]\n  password = "{password}"\n'
+    runtimes = tuple(
+        replace(r, files=tuple(ON_THE_NODE)[:2], flags=flags, effective_error=error) for r in facts.runtimes
+    )
+    return replace(facts, runtimes=runtimes, files={**facts.files, **files})
+
+
+def kept_of(facts: NodeFacts) -> str:
+    """All that leaves the controller's memory of a node's files: plan, playbook, state of a run, shown facts."""
+    found = planned({"sources": {"nvidia-cuda": {"url": "https://mirror.lan"}}}, facts=facts)
+    edits = [step for step in found.plan.steps if step.id == "runtime.edits"]
+    assert edits and all(value["expect"] for step in edits for value in step.value)
+    assert set(tuple(ON_THE_NODE)[:2]) <= set(found.plan.files)
+    data = plan_data(found.plan)
+    return json.dumps([data, role_variables(found.plan), state_of(facts), facts_hash(facts), shown_facts(facts)])
+
+
+def test_no_hash_of_a_nodes_file_lets_anybody_try_passwords(keys: list[Any]) -> None:
+    facts = parse_probe((CASES / "debian12-stock-engines" / "probe.txt").read_text())
+    assert facts.runtimes
+    kept = kept_of(with_files(facts, "first-one"))
+    assert kept == kept_of(with_files(facts, "another"))
+    assert kept != kept_of(with_files(facts, "first-one", more=" \n")), "a file that changed is still found"
+
+
+def test_hosts_that_differ_where_a_secret_is_suspected_have_plans_of_their_own(keys: list[Any]) -> None:
+    facts, planner = parse_probe((CASES / "debian12-stock-engines" / "probe.txt").read_text()), DesiredState({})
+
+    def edits(setting: str) -> Any:
+        text = f'# password = "\nversion = 2\n{setting}\n# "\n'  # all between the quotes is taken for a secret
+        file = config_file("/etc/containerd/config.toml", text)
+        plan = planner.plan("gpu1", replace(facts, files={**facts.files, file.path: file})).plan
+        return plan.problems, [step.value for step in plan.steps if step.id == "runtime.edits"]
+
+    good, bad = edits("imports = []"), edits("imports = 1")
+    assert good[1] and bad != good
+
+
+def test_a_file_changed_since_the_plan_only_where_more_than_its_secret_did(keys: list[Any]) -> None:
+    facts = with_files(NodeFacts(), "first-one")
+    expect = {path: masked_hash(file) for path, file in facts.files.items()}
+    assert all(expect[path] != file.sha256 for path, file in facts.files.items())
+    assert changed_files(expect, with_files(NodeFacts(), "another")) == []
+    assert changed_files(expect, with_files(NodeFacts(), "another", more=" ")) == list(ON_THE_NODE)
+    assert changed_files(expect, NodeFacts()) == list(ON_THE_NODE)
+    plain = config_file("/a", "no secret\n")
+    assert masked_hash(plain) == plain.sha256
 
 
 # ---------------------------------------------------------------- what is written

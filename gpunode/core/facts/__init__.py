@@ -73,8 +73,10 @@ __all__ = [
     "facts_hash",
     "facts_to_data",
     "lasting",
+    "masked_hash",
     "parse_probe",
     "redact",
+    "secret_parts",
     "shown_facts",
 ]
 
@@ -232,19 +234,46 @@ def _toolkit(probe: Probe) -> str:
     return match[1] if match else ""
 
 
+def masked_hash(file: ConfigFile) -> str:
+    """sha256 (hex) of a node's file without its secrets, for all that is kept or shown: "" where it is not known.
+
+    With the hash of the whole file, somebody who has it could try passwords until one fits.  Equal to `sha256` where
+    the file has no secret.
+    """
+    return file.sha256 if not file.sha256 or file.data is None else _masked(file.data)[0]
+
+
+@functools.lru_cache(maxsize=1024)  # the same files on many hosts
+def _masked(data: bytes) -> tuple[str, int]:
+    """(sha256, size) of a file without its secrets."""
+    text = mask(data.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
+    return hashlib.sha256(text).hexdigest(), len(text)
+
+
+def _without_secrets(data: dict[str, Any], facts: NodeFacts) -> None:
+    """Facts as data, in place: no content of files, their hash and size without secrets, nor those of engines."""
+    for path, file in data.get("files", {}).items():
+        content = facts.files[path].data
+        if file.pop("data", None):
+            file["sha256"], file["size"] = _masked(content or b"")
+    for runtime in data.get("runtimes", ()):
+        if "effective_error" in runtime:
+            runtime["effective_error"] = mask(runtime["effective_error"])
+        if "flags" in runtime:
+            runtime["flags"] = [mask(flag) for flag in runtime["flags"]]
+
+
 def shown_facts(facts: NodeFacts) -> dict[str, Any]:
-    """Facts as data for a person or a log: no content of files, and secrets masked in what engines say."""
+    """Facts as data for a person or a log: no content of files, and no secrets."""
     data = facts_to_data(facts)
+    _without_secrets(data, facts)
     for file in data["files"].values():
         file["data"] = None
-    for runtime in data["runtimes"]:
-        runtime["effective_error"] = mask(runtime["effective_error"])
-        runtime["flags"] = [mask(flag) for flag in runtime["flags"]]
     return data
 
 
 def lasting(facts: NodeFacts) -> dict[str, Any]:
-    """What a plan rests on, as data: all facts but VOLATILE ones, files by their hashes.
+    """What a plan rests on, as data: all facts but VOLATILE ones, files by their hashes, nothing secret.
 
     Equal for two probes of one node between which nothing of consequence changed, also across a reboot.
     """
@@ -256,13 +285,18 @@ def lasting(facts: NodeFacts) -> dict[str, Any]:
     kept["device_nodes"] = [
         node for node in data.get("device_nodes", ()) if not node.get("linked")
     ]  # the driver makes them at need
-    kept["files"] = {
-        path: {key: value for key, value in file.items() if key != "data"}
-        for path, file in data.get("files", {}).items()
-    }
+    kept.setdefault("files", {})
+    _without_secrets(kept, facts)
     return kept
 
 
+def secret_parts(facts: NodeFacts) -> tuple[object, ...]:
+    """What tells nodes of the same `facts_hash` apart: what is masked there.  For memory only: never kept or shown."""
+    files = {path: file.sha256 for path, file in facts.files.items() if file.sha256 != masked_hash(file)}
+    engines = ((r.effective_error, r.flags) for r in facts.runtimes)
+    return (*sorted(files.items()), *engines)
+
+
 def facts_hash(facts: NodeFacts) -> str:
-    """sha256 (hex) over what a plan rests on."""
+    """sha256 (hex) over what a plan rests on, secrets left out."""
     return hashlib.sha256(json.dumps(lasting(facts), sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 from gpunode.core.cdi import PATH as CDI_PATH
 from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import edit_runtime
+from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
 from gpunode.core.items.gpu_containers import LINKED, LINKS, LINKS_RULE, needs_links
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
@@ -176,7 +177,6 @@ def runtime_wish(value: Mapping[str, Any]) -> RuntimeWish:
 
 
 def changed_files(expect: Mapping[str, str], facts: NodeFacts) -> list[str]:
-    """The paths whose sha256 is not the expected one ("" = absent)."""
-    return [
-        path for path, wanted in expect.items() if (facts.files[path].sha256 if path in facts.files else "") != wanted
-    ]
+    """The paths whose `masked_hash` is not the expected one ("" = absent)."""
+    now = {path: masked_hash(facts.files[path]) if path in facts.files else "" for path in expect}
+    return [path for path, wanted in expect.items() if now[path] != wanted]

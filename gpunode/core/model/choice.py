@@ -247,7 +247,7 @@ class Plan:
     reasons: tuple[Reason, ...] = ()
     warnings: tuple[str, ...] = ()
     facts_hash: str = ""  # of the facts the plan rests on
-    files: Mapping[str, str] = field(default_factory=dict)  # path → sha256 ("" = absent) of the files the plan rests on
+    files: Mapping[str, str] = field(default_factory=dict)  # path → masked hash ("" = absent) of those it rests on
 
     @property
     def converged(self) -> bool:

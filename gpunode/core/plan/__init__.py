@@ -14,7 +14,7 @@ from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.edits import activation
-from gpunode.core.facts import facts_hash
+from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
 from gpunode.core.items import ABSENT, DAEMONLESS, ENGINES, FRESH, Key, Want, Wanted, actual, differs, wanted
 from gpunode.core.items.engine import manages
@@ -300,4 +300,4 @@ def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:
         *(k.name for k in want.items if k.option in ("sources", "files")),
         *(p for r in facts.runtimes for p in r.files),
     ]
-    return {p: facts.files[p].sha256 if p in facts.files else "" for p in paths}
+    return {p: masked_hash(facts.files[p]) if p in facts.files else "" for p in paths}

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.facts import masked_hash
 from gpunode.core.items import ABSENT, DAEMONLESS, Key, Want, Wanted, differs
 from gpunode.core.items.gpu_containers import LINKS
 from gpunode.core.items.image import image_activation
@@ -152,7 +153,7 @@ def _fabric_services(case: Case, mine: Mapping[Key, Want]) -> dict[str, Any]:
 def _edit_data(case: Case, wish: RuntimeWish) -> dict[str, Any]:
     facts = case.facts
     runtime = facts.runtime(wish.runtime)
-    expect = {p: facts.files[p].sha256 for p in (runtime.files if runtime else ()) if p in facts.files}
+    expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
     return {
         "runtime": wish.runtime,
         "default_runtime": wish.default_runtime,
