@@ -31,6 +31,7 @@ VERSIONS = {  # file → what stands before the version in it; pyproject.toml re
     "gpunode/__init__.py": '__version__ = "',
     f"gpunode/collection/{COLLECTION}/galaxy.yml": "version: ",
     f"gpunode/collection/{COLLECTION}/plugins/plugin_utils/node.py": 'VERSION = "',
+    f"gpunode/collection/{COLLECTION}/requirements.txt": "gpunode==",
 }
 # What may be used from Apache-2.0; that paramiko (LGPL) and ansible-core (GPL) may is said in docs/releasing.md.
 LICENCES = "Apache;BSD;MIT;ISC;PSF;Python Software Foundation;MPL;Mozilla;GPL;GNU"

@@ -117,6 +117,28 @@ def test_ansible_galaxy_installs_the_collection_and_finds_it_whole(first: Path, 
     assert done.returncode != 0
 
 
+def test_the_collection_has_what_galaxy_and_ansible_builder_ask_for(first: Path) -> None:
+    with tarfile.open(next(first.glob("gpunode-node-*.tar.gz"))) as archive:
+        names = set(archive.getnames())
+        info = json.loads(archive.extractfile("MANIFEST.json").read())["collection_info"]  # type: ignore[union-attr]
+    assert {"LICENSE", "CHANGELOG.md", "README.md", "meta/execution-environment.yml", "requirements.txt"} <= names
+    assert all(info[key] for key in ("repository", "documentation", "homepage", "issues", "tags", "license"))
+
+
+def test_a_collection_of_another_version_than_the_package_fails_clearly(monkeypatch: pytest.MonkeyPatch) -> None:
+    from ansible_collections.gpunode.node.plugins.plugin_utils import node
+
+    monkeypatch.setattr(node, "VERSION", "9.9.9")
+    monkeypatch.setattr(node.ActionBase, "run", lambda *_: {})
+    monkeypatch.setattr(node.NodeAction, "__init__", lambda self: None)
+    result = node.NodeAction().run()
+    assert (
+        result["failed"]
+        and f"gpunode.node 9.9.9 cannot work with the Python package gpunode {gpunode.__version__}" in (result["msg"])
+    )
+    assert "in one version" in result["fix"]
+
+
 def test_files_of_a_collection_come_in_order_whatever_the_file_system_gives(first: Path) -> None:
     with tarfile.open(next(first.glob("gpunode-node-*.tar.gz"))) as archive:
         names = archive.getnames()

@@ -12,6 +12,7 @@ from ansible.plugins.action import ActionBase
 VERSION = "0.1.0"
 
 try:
+    from gpunode import __version__
     from gpunode.core.errors import Exit, GpunodeError, RefusedError
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
@@ -44,6 +45,8 @@ class NodeAction(ActionBase):
                 f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
             )
             return result | {"failed": True, "msg": needs, "exception": GPUNODE_MISSING}
+        if __version__ != VERSION:
+            return result | {"failed": True, "msg": _other_version(), "fix": _OTHER_VERSION_FIX}
         args = self.validate_argument_spec(argument_spec=self.ARGUMENTS)[1]
         self._vars = task_vars or {}
         try:
@@ -177,6 +180,16 @@ class NodeAction(ActionBase):
             return self._low_level_execute_command(f"/bin/sh {shlex.quote(path)}")
         finally:
             self._remove_tmp_path(folder)
+
+
+_OTHER_VERSION_FIX = (
+    "use the collection that the package brings (remove the one that ansible-galaxy installed), or install both in one "
+    "version"
+)
+
+
+def _other_version():
+    return f"collection gpunode.node {VERSION} cannot work with the Python package gpunode {__version__} on the controller"
 
 
 def _needs_gpunode(error):
