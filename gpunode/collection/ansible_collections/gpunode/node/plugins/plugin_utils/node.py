@@ -189,7 +189,7 @@ _OTHER_VERSION_FIX = (
 
 
 def _other_version():
-    return f"collection gpunode.node {VERSION} cannot work with the Python package gpunode {__version__} on the controller"
+    return f"collection gpunode.node {VERSION} does not work with the Python package gpunode {__version__} beside it"
 
 
 def _needs_gpunode(error):
