@@ -67,6 +67,7 @@ site: install  ## build the documentation as a site into build/site; a warning f
 release: $(VENV)/.release  ## everything of a release into dist/: wheel, sdist, collection, bill of materials, licences, audit, sums
 	rm -rf dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py build dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py galaxy dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py bill dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py sums dist
 

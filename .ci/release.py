@@ -2,6 +2,7 @@
 
 release.py version [NEW]   the version, or write a new one into the files that carry it
 release.py build DIR       wheel, sdist and the collection's tarball: no network, same sources → same bytes
+release.py galaxy DIR      whether Galaxy takes the collection: its importer ends without an error or a warning
 release.py bill DIR        of what the wheel brings into a fresh environment: bill of materials, licences, audit
 release.py audit DIR       the audit alone: which holes are known; says so where nobody can be asked
 release.py sums DIR        SHA256SUMS over all that lies there
@@ -43,7 +44,7 @@ def main(command: str, argument: str = "") -> None:
         return
     target = Path(argument or "dist").resolve()
     target.mkdir(parents=True, exist_ok=True)
-    {"build": build, "bill": bill, "audit": audit, "sums": sums}[command](target)
+    {"build": build, "galaxy": galaxy, "bill": bill, "audit": audit, "sums": sums}[command](target)
 
 
 # ---------------------------------------------------------------- the version
@@ -85,6 +86,18 @@ def build(target: Path) -> None:
         tarball = Path(built.split()[-1])
         (target / tarball.name).write_bytes(same_bytes(tarball.read_bytes(), _epoch()))
     print(*sorted(path.name for path in target.iterdir()), sep="\n")
+
+
+def galaxy(target: Path) -> None:
+    tarball = target / f"gpunode-node-{version(ROOT)}.tar.gz"
+    command = (sys.executable, "-m", "galaxy_importer.main", tarball)
+    done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=False)
+    said = (done.stdout + done.stderr).splitlines()
+    (target / "importer_result.json").unlink(missing_ok=True)
+    wrong = said if done.returncode else [line for line in said if "ERROR" in line or "WARNING" in line]
+    if wrong:
+        sys.exit("\n".join(["Galaxy's importer does not take the collection:", *wrong]))
+    print(said[-1])
 
 
 def same_bytes(tarball: bytes, epoch: int) -> bytes:
