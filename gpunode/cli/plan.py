@@ -32,6 +32,11 @@ if TYPE_CHECKING:
 @image_options
 @locked_option
 @PROBES
+@click.option(
+    "--check-repositories/--no-check-repositories",
+    default=None,
+    help="Look every package up in the index of its repository, where this machine reaches it; the default with -o.",
+)
 @click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
 @click.option(
     "-o",
@@ -50,6 +55,7 @@ def plan(
     spec_data: dict[str, Any],
     lock: Lock | None,
     probes: tuple[Path, ...],
+    check_repositories: bool | None,
     diff: bool,
     output: Path | None,
     shards: int | None,
@@ -64,7 +70,8 @@ def plan(
     if shards and not output:
         raise click.UsageError("--shards needs -o DIR: the shards stand in it")
     targets = with_probes(targets, probes)
-    desired = DesiredState(spec_data, to_run=bool(output), lock=lock)
+    look_up = bool(output) if check_repositories is None else check_repositories
+    desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)
     with probing(output_format) as on_done:
         hosts = workflow.plan(targets, desired, on_done=on_done)
     if output:

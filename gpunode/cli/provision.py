@@ -47,6 +47,12 @@ if TYPE_CHECKING:
 @click.option(
     "--lab", "use_lab", is_flag=True, help="Provision the lab's nodes (gpunode lab up), starting one if none is up."
 )
+@click.option(
+    "--check-repositories/--no-check-repositories",
+    default=True,
+    show_default=True,
+    help="Look every package up in the index of its repository first, where this machine reaches it.",
+)
 @click.option("--check", is_flag=True, help="Run Ansible in check mode: say what would change, change nothing.")
 @click.option("--diff", is_flag=True, help="Show diffs of configuration files (secrets masked).")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -63,6 +69,7 @@ def provision(
     events: EventLog | None,
     connect: Callable[[], Api],
     use_lab: bool,
+    check_repositories: bool,
     check: bool,
     diff: bool,
     yes: bool,
@@ -91,7 +98,7 @@ def provision(
         targets, lock = reviewed.reach(targets), reviewed.lock
     if use_lab:
         targets, spec_data = _lab(targets, spec_data)
-    desired = DesiredState(spec_data, lock=lock)
+    desired = DesiredState(spec_data, lock=lock, look_up=check_repositories)
     known = reviewed.find_hosts(targets) if reviewed else None
     with probing(output_format) as on_done:
         if known is None:

@@ -25,6 +25,7 @@ from gpunode.core.solve import request_of, solve
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.edge.bundle.check import Bundles
+from gpunode.edge.bundle.lookup import Indexes
 from gpunode.edge.runfile import check_given
 from gpunode.node import script
 
@@ -66,11 +67,13 @@ class DesiredState:
         source: str = "gpunode.yml",
         to_run: bool = True,
         lock: Lock | None = None,
+        look_up: bool = False,
     ) -> None:
         """`to_run` False: the plans are only looked at, so a key that cannot be fetched now is a warning.
 
-        `lock`: exactly its versions, and no plan for what they cannot be had on.  `spec_data` becomes the data with
-        references in place of secrets, which may be written down; `secrets` are those of gpunode.yml.
+        `look_up`: what a plan installs is looked up in the indexes of its repositories, where this machine reaches
+        them.  `lock`: exactly its versions, and no plan for what they cannot be had on.  `spec_data` becomes the data
+        with references in place of secrets, which may be written down; `secrets` are those of gpunode.yml.
         """
         self._to_run = to_run
         self.lock = lock
@@ -83,6 +86,7 @@ class DesiredState:
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         self._bundles = Bundles()
+        self._indexes = Indexes() if look_up else None
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
@@ -122,9 +126,11 @@ class DesiredState:
             self._specs[key] = parse_spec(sealed, where=where), secrets
         return self._specs[key]
 
-    def solution(self, facts: NodeFacts, spec: Spec, *, beside: Sequence[str] = ()) -> Solution:
+    def solution(
+        self, facts: NodeFacts, spec: Spec, *, beside: Sequence[str] = (), offered_toolkit: str = ""
+    ) -> Solution:
         """What fits the node; `beside` are ids of repositories that it will have without its doing."""
-        request = request_of(facts, spec)
+        request = replace(request_of(facts, spec), offered_toolkit=offered_toolkit)
         request = replace(request, repositories=(*request.repositories, *beside))
         key = repr(request)  # holds mappings, so it cannot be hashed; its text says all of it
         if key not in self._solutions:
@@ -160,7 +166,7 @@ class DesiredState:
         return self._locked[key]
 
     def _plan(self, host: str, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Planned:
-        solution = self._shared(facts, spec, self.solution(facts, spec))
+        solution = self._shared(facts, spec, self._offered(facts, spec, secrets))
         missing: dict[str, str] = {}
         opened = secrets.open_spec(spec)
 
@@ -180,7 +186,37 @@ class DesiredState:
         if found := self._bundles.problems(facts, opened, plan):
             sealed = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found)
             plan = replace(plan, steps=(), problems=sealed)
+        elif self._indexes and not opened.bundle.sha256:
+            plan = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets)
+
+    def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Solution:
+        """The solution; where the toolkit's repository lacks the newest known, with the newest that it offers."""
+        solution = self.solution(facts, spec)
+        toolkit = solution.toolkit
+        opened = secrets.open_spec(spec)
+        if not (self._indexes and toolkit and toolkit.repository and spec.toolkit.version == "auto"):
+            return solution
+        (repository,) = [one for one in solution.repositories if one.name == toolkit.repository]
+        repository = replace(repository, url=secrets.open(repository.url))
+        offered = (
+            ""
+            if opened.bundle.sha256
+            else self._indexes.newest(toolkit.packages, repository, facts, self.knowledge, opened.proxy)
+        )
+        return self.solution(facts, spec, offered_toolkit=offered) if offered else solution
+
+    def _looked_up(
+        self, indexes: Indexes, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
+    ) -> Plan:
+        """The plan where all that it installs is in the indexes of its repositories, else the problems."""
+        repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
+        found = indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
+        problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
+        warnings = tuple(f"packages were not looked up in {secrets.seal(one)}" for one in found.unread)
+        if problems:
+            return replace(plan, steps=(), problems=(*plan.problems, *problems))
+        return replace(plan, warnings=(*plan.warnings, *warnings))
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
         """The solution with what the host does about sharing."""

@@ -165,7 +165,8 @@ def lacking(manifest: Manifest, target: str, wants: Sequence[PackageWant]) -> tu
     gone = [
         f"{want.name} {want.version}".strip()
         for want in wants
-        if want.name not in base and not any(_named(want.name, p) and _is(p.version, want.version or "*") for p in have)
+        if want.name not in base
+        and not any(_named(want.name, p) and matches_version(p.version, want.version or "*") for p in have)
     ]
     if not gone:
         return ()
@@ -185,7 +186,7 @@ def _named(name: str, package: Packaged) -> bool:
     return name in (full, f"{full}.{package.arch}") or full.startswith(f"{name}.")
 
 
-def _is(version: str, pattern: str) -> bool:
+def matches_version(version: str, pattern: str) -> bool:
     """Of an rpm neither epoch nor, where the pattern has none, release counts."""
     plain = version.partition(":")[2] or version
     return any(fnmatch.fnmatchcase(v, p) for v in (version, plain) for p in (pattern, f"{pattern}-*"))

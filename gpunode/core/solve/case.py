@@ -45,6 +45,7 @@ class SolveRequest:
     loaded_driver: str = ""  # version of a driver that is there
     runfile: str = ""  # version that nvidia-installer left
     installed_toolkit: str = ""  # version of the container toolkit that is there
+    offered_toolkit: str = ""  # the newest that its repository has, where that is not the newest known
     driver: DriverSpec = DriverSpec()
     cuda: CudaSpec = CudaSpec()
     toolkit: ToolkitSpec = ToolkitSpec()

@@ -47,7 +47,9 @@ def solve_toolkit(case: Case) -> ToolkitChoice | None:
 
 def _auto_toolkit(case: Case, newest: str) -> tuple[str, str]:
     """The newest version, and why; never below what is installed."""
-    installed = case.request.installed_toolkit
+    installed, offered = case.request.installed_toolkit, case.request.offered_toolkit
+    if offered and version_tuple(offered) > version_tuple(installed):
+        return offered, f"the newest that its repository has; {newest} is the newest known"
     if re.fullmatch(r"\d+\.\d+\.\d+", installed) and version_tuple(installed) > version_tuple(newest):
         return installed, f"which is installed and newer than {newest}, the newest known"
     return newest, "the newest known"

@@ -13,8 +13,8 @@ from pathlib import Path
 from gpunode.core.bundle.alpm import Alpm, database_name, entry_text, parse_desc
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.edge.bundle.rpm import check_metadata, unpacked_zstd
-from gpunode.edge.bundle.store import Web
+from gpunode.edge.bundle.rpm import check_metadata
+from gpunode.edge.bundle.store import Web, unpacked_zstd
 from gpunode.edge.openpgp import Signer, check_file_signature
 
 
@@ -50,7 +50,7 @@ def _unpacked(data: bytes, where: str) -> bytes:
         return gzip.decompress(data)
     if data.startswith(b"\xfd7zXZ"):
         return lzma.decompress(data)
-    return unpacked_zstd(data, where) if data.startswith(b"\x28\xb5\x2f\xfd") else data
+    return unpacked_zstd(data) if data.startswith(b"\x28\xb5\x2f\xfd") else data
 
 
 # ---------------------------------------------------------------- files

@@ -14,13 +14,14 @@ from email.utils import format_datetime, parsedate_to_datetime
 from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes, release_text
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.edge.bundle.store import Web
+from gpunode.edge.bundle.store import Web, unpacked_zstd
 from gpunode.edge.openpgp import Signer, check_signature, signed_text
 
 ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
 _UNPACK: dict[str, Callable[[bytes], bytes]] = {
     ".xz": lzma.decompress,
     ".gz": gzip.decompress,
+    ".zst": unpacked_zstd,
     ".bz2": bz2.decompress,
     "": bytes,
 }
@@ -34,12 +35,29 @@ def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, 
     release = _release(upstream, keys, web)
     if not expired:
         _in_time(release, upstream)
+    yield from read_lists(upstream, arch, release, web)
+
+
+def read_unsigned(upstream: Upstream, arch: str, web: Web) -> Iterator[Deb]:
+    """The same without a look at the signature: to know what there is, not to install it."""
+    for name in ("InRelease", "Release"):
+        if (data := web.read(f"{upstream.release_folder}/{name}")) is not None:
+            yield from read_lists(upstream, arch, data.decode("utf-8", "replace"), web)
+            return
+    raise GpunodeError(
+        f"{upstream.release_folder} has neither InRelease nor Release", fix="is it a repository of apt? see sources"
+    )
+
+
+def read_lists(upstream: Upstream, arch: str, release: str, web: Web) -> Iterator[Deb]:
+    """The packages of the lists that a Release file names."""
     hashes = release_hashes(release)
+    by_hash = re.search(r"^Acquire-By-Hash:\s*yes\s*$", release, re.M) is not None
     folder = upstream.release_folder
     names = [""] if upstream.flat else [f"{c}/binary-{ARCHS[arch]}/" for c in upstream.components]
     for place in names:
         yield from parse_packages(
-            _index(folder, place, hashes, web).decode("utf-8", "replace"),
+            _index(folder, place, hashes, web, by_hash=by_hash).decode("utf-8", "replace"),
             repository=upstream.name,
             base=folder if upstream.flat else upstream.url,
             origin=upstream.address,
@@ -71,11 +89,18 @@ def _in_time(release: str, upstream: Upstream) -> None:
         )
 
 
-def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web) -> bytes:
-    """The list of packages in the best form that there is, as Release has it."""
+def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web, *, by_hash: bool) -> bytes:
+    """The list of packages in the best form that there is, as Release has it; by its hash where the server does that.
+
+    A list by its hash stays while the server is being updated, so it is the one that this Release names.
+    """
     for ending, unpack in _UNPACK.items():
         known = hashes.get(f"{place}Packages{ending}")
-        if known is None or (data := web.read(f"{folder}/{place}Packages{ending}")) is None:
+        if known is None:
+            continue
+        data = web.read(f"{folder}/{place}by-hash/SHA256/{known[0]}") if by_hash else None
+        data = data if data is not None else web.read(f"{folder}/{place}Packages{ending}")
+        if data is None:
             continue
         if hashlib.sha256(data).hexdigest() != known[0]:
             raise GpunodeError(

@@ -7,7 +7,6 @@ import gzip
 import hashlib
 import lzma
 import re
-import subprocess
 import tempfile
 import time
 from collections.abc import Sequence
@@ -21,7 +20,7 @@ from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import PackageWant
 from gpunode.edge.bundle.resolve import libsolv
-from gpunode.edge.bundle.store import PIECE, Web
+from gpunode.edge.bundle.store import PIECE, Web, unpacked_zstd
 from gpunode.edge.openpgp import Signer, check_signature
 
 HEADERS = 16 << 20  # bytes at the beginning of an rpm file that hold its headers
@@ -59,9 +58,30 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see --repositories")
     check_metadata(data, where, ".asc", upstream, keys, web)
-    lists = parse_repomd(data.decode("utf-8", "replace"), where)
+    texts = _texts(base, data, where, web, ("primary", "filelists", "modules"))
+    packages = parse_primary(
+        texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
+    )
+    return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
+
+
+def read_unsigned(upstream: Upstream, web: Web) -> RpmLists:
+    """The packages and modules without a look at the signature and at files: to know what there is."""
+    base = upstream.url.rstrip("/")
+    where = f"{base}/repodata/repomd.xml"
+    data = web.read(where)
+    if data is None:
+        raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see sources")
+    texts = _texts(base, data, where, web, ("primary", "modules"))
+    packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
+    return RpmLists(upstream=upstream, packages=tuple(packages), filelists="", **texts)
+
+
+def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str]) -> dict[str, str]:
+    """The lists of these kinds, unpacked; "" for one that the repository does not have."""
+    lists = parse_repomd(repomd.decode("utf-8", "replace"), where)
     texts = {}
-    for kind in ("primary", "filelists", "modules"):
+    for kind in kinds:
         texts[kind] = ""
         if kind in lists:
             packed = web.read(f"{base}/{lists[kind].href}")
@@ -71,10 +91,7 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
                     fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
                 )
             texts[kind] = _unpacked(packed, lists[kind].href).decode("utf-8", "replace")
-    packages = parse_primary(
-        texts["primary"], texts["filelists"], repository=upstream.name, base=base, origin=upstream.address
-    )
-    return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
+    return texts
 
 
 def _unpacked(data: bytes, name: str) -> bytes:
@@ -83,16 +100,8 @@ def _unpacked(data: bytes, name: str) -> bytes:
     if name.endswith(".xz"):
         return lzma.decompress(data)
     if name.endswith(".zst"):
-        return unpacked_zstd(data, name)
+        return unpacked_zstd(data)
     return data
-
-
-def unpacked_zstd(data: bytes, name: str) -> bytes:
-    """Raises GpunodeError."""
-    try:
-        return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise GpunodeError(f"{name} cannot be unpacked: {error}", fix="install zstd on this machine") from error
 
 
 # ---------------------------------------------------------------- the closure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
+import subprocess
 import threading
 import time
 import urllib.error
@@ -45,7 +46,8 @@ class Challenge(GpunodeError):
 class Web:
     """HTTP(S), FTP and file addresses, through a proxy where there is one."""
 
-    def __init__(self, proxy: str = "") -> None:
+    def __init__(self, proxy: str = "", *, tries: int = TRIES, timeout: float = TIMEOUT) -> None:
+        self._tries, self._timeout = tries, timeout
         proxies = {"http": proxy, "https": proxy} if proxy else None
         self._opener = urllib.request.build_opener(urllib.request.ProxyHandler(proxies))
 
@@ -59,11 +61,11 @@ class Web:
             request.add_header("Range", f"bytes={start}-")
         for name, value in headers.items():
             request.add_unredirected_header(name, value)
-        return self._opener.open(request, timeout=TIMEOUT)
+        return self._opener.open(request, timeout=self._timeout)
 
     def read(self, url: str, *, headers: Mapping[str, str] = {}) -> bytes | None:
         """A whole file of metadata; None where the server has none.  Raises GpunodeError, Challenge where it asks."""
-        for wait in (*range(TRIES - 1), None):
+        for wait in (*range(self._tries - 1), None):
             try:
                 with self.open(url, headers=headers) as answer:
                     data: bytes = answer.read(MOST_METADATA)
@@ -173,6 +175,14 @@ def store_folder() -> Path:
 def progress(verb: str, files: int, of: int, done: int, total: int) -> str:
     """fetched 3 of 120 files, 40 of 8000 MiB"""
     return f"{verb} {files} of {of} files, {done >> 20} of {total >> 20} MiB"
+
+
+def unpacked_zstd(data: bytes) -> bytes:
+    """Raises GpunodeError."""
+    try:
+        return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=True).stdout
+    except (OSError, subprocess.CalledProcessError) as error:
+        raise GpunodeError(f"a list cannot be unpacked: {error}", fix="install zstd on this machine") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -1,0 +1,115 @@
+"""A plan's packages in the indexes of the repositories that they come from, read by this machine before anything is
+touched."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from gpunode.core.bundle.index import Index, deb_index, lacking, newest_of_all, rpm_index
+from gpunode.core.bundle.upstream import Upstream
+from gpunode.core.errors import GpunodeError
+from gpunode.core.knowledge import Knowledge
+from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Repository, Solution
+from gpunode.edge.bundle import apt, rpm
+from gpunode.edge.bundle.store import Web
+
+TRIES, TIMEOUT = 1, 20  # a repository that this machine does not reach is no fault of the plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """What a look-up came to: what is missing, and which repositories could not be read."""
+
+    problems: tuple[Problem, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+class Indexes:
+    """Each index is read once."""
+
+    def __init__(self) -> None:
+        self._read: dict[tuple[str, str, bool], Index | GpunodeError] = {}
+
+    def look_up(
+        self,
+        facts: NodeFacts,
+        solution: Solution,
+        plan: Plan,
+        repositories: Sequence[Repository],
+        knowledge: Knowledge,
+        proxy: str = "",
+    ) -> Found:
+        """The packages that the plan installs, in NVIDIA's repositories or their mirrors, `repositories`."""
+        problems: list[Problem] = []
+        unread: list[str] = []
+        by_name = {repository.name: repository for repository in repositories}
+        for name, wants in _wanted(solution, plan, knowledge).items():
+            index = self.index(by_name[name], facts, knowledge, proxy) if name in by_name else None
+            if isinstance(index, GpunodeError):
+                unread.append(f"{name}: {index.what}")
+            elif index is not None:
+                stream = solution.driver.stream if solution.driver and solution.driver.repository == name else ""
+                problems += lacking(wants, index, stream)
+        return Found(problems=tuple(problems), unread=tuple(unread))
+
+    def newest(
+        self,
+        wants: Sequence[PackageWant],
+        repository: Repository,
+        facts: NodeFacts,
+        knowledge: Knowledge,
+        proxy: str = "",
+    ) -> str:
+        """The newest version that the repository has of all these packages, "" where they are there as asked for."""
+        index = self.index(repository, facts, knowledge, proxy)
+        if isinstance(index, GpunodeError) or not any(lacking(wants, index)):
+            return ""
+        return newest_of_all([want.name for want in wants], index)
+
+    def index(
+        self, repository: Repository, facts: NodeFacts, knowledge: Knowledge, proxy: str = ""
+    ) -> Index | GpunodeError:
+        """The index of a repository for a node, or why it cannot be read from here."""
+        row = knowledge.distro(facts.distro.key)
+        deb = row is not None and row.family in ("ubuntu", "debian")
+        key = (repository.url, facts.arch, deb)
+        if key not in self._read:
+            try:
+                self._read[key] = read_index(repository.name, repository.url, facts.arch, deb=deb, proxy=proxy)
+            except GpunodeError as error:
+                self._read[key] = error
+        return self._read[key]
+
+
+def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "") -> Index:
+    """The index of a flat repository of apt, or of one of rpm.  Raises GpunodeError."""
+    web = Web(proxy, tries=TRIES, timeout=TIMEOUT)
+    upstream = Upstream(name=name, url=url)
+    if deb:
+        return deb_index(apt.read_unsigned(upstream, arch, web), repository=name, url=url, arch=apt.ARCHS[arch])
+    lists = rpm.read_unsigned(upstream, web)
+    return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch)
+
+
+def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, list[PackageWant]]:
+    """Repository → what the plan installs from it; nothing of what comes from the distribution."""
+    steps = [step.value.get("install", ()) for step in plan.steps if step.option == "packages"]
+    installed = {(one["name"], one["version"]) for install in steps for one in install}
+    found: dict[str, list[PackageWant]] = {}
+    for repository, want in _parts(solution):
+        if (want.name, want.version) in installed and not _of_distribution(want.name, knowledge):
+            found.setdefault(repository, []).append(want)
+    return found
+
+
+def _parts(solution: Solution) -> Iterator[tuple[str, PackageWant]]:
+    for part in (solution.driver, solution.fabric, solution.cuda, solution.toolkit):
+        if part and part.repository:
+            yield from ((part.repository, want) for want in part.packages)
+
+
+def _of_distribution(name: str, knowledge: Knowledge) -> bool:
+    patterns = knowledge.packages["distribution"]["names"]
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
