@@ -18,6 +18,7 @@ from typing import Any, Literal
 import click
 
 from gpunode.cli import docs_collection, docs_tables
+from gpunode.cli.docs_api import api_page
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
 from gpunode.core.errors import Exit
@@ -36,10 +37,11 @@ MEANING = {
 }
 
 
-def pages() -> dict[str, str]:
-    """File name → its text."""
+def pages(docs: Path) -> dict[str, str]:
+    """File name → its text; `docs` is their folder, which has the example of api.md."""
     return {
         "spec.md": spec_page(),
+        "api.md": api_page(docs),
         "cli.md": cli_page(),
         "faults.md": faults_page(),
         "roles.md": docs_collection.roles_page(),
@@ -288,7 +290,7 @@ def main(folder: str) -> None:
         file = Path(folder, "..", path)
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text, encoding="utf-8")
-    for name, text in pages().items():
+    for name, text in pages(Path(folder)).items():
         Path(folder, name).write_text(text, encoding="utf-8")
 
 

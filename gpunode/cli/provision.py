@@ -14,7 +14,7 @@ from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.plan import show_plans
-from gpunode.cli.rollout import rollout_options
+from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -127,7 +127,7 @@ def provision(
                 cluster=connect,
             ),
             saved=reviewed,
-            callbacks=callbacks.with_log(events) if events else callbacks,
+            callbacks=with_log(callbacks, events),
         )
     show_results(results, output_format)
     return worst_exit(r.outcome for r in results)

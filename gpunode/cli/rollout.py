@@ -13,7 +13,10 @@ import click
 from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
+    from gpunode.core.model import HostResult
+    from gpunode.edge.ansible.runner import Event
     from gpunode.edge.fleet.events import EventLog
+    from gpunode.edge.fleet.provision import RunCallbacks
 
 _UNITS = {"s": 1, "m": 60, "h": 3600}
 
@@ -83,6 +86,28 @@ def run_options(command: Command) -> Command:
                 events.close()
 
     return options(*_RUN)(with_events)  # type: ignore[return-value]
+
+
+def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:
+    """The callbacks, and a file of events beside them."""
+    from dataclasses import replace
+
+    if log is None:
+        return callbacks
+
+    def event(seen: Event) -> None:
+        callbacks.event(seen)
+        log.task(seen)
+
+    def wave(pool: str, number: int, what: str) -> None:
+        callbacks.wave(pool, number, what)
+        log.wave(pool, number, what)
+
+    def result(ended: HostResult) -> None:
+        callbacks.result(ended)
+        log.host(ended)
+
+    return replace(callbacks, event=event, wave=wave, result=result)
 
 
 def _event_log(path: Path) -> EventLog:

@@ -10,7 +10,7 @@ import click
 from gpunode.cli.common import format_option, secrets_option, worst_exit
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
-from gpunode.cli.rollout import run_options
+from gpunode.cli.rollout import run_options, with_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -187,7 +187,7 @@ def resume(
                 deadline=deadline,
                 cluster=connect,
             ),
-            callbacks=callbacks.with_log(events) if events else callbacks,
+            callbacks=with_log(callbacks, events),
         )
     # a host that needed nothing any more is done with that run, too
     planned = {h.host: h.planned for h in hosts if h.planned}

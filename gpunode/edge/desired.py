@@ -62,7 +62,7 @@ class DesiredState:
 
     def __init__(
         self,
-        spec_data: Mapping[str, Any] | None = None,
+        spec_data: Mapping[str, object] | None = None,
         *,
         source: str = "gpunode.yml",
         to_run: bool = True,

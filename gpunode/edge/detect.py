@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,24 +32,22 @@ class Targets:
 
     hosts: tuple[str, ...] = ()  # [user@]host[:port]
     inventory: tuple[str, ...] = ()  # as for ansible -i
-    local: bool = False
+    local: bool = False  # this machine
     probes: tuple[Path, ...] = ()  # saved probe texts: no host is asked
     limit: str = ""  # an Ansible pattern, for inventories
-    forks: int = 50
+    forks: int = 50  # hosts at the same time
     connect_timeout: float = 10.0  # seconds
     timeout: float = 120.0  # seconds for the probe of one host
-    accept_new_host_keys: bool = False
-    become: bool = False
-    become_password: str = field(default="", repr=False)
-    vault_password_files: tuple[str, ...] = ()
+    accept_new_host_keys: bool = False  # add keys that known_hosts does not know; a changed key is refused all the same
+    become: bool = False  # become root by sudo
+    become_password: str = field(default="", repr=False)  # for sudo
+    vault_password_files: tuple[str, ...] = ()  # of Ansible vault
     break_lock: bool = False  # take nodes from another controller that is at work on them
     settle: int = 0  # seconds to wait, on each host, for a gpunode that is at work there
     # who reads the inventory already, of just these `inventory`, `limit` and `vault_password_files` (ansible/ahead.py)
-    listing: Callable[[], tuple[InventoryHost, ...]] | None = field(default=None, repr=False, compare=False)
-
-    def again(self) -> dict[str, Any]:
-        """The fields with which another process can mean the same hosts; passwords have to be asked for again."""
-        return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in ("become_password", "listing")}
+    listing: Callable[[], tuple[InventoryHost, ...]] | None = field(
+        default=None, repr=False, compare=False, metadata={"internal": True}
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +55,10 @@ class Detected:
     """What was found out about one host: facts, or the error that stood in the way."""
 
     host: str
-    target: Target | None = None  # None: from a saved probe
-    groups: tuple[str, ...] = ()
+    target: Target | None = None  # how it was reached; None: from a saved probe
+    groups: tuple[str, ...] = ()  # of the inventory
     spec: Mapping[str, Any] = field(default_factory=dict)  # gpunode_spec of the inventory
-    probe: str = field(default="", repr=False)
+    probe: str = field(default="", repr=False)  # the text that the node sent
     facts: NodeFacts | None = None
     error: GpunodeError | None = None
 

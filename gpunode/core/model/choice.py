@@ -22,7 +22,7 @@ class Reason:
 
 @dataclass(frozen=True, kw_only=True)
 class Problem:
-    """A refusal as a value: what does not work, and what would mend it."""
+    """A refusal as a value: what does not work, and what would fix it."""
 
     what: str
     fix: str
@@ -78,6 +78,8 @@ class Runfile:
 
 @dataclass(frozen=True, kw_only=True)
 class DriverChoice:
+    """The driver that fits a node, and how it is installed."""
+
     branch: int
     flavour: Flavour
     version: str  # the exact one asked for, else the newest known of the branch
@@ -98,6 +100,8 @@ class DriverChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class CudaChoice:
+    """The CUDA toolkits of a node, side by side."""
+
     version: str  # the default one
     versions: tuple[str, ...]  # all, side by side
     method: Literal["packages", "runfile"]
@@ -109,6 +113,8 @@ class CudaChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class ToolkitChoice:
+    """The NVIDIA Container Toolkit of a node."""
+
     version: str
     method: Literal["packages"]
     packages: tuple[PackageWant, ...]

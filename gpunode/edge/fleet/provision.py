@@ -7,9 +7,9 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Any, ParamSpec
+from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.model import Check, HostResult, Plan
@@ -21,7 +21,6 @@ from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
-from gpunode.edge.fleet.events import EventLog
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
@@ -44,7 +43,6 @@ from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
 from gpunode.edge.state import StateError, append_private, new_run, next_generation, write_private
 
-P = ParamSpec("P")
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
 
@@ -77,23 +75,6 @@ class RunCallbacks:
     wave: Callable[[str, int, str], None] = lambda pool, wave, what: None
     result: Callable[[HostResult], None] = lambda result: None
     notice: Callable[[str], None] = lambda text: None
-
-    def with_log(self, log: EventLog) -> RunCallbacks:
-        """The same, and a file of events beside it."""
-        return replace(
-            self,
-            event=_both(self.event, log.task),
-            wave=_both(self.wave, log.wave),
-            result=_both(self.result, log.host),
-        )
-
-
-def _both(first: Callable[P, None], second: Callable[P, None]) -> Callable[P, None]:
-    def act(*args: P.args, **more: P.kwargs) -> None:
-        first(*args, **more)
-        second(*args, **more)
-
-    return act
 
 
 def provision(
@@ -228,7 +209,7 @@ class _Run:
     def _request(self) -> dict[str, Any]:
         """What it takes to ask for the same again."""
         return {
-            "where": self.targets.again() | {"inventory": inventory_sources(self.targets)},
+            "where": _repeatable(self.targets),
             "spec": self.desired.spec_data,
             "arguments": list(self.options.arguments),
             "rollout": dict(self.options.rollout),
@@ -354,6 +335,12 @@ class _Run:
     def of_run(self, result: HostResult) -> HostResult:
         """With the run that it is part of; check mode is none."""
         return replace(result, run=self.name) if self.runs else result
+
+
+def _repeatable(targets: Targets) -> dict[str, Any]:
+    """The fields with which another process can mean the same hosts; passwords have to be asked for again."""
+    kept = [f.name for f in fields(targets) if f.name not in ("become_password", "listing")]
+    return {name: getattr(targets, name) for name in kept} | {"inventory": inventory_sources(targets)}
 
 
 def _unrecorded(result: HostResult, error: GpunodeError) -> HostResult:
