@@ -89,7 +89,7 @@ def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20, health: tup
 def test_the_change_stands_when_a_new_process_answers_and_stays(node: Node, kubelet: Kubelet) -> None:
     before = kubelet.process.pid
     outcome = change(node, kubelet, "new\n")
-    assert (outcome.status, outcome.message) == ("changed", f"2 file(s) changed, {kubelet.name_} started anew")
+    assert (outcome.status, outcome.message) == ("changed", f"2 file(s) changed, {kubelet.name_} started again")
     assert kubelet.process.pid != before
     assert (node.root / "asked").read_text() == "-k https://127.0.0.1:10259/healthz\n"
     assert [line["phase"] for line in node.journal][-2:] == ["intent", "done"]

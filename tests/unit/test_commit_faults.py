@@ -163,6 +163,7 @@ def test_a_read_only_disk_is_named(tmp_path: Path, small: Path) -> None:
     outcome = edit(node)
     assert (outcome.status, node.config.read_text()) == ("rolled_back", "old\n")
     assert "Read-only file system" in outcome.message
+    assert outcome.log.count("Read-only file system") == 1, "and not once for each try"
     assert "writable" in outcome.fix
     subprocess.run(["mount", "-o", "remount,rw", small], check=True)
     check_converges(node)

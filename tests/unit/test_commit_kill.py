@@ -62,7 +62,7 @@ def killed_at(node: Node, at: int, text: str) -> bool:
     )
     after = unit(node, validate=("daemon", "config", "dump"))
     request = commit_request(changes, after=after, settle=0)
-    request |= {"undo": b'{"label": "engine"}\n', "used": f"{old.name}\n".encode(), "meant": b"root\n"}
+    request |= {"undo": b'{"label": "engine"}\n', "used": f"{old.name}\n".encode()}
     process = node.start(request)
     node.finish(process)
     set_kill(node, 0)
@@ -116,7 +116,7 @@ def test_recovery_leaves_what_somebody_else_wrote_since(tmp_path: Path) -> None:
     node.config.write_text("by hand\n")
     outcome = node.run()
     assert node.config.read_text() == "by hand\n"
-    assert any("somebody else changed" in note for note in outcome.notes)
+    assert any("another program changed" in note for note in outcome.notes)
     assert node.unfinished == set()
 
 

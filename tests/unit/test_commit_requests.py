@@ -28,7 +28,7 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
     }
     facts = NodeFacts(runtimes=(runtime,), files=files)
     undo = {path: record(None, data) for path, data in ((root, b"R"), (drop_in, b"D"))}
-    edit = Edit(changes={root: b"R", drop_in: b"D"}, undo=undo, meant=("imports", "plugins.x"))
+    edit = Edit(changes={root: b"R", drop_in: b"D"}, undo=undo)
     request = edit_request(facts, RuntimeWish(runtime="containerd"), edit, check=True)
     assert request["changes"].decode() == (
         f"0\tread\t0644\tbb\t{root}\t{site}\n1\twrite\t0644\tabsent\t{root}\t{drop_in}\n"
@@ -39,7 +39,6 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
     assert b"unit containerd.service\nverb restart\n" in request["after"]
     assert b"\ndump yes\nhandlers nvidia\n" in request["after"]
     assert json.loads(request["undo"]) == {"label": f"containerd {root} nvidia", **undo_data(edit.undo)}
-    assert request["meant"] == b"imports\nplugins.x\n"
 
 
 def test_files_of_a_role_become_changes() -> None:

@@ -7,12 +7,11 @@ Request files:
   data.N    the new bytes of a file to write
   after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to
             validate), socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up),
-            handlers (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force, as TOML),
+            handlers (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force),
             process (the program that the unit starts anew by itself: await), limit (seconds it has for that), reread
             (yes: systemd reads its units again before the unit is told)
   validate  the words of a command, one a line; @FILE@ stands for the config
   health    commands, one a line, words separated by tabs: the first whose tool is there has to succeed
-  meant     the settings that may differ in what is in force afterwards: dotted paths, one a line
   undo      JSON, kept as backup/ID/undo.json when the transaction is done: whose record it is (`label`), and how the
             edit is taken back (core/edits/undo.py)
   used      ids of transactions whose records are used up when this one is done: undo.json becomes undo.used.json
@@ -148,7 +147,6 @@ def runtime_request(
             raise InputError(f"transaction {one!r}", expected="the name of a folder in the journal's backup")
     undo = {"label": label, **undo_data(edit.undo)}
     return request | {
-        **({"meant": as_lines(edit.meant)} if edit.meant else {}),
         **({"undo": json.dumps(undo).encode() + b"\n"} if label else {}),
         **({"used": as_lines(used)} if used else {}),
     }

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
-# A program that nobody tells: the kubelet starts a static pod anew when its manifest has changed.  What counts is another
+# A program that nobody notifies: the kubelet starts a static pod again when its manifest has changed.  What counts is another
 # process of that name, which answers and stays up.  Stands behind service.sh, before commit.sh.
 
 # processes: the ids of the program's processes, in containers too
@@ -9,8 +9,8 @@ processes() { grep -sxlF "$process" /proc/[0-9]*/comm | sed 's|^/proc/||; s|/com
 # note_processes: those that run before the first write
 note_processes() { [ -z "$process" ] || processes >"$backup/processes"; }
 
-# risen: the first process that was not there before, which has forked the others; where the files were put back, any one
-risen() {
+# new_process: the first process that was not there before, which has forked the others; where the files were put back, any one
+new_process() {
   processes >"$GPUNODE_IN/.processes"
   if [ -n "$restored" ]; then
     cat "$GPUNODE_IN/.processes"
@@ -19,28 +19,28 @@ risen() {
   fi | sort -n | head -n 1
 }
 
-# await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $illness.  The third one
+# await: within $limit seconds such a process answers, and has then been there for more than $settle s; else $health_error.  The third one
 # that ends decides as well.
-# sets: illness told_at told_up
+# sets: health_error told_at told_up
 await() {
   touch "$backup/told"
   flush "$backup/told"
-  told_at=$(date +%s) told_up=$(uptime_now) risen='' ended=0
+  told_at=$(date +%s) told_up=$(uptime_now) new_pid='' ended=0
   : >"$GPUNODE_IN/.answer"
-  illness="$unit has not started $process anew within $limit s"
+  health_error="$unit has not started $process again within $limit s"
   while [ $(($(uptime_now) - told_up)) -le "$limit" ]; do
-    now=$(risen)
-    if [ "$now" != "$risen" ]; then
-      if [ -n "$risen" ]; then
-        ended=$((ended + 1)) illness="$process does not stay up"
+    now=$(new_process)
+    if [ "$now" != "$new_pid" ]; then
+      if [ -n "$new_pid" ]; then
+        ended=$((ended + 1)) health_error="$process does not stay up"
         [ "$ended" -lt 3 ] || break
       fi
-      risen=$now since=$(uptime_now)
-    elif [ -n "$risen" ]; then
-      if ! asked; then
-        illness="$process runs, and does not answer"
+      new_pid=$now since=$(uptime_now)
+    elif [ -n "$new_pid" ]; then
+      if ! health_command_succeeds; then
+        health_error="$process runs, and does not answer"
       elif [ $(($(uptime_now) - since)) -gt "$settle" ]; then
-        illness=''
+        health_error=''
         touch "$backup/took"
         can_ask || say note "$process stays up; whether it answers was not asked: neither curl nor wget is here"
         return
@@ -58,8 +58,8 @@ can_ask() {
   [ ! -s "$backup/health" ]
 }
 
-# pod_words: what the program has logged last, by the files that the kubelet keeps of its containers
-pod_words() {
+# pod_errors: what the program has logged last, by the files that the kubelet keeps of its containers
+pod_errors() {
   # shellcheck disable=SC2012  # the names are the kubelet's
   newest=$(ls -t /var/log/pods/*_"$process"-*/"$process"/*.log 2>/dev/null | head -n 1)
   [ -n "$newest" ] || return 0

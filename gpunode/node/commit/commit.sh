@@ -4,10 +4,9 @@
 # Request and output: core/edits/commit.py.  Runs behind common.sh, file.sh and service.sh.
 #
 # State of a transaction: $GPUNODE_STATE/backup/ID/ with N.old (cp -a of a file that was there), `plan` (below), `after`,
-# `validate`, `health` and `meant` (what follows the writes), `effective` (the settings in force before), `running`
-# (containers), `told` before the service is restarted, `took` after it; and what outlives it: undo.json, how the edit
-# is taken back.  The journal's intent is written after the backup and before the first write; so an intent without
-# outcome finds what it needs to be finished or undone.
+# `validate` and `health` (what follows the writes), `running` (containers), `told` before the service is restarted,
+# `took` after it; and what outlives it: undo.json, how the edit is undone.  The journal's intent is written after the
+# backup and before the first write; so an intent without outcome finds what it needs to be finished or undone.
 # Lines of `plan`: N, write, restore or remove, hash before ("absent"), hash after, mode of a new file, file it is like,
 # folder to create, path; separated by tabs, and the path is where symbolic links lead.
 
@@ -67,47 +66,46 @@ records() {
 accepted() {
   [ ! -s "$backup/undo" ] || mv -f "$backup/undo" "$backup/undo.json" 2>>"$log" || say note "its undo record is not kept: $(last_words)"
   records undo.json undo.used.json
-  rm -f "$backup/effective" # with its passwords
   while read -r _accepted_id; do empty "$GPUNODE_STATE/backup/$_accepted_id/plan"; done <"$backup/used"
   journal files 'done' "${1:-}"
 }
 
-# empty PLAN: removes the folders that an edit has created, which is now taken back, as far as nothing is in them
+# empty PLAN: removes the folders that an edit has created, which is now undone, as far as nothing is in them
 empty() {
   [ ! -e "$1" ] || while IFS=$TAB read -r _ _ _ _ _ _ _empty_made _empty_path; do
     [ "$_empty_made" = - ] || prune "$(dirname "$_empty_path")" "$_empty_made"
   done <"$1"
 }
 
-# taken_back PHASE [,"MORE":JSON]: it does not
+# rejected PHASE [,"MORE":JSON]: it does not
 # sets: journal_id
-taken_back() {
-  rm -f "$backup/undo" "$backup/undo.json" "$backup/effective"
+rejected() {
+  rm -f "$backup/undo" "$backup/undo.json"
   records undo.used.json undo.json
   journal files "$@"
 }
 
 # undo WHY FIX [STATUS]: put all back, bring the service back, and end
 undo() {
-  _undo_words=$1 _undo_fix=$2 _undo_status=${3:-rolled_back} _undo_phase=undone
+  _undo_message=$1 _undo_fix=$2 _undo_status=${3:-rolled_back} _undo_phase=undone
   restore || {
     _undo_status=failed _undo_phase=failed
-    _undo_words="$_undo_words; could not restore$not_restored: $(last_words)"
+    _undo_message="$_undo_message; could not restore$not_restored: $(last_words)"
     _undo_fix="put back by hand from $backup, then restart ${unit:-what reads it}"
   }
   if [ -e "$backup/told" ]; then
-    tell || {
-      _undo_words="$_undo_words; and after the files were put back: $illness"
+    notify_unit || {
+      _undo_message="$_undo_message; and after the files were put back: $health_error"
       _undo_fix="look at journalctl -u $unit; $_undo_fix"
     }
   fi
-  taken_back "$_undo_phase" ",\"message\":$(json_text "$_undo_words")"
+  rejected "$_undo_phase" ",\"message\":$(json_text "$_undo_message")"
   cat "$log"
-  finish "$_undo_status" "$_undo_words" "$_undo_fix"
+  finish "$_undo_status" "$_undo_message" "$_undo_fix"
 }
 
 # recover: transactions with an intent and no outcome; one whose files are all in place is finished, else undone
-# sets: recovered backup unit verb config illness losers verdict mend journal_id
+# sets: recovered backup unit verb config health_error affected_containers verdict fix journal_id
 recover() {
   recovered=0
   for journal_id in $(unfinished files); do
@@ -119,22 +117,22 @@ recover() {
     }
     load "$journal_id"
     if in_place; then
-      # a run that ended between «told» and «took» leaves open which configuration the service runs with
-      if { [ -e "$backup/took" ] && unit_running && healthy; } ||
-        { validate "$config" && { [ -z "$verb" ] || ! unit_running || tell; }; }; then
+      # a run that ended between `told` and `took` leaves open which configuration the service runs with
+      if { [ -e "$backup/took" ] && unit_running && becomes_healthy; } ||
+        { validate "$config" && { [ -z "$verb" ] || ! unit_running || notify_unit; }; }; then
         accepted ',"recovered":true'
         say changed "finished the change $journal_id that was interrupted"
         continue
       fi
-      undo "the change $journal_id was interrupted, and undone: ${illness:-$verdict}" "run again to see why"
+      undo "the change $journal_id was interrupted, and undone: ${health_error:-$verdict}" "run again to see why"
     fi
     restore || {
-      taken_back failed ",\"message\":$(json_text "changed by somebody else:$not_restored")"
-      say note "the change $journal_id was interrupted; somebody else changed$not_restored since: left as it is"
+      rejected failed ",\"message\":$(json_text "changed by another program:$not_restored")"
+      say note "the change $journal_id was interrupted; another program changed$not_restored since: left as it is"
       continue
     }
-    [ ! -e "$backup/told" ] || tell || say note "$illness, after the change $journal_id was undone"
-    taken_back undone ',"recovered":true'
+    [ ! -e "$backup/told" ] || notify_unit || say note "$health_error, after the change $journal_id was undone"
+    rejected undone ',"recovered":true'
     say changed "undid the change $journal_id that was interrupted"
   done
   journal_id=''
@@ -150,32 +148,32 @@ in_place() {
 # ---------------------------------------------------------------- a new transaction
 
 # stale PATH: the caller may read the files again and ask again
-# sets: mend
+# sets: fix
 stale() {
   say stale "$1"
-  mend="plan again: the plan rests on another version of the file"
+  fix="run again: it was changed by another program in the meantime"
 }
 
 # compare: every file that was read is still what it was; lists in .todo what is to be done
-# sets: mend
+# sets: fix
 compare() {
   : >"$GPUNODE_IN/.todo"
   : >"$GPUNODE_IN/.said"
   while IFS=$TAB read -r n action mode expect like path; do
-    resolve "$path" || finish refused "$trouble" "$mend"
+    resolve "$path" || finish refused "$trouble" "$fix"
     before=$(hash_of "$target") || finish failed "$path cannot be read" "run as root; if that does not help, the disk fails"
     if [ "$expect" != any ] && [ "$expect" != "$before" ]; then
       stale "$path"
-      finish refused "$path changed since it was read" "$mend"
+      finish refused "$path changed since it was read" "$fix"
     fi
     case $action in
       read) continue ;;
       remove) after=absent ;;
       restore) # as an earlier transaction found it: `like` names its copy
-        kept=$GPUNODE_STATE/backup/$like
-        [ -e "$kept" ] || finish refused "the copy of $path is gone: $kept" "leave $path as it is, or mend it by hand"
-        cp -a "$kept" "$GPUNODE_IN/data.$n" || finish failed "$kept cannot be read" "see whether the disk is full, or fails"
-        after=$(hash_of "$kept")
+        earlier=$GPUNODE_STATE/backup/$like
+        [ -e "$earlier" ] || finish refused "the copy of $path is gone: $earlier" "leave $path as it is, or fix it by hand"
+        cp -a "$earlier" "$GPUNODE_IN/data.$n" || finish failed "$earlier cannot be read" "see whether the disk is full, or fails"
+        after=$(hash_of "$earlier")
         ;;
       *) after=$(hash_of "$GPUNODE_IN/data.$n") ;;
     esac
@@ -198,23 +196,21 @@ changed() {
   finish changed "$1"
 }
 
-# keep: backup, plan and intent, all of it on disk before the first write.  The journal's lines number the transactions.
-# sets: backup journal_id plugin_was unit verb config illness verdict broken
-keep() {
+# prepare: backup, plan and intent, all of it on disk before the first write.  The journal's lines number the transactions.
+# sets: backup journal_id plugin_was unit verb config health_error verdict broken
+prepare() {
   journal_id=$(date -u +%Y%m%dT%H%M%SZ)-files-$(printf '%06d' "$(cat "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | wc -l)")
   backup=$GPUNODE_STATE/backup/$journal_id
   { (umask 077 && mkdir -p "$backup") && cp "$GPUNODE_IN/.todo" "$backup/plan"; } 2>>"$log" || no_room
-  for name in after validate health meant used undo; do
+  for name in after validate health used undo; do
     requested $name >"$backup/$name" || no_room
   done
-  # what was meant by an edit that is taken back may differ again
-  while read -r id; do kept "$id" meant; done <"$backup/used" >>"$backup/meant" 2>>"$log" || no_room
   list=''
   while IFS=$TAB read -r n _ before after _ _ _ path; do
     if [ "$before" != absent ]; then
       copy "$path" "$backup/$n.old" || no_room
       [ "$(hash_of "$backup/$n.old")" = "$before" ] || no_room
-      keeps_labels "$path"
+      note_labels "$path"
     fi
     list="$list,{\"path\":$(json_text "$path"),\"before\":\"$before\",\"after\":\"$after\"}"
   done <"$backup/plan"
@@ -222,7 +218,7 @@ keep() {
   note_processes
   plugin_was=ok
   [ -z "$unit" ] || plugin_ok || plugin_was=bad
-  { printf 'plugin_was %s\n' "$plugin_was" >>"$backup/after" && remember_effective; } 2>>"$log" || no_room
+  { printf 'plugin_was %s\n' "$plugin_was" >>"$backup/after" && judge_before; } 2>>"$log" || no_room
   flush "$backup"/* "$backup" "$GPUNODE_STATE/backup" "$GPUNODE_STATE" || no_room
   (journal files intent ",\"files\":[${list#,}],\"unit\":$(json_text "$unit")") || {
     rm -rf "$backup" # nothing was touched, and finish has said so
@@ -230,23 +226,20 @@ keep() {
   }
 }
 
-# kept ID NAME: a file of an earlier transaction, nothing when it is not there
-kept() { [ ! -e "$GPUNODE_STATE/backup/$1/$2" ] || cat "$GPUNODE_STATE/backup/$1/$2"; }
-
 no_room() {
   rm -rf "$backup"
   cat "$log"
   finish failed "cannot keep a backup in $GPUNODE_STATE: $(last_words)" "$(why_not); nothing was changed"
 }
 
-# keeps_labels PATH: says what busybox's cp does not take along
-keeps_labels() {
+# note_labels PATH: says what busybox's cp does not take along
+note_labels() {
   cp --help 2>&1 | grep -qi busybox || return 0
   ! have getfattr || [ -n "$(getfattr -m - "$1" 2>/dev/null)" ] || return 0
   say note "busybox's cp keeps mode and owner of $1, but no ACL and no extended attributes"
 }
 
-# stage_all: every new file lies ready beside its place, on disk, before the first one is replaced
+# stage_all: every new file is ready next to its path, on disk, before the first one is replaced
 stage_all() {
   while IFS=$TAB read -r n action before _ mode like made path; do
     [ "$action" != remove ] || continue
@@ -260,23 +253,23 @@ stage_all() {
 }
 
 # try_beside: when the root config alone changes, the daemon judges the new bytes before they are in place
-# sets: tried mend verdict
+# sets: tried fix verdict
 try_beside() {
   tried=0
   [ "$(grep -c . "$backup/plan")" = 1 ] || return 0
   IFS=$TAB read -r n action _ _ _ _ _ path <"$backup/plan"
   resolve "$config" && [ "$target" = "$path" ] && [ "$action" = write ] || return 0
   tried=1
-  validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $mend"
+  validate "$(temporary "$path" "$n")" || undo "$verdict" "nothing was changed; $fix"
 }
 
-# sets: foreign mend
+# sets: foreign fix
 place_all() {
   while IFS=$TAB read -r n action before _ _ _ _ path; do
     [ "$(hash_of "$path")" = "$before" ] || {
       foreign=$path
       stale "$path"
-      undo "$path changed since it was read" "$mend" refused
+      undo "$path changed since it was read" "$fix" refused
     }
     if [ "$action" = remove ]; then
       rm -f "$path" 2>>"$log" || undo "cannot remove $path: $(last_words)" "$(why_not)"
@@ -295,14 +288,14 @@ forget() {
   : >"$GPUNODE_IN/.later"
   set -- "$GPUNODE_STATE"/backup/*-files-*
   while [ $# -gt $KEEP ]; do
-    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || first "$1" || rm -rf "$1" ;; esac
+    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || holds_original "$1" || rm -rf "$1" ;; esac
     [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
     shift
   done
 }
 
-# first BACKUP: whether no earlier one has one of its files
-first() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
+# holds_original BACKUP: whether no earlier one has one of its files
+holds_original() { cut -f 8 "$1/plan" 2>/dev/null | grep -Fxvq -f "$GPUNODE_IN/.later"; }
 
 [ -e "$GPUNODE_IN/changes" ] || : >"$GPUNODE_IN/changes"
 [ -e "$GPUNODE_IN/state" ] || need_root
@@ -314,24 +307,27 @@ if [ ! -s "$GPUNODE_IN/.todo" ]; then
   finish unchanged "every file is as it should be"
 fi
 if grep -qsx 'reread yes' "$GPUNODE_IN/after" && ! keep_gpus; then
-  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $losers" \
+  finish refused "systemd has to read its units again, and would take their GPUs from running containers: $affected_containers" \
     "stop these containers first (docs/gpu-containers.md)"
 fi
 checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"
-keep
+prepare
 stage_all
 try_beside
 place_all
-[ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $mend"
+[ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $fix"
 told=''
 if [ -n "$verb" ]; then
   if unit_running; then
     told=1
-    tell || undo "$illness with the new configuration: $(unit_words)" "the files are as they were; journalctl -u $unit tells more"
+    notify_unit || {
+      why=$(unit_errors)
+      undo "$health_error with the new configuration${why:+: $why}" "the files are as they were; journalctl -u $unit has more"
+    }
   else
     say note "$unit does not run: the change counts from its next start on"
   fi
 fi
 accepted
 forget
-changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $(deed)}"
+changed "$(grep -c . "$backup/plan") file(s) changed${told:+, $(action_done)}"

@@ -1,13 +1,13 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034,SC2154  # variables of the program that this is a part of
-# What follows the writes of a transaction: the daemon's own check of its configuration, what is in force before and
-# after, telling the unit, and whether it is healthy then.  Stands before commit.sh; what it is asked is in $backup.
+# What follows the writes of a transaction: the daemon's own check of its configuration, notifying the unit, and whether it
+# is healthy then.  Precedes commit.sh; what is asked for is in $backup.
 
 # load ID: what follows the writes of a transaction, from its `after` (lines KEY VALUE)
-# sets: backup unit verb socket plugin plugin_was settle limit config dump handlers broken kind restored told_up illness process reread client
+# sets: backup unit verb socket plugin plugin_was settle limit config dump handlers broken kind restored told_up health_error process reread client
 load() {
   backup=$GPUNODE_STATE/backup/$1
-  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' illness=''
+  unit='' verb='' socket='' plugin='' plugin_was='' settle=3 limit=120 config='' dump='' handlers='' broken='' kind='' restored='' told_up='' health_error=''
   process='' reread=''
   while read -r _load_key _load_value; do
     case $_load_key in
@@ -26,7 +26,7 @@ load() {
       broken) broken=$_load_value ;;
     esac
   done <"$backup/after"
-  client=$(its_client)
+  client=$(engine_client)
   case ${client%%"$TAB"-*} in
     *ctr) kind=containerd ;;
     *docker) kind=docker ;;
@@ -34,8 +34,8 @@ load() {
   esac
 }
 
-# patience SECONDS COMMAND …: a limit where `timeout` is there (dockerd's unit has none for its start)
-patience() {
+# run_with_timeout SECONDS COMMAND …: a limit where `timeout` is there (dockerd's unit has none for its start)
+run_with_timeout() {
   if have timeout; then timeout "$@"; else shift && "$@"; fi
 }
 
@@ -55,7 +55,7 @@ judge() {
     set -- "$@" "$word"
   done <"$backup/validate"
   have "$1" || return 0
-  patience 60 "$@" >"$GPUNODE_IN/.dump" 2>"$GPUNODE_IN/.verdict" 9>&- && return
+  run_with_timeout 60 "$@" >"$GPUNODE_IN/.dump" 2>"$GPUNODE_IN/.verdict" 9>&- && return
   [ -n "$dump" ] || cat "$GPUNODE_IN/.dump" >>"$GPUNODE_IN/.verdict"
   verdict=$(grep -v 'level=\(info\|warning\)' "$GPUNODE_IN/.verdict" | tail -n 1 | cut -c 1-400)
   case $verdict in # the name of a file that is not in place yet says nothing to anybody
@@ -67,85 +67,35 @@ judge() {
   return 1
 }
 
-# settings FILE: the TOML of .dump as lines PATH<TAB>VALUE, path without quotes; elements of imports
-# one by one (their order is no setting), and without FILE itself, which containerd 1.x counts among them
-settings() {
-  ROOT_CONFIG=$1 awk '
-    function bare(text) { gsub(/["\047]/, "", text); return text }
-    { sub(/^[ \t]+/, ""); sub(/[ \t]+$/, "") }
-    /^(#|$)/ { next }
-    /^\[.*\]$/ { table = $0; sub(/^\[\[?/, "", table); sub(/\]\]?$/, "", table); table = bare(table); key = table
-      print key "\t[table]"; next }
-    match($0, /^("[^"]*"|\047[^\047]*\047|[A-Za-z0-9_.-]+)([.]("[^"]*"|\047[^\047]*\047|[A-Za-z0-9_-]+))*[ \t]*=/) {
-      key = substr($0, 1, RLENGTH - 1); sub(/[ \t]+$/, "", key); key = (table == "" ? "" : table ".") bare(key)
-      value = substr($0, RLENGTH + 1)
-      if (key != "imports") { print key "\t" value; next }
-      gsub(/^[ \t]*\[|\][ \t]*$/, "", value); n = split(bare(value), files, /, */)
-      for (i = 1; i <= n; i++) if (files[i] != ENVIRON["ROOT_CONFIG"]) print key "\t" files[i]
-      next }
-    { print key "\t" $0 } # a further line of a list' "$GPUNODE_IN/.dump"
-}
-
-# remember_effective: what is in force before the first write; nothing where the daemon cannot say, or refuses it
+# judge_before: before the first write; where the daemon refuses what is there already, its check decides less afterwards
 # sets: broken verdict root
-remember_effective() {
-  judge "$config" || {
-    broken=yes
-    echo 'broken yes' >>"$backup/after"
-    return
-  }
-  [ -z "$dump" ] || [ ! -s "$GPUNODE_IN/.dump" ] || settings "$root" >"$backup/effective"
+judge_before() {
+  judge "$config" && return
+  broken=yes
+  echo 'broken yes' >>"$backup/after"
 }
 
-# validate FILE: the daemon takes it, and of what is in force differs only what was meant; else $verdict, and in $mend what
-# mends it.  A check that refused the file before as well decides nothing, unless a daemon would surely not start again.
-# sets: verdict mend root
+# validate FILE: the daemon accepts it, and sees the runtimes it was to get; else $verdict, and in $fix what to do.  A check
+# that refused the file before as well decides nothing, unless a daemon would surely not start again.
+# sets: verdict fix root
 validate() {
-  mend="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
+  fix="look at the change (gpunode plan --diff, gpunode runtime diff) and report this"
   if ! judge "$1"; then
     [ -n "$broken" ] || { verdict="the new configuration is not valid: $verdict"; return 1; }
     if [ -n "$dump" ] && [ -n "$verb" ] && unit_active; then
       verdict="$unit runs, and does not start again with its configuration, changed or not: $verdict"
-      mend="mend the configuration first"
+      fix="fix the configuration first"
       return 1
     fi
     say note "the daemon's own check refuses the configuration before and after the change alike: $verdict"
     return 0
   fi
-  [ -s "$backup/effective" ] && [ -s "$GPUNODE_IN/.dump" ] || return 0
-  settings "$root" >"$GPUNODE_IN/.effective"
-  unmeant || return 1
-  grep -q '[.]runtimes[.]' "$GPUNODE_IN/.effective" || return 0 # no list of them: CRI is disabled, say
+  [ -n "$dump" ] && tr -d "\"'" <"$GPUNODE_IN/.dump" | grep '[.]runtimes[.]' >"$GPUNODE_IN/.runtimes" || return 0 # CRI is disabled, say
   for _validate_handler in $handlers; do
-    awk -v want=".runtimes.$_validate_handler" '{ at = index($1, want); rest = substr($1, at + length(want), 1) }
-      at && (rest == "" || rest == ".") { found = 1 } END { exit !found }' "$GPUNODE_IN/.effective" && continue
+    grep -qF -e ".runtimes.$_validate_handler]" -e ".runtimes.$_validate_handler." "$GPUNODE_IN/.runtimes" && continue
     verdict="the daemon would not see the runtime $_validate_handler: no file that it reads says it"
     return 1
   done
-}
-
-# unmeant: false when a setting differs that was not to; $verdict names the keys and no value: some are passwords
-# sets: verdict
-unmeant() {
-  [ -s "$backup/meant" ] || return 0
-  verdict=$(awk -F "$TAB" '
-    FILENAME == ARGV[1] { meant[$0]; next }
-    FILENAME == ARGV[2] { before[$0]; next }
-    { after[$0] }
-    function check(line, path, m) {
-      path = line; sub(/\t.*/, "", path)
-      for (m in meant) if (path == m || index(path, m ".") == 1) return
-      if (!(path in said)) { said[path]; list[++n] = path }
-    }
-    END {
-      for (line in before) if (!(line in after)) check(line)
-      for (line in after) if (!(line in before)) check(line)
-      for (i = 1; i <= n && i <= 5; i++) text = text (i > 1 ? ", " : "") list[i]
-      print text (n > 5 ? " and " n - 5 " more" : "")
-    }' "$backup/meant" "$backup/effective" "$GPUNODE_IN/.effective")
-  [ -n "$verdict" ] || return 0
-  verdict="the daemon would also take up another $verdict, which was not meant"
-  return 1
 }
 
 # ---------------------------------------------------------------- what the unit says
@@ -161,9 +111,9 @@ unit_running() {
   esac
 }
 
-# unit_words: what the daemon, not systemd, has logged since it was told; the lines that say most, in one
-unit_words() {
-  [ -z "$process" ] || { pod_words && return; }
+# unit_errors: what the daemon, not systemd, has logged since it was notified; the lines that say most, in one
+unit_errors() {
+  [ -z "$process" ] || { pod_errors && return; }
   have journalctl || return 0
   journalctl -u "$unit" --since "@$told_at" -n 200 --no-pager -o cat >"$GPUNODE_IN/.words" 2>/dev/null
   cut -c 1-400 "$GPUNODE_IN/.words" | tail -n 20 >>"$log"
@@ -177,45 +127,45 @@ unit_words() {
 
 # ---------------------------------------------------------------- what the engine says
 
-# its_client: the words of the engine's own client, split by tabs: of the health commands the one that asks for a version
-its_client() {
+# engine_client: the words of the engine's own client, split by tabs: of the health commands the one that asks for a version
+engine_client() {
   while IFS= read -r line; do
     case $line in *"${TAB}version") have "${line%%"$TAB"*}" && printf '%s\n' "${line%"$TAB"version}" && return ;; esac
   done <"$backup/health"
 }
 
 # client WORD …: asks the engine something
-client() { words "$client" "$@"; }
+client() { run_line "$client" "$@"; }
 
-# words LINE WORD …: a command whose first words are a line, split at tabs
-words() {
-  _words_line=$1
+# run_line LINE WORD …: a command whose first words are a line, split at tabs
+run_line() {
+  _run_line=$1
   shift
   set -f
   IFS=$TAB
   # shellcheck disable=SC2086  # split at tabs
-  set -- $_words_line "$@"
+  set -- $_run_line "$@"
   unset IFS
   set +f
-  patience 20 "$@" 9>&-
+  run_with_timeout 20 "$@" 9>&-
 }
 
-# answers: the first health command whose tool is there succeeds; without any, the socket has to exist.  The old files,
-# put back, are asked for an answer alone: what is new may be part of the health commands.
-answers() {
+# engine_answers: the first health command whose tool is there succeeds; without any, the socket has to exist.  With the
+# old files any answer will do: what is new may be part of the health commands.
+engine_answers() {
   [ -z "$socket" ] || [ -S "$socket" ] || return 1
   if [ -n "$restored" ]; then
     [ -z "$client" ] || client version >"$GPUNODE_IN/.answer" 2>&1
     return
   fi
-  asked
+  health_command_succeeds
 }
 
-# asked: the first health command whose tool is there succeeds
-asked() {
+# health_command_succeeds: the first health command whose tool is there succeeds
+health_command_succeeds() {
   while IFS= read -r line; do
     have "${line%%"$TAB"*}" || continue
-    words "$line" >"$GPUNODE_IN/.answer" 2>&1
+    run_line "$line" >"$GPUNODE_IN/.answer" 2>&1
     return
   done <"$backup/health"
 }
@@ -228,13 +178,13 @@ plugin_ok() {
     END { exit bad ? 2 : !found }' "$GPUNODE_IN/.plugins"
 }
 
-# knows: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
+# runtimes_known: the running engine has the runtimes it was to get; true where nobody can be asked.  $unknown names the other one
 # sets: unknown
-knows() {
+runtimes_known() {
   [ -n "$handlers" ] && [ -z "$restored" ] && [ "$plugin_was" != bad ] || return 0
   case $kind in
     docker) client info --format 'runtimes{{range $name, $runtime := .Runtimes}} {{$name}}{{end}}' ;;
-    containerd) [ -z "$plugin" ] || ! have crictl || patience 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;
+    containerd) [ -z "$plugin" ] || ! have crictl || run_with_timeout 20 crictl --runtime-endpoint "unix://$socket" info 9>&- ;;
     cri) client info ;;
   esac >"$GPUNODE_IN/.knows" 2>"$GPUNODE_IN/.answer" || return 1
   tr -c 'A-Za-z0-9_.-' '\n' <"$GPUNODE_IN/.knows" >"$GPUNODE_IN/.words"
@@ -263,30 +213,30 @@ containers() {
   esac 2>>"$log" | awk 'NF == 2'
 }
 
-# keeps: the containers that ran before run, as the engine has it; else $illness.  One whose process has ended, while
+# containers_kept: the containers that ran before run, as the engine has it; else $health_error.  One whose process has ended, while
 # others go on, ended by itself: engines do not stop their containers.
-# sets: illness
-keeps() {
+# sets: health_error
+containers_kept() {
   [ -s "$backup/running" ] || return 0
   for _ in 1 2 3 4 5 6; do
     containers >"$GPUNODE_IN/.running"
     awk 'FILENAME == ARGV[1] { now[$1]; next } !($1 in now)' "$GPUNODE_IN/.running" "$backup/running" >"$GPUNODE_IN/.missing"
-    _keeps_lost='' _keeps_ended=''
-    while read -r _keeps_name _keeps_pid; do
-      if kill -0 "$_keeps_pid" 2>/dev/null; then _keeps_lost="$_keeps_lost $_keeps_name"; else _keeps_ended="$_keeps_ended $_keeps_name"; fi
+    _kept_lost='' _kept_ended=''
+    while read -r _kept_name _kept_pid; do
+      if kill -0 "$_kept_pid" 2>/dev/null; then _kept_lost="$_kept_lost $_kept_name"; else _kept_ended="$_kept_ended $_kept_name"; fi
     done <"$GPUNODE_IN/.missing"
-    [ -n "$_keeps_lost" ] || break
+    [ -n "$_kept_lost" ] || break
     nap # it may still be finding them
   done
-  illness="$unit has lost running containers:$_keeps_lost"
-  [ -z "$_keeps_lost" ] || return 1
-  illness="$unit took its containers along: none of them runs any more"
+  health_error="$unit has lost running containers:$_kept_lost"
+  [ -z "$_kept_lost" ] || return 1
+  health_error="$unit took its containers along: none of them runs any more"
   [ "$(grep -c . "$GPUNODE_IN/.missing")" -lt "$(grep -c . "$backup/running")" ] || return 1
-  illness=''
-  [ -z "$_keeps_ended" ] || say note "ended while $unit was told:$_keeps_ended"
+  health_error=''
+  [ -z "$_kept_ended" ] || say note "ended while $unit was ${verb}ed:$_kept_ended"
 }
 
-# ---------------------------------------------------------------- telling it
+# ---------------------------------------------------------------- notifying it
 
 uptime_now() { # in whole seconds; no clock that somebody sets
   read -r now _ </proc/uptime
@@ -294,31 +244,31 @@ uptime_now() { # in whole seconds; no clock that somebody sets
 }
 nap() { sleep 0.3 2>/dev/null || sleep 1; }
 
-# well: all that can be asked is as it should be; else $illness
-# sets: illness final unknown
-well() {
+# is_healthy: the unit is active, answers, has its plugin and knows its runtimes; else $health_error
+# sets: health_error final unknown
+is_healthy() {
   : >"$GPUNODE_IN/.answer" # what the client said last
-  illness="$unit is not active"
+  health_error="$unit is not active"
   unit_active || return 1
-  illness="$unit does not answer"
-  answers || return 1
-  illness="$unit did not load its plugin $plugin"
+  health_error="$unit does not answer"
+  engine_answers || return 1
+  health_error="$unit did not load its plugin $plugin"
   [ "$plugin_was" = bad ] || plugin_ok || {
     [ $? != 2 ] || final=1
     return 1
   }
-  knows || {
-    illness="$unit does not know the runtime $unknown"
+  runtimes_known || {
+    health_error="$unit does not know the runtime $unknown"
     return 1
   }
-  illness=''
+  health_error=''
 }
 
-# healthy: within a minute it is well, and stays up with the same process until $settle seconds after it was told
-# sets: illness final
-healthy() {
+# becomes_healthy: within a minute, and stays up with the same process until $settle seconds after it was notified
+# sets: health_error final
+becomes_healthy() {
   begun=$(uptime_now) tries=0 final=''
-  until well; do
+  until is_healthy; do
     [ -z "$final" ] || return 1 # containerd has loaded its plugins when it answers: waiting changes nothing
     tries=$((tries + 1))
     case $(systemctl is-active "$unit" 2>/dev/null) in
@@ -332,7 +282,7 @@ healthy() {
   while :; do
     nap
     unit_active && [ "$(unit_pid)" = "$pid" ] || {
-      illness="$unit does not stay up"
+      health_error="$unit does not stay up"
       return 1
     }
     [ $(($(uptime_now) - ${told_up:-begun})) -lt "$settle" ] || return 0
@@ -340,22 +290,22 @@ healthy() {
 }
 
 # read_units: systemd reads its units again where the edit was of some; running containers keep their GPUs
-# sets: illness losers
+# sets: health_error affected_containers
 read_units() {
   [ -n "$reread" ] || return 0
   keep_gpus || {
-    illness="systemd would take their GPUs from running containers: $losers"
+    health_error="systemd would take their GPUs from running containers: $affected_containers"
     return 1
   }
   systemctl daemon-reload >>"$log" 2>&1 9>&-
 }
 
-# deed: what was done, for a reader
-deed() { if [ "$verb" = await ]; then echo "$process started anew"; else echo "$unit ${verb}ed"; fi; }
+# action_done: what was done, for a reader
+action_done() { if [ "$verb" = await ]; then echo "$process started again"; else echo "$unit ${verb}ed"; fi; }
 
-# tell: restart or reload the unit and wait until it is healthy, with the containers it had; or await what it starts
-# sets: illness told_at told_up losers
-tell() {
+# notify_unit: restart or reload the unit and wait until it is healthy, with the containers it had; or await what it starts
+# sets: health_error told_at told_up affected_containers
+notify_unit() {
   if [ "$verb" = await ]; then
     await
     return
@@ -367,14 +317,14 @@ tell() {
   told_at=$(date +%s) told_up=$(uptime_now)
   read_units || return
   systemctl reset-failed "$unit" >/dev/null 2>&1
-  patience 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
-    illness="$unit does not $verb"
+  run_with_timeout 180 systemctl "$verb" "$unit" >>"$log" 2>&1 9>&- || {
+    health_error="$unit does not $verb"
     return 1
   }
   touch "$backup/took"
-  healthy || {
+  becomes_healthy || {
     tail -n 5 "$GPUNODE_IN/.answer" >>"$log"
     return 1
   }
-  keeps
+  containers_kept
 }

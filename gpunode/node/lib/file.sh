@@ -13,10 +13,10 @@ hash_of() {
 
 # flush PATH …: on disk.  An old sync knows no arguments, and then does it for everything; a disk that fails is a failure.
 flush() {
-  said=$(sync "$@" 2>&1) && return
-  case $said in
+  output=$(sync "$@" 2>&1) && return
+  case $output in
     *'put/output error'* | *'No space left'*)
-      printf '%s\n' "$said" >>"$log"
+      printf '%s\n' "$output" >>"$log"
       return 1
       ;;
   esac
@@ -26,21 +26,21 @@ flush() {
 # temporary PATH N: a name on the same file system that no daemon reads.  CRI-O reads every file below crio.conf.d, the
 # kubelet those of manifests: for such a folder it is beside the folder, unless that is another file system.
 temporary() {
-  place=$(dirname "$1")
-  case ${place##*/} in
+  folder=$(dirname "$1")
+  case ${folder##*/} in
     *.d | manifests)
       # shellcheck disable=SC2046  # two numbers
-      set -- "$1" "$2" $(stat -c %d "$place" "$(dirname "$place")" 2>/dev/null)
-      [ "${3:-}" != "${4:-}" ] || place=$(dirname "$place")
+      set -- "$1" "$2" $(stat -c %d "$folder" "$(dirname "$folder")" 2>/dev/null)
+      [ "${3:-}" != "${4:-}" ] || folder=$(dirname "$folder")
       ;;
   esac
-  printf '%s/.gpunode.%s.%s' "$place" "${backup##*/}" "$2"
+  printf '%s/.gpunode.%s.%s' "$folder" "${backup##*/}" "$2"
 }
 
-# resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $mend
-# sets: target trouble mend
+# resolve PATH: where it leads, in $target; says what is in the way otherwise, in $trouble and $fix
+# sets: target trouble fix
 resolve() {
-  target=$1 trouble='' mend=''
+  target=$1 trouble='' fix=''
   if [ -L "$1" ]; then
     target=$(readlink -f "$1")
     [ -e "${target:-/nowhere/}" ] || dangling "$1" || return 1
@@ -48,7 +48,7 @@ resolve() {
   if [ -e "$target" ] && [ ! -f "$target" ]; then
     _resolve_kind="no regular file"
     [ ! -d "$target" ] || _resolve_kind="a directory"
-    trouble="$1 is $_resolve_kind" mend="move it away: a file has to be there"
+    trouble="$1 is $_resolve_kind" fix="move it away: a file has to be there"
     return 1
   fi
   _resolve_above=$(dirname "$target")
@@ -57,20 +57,20 @@ resolve() {
     _resolve_above=$(dirname "$_resolve_above")
   done
   [ -d "$_resolve_above" ] || {
-    trouble="$_resolve_above is a file, and $1 needs a directory there" mend="move it away"
+    trouble="$_resolve_above is a file, and $1 needs a directory there" fix="move it away"
     return 1
   }
 }
 
-# sets: trouble mend
+# sets: trouble fix
 dangling() {
-  trouble="$1 is a symbolic link that leads nowhere ($(readlink "$1"))" mend="remove the link, or create what it names"
+  trouble="$1 is a symbolic link that leads nowhere ($(readlink "$1"))" fix="remove the link, or create what it names"
   return 1
 }
 
 # copy FROM TO: with owner, mode, times, and where cp knows them ACL, extended attributes and label
 copy() {
-  cp -a "$1" "$2" 2>>"$log" || cp -p "$1" "$2" 2>>"$log" || return 1
+  cp -a "$1" "$2" 2>/dev/null || cp -p "$1" "$2" 2>>"$log" || return 1
   [ "$(stat -c '%u:%g %a' "$1")" = "$(stat -c '%u:%g %a' "$2")" ] && return
   echo "the owner and mode of $1 cannot be kept" >>"$log"
   return 1
@@ -111,7 +111,7 @@ why_not() {
     *'ermission denied'*) echo "run as root; look whether a security module forbids it, then run again" ;;
     *'put/output error'*) echo "the disk fails: look at dmesg" ;;
     *'resource busy'*) echo "it is a mount of its own: edit what is mounted there" ;;
-    *) echo "mend that, then run again" ;;
+    *) echo "fix that, then run again" ;;
   esac
 }
 

@@ -3,22 +3,22 @@
 # packages.sh and activate.sh: whoever runs what makes systemd reload calls keep_gpus first (docs/gpu-containers.md).
 
 # keep_gpus: before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
-# as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $losers
+# as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $affected_containers
 # names the containers.
-# sets: losers
+# sets: affected_containers
 keep_gpus() {
-  losers=
+  affected_containers=
   systemd_runs || return 0
   gpu_containers >"$GPUNODE_IN/.gpu_containers"
   while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
     if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then
-      losers="${losers:+$losers, }$gpu_name"
+      affected_containers="${affected_containers:+$affected_containers, }$gpu_name"
     elif ! checking; then
       say note "told systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
     fi
   done <"$GPUNODE_IN/.gpu_containers"
-  [ -z "$losers" ]
+  [ -z "$affected_containers" ]
 }
 
 systemd_runs() { [ -d /run/systemd/system ]; }

@@ -300,7 +300,7 @@ main() {
   lock
   manager_ wait
   # shellcheck disable=SC2154 # by keep_gpus
-  keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $losers lose their GPUs"
+  keep_gpus || say note "package scripts run systemctl daemon-reload: the running containers $affected_containers lose their GPUs"
   manager_ recover
   close_packages
   manager_ installed >"$GPUNODE_IN/.before"

@@ -51,7 +51,7 @@ reload_units() {
   [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
   checking && return
   # shellcheck disable=SC2154 # by keep_gpus
-  keep_gpus || { say note "systemd was not told that unit files are gone: the running containers $losers would lose their GPUs" && return; }
+  keep_gpus || { say note "systemd was not told that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
   systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
 }
 
