@@ -151,11 +151,20 @@ def open_recorded(data: Any, secrets: Secrets) -> Any:
 
 def is_recorded(data: Any) -> bool:
     """Whether a spec has references in place of secrets."""
+    return bool(references_in(data))
+
+
+def references_in(data: Any) -> Mapping[str, str]:
+    """The references in plain data, with the key of the spec that each one names.
+
+    >>> references_in(["http://secret(gpunode_spec.proxy)@proxy"])
+    {'secret(gpunode_spec.proxy)': 'proxy'}
+    """
     if isinstance(data, Mapping):
-        return any(is_recorded(value) for value in data.values())
+        data = [*data.values()]
     if isinstance(data, list | tuple):
-        return any(is_recorded(value) for value in data)
-    return isinstance(data, str) and bool(_REFERENCE.search(data))
+        return {reference: key for value in data for reference, key in references_in(value).items()}
+    return {found[0]: found[1] for found in _REFERENCE.finditer(data)} if isinstance(data, str) else {}
 
 
 # ---------------------------------------------------------------- the walk

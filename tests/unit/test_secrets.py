@@ -279,7 +279,15 @@ def test_no_plan_folder_and_no_shard_has_a_secret(
     inventory.write_text("all: {hosts: {gpu1: {}}}\n")
     where = Targets(inventory=(str(inventory),))
     workflow.write_plan(tmp_path / "plan", hosts, where, desired)
-    assert write_shards(tmp_path / "plan", hosts, where, 1)
+    if over:
+        assert write_shards(tmp_path / "plan", hosts, where, 1)
+    else:
+        with pytest.raises(InputError) as caught:
+            write_shards(tmp_path / "plan", hosts, where, 1)
+        assert str(caught.value).startswith(
+            f"{', '.join(sorted(ALL - {'sources.nvidia-cuda.key'}))} of gpunode.yml: a secret that shards cannot"
+        )
+        assert not (tmp_path / "plan" / "shards").exists()
     assert holds(tmp_path / "plan") == []
     assert "secret(gpunode_spec.proxy)" in (tmp_path / "plan" / "playbook.yml").read_text()
     recorded = saved.load_plan(tmp_path / "plan")

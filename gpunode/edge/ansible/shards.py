@@ -9,6 +9,7 @@ from pathlib import Path
 
 from gpunode.core.errors import InputError
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook, split
+from gpunode.core.secrets import references_in, seal_spec
 from gpunode.edge.detect import Targets
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import (
@@ -31,8 +32,9 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], targets: Targets, coun
 
     A shard has the plays of its hosts, and a copy of the user's inventories: vaults stay closed, and no password, key
     or vault password is copied.  Shards of an earlier plan in `folder` are removed.  Raises InputError when no host
-    has anything to do.
+    has anything to do, or when a secret is in gpunode.yml, which workers do not have.
     """
+    _check_secrets(hosts)
     plans = [h.planned.plan for h in hosts if h.planned and h.planned.plan.steps]
     if not plans:
         raise InputError("no host has anything to do", expected="steps to share out", fix="leave --shards away")
@@ -58,6 +60,24 @@ def write_shards(folder: Path, hosts: Sequence[HostPlan], targets: Targets, coun
         write_private(shard / "env" / "envvars", dump({"ANSIBLE_HOST_KEY_CHECKING": "True"}))
         written.append(shard)
     return written
+
+
+def _check_secrets(hosts: Sequence[HostPlan]) -> None:
+    """A worker takes secrets from the inventory's gpunode_spec alone: raise InputError for those that it lacks."""
+    lacking: dict[str, str] = {}  # key of the spec → the first host that needs it
+    for host in hosts:
+        steps = host.plan.steps if host.plan else ()
+        known = seal_spec(host.detected.spec, recorded=True)[1].values
+        for reference, key in references_in([step.value for step in steps]).items():
+            if reference not in known:
+                lacking.setdefault(key, host.host)
+    if lacking:
+        keys, host_name = ", ".join(sorted(lacking)), next(iter(lacking.values()))
+        raise InputError(
+            f"{keys} of gpunode.yml: a secret that shards cannot carry (needed by {host_name}); no shard was written",
+            expected="secrets in the inventory's variable gpunode_spec, which ansible-runner's workers read",
+            fix="move it there, best in a vault (group_vars/all.yml: gpunode_spec), or run gpunode provision from here",
+        )
 
 
 def _copied(sources: Sequence[str], project: Path) -> list[str]:
