@@ -17,13 +17,21 @@ from api_objects import DRA
 from api_server import ApiServer, Fault, workloads_become_ready
 from kube_cluster import node, quick, rendered, silent
 
-from gpunode.core.errors import RefusedError
+from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.kube import usage as core_usage
+from gpunode.core.kube.checks import proof_rules
+from gpunode.core.kube.checks import proofs as proofs_module
 from gpunode.core.kube.checks.proof_rules import devices
 from gpunode.core.kube.checks.proofs import packed
+from gpunode.core.kube.render import Rendered
+from gpunode.core.kube.usage.text import usage_data, usage_text
 from gpunode.core.model import HostResult
+from gpunode.core.printable import printable
+from gpunode.edge.kube import verify as kube_verify
 from gpunode.edge.kube.apply import apply
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.status import read_usage
 from gpunode.edge.kube.verify import verify
 
 pytest_plugins = ("kube_fixtures",)
@@ -337,3 +345,123 @@ def test_packing_fills_the_fullest_card_first(free: dict[str, int], expected: tu
 )  # fmt: skip
 def test_devices_in_a_log(log: str, expected: list[str]) -> None:
     assert devices(log) == expected
+
+
+# ---------------------------------------------------------------- one odd object or pool, and the others
+
+
+EMPTY: dict[str, Any] = {}
+HUGE = "n" * 1_000_000
+HOSTILE = [
+    {"metadata": {"name": 3}},
+    {"metadata": {"name": "gpu2", "uid": "u", "resourceVersion": "1"}, "status": {"allocatable": {GPU: [1]}}},
+    {"metadata": {"name": "\x1b[31mgpu2\x1b]0;x\x07", "uid": "u", "resourceVersion": "1"}, "status": 1},
+    {"metadata": {"name": HUGE, "uid": "u", "resourceVersion": "1"}, "spec": {"unschedulable": "yes"}},
+]
+
+
+def answering(api: Api, monkeypatch: pytest.MonkeyPatch, path: str, *more: Any) -> None:
+    """The API with these objects as well in its answers to a list."""
+    request = api.request
+
+    def asked(method: str, at: str, **how: Any) -> Any:
+        found = request(method, at, **how)
+        return {**found, "items": [*found["items"], *more]} if (method, at) == ("GET", path) else found
+
+    monkeypatch.setattr(api, "request", asked)
+
+
+@pytest.mark.parametrize("odd", HOSTILE, ids=["number", "list", "escapes", "1 MB"])
+def test_one_odd_node_is_named_and_the_others_are_shown(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch, odd: Any
+) -> None:
+    server.put(node("gpu1", allocatable={GPU: "2"}))
+    answering(api, monkeypatch, "/api/v1/nodes", odd)
+    found = read_usage(api)
+    assert [(one.name, one.uses[0].total) for one in found.nodes] == [("gpu1", 2)]
+    [error] = found.errors
+    assert error.startswith("nodes ") and "answers with what is no Kubernetes object" in error
+    text = printable(usage_text(found))
+    assert "gpu1" in text and len(text) < 3000 and "\x1b" not in text
+    assert len(usage_data(found)["errors"]) == 1
+
+
+def test_a_name_without_end_is_cut_in_tables(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = node(HUGE, allocatable={GPU: "2"}, address=HUGE)
+    long["metadata"] |= {"uid": "u", "resourceVersion": "1"}
+    answering(api, monkeypatch, "/api/v1/nodes", long, *({**long} for _ in range(50)))
+    assert len(usage_text(read_usage(api))) < 60 * 1000
+    assert len(usage_text(read_usage(api), details=True)) < 60 * 2000
+
+
+def test_a_list_without_end_is_no_list(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(api, "request", lambda *_, **__: {"items": [], "metadata": {"continue": "again"}})
+    with pytest.raises(GpunodeError, match="has no end"):
+        api.items("/api/v1/nodes")
+
+
+def test_a_bug_met_on_one_node_or_pod_is_its_own(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    server.put(node("gpu1", allocatable={GPU: "2"}))
+    server.put(node("gpu2", allocatable={GPU: "4"}))
+    known = core_usage._node_use
+
+    def met(found: Any, uses: Any) -> Any:
+        return known(found, uses) if found["metadata"]["name"] == "gpu2" else EMPTY["bug"]
+
+    monkeypatch.setattr(core_usage, "_node_use", met)
+    found = read_usage(api)
+    assert [one.name for one in found.nodes] == ["gpu2"]
+    [error] = found.errors
+    assert error.startswith("node gpu1: unexpected KeyError") and "report it as" in error
+    [report] = tmp_path.rglob("traceback-*.txt")
+    assert report.stat().st_mode & 0o777 == 0o600
+
+
+def two_pools(server: ApiServer) -> Rendered:
+    server.put(node("gpu1", address="10.0.0.1", allocatable={GPU: "2"}))
+    server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "4"}))
+    a, b = ({"kubernetes": {"pool": name}} for name in ("one", "two"))
+    return rendered({}, gpu1=a, gpu2=b)
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+def test_what_goes_wrong_in_one_pool_is_its_result(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, smoke: bool
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    Nodes(server)
+    what = two_pools(server)
+    apply(api, what, timeout=5, tell=silent)
+    answering(api, monkeypatch, "/api/v1/nodes", *HOSTILE[:2])
+    known = proofs_module.allocatable
+
+    def met(pool: Any, *more: Any) -> Any:
+        return known(pool, *more) if pool.name == "two" else EMPTY["bug"]
+
+    monkeypatch.setattr(kube_verify, "allocatable", met)
+    results = {result.host: result for result in verify(api, what, timeout=5, tell=silent, smoke=smoke)}
+    assert list(results) == ["cluster", "pool one", "pool two"]
+    [error] = results["pool one"].checks
+    assert error.message.startswith("pool one: unexpected KeyError") and "report it as" in error.fix
+    assert results["pool two"].outcome == "ok" and len(results["pool two"].checks) >= (2 if smoke else 1)
+    odd = [check.message for check in results["cluster"].checks if check.id == "kube.object"]
+    assert len(odd) == 2 and "gpunode-verify" not in server.names("Namespace")
+
+
+def test_a_bug_met_in_one_proof_is_its_own_and_its_pods_go(
+    server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    server.put(node("gpu1", allocatable={GPU: "2"}))
+    Nodes(server)
+    known = proof_rules.judge
+    monkeypatch.setattr(
+        kube_verify, "judge", lambda proof, seen: known(proof, seen) if proof.id != "kube.which-gpu" else EMPTY["bug"]
+    )
+    found = of(prove(api, {}))
+    assert found["kube.which-gpu"][0] == "failed" and "unexpected KeyError" in found["kube.which-gpu"][1]
+    assert found["kube.too-many-stays-pending"][0] == "passed"
+    assert server.names("Pod") == []

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     "  gpunode kube status\n"
     "  gpunode kube status -d gpu1 gpu2\n"
     "  kubectl gpunode status --context prod --format json\n\n"
-    "Exit codes: 0 done, 2 usage or input, 4 no connection, 5 no right to read nodes and pods."
+    "Exit codes: 0 done, 1 something could not be read (the rest is shown), 2 usage or input, "
+    "4 no connection, 5 no right to read nodes and pods."
 )
 @click.argument("nodes", nargs=-1, metavar="[NODE]...")
 @click.option("-d", "--details", is_flag=True, help="What each pod holds, node by node.")
@@ -37,4 +38,4 @@ def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], ou
         print_json(usage_data(found))
     else:
         echo(usage_text(found, details=details), nl=False)
-    return Exit.OK
+    return Exit.FAILED if found.errors else Exit.OK

@@ -19,7 +19,7 @@ from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
 from gpunode.core.model import HostOutcome
-from gpunode.core.printable import printable
+from gpunode.core.printable import printable, shortened
 
 MANAGER = "gpunode"  # the field manager of everything that we apply
 CHUNK = 500  # objects of one answer to a list
@@ -121,31 +121,51 @@ class Api:
                 return None
             raise
 
-    def items(self, path: str, **query: str) -> list[Object]:
-        """All objects of a list, in chunks; from the start again when the server forgot where we were (410)."""
+    def items(self, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
+        """All objects of a list, in chunks; from the start again when the server forgot where we were (410).
+
+        With `odd`, objects of wrong types are left out, and added there as errors that name them; else they raise.
+        """
         for _ in range(3):
-            found: list[Object] = []
-            more = ""
             try:
-                while True:
-                    asked = {**query, "limit": str(CHUNK), **({"continue": more} if more else {})}
-                    answer = self._list(path, asked)
-                    found += self._typed(answer, path)
-                    more = answer.get("metadata", {}).get("continue", "")
-                    if not more:
-                        return found
+                pages = list(self._pages(path, query))
+                break
             except ApiError as error:
                 if error.status != 410:
                     raise
-        return self._typed(self._list(path, query), path)
+        else:
+            pages = [self._list(path, query)]
+        return [item for page in pages for item in self._typed(page, path, odd)]
+
+    def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[Object]:
+        more, seen = "", set[str]()
+        while more not in seen:
+            seen.add(more)
+            answer = self._list(path, {**query, "limit": str(CHUNK), **({"continue": more} if more else {})})
+            yield answer
+            more = answer.get("metadata", {}).get("continue", "")
+            if not more:
+                return
+        raise GpunodeError(
+            f"{self.server}: the list {path} has no end: the server names the same next part again",
+            expected="the API server of a Kubernetes cluster",
+            fix="look at the server of the kubeconfig, and at proxies between",
+        )
 
     def _list(self, path: str, query: Mapping[str, str]) -> Object:
         return checked(self.request("GET", path, query=query), LIST, self.server)
 
-    def _typed(self, listing: Object, path: str) -> list[Object]:
+    def _typed(self, listing: Object, path: str, odd: list[GpunodeError] | None) -> Iterator[Object]:
         """The objects of a list, each with the kind that only the list has said."""
         kind = {"apiVersion": listing.get("apiVersion", ""), "kind": listing.get("kind", "").removesuffix("List")}
-        return [checked_object({**kind, **item}, _plural(path, -1), self.server) for item in listing.get("items", [])]
+        plural = _plural(path, -1)
+        for item in listing.get("items", []):
+            try:
+                yield checked_object({**kind, **item}, plural, self.server)
+            except GpunodeError as error:
+                if odd is None:
+                    raise
+                odd.append(GpunodeError(f"{_named(item, plural)}: {error.what}", fix=error.fix))
 
     def _once(self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str) -> Any:
         import urllib3.exceptions
@@ -312,7 +332,7 @@ class Api:
         chosen = {"fieldSelector": f"metadata.name={name}"}
         while True:
             listing = self._list(folder, chosen)
-            found = until(next(iter(self._typed(listing, folder)), None))
+            found = until(next(iter(self._typed(listing, folder, None)), None))
             left = deadline - self.clock()
             if found is not None or left <= 0:
                 return found
@@ -375,6 +395,13 @@ def _may_pass(error: GpunodeError, again: frozenset[int], lost_update: bool) -> 
         return not error.expected  # what is no API server, or not trusted, stays so
     lost = error.status == 409 and error.reason in ("Conflict", "AlreadyExists") and not error.causes
     return error.status in again or (lost_update and lost)
+
+
+def _named(item: Mapping[str, Any], plural: str) -> str:
+    """An object that may be of any form, for a message."""
+    metadata = item.get("metadata")
+    names = [metadata.get(key) for key in ("namespace", "name")] if isinstance(metadata, Mapping) else []
+    return f"{plural} {'/'.join(shortened(name, 60) for name in names if name) or '(without a name)'}"
 
 
 def _plural(path: str, at: int) -> str:

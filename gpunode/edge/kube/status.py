@@ -4,45 +4,53 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import OWNED_SELECTOR
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.usage import Usage, usage
+from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api, ApiError
 
+_NAMED = 20  # nodes that a message names
 _DRA = ("resource.k8s.io/v1", "resource.k8s.io/v1beta2", "resource.k8s.io/v1beta1")
 
 
 def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, str] | None = None) -> Usage:
     """Usage of these nodes, of all without names.  Raises InputError for a node that is not there.
 
-    `configs`: the device plugin's configurations by pool, where they are known; else those that apply put there.
+    Objects that cannot be read are left out, and named in `errors`.  `configs`: the device plugin's configurations by
+    pool, where they are known; else those that apply put there.
     """
-    nodes = api.items("/api/v1/nodes")
+    odd: list[GpunodeError] = []
+    nodes = api.items("/api/v1/nodes", odd=odd)
     there = {node["metadata"]["name"] for node in nodes}
     if lost := [name for name in names if name not in there]:
-        raise InputError(f"there is no node {', '.join(lost)}", expected=f"one of {', '.join(sorted(there))}")
+        unread = f" ({odd[0].what})" if odd else ""
+        known = ", ".join(sorted(there)[:_NAMED]) + (" …" if len(there) > _NAMED else "")
+        raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {known}")
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
-    found = api.items("/api/v1/pods")
-    slices, claims = _dra(api)
-    known = _configs(api) if configs is None else configs
-    seen = usage(chosen, found, slices=slices, claims=claims, configs=known)
-    return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting)
+    found = api.items("/api/v1/pods", odd=odd)
+    slices, claims = _dra(api, odd)
+    known_configs = _configs(api) if configs is None else configs
+    seen = usage(chosen, found, slices=slices, claims=claims, configs=known_configs, guard=isolated)
+    errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
+    return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
 
 
-def _dra(api: Api) -> tuple[list[Object], list[Object]]:
+def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object]]:
     """ResourceSlices and ResourceClaims in the newest version that the server serves; none where it has no DRA."""
     for version in _DRA:
         slices, claims = api.resource(version, "ResourceSlice"), api.resource(version, "ResourceClaim")
         if slices and claims:
-            return _readable(api, f"{slices.base}/{slices.plural}"), _readable(api, f"{claims.base}/{claims.plural}")
+            offered = _readable(api, f"{slices.base}/{slices.plural}", odd=odd)
+            return offered, _readable(api, f"{claims.base}/{claims.plural}", odd=odd)
     return [], []
 
 
-def _readable(api: Api, path: str, **query: str) -> list[Object]:
+def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
     try:
-        return api.items(path, **query)
+        return api.items(path, odd=odd, **query)
     except ApiError as error:
         if error.status != 403:
             raise

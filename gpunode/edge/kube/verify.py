@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
 from gpunode.core.kube.checks.preflight import Right, node_names
 from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
 from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, offers, proofs
@@ -15,6 +16,7 @@ from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.device_plugin import plugin_configs
 from gpunode.core.model import Check, HostOutcome, HostResult
+from gpunode.edge.isolate import as_error, isolated
 from gpunode.edge.kube.apply import apply, await_gone, wait_ready
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import missing_rights
@@ -35,14 +37,34 @@ def verify(
     """
     if rendered.problems:
         raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
-    results = [_cluster(api, rendered, tell)]
-    if not smoke:
-        return [*results, *(_pool(api, rendered, pool, None, tell) for pool in rendered.cluster.pools)]
-    with _namespace(api, keep=keep, tell=tell) as cleaned:
-        run = _Runner(api, timeout, keep, tell)
-        results += [_pool(api, rendered, pool, run, tell) for pool in rendered.cluster.pools]
-    first = results[0]
-    return [_result(first.host, [*first.checks, *cleaned]), *results[1:]]
+    first, more = _alone("cluster", partial(_cluster, api, rendered, tell)), list[Check]()
+    odd: dict[str, None] = {}  # objects that could not be read, each once
+
+    def pools(run: _Runner | None) -> list[HostResult]:
+        known = rendered.cluster.pools
+        return [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, tell)) for pool in known]
+
+    if smoke:
+        with _namespace(api, keep=keep, tell=tell) as more:
+            results = pools(_Runner(api, timeout, keep, tell))
+    else:
+        results = pools(None)
+    more = [*(Check(id="kube.object", status="failed", message=text) for text in odd), *more]
+    return [_result(first.host, [*first.checks, *more], refused=first.outcome == "refused"), *results]
+
+
+def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
+    """The result of the cluster or of one pool; what goes wrong there is its result, and the others have theirs.
+
+    Raises UnreachableError and RefusedError: no other pool would get further.
+    """
+    found = isolated(name, call)
+    if isinstance(found, UnreachableError | RefusedError):
+        raise found
+    if isinstance(found, GpunodeError):
+        check = Check(id="kube.error", status="failed", message=found.what, fix=found.fix)
+        return HostResult(host=name, outcome=found.outcome, message=found.what, checks=(check,))
+    return found
 
 
 # ---------------------------------------------------------------- the cluster, and a pool
@@ -67,10 +89,13 @@ def _cluster(api: Api, rendered: Rendered, tell: Tell) -> HostResult:
     return _result("cluster", checks, refused=bool(applied.problems))
 
 
-def _pool(api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, tell: Tell) -> HostResult:
+def _pool(
+    api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, odd: dict[str, None], tell: Tell
+) -> HostResult:
     tell(f"pool {pool.name}: looking at what it offers")
-    names, lost = node_names(pool.hosts, api.items("/api/v1/nodes")) if pool.hosts else ({}, [])
+    names, lost = node_names(pool.hosts, api.items("/api/v1/nodes", odd=[])) if pool.hosts else ({}, [])
     found = read_usage(api, configs=plugin_configs(rendered.cluster))
+    odd |= dict.fromkeys(found.errors)
     there = [(node, use) for node, use in offers(pool, found, names) if use.total]
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
     checks.append(allocatable(pool, there, names))
@@ -106,7 +131,10 @@ class _Runner:
             for key, item in zip(keys, proof.objects, strict=True):
                 self.api.apply(key, item, force=False)
             check = judge(proof, self._seen(proof))
-        except ApiError as error:
+        except UnreachableError:
+            raise
+        except Exception as cause:
+            error = as_error(cause)
             check = Check(id=proof.id, status="failed", message=f"{proof.title}: {error.what}", fix=error.fix)
         finally:
             if not (self.keep and check and check.status == "failed"):
@@ -137,9 +165,9 @@ class _Runner:
 
     def _delete(self, keys: list[Key], proof: Proof) -> None:
         """So that the next proof finds the GPUs free; what does not go now goes with the namespace."""
-        for key in reversed(keys):
-            self.api.delete(key)
         try:
+            for key in reversed(keys):
+                self.api.delete(key)
             await_gone(self.api, [_pod(name) for name in proof.pods], 60)
         except GpunodeError as error:
             self.tell(error.what)

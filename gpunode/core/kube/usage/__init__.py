@@ -7,12 +7,14 @@ and single GPUs for gpushare (annotations of the pods) and DRA (claims name devi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import yaml
 
+from gpunode.core.errors import GpunodeError
 from gpunode.core.kube.cluster import POOL_LABEL, Object
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.quantity import quantity
@@ -87,8 +89,16 @@ class Waiting:
 
 @dataclass(frozen=True, kw_only=True)
 class Usage:
+    """`errors`: what could not be read, a sentence each; all else is without it."""
+
     nodes: tuple[NodeUse, ...]
     waiting: tuple[Waiting, ...]
+    errors: tuple[str, ...] = ()
+
+
+Found = NodeUse | Waiting | None
+# what a node or a pod comes to, or the error that is its own
+Guard = Callable[[str, Callable[[], Found]], Found | GpunodeError]
 
 
 def usage(
@@ -98,23 +108,30 @@ def usage(
     slices: Sequence[Object] = (),
     claims: Sequence[Object] = (),
     configs: Mapping[str, str] = {},
+    guard: Guard = lambda _name, call: call(),
 ) -> Usage:
     """Everything that uses GPUs; nodes without any are left out.
 
     `configs`: the device plugin's configurations by pool, for the replicas of nodes that Feature Discovery has not
-    labelled.
+    labelled.  `guard` calls what each node and waiting pod comes to, and turns what that raises into its error.
     """
     live = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
     by_node: dict[str, list[Object]] = {}
     for pod in live:
         by_node.setdefault(pod["spec"].get("nodeName") or "", []).append(pod)
-    found = []
-    for node in nodes:
+
+    def used(node: Object) -> NodeUse | None:
         name = node["metadata"]["name"]
         uses = (*_uses(node, by_node.get(name, []), configs), *_dra(name, slices, claims))
-        if uses:
-            found.append(_node_use(node, uses))
-    return Usage(nodes=tuple(sorted(found, key=lambda n: n.name)), waiting=tuple(_waiting(by_node.get("", []))))
+        return _node_use(node, uses) if uses else None
+
+    found = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
+    waiting = [guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod)) for pod in by_node.get("", [])]
+    return Usage(
+        nodes=tuple(sorted((one for one in found if isinstance(one, NodeUse)), key=lambda n: n.name)),
+        waiting=tuple(one for one in waiting if isinstance(one, Waiting)),
+        errors=tuple(f"{one.what} (fix: {one.fix})" for one in (*found, *waiting) if isinstance(one, GpunodeError)),
+    )
 
 
 # ---------------------------------------------------------------- extended resources
@@ -287,21 +304,19 @@ def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
     )
 
 
-def _waiting(pods: Iterable[Object]) -> Iterator[Waiting]:
+def _waits(pod: Object) -> Waiting | None:
     from gpunode.core.kube.checks.ready import unschedulable
 
-    for pod in pods:
-        resources = {
-            name
-            for container in (*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or []))
-            for given in (container.get("resources") or {}).values()
-            if isinstance(given, Mapping)
-            for name in given
-            if is_gpu_resource(name)
-        }
-        asks = {name: asked(pod, name) for name in sorted(resources)}
-        if asks:
-            yield Waiting(**_name(pod), asks=asks, why=unschedulable(pod))
+    resources = {
+        name
+        for container in (*(pod["spec"].get("containers") or []), *(pod["spec"].get("initContainers") or []))
+        for given in (container.get("resources") or {}).values()
+        if isinstance(given, Mapping)
+        for name in given
+        if is_gpu_resource(name)
+    }
+    asks = {name: asked(pod, name) for name in sorted(resources)}
+    return Waiting(**_name(pod), asks=asks, why=unschedulable(pod)) if asks else None
 
 
 def _name(pod: Object) -> dict[str, str]:

@@ -16,6 +16,7 @@ _TITLES: dict[Kind, str] = {
     "dra": "GPUs by DRA",
 }
 Row = list[str]
+_LONGEST = 320  # characters: a resource's name has at most 253 + 1 + 63
 
 
 def usage_text(found: Usage, *, details: bool = False) -> str:
@@ -27,6 +28,8 @@ def usage_text(found: Usage, *, details: bool = False) -> str:
             parts.append("\n".join(_details(kind, rows) if details else _summary(kind, rows)))
     if found.waiting:
         parts.append("\n".join(_waiting(found)))
+    if found.errors:
+        parts.append("\n".join(["Not read, and missing above:", *(f"  {error}" for error in found.errors)]))
     return "\n\n".join(parts) + "\n" if parts else "no node offers GPUs\n"
 
 
@@ -41,6 +44,7 @@ def usage_data(found: Usage) -> dict[str, Any]:
     return {
         "nodes": [asdict(node) for node in found.nodes],
         "waiting": [asdict(pod) for pod in found.waiting],
+        "errors": list(found.errors),
         "cluster": [
             {"kind": kind, "resource": resource, "unit": unit, "allocated": allocated, "total": total}
             for (kind, resource, unit), (allocated, total) in sorted(totals.items())
@@ -49,7 +53,8 @@ def usage_data(found: Usage) -> dict[str, Any]:
 
 
 def columns(rows: Sequence[Row]) -> Iterator[str]:
-    """Rows padded to columns with two blanks between them."""
+    """Rows padded to columns with two blanks between them; a cell that is longer than any name may be is cut."""
+    rows = [[cell if len(cell) <= _LONGEST else f"{cell[: _LONGEST - 1]}…" for cell in row] for row in rows]
     count = max(map(len, rows))
     widths = [max((len(row[i]) for row in rows if i < len(row)), default=0) for i in range(count)]
     for row in rows:
