@@ -26,8 +26,11 @@ def make_manifest(
     gpunode: str,
     limit: str,
     lock: str | None,
+    connections: Mapping[str, Mapping[str, Any]] = {},
 ) -> dict[str, Any]:
     """`files` are texts by name, `errors` hosts that were asked for and could not be planned.
+
+    `connections` say of each host of the user's inventory how it was reached, by Ansible's variables.
 
     `gpunode` is the version that made the plan; `limit` and `lock` are what the hosts and versions were chosen by.
     """
@@ -38,6 +41,7 @@ def make_manifest(
         "lock": lock,
         "hosts": {plan.host: _steps_data(plan) for plan in plans},
         "errors": list(errors),
+        "connections": {host: dict(values) for host, values in connections.items()},
         "files": {name: hash_of(text) for name, text in files.items()},
     }
 
@@ -73,6 +77,22 @@ def changed_hosts(manifest: Mapping[str, Any], hosts: Iterable[str]) -> list[str
     gone = [host for host in planned if host not in now]
     found = [f"added to the inventory after the plan was made: {_names(added)}"] if added else []
     return found + ([f"not in the inventory any more: {_names(gone)}"] if gone else [])
+
+
+def changed_connections(manifest: Mapping[str, Any], connections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """Which planned hosts are reached in another way by now: the same name may be another machine."""
+    found = []
+    for host, old in manifest.get("connections", {}).items():
+        new = connections.get(host, old)
+        for name in sorted({*old, *new}):
+            if old.get(name) != new.get(name):
+                found.append(f"{host}: {name} was {_shown(old.get(name))}, is {_shown(new.get(name))}")
+    more = len(found) - _NAMED
+    return [*found[:_NAMED], f"{more} more differences of how hosts are reached"] if more > 0 else found
+
+
+def _shown(value: Any) -> str:
+    return "not set" if value is None else str(value)
 
 
 def changed_steps(manifest: Mapping[str, Any], plans: Iterable[Plan]) -> list[str]:

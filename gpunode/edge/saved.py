@@ -10,13 +10,21 @@ from typing import Any
 
 from gpunode import __version__
 from gpunode.core.errors import InputError, StaleError
-from gpunode.core.manifest import MANIFEST_FORMAT, changed_files, changed_hosts, changed_steps, hash_of
+from gpunode.core.manifest import (
+    MANIFEST_FORMAT,
+    changed_connections,
+    changed_files,
+    changed_hosts,
+    changed_steps,
+    hash_of,
+)
 from gpunode.core.plan.lockfile import Lock, parse_lock
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK
+from gpunode.edge.ssh.shell import route
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +59,10 @@ class SavedPlan:
         return replace(targets, hosts=(), inventory=self.sources or own, limit=self.manifest["limit"], listing=None)
 
     def find_hosts(self, targets: Targets) -> list[Detected]:
-        """The hosts that were planned, in that order.  Raises StaleError when others are meant by now."""
+        """The hosts that were planned, in that order.  Raises StaleError when others are meant, or reached, by now."""
         found = {host.host: host for host in find_hosts(targets)}
-        self._refuse(changed_hosts(self.manifest, found))
+        reached = {name: route(host.target) for name, host in found.items() if host.target}
+        self._refuse([*changed_hosts(self.manifest, found), *changed_connections(self.manifest, reached)])
         return [found[host] for host in self.manifest["hosts"]]
 
     def check(self, hosts: Sequence[HostPlan]) -> None:

@@ -89,6 +89,41 @@ class Site:
         assert not self.played
 
 
+HOST_VARS: dict[str, Any] = {"ansible_host": "10.0.0.1", "ansible_user": "me", "ansible_port": 22}
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"ansible_host": "10.0.0.9"}, "gpu1: ansible_host was 10.0.0.1, is 10.0.0.9"),
+        ({"ansible_port": 2222}, "gpu1: ansible_port was 22, is 2222"),
+        ({"ansible_port": None}, "gpu1: ansible_port was 22, is not set"),
+        ({"ansible_user": "root"}, "gpu1: ansible_user was me, is root"),
+        ({"ansible_ssh_private_key_file": "/k"}, "gpu1: ansible_ssh_private_key_file was not set, is /k"),
+        ({"ansible_connection": "local"}, "gpu1: ansible_connection was ssh, is local"),
+        ({"ansible_ssh_common_args": "-J gate"}, "gpu1: ansible_ssh_args was not set, is -J gate"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_a_host_that_is_reached_in_another_way_is_not_the_one_that_was_reviewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], says: str
+) -> None:
+    site = Site(tmp_path, monkeypatch)
+
+    def write(values: dict[str, Any]) -> None:
+        given = {name: value for name, value in values.items() if value is not None}
+        site.inventory.write_text(yaml.safe_dump({"all": {"hosts": {"gpu1": given}}}))
+
+    write(HOST_VARS)
+    site.plan()
+    write({**HOST_VARS, **change})
+    site.refused(says)
+    assert not site.probed
+    write({**HOST_VARS, "ansible_ssh_common_args": "-o ServerAliveInterval=5", "ansible_become": True, "more": 1})
+    result = site.provision()
+    assert result.return_value == 0, result.output
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path, monkeypatch)

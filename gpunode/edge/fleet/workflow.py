@@ -23,6 +23,7 @@ from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.isolate import isolated
+from gpunode.edge.ssh.shell import route
 from gpunode.edge.state import controller_name, new_run, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
@@ -81,7 +82,8 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
     }
     errors = [h.host for h in hosts if not h.planned]
     lock = None if desired.lock is None else lock_text(desired.lock)
-    manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=targets.limit, lock=lock)
+    own = {h.host: route(h.detected.target) for h in hosts if h.planned and h.detected.target} if sources else {}
+    manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=targets.limit, lock=lock, connections=own)
     for name, text in {**files, MANIFEST: _json(manifest)}.items():
         write_private(folder / name, text)
 

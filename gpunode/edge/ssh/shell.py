@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shlex
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import IO
+from typing import IO, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.core.mask import mask
 
 OUTPUT_LIMIT = 16 << 20  # bytes of standard output, and of standard error, kept from one run
 _STARTED = "gpunode-shell-started"  # first line on standard error: login and sudo went well, the shell runs
@@ -33,6 +36,46 @@ class Target:
     become: bool = False
     become_user: str = "root"
     become_password: str = field(default="", repr=False)
+
+
+# arguments of ssh(1) that lead to another machine, or let another one pass for it
+_LEADING = ("-F", "-i", "-J", "-l", "-p", "-W")
+_LEADING_OPTIONS = re.compile(
+    r"(hostkeyalias|hostname|identityfile|port|proxycommand|proxyjump|stricthostkeychecking|user|userknownhostsfile)\b",
+    re.IGNORECASE,
+)
+
+
+def route(target: Target) -> dict[str, Any]:
+    """Which machine is reached, and as whom, by Ansible's variables; nothing secret, and nothing that is not set.
+
+    >>> route(Target(name="gpu1", address="10.0.0.1", ssh_args=("-C", "-o", "ProxyJump=me@gate")))
+    {'ansible_host': '10.0.0.1', 'ansible_connection': 'ssh', 'ansible_ssh_args': '-o ProxyJump=me@gate'}
+    """
+    values = {
+        "ansible_host": target.address or target.name,
+        "ansible_port": target.port,
+        "ansible_user": target.user,
+        "ansible_ssh_private_key_file": " ".join(target.keys),
+        "ansible_connection": target.connection,
+        "ansible_ssh_args": mask(" ".join(_leading(target.ssh_args))),
+    }
+    return {name: value for name, value in values.items() if value}
+
+
+def _leading(words: Sequence[str]) -> Iterator[str]:
+    rest = iter(words)
+    for word in rest:
+        if word == "-o":
+            option = next(rest, "")
+            if _LEADING_OPTIONS.match(option):
+                yield f"-o {option}"
+        elif word.startswith("-o") and _LEADING_OPTIONS.match(word, 2):
+            yield f"-o {word[2:]}"
+        elif word in _LEADING:
+            yield f"{word} {next(rest, '')}"
+        elif word.startswith(_LEADING):
+            yield word
 
 
 def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = False, become_password: str = "") -> Target:
