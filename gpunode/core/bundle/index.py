@@ -25,21 +25,28 @@ class Index:
     repository: str  # nvidia-cuda …
     url: str
     packages: Mapping[str, tuple[str, ...]]
+    date: str = ""  # YYYY-MM-DD on which it was made
     streams: tuple[str, ...] = ()  # of dnf modules, NAME:STREAM
     of_streams: Mapping[str, Mapping[str, tuple[str, ...]]] = field(default_factory=dict)  # stream → packages with it
+
+    @property
+    def every(self) -> Mapping[str, tuple[str, ...]]:
+        """All packages, those of every stream among them."""
+        sets = [self.packages, *self.of_streams.values()]
+        return _versions((name, v) for packages in sets for name, versions in packages.items() for v in versions)
 
     def with_stream(self, stream: str) -> Mapping[str, tuple[str, ...]]:
         """The packages that dnf sees when the stream is enabled."""
         return self.of_streams.get(stream, self.packages)
 
 
-def deb_index(debs: Iterable[Deb], *, repository: str, url: str, arch: str) -> Index:
+def deb_index(debs: Iterable[Deb], *, repository: str, url: str, arch: str, date: str = "") -> Index:
     """The index of an apt repository for one of Debian's architectures."""
     found = ((deb.name, deb.version) for deb in debs if re.search(rf"^Architecture: (all|{arch})$", deb.stanza, re.M))
-    return Index(repository=repository, url=url, packages=_versions(found))
+    return Index(repository=repository, url=url, packages=_versions(found), date=date)
 
 
-def rpm_index(rpms: Sequence[Rpm], modules: str, *, repository: str, url: str, arch: str) -> Index:
+def rpm_index(rpms: Sequence[Rpm], modules: str, *, repository: str, url: str, arch: str, date: str = "") -> Index:
     """The index of an rpm repository for one architecture, with and without the streams of its modules."""
     mine = [rpm for rpm in rpms if rpm.arch in ("noarch", arch)]
     streams = module_streams(modules)
@@ -47,6 +54,7 @@ def rpm_index(rpms: Sequence[Rpm], modules: str, *, repository: str, url: str, a
         repository=repository,
         url=url,
         packages=_seen(mine, modules, ()),
+        date=date,
         streams=streams,
         of_streams={stream: _seen(mine, modules, (stream,)) for stream in streams},
     )

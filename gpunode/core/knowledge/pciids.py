@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 
@@ -16,6 +17,7 @@ _DEVICE = re.compile(r"\t([0-9a-f]{4})  (.+)")
 _GPU = re.compile(
     r"(?P<chip>(?:G[KMPVAHBR]|TU|AD)\d\w\w?\w?)(?:(?<=\d)|(?<=[A-F]))(?P<board>GLM|GL|M|S)?(?: \[(?P<name>.+)\])?\Z"
 )
+_FAMILY = re.compile(r"\b(GH\d{3}|GB\d{3}|[ABHLV]\d{2,3})\b(?:.*?(SXM))?")  # and whether it is an SXM board
 _NOT_A_GPU = re.compile(r"audio|usb|bridge|smbus|controller|nvswitch|i2c|ucsi|peatrans", re.IGNORECASE)
 _GENERATION = {
     "GK": "Kepler", "GM": "Maxwell", "GP": "Pascal", "GV": "Volta", "TU": "Turing", "GA": "Ampere",
@@ -131,7 +133,7 @@ def add_gpus(
             unknown.append(gpu)
             continue
         added.append(replace(gpu, chip=chip))
-        rows[gpu.id.removeprefix("10de:")] = _row(gpu, chip)
+        rows[gpu.id.removeprefix("10de:")] = _row(gpu, chip, knowledge)
         if chip not in known:
             chips[chip] = f"{chip:<7} | {_GENERATION[chip[:2]]:<12} |"
     text = re.sub(
@@ -159,7 +161,30 @@ def kind_of(name: str) -> str:
     return next((kind for kind, pattern in _KINDS if pattern.search(name)), "unnamed")
 
 
-def _row(gpu: PciGpu, chip: str) -> str:
+def _marks(name: str, chip: str, knowledge: Knowledge) -> tuple[str, str, str]:
+    """MIG, fabric and open modules of a data centre product: what most known ones of its chip and family have.
+
+    A family is what the product begins with: a GB300 belongs to an NVLink domain, an H100 SXM5 to NVSwitches.
+    """
+    family = _FAMILY.search(name)
+    kin = [
+        model
+        for model in knowledge.gpus.values()
+        if model.chip == chip and model.kind == "datacenter" and (m := _FAMILY.search(model.name))
+        if family and (m[1], bool(m[2])) == (family[1], bool(family[2]))
+    ]
+    fabric, number = Counter(model.fabric for model in kin).most_common(1)[0] if kin else ("", 0)
+    only = bool(kin) and all(model.open == "only" for model in kin)
+    needs = only and knowledge.architectures[kin[0].arch].open != "only"
+    return (
+        "chip" if any(model.mig for model in kin) else "",
+        fabric if number * 3 >= len(kin) * 2 else "",
+        "required" if needs else "",
+    )
+
+
+def _row(gpu: PciGpu, chip: str, knowledge: Knowledge) -> str:
+    mig, fabric, open_ = _marks(gpu.name, chip, knowledge)
     cells = (
         f"{gpu.id.removeprefix('10de:')}",
         f"{gpu.name or gpu.chip:<56}",
@@ -167,9 +192,9 @@ def _row(gpu: PciGpu, chip: str) -> str:
         f"{kind_of(gpu.name):<11}",
         f"{'mobile' if gpu.mobile else '':<6}",
         "   ",
-        f"{'':<10}",
-        f"{'':<8}",
-        f"{'':<8}",
+        f"{mig:<10}",
+        f"{fabric:<8}",
+        f"{open_:<8}",
         f"{'':<10}",
         f"{gpu.source:<4}",
         "low",

@@ -38,15 +38,23 @@ def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, 
     yield from read_lists(upstream, arch, release, web)
 
 
-def read_unsigned(upstream: Upstream, arch: str, web: Web) -> Iterator[Deb]:
-    """The same without a look at the signature: to know what there is, not to install it."""
+def unsigned_release(upstream: Upstream, web: Web) -> str:
+    """The Release without a look at its signature: to know what there is, not to install it."""
     for name in ("InRelease", "Release"):
         if (data := web.read(f"{upstream.release_folder}/{name}")) is not None:
-            yield from read_lists(upstream, arch, data.decode("utf-8", "replace"), web)
-            return
+            return data.decode("utf-8", "replace")
     raise GpunodeError(
         f"{upstream.release_folder} has neither InRelease nor Release", fix="is it a repository of apt? see sources"
     )
+
+
+def release_day(release: str) -> str:
+    """YYYY-MM-DD of a Release file's Date, "" where it has none."""
+    found = re.search(r"^Date:\s*(.+)$", release, re.M)
+    try:
+        return parsedate_to_datetime(found[1].replace("UTC", "+0000")).date().isoformat() if found else ""
+    except ValueError:
+        return ""
 
 
 def read_lists(upstream: Upstream, arch: str, release: str, web: Web) -> Iterator[Deb]:

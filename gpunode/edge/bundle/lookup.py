@@ -88,9 +88,11 @@ def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "") ->
     web = Web(proxy, tries=TRIES, timeout=TIMEOUT)
     upstream = Upstream(name=name, url=url)
     if deb:
-        return deb_index(apt.read_unsigned(upstream, arch, web), repository=name, url=url, arch=apt.ARCHS[arch])
+        release = apt.unsigned_release(upstream, web)
+        debs, day = apt.read_lists(upstream, arch, release, web), apt.release_day(release)
+        return deb_index(debs, repository=name, url=url, arch=apt.ARCHS[arch], date=day)
     lists = rpm.read_unsigned(upstream, web)
-    return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch)
+    return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch, date=lists.date)
 
 
 def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, list[PackageWant]]:

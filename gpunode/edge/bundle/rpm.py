@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,7 @@ class RpmLists:
     primary: str
     filelists: str
     modules: str
+    date: str = ""  # YYYY-MM-DD on which they were made
 
 
 def check_metadata(data: bytes, where: str, suffix: str, upstream: Upstream, keys: Sequence[bytes], web: Web) -> None:
@@ -74,7 +76,9 @@ def read_unsigned(upstream: Upstream, web: Web) -> RpmLists:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see sources")
     texts = _texts(base, data, where, web, ("primary", "modules"))
     packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
-    return RpmLists(upstream=upstream, packages=tuple(packages), filelists="", **texts)
+    made = max(map(int, re.findall(rb"<timestamp>(\d{1,11})", data)), default=0)
+    day = datetime.fromtimestamp(made, UTC).date().isoformat() if made else ""
+    return RpmLists(upstream=upstream, packages=tuple(packages), filelists="", date=day, **texts)
 
 
 def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str]) -> dict[str, str]:

@@ -1,0 +1,329 @@
+"""What NVIDIA publishes about its drivers, CUDA and repositories, and the knowledge's tables brought up to it.
+
+Comments and marks that only people know (ends of support, generations, package names, which GPUs a branch serves) stay;
+a row that is touched gets the day of its source.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tomlkit
+from tomlkit.items import AoT, Table
+
+from gpunode.core.errors import InputError
+from gpunode.core.knowledge import version_tuple
+
+KINDS = {"lts branch": "LTSB", "production branch": "PB", "new feature branch": "NFB"}
+SOURCES = {
+    "releases_json": "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json",
+    "redistributed": "https://developer.download.nvidia.com/compute/nvidia-driver/redist/ and .../cuda/redist/",
+    "repository": "the repositories' own indexes, read by gpunode knowledge refresh",
+}
+_DRIVER = re.compile(r"(nvidia-open|cuda-drivers|nvidia-driver|kmod-nvidia-(open|latest)-dkms)(-\d{3})?\Z")
+_TOOLKIT = re.compile(r"cuda-toolkit-(\d+)-(\d+)\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """A driver branch as releases.json has it."""
+
+    branch: int
+    kind: str
+    latest: str
+    date: str  # YYYY-MM-DD of the newest release, "" where none is dated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Redistributed:
+    """A redistrib_VERSION.json: of a driver its version, of a CUDA release also the driver that came with it."""
+
+    product: str  # "cuda" or "nvidia-driver"
+    version: str
+    driver: str
+    date: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Held:
+    """What one repository holds for one architecture."""
+
+    branches: Mapping[int, str] = field(default_factory=dict)  # driver branch → newest version there
+    cuda: tuple[str, ...] = ()  # MAJOR.MINOR, oldest first
+    toolkit: str = ""  # newest version of the container toolkit
+    date: str = ""  # YYYY-MM-DD of the index
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """A value that a refresh changes."""
+
+    row: str  # branch 595, fedora:43 …
+    key: str
+    old: str
+    new: str
+
+
+def parse_releases(text: str) -> dict[int, Release]:
+    """releases.json by branch.  Raises InputError for what has another form."""
+    found = {}
+    try:
+        for name, row in json.loads(text).items():
+            versions = [one for one in row["driver_info"] if str(one["release_version"]).startswith(f"{name}.")]
+            newest = max(versions, key=lambda one: version_tuple(one["release_version"]), default=None)
+            if newest and row["type"] in KINDS and name.isdigit():
+                day = _day(str(newest.get("release_date", "")))
+                latest = str(newest["release_version"])
+                found[int(name)] = Release(branch=int(name), kind=KINDS[row["type"]], latest=latest, date=day)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"releases.json is not what NVIDIA publishes: {error!r}",
+            expected='{"580": {"type": "lts branch", "driver_info": [{"release_version": …}]}}',
+        ) from error
+    return found
+
+
+def parse_redistrib(text: str) -> Redistributed:
+    """A redistrib_VERSION.json (from CUDA 11.4.2 and driver 450 on).  Raises InputError."""
+    try:
+        data = json.loads(text)
+        driver = data.get("nvidia_driver", {}).get("version", "")
+        version = data.get("release_label") or driver
+        product = data.get("release_product", "cuda")
+        if not re.fullmatch(r"\d+(\.\d+)+", version) or not re.fullmatch(r"(\d+(\.\d+)+)?", driver):
+            raise ValueError(f"version {version!r}, driver {driver!r}")
+        return Redistributed(product=product, version=version, driver=driver, date=_day(data.get("release_date", "")))
+    except (ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"a redistrib file is not what NVIDIA publishes: {error}", expected="release_label, nvidia_driver.version"
+        ) from error
+
+
+def parse_listing(text: str) -> tuple[str, ...]:
+    """The versions of redistrib_VERSION.json that a folder's page, or the names of its files, list; oldest first."""
+    found = set(re.findall(r"redistrib_(\d+(?:\.\d+)+)\.json", text))
+    return tuple(sorted(found, key=version_tuple))
+
+
+def held(packages: Mapping[str, Sequence[str]], *, date: str = "") -> Held:
+    """Driver branches, CUDA releases and the toolkit among the packages of a repository: name → versions."""
+    branches: dict[int, str] = {}
+    for name, versions in packages.items():
+        for version in map(upstream, versions) if _DRIVER.match(name) else ():
+            branch = version_tuple(version)[:1]
+            if branch and version_tuple(version) > version_tuple(branches.get(branch[0], "")):
+                branches[branch[0]] = version
+    cuda = {f"{m[1]}.{m[2]}" for name in packages if (m := _TOOLKIT.match(name))}
+    toolkit = max(map(upstream, packages.get("nvidia-container-toolkit", ())), key=version_tuple, default="")
+    ordered = tuple(sorted(cuda, key=version_tuple))
+    return Held(branches=dict(sorted(branches.items())), cuda=ordered, toolkit=toolkit, date=date)
+
+
+def upstream(version: str) -> str:
+    """3:580.95.05-1.el9 → 580.95.05: without the packager's epoch and release."""
+    return version.rpartition(":")[2].partition("-")[0]
+
+
+def _day(text: str) -> str:
+    return text if re.fullmatch(r"\d{4}-\d\d-\d\d", text) else ""
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def update_drivers(
+    text: str, releases: Mapping[int, Release], drivers: Iterable[Redistributed], found: Iterable[Held], *, today: str
+) -> tuple[str, list[Change]]:
+    """drivers.toml with the branches and newest versions that are published; nothing becomes older."""
+    document = tomlkit.parse(text)
+    rows: AoT = document["branches"]
+    known = {int(row["branch"]): row for row in rows}
+    newest, dates = _newest(releases, drivers, found)
+    changes = []
+    for branch, version in sorted(newest.items()):
+        release = releases.get(branch)
+        if branch not in known:
+            if branch < max(known):
+                continue  # an old one that nobody set up by hand: what it served is not known
+            known[branch] = _new_branch(rows, branch, release)
+            changes.append(Change(row=f"branch {branch}", key="branch", old="", new=str(branch)))
+        row = known[branch]
+        fresh = {"latest": version} if version_tuple(version) > version_tuple(str(row["latest"])) else {}
+        if release and release.kind != row["kind"]:
+            fresh["kind"] = release.kind
+        for key, value in fresh.items():
+            changes.append(Change(row=f"branch {branch}", key=key, old=str(row[key]), new=value))
+            row[key] = value
+        if fresh:
+            source = "releases_json" if release and release.latest == version else "redistributed"
+            _dated(row, source, dates.get(branch, ""), today)
+    if changes:
+        _add_sources(document, ("releases_json", "redistributed"))
+    return tomlkit.dumps(document), changes
+
+
+def _newest(
+    releases: Mapping[int, Release], drivers: Iterable[Redistributed], found: Iterable[Held]
+) -> tuple[dict[int, str], dict[int, str]]:
+    """Branch → the newest version that any of these names, and the day of that source."""
+    newest: dict[int, str] = {}
+    dates: dict[int, str] = {}
+    named = [(r.latest, r.date) for r in releases.values()]
+    named += [(one.driver, one.date) for one in drivers if one.driver]
+    named += [(version, one.date) for one in found for version in one.branches.values()]
+    for version, day in named:
+        branch = version_tuple(version)[0]
+        if version_tuple(version) > version_tuple(newest.get(branch, "")):
+            newest[branch], dates[branch] = version, day
+    return newest, dates
+
+
+def _new_branch(rows: AoT, branch: int, release: Release | None) -> Table:
+    """A row for a branch that is newer than all that are known: it serves what the newest of them serves."""
+    last = max(rows, key=lambda row: int(row["branch"]))
+    row = tomlkit.table()
+    row["branch"] = branch
+    row["kind"] = release.kind if release else "unknown"
+    row["latest"] = ""
+    row["eol"] = ""
+    for key in ("min_arch", "max_arch", "cuda_major", "open"):
+        row[key] = last[key]
+    row["confidence"] = "low"
+    row["source"] = ""
+    row["checked"] = ""
+    _append(rows, row)
+    return row
+
+
+def _append(rows: AoT, row: Table) -> None:
+    """A row at the end, with an empty line before it."""
+    rows[-1].add(tomlkit.nl())
+    rows.append(row)
+
+
+def update_cuda(text: str, found: Iterable[Redistributed], *, today: str) -> tuple[str, list[Change]]:
+    """cuda.toml with the releases that are published and newer than all that are known."""
+    document = tomlkit.parse(text)
+    rows: AoT = document["toolkits"]
+    known = {str(row["version"]) for row in rows}
+    newest = max((version_tuple(version) for version in known), default=())
+    changes = []
+    for one in sorted(found, key=lambda one: version_tuple(one.version)):
+        if one.product != "cuda" or one.version in known or version_tuple(one.version) < newest:
+            continue
+        major = one.version.partition(".")[0]
+        kin = [row for row in rows if str(row["version"]).partition(".")[0] == major and row["compat"]]
+        row = tomlkit.table()
+        row["version"] = one.version
+        row["native"] = one.driver
+        row["compat"] = str(kin[-1]["compat"]) if kin else one.driver
+        row["confidence"] = "medium" if kin else "low"
+        row["source"] = "redistributed"
+        row["source_date"] = one.date or today
+        _append(rows, row)
+        changes.append(Change(row=f"CUDA {one.version}", key="native", old="", new=one.driver))
+    if changes:
+        _add_sources(document, ("redistributed",))
+    return tomlkit.dumps(document), changes
+
+
+def update_repos(
+    text: str, found: Mapping[str, Mapping[str, Held]], toolkits: Iterable[Held], *, today: str
+) -> tuple[str, list[Change]]:
+    """repos.toml with what the repositories hold: directory → architecture → Held.
+
+    A range has no upper end where the repository has the newest branch or release of all that were read: it goes on.
+    """
+    document = tomlkit.parse(text)
+    every = [one for by_arch in found.values() for one in by_arch.values()]
+    last_branch = max((max(one.branches) for one in every if one.branches), default=0)
+    last_cuda = max((one.cuda[-1] for one in every if one.cuda), key=version_tuple, default="")
+    changes: list[Change] = []
+    for row in document["distros"]:
+        by_arch = found.get(str(row["dir"]), {})
+        spans = {arch: _spans(one, last_branch, last_cuda) for arch, one in by_arch.items()}
+        main, *others = row["archs"]
+        if main not in spans:
+            continue
+        changed = _set(row, spans[main], str(row["keys"][0]), changes)
+        apart = {arch: spans[arch] for arch in others if arch in spans and spans[arch] != spans[main]}
+        if others and all(arch in spans for arch in others):
+            changed |= _set_by_arch(row, apart, changes)
+        if changed:
+            _dated(row, "repository", min((one.date for one in by_arch.values() if one.date), default=""), today)
+    newest = max((one.toolkit for one in toolkits if one.toolkit), key=version_tuple, default="")
+    packages = document["packages"]["container-toolkit"]
+    if version_tuple(newest) > version_tuple(str(packages["newest"])):
+        changes.append(Change(row="container toolkit", key="newest", old=str(packages["newest"]), new=newest))
+        packages["newest"] = newest
+        _dated(packages, "repository", max((one.date for one in toolkits if one.toolkit == newest), default=""), today)
+    if changes:
+        _add_sources(document, ("repository",))
+    return tomlkit.dumps(document), changes
+
+
+Spans = Mapping[str, tuple[Any, Any]]
+
+
+def _spans(one: Held, last_branch: int, last_cuda: str) -> Spans:
+    found: dict[str, tuple[Any, Any]] = {}
+    if one.branches:
+        found["branches"] = (min(one.branches), 0 if max(one.branches) == last_branch else max(one.branches))
+    if one.cuda:
+        found["cuda"] = (one.cuda[0], "" if one.cuda[-1] == last_cuda else one.cuda[-1])
+    return found
+
+
+def _set(row: Any, spans: Spans, name: str, changes: list[Change]) -> bool:
+    changed = False
+    for key, span in spans.items():
+        old = tuple(row[key])
+        if old != span:
+            changes.append(Change(row=name, key=key, old=_span(old), new=_span(span)))
+            row[key] = list(span)
+            changed = True
+    return changed
+
+
+def _set_by_arch(row: Any, apart: Mapping[str, Spans], changes: list[Change]) -> bool:
+    """The ranges of architectures whose repository holds others than the first one's."""
+    old = {arch: {key: tuple(span) for key, span in spans.items()} for arch, spans in row.get("by_arch", {}).items()}
+    if old == apart:
+        return False
+    table = tomlkit.inline_table()
+    for arch, spans in apart.items():
+        inner = tomlkit.inline_table()
+        for key, span in spans.items():
+            inner[key] = list(span)
+            changes.append(Change(row=f"{row['keys'][0]} {arch}", key=key, old="", new=_span(span)))
+        table[arch] = inner
+    if apart:
+        row["by_arch"] = table
+    elif "by_arch" in row:
+        del row["by_arch"]
+        changes.append(Change(row=str(row["keys"][0]), key="by_arch", old="others", new="as the first"))
+    return True
+
+
+def _span(span: tuple[Any, ...]) -> str:
+    low, high = (str(one or "") for one in span)
+    return f"{low}–{high}" if low or high else "not known"
+
+
+def _dated(row: Any, source: str, date: str, today: str) -> None:
+    """The row says where its values are from, and since when."""
+    names = [part.strip() for part in str(row["source"]).split(";") if part.strip()]
+    row["source"] = "; ".join([source, *(name for name in names if name != source)])
+    row["source_date"] = date or today
+    if "checked" in row or "native" not in row:
+        row["checked"] = today
+
+
+def _add_sources(document: Any, names: Iterable[str]) -> None:
+    for name in names:
+        if name not in document["sources"]:
+            document["sources"][name] = SOURCES[name]

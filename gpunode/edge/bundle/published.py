@@ -1,0 +1,157 @@
+"""What NVIDIA publishes, read from its servers or from a copy of them: lists of releases, indexes of repositories."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.knowledge import Knowledge, version_tuple
+from gpunode.core.knowledge.published import (
+    Held,
+    Redistributed,
+    Release,
+    held,
+    parse_listing,
+    parse_redistrib,
+    parse_releases,
+)
+from gpunode.edge.bundle.lookup import TIMEOUT, read_index
+from gpunode.edge.bundle.store import Web
+
+VENDOR = "vendor"
+RELEASES = "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json"
+REDIST = "https://developer.download.nvidia.com/compute/{product}/redist/"
+PRODUCTS = ("nvidia-driver", "cuda")
+TOOLKIT_REPOSITORY = "nvidia-container-toolkit"
+CUDA_REPOSITORY = "nvidia-cuda"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Published:
+    """All that was read, and what could not be."""
+
+    releases: Mapping[int, Release] = field(default_factory=dict)
+    redistributed: tuple[Redistributed, ...] = ()
+    held: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)  # directory → architecture
+    toolkits: tuple[Held, ...] = ()
+    unread: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """NVIDIA's servers, or a copy of them by host name, as `wget --mirror` makes it: a folder, or its address."""
+
+    base: str = VENDOR
+
+    def address(self, url: str) -> str:
+        """Where a vendor's URL is read."""
+        if self.base == VENDOR:
+            return url
+        path = url.removeprefix("https://")
+        if self.base.startswith(("http://", "https://")):
+            return f"{self.base.rstrip('/')}/{path}"
+        return f"{Path(self.base).resolve().as_uri()}/{path}"
+
+    def listing(self, url: str, web: Web) -> str:
+        """The page of a folder; of a folder of this machine without one, the names in it."""
+        if self.base == VENDOR or self.base.startswith(("http://", "https://")):
+            data = web.read(self.address(url))
+            return data.decode("utf-8", "replace") if data else ""
+        folder = Path(self.base) / url.removeprefix("https://")
+        return "\n".join(path.name for path in folder.iterdir()) if folder.is_dir() else ""
+
+
+def read_published(place: Place, knowledge: Knowledge, distros: Collection[str] = (), proxy: str = "") -> Published:
+    """What the place has; a list that is not there is named in `unread`.  Raises InputError for one of another form.
+
+    `distros` are those whose repositories are read, none: all that are known.
+    """
+    if place.base != VENDOR and "://" not in place.base and not Path(place.base).is_dir():
+        raise InputError(f"{place.base} is no folder", expected="vendor, a URL or a folder", fix="look at --from")
+    web = Web(proxy, tries=2, timeout=TIMEOUT)
+    unread: list[str] = []
+    releases = _releases(place, web, unread)
+    redistributed = [one for product in PRODUCTS for one in _redistributed(place, web, product, knowledge, unread)]
+    by_dir: dict[str, dict[str, Held]] = {}
+    for row in knowledge.distros.values():
+        if not row.dir or row.dir in by_dir or (distros and row.key not in distros):
+            continue
+        by_dir[row.dir] = {}
+        for arch in row.archs:
+            if one := _held(place, knowledge, CUDA_REPOSITORY, row.dir, arch, row.family, unread, proxy):
+                by_dir[row.dir][arch] = one
+    toolkits = [
+        one
+        for family in ("debian", "rhel")
+        if (one := _held(place, knowledge, TOOLKIT_REPOSITORY, "", "x86_64", family, unread, proxy))
+    ]
+    return Published(
+        releases=releases,
+        redistributed=tuple(redistributed),
+        held=by_dir,
+        toolkits=tuple(toolkits),
+        unread=tuple(unread),
+    )
+
+
+def _releases(place: Place, web: Web, unread: list[str]) -> dict[int, Release]:
+    data = _read(web, place.address(RELEASES), unread)
+    return parse_releases(data.decode("utf-8", "replace")) if data else {}
+
+
+def _redistributed(
+    place: Place, web: Web, product: str, knowledge: Knowledge, unread: list[str]
+) -> Iterator[Redistributed]:
+    """The lists of a product that say something new: of CUDA all newer ones, of a driver's branch the newest."""
+    url = REDIST.format(product=product)
+    try:
+        versions = parse_listing(place.listing(url, web))
+    except GpunodeError as error:
+        unread.append(error.what)
+        return
+    if not versions:
+        unread.append(f"{place.address(url)} lists no redistrib file")
+    if product == "cuda":
+        last = max(map(version_tuple, knowledge.cuda), default=())
+        wanted = [version for version in versions if version_tuple(version)[:2] >= last]
+    else:
+        wanted = list({version.partition(".")[0]: version for version in versions}.values())
+    for version in wanted:
+        if data := _read(web, place.address(f"{url}redistrib_{version}.json"), unread):
+            yield parse_redistrib(data.decode("utf-8", "replace"))
+
+
+def _read(web: Web, address: str, unread: list[str]) -> bytes | None:
+    try:
+        data = web.read(address)
+    except GpunodeError as error:
+        unread.append(error.what)
+        return None
+    if data is None:
+        unread.append(f"{address} is not there")
+    return data
+
+
+def _held(
+    place: Place,
+    knowledge: Knowledge,
+    name: str,
+    folder: str,
+    arch: str,
+    family: str,
+    unread: list[str],
+    proxy: str,
+) -> Held | None:
+    table = knowledge.repositories[name]
+    deb = family in ("ubuntu", "debian")
+    rpm = not deb and "rpm_url" in table
+    url, archs = (table["rpm_url"], table["rpm_arch"]) if rpm else (table["url"], table["arch"])
+    address = place.address(url.format(dir=folder, arch=archs[arch]))
+    try:
+        index = read_index(name, address, arch, deb=deb, proxy=proxy)
+    except GpunodeError as error:
+        unread.append(error.what)
+        return None
+    return held(index.every, date=index.date)
