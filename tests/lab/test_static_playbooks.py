@@ -54,13 +54,17 @@ def test_verify_fails_before_provision_and_names_what_is_to_be_done(play: Play) 
 def test_check_mode_changes_nothing(node: Lab, play: Play) -> None:
     listing = "dpkg -l; find /etc /var/lib/gpunode -type f -exec sha256sum {} + 2>/dev/null | sort -k 2"
     before = node.run(node.nodes[0], listing).stdout
-    assert recap(play("playbooks/provision.yml", "--check", "--diff"))["changed"] > 0
+    output = play("playbooks/provision.yml", "--check", "--diff")
+    assert recap(output)["changed"] > 0
+    assert "install nvidia-container-toolkit " in output, "packages with their versions"
+    assert "because:" in output and "Install the NVIDIA driver" in output, "the plan with its reasons"
     assert node.run(node.nodes[0], listing).stdout == before
 
 
 def test_provision_then_nothing_to_do_then_verify(play: Play) -> None:
     assert recap(play("gpunode.node.provision"))["changed"] > 0
-    assert recap(play("gpunode.node.provision"))["changed"] == 0
+    again = recap(play("gpunode.node.provision"))
+    assert again["changed"] == 0 and again["skipped"] > 5, "parts with nothing to do are skipped"
     assert "The node is what the spec asks for" in play("playbooks/verify.yml")
 
 

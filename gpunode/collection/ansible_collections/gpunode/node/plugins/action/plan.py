@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
+from ansible.utils.display import Display
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 
@@ -14,14 +15,22 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"spec": {"type": "dict", "default": {}}, "config": {"type": "path", "default": ""}}
 
     def act(self, args):
-        from gpunode.core.errors import Exit
+        from gpunode.core.errors import Exit, InputError
+        from gpunode.core.mask import mask
         from gpunode.core.plan.steps import role_variables
-        from gpunode.core.report.text import plan_data
+        from gpunode.core.printable import printable
+        from gpunode.core.report.text import plan_data, plan_text
         from gpunode.core.spec import merge_spec
         from gpunode.edge.desired import DesiredState
         from gpunode.edge.load import load_spec_data
 
         host = self._vars["inventory_hostname"]
+        if self._task.delegate_to:
+            raise InputError(
+                f"delegate_to: {self._task.delegate_to}: the plan of {host} would be made for another machine",
+                expected="a plan made on the host itself",
+                fix="remove delegate_to",
+            )
         _text, facts = self.probe()
         base = load_spec_data(args["config"]) if args["config"] else {}
         desired = DesiredState(base, source=args["config"] or "gpunode_spec")
@@ -36,6 +45,8 @@ class ActionModule(NodeAction):
                 "fix": "; ".join(problem.fix for problem in plan.problems),
                 "gpunode_exit": int(Exit.REFUSED),
             }
+        if self._task.diff and not self._vars.get("gpunode_run"):
+            Display().display(printable(mask(plan_text(plan, diff=True))))
         titles = [step.title for step in plan.steps]
         return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
 

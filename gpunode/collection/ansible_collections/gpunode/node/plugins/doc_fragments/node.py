@@ -18,6 +18,6 @@ attributes:
     support: full
     description: Changes nothing, and reports what would change.
   diff_mode:
-    support: none
+    support: full
     description: Shows what would change or has changed, with secrets masked.
 """

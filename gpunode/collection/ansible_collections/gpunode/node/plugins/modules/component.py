@@ -23,10 +23,6 @@ options:
       the extender answers holds for C(scheduler), unless C(scheduler) says otherwise.
     type: path
     default: ""
-attributes:
-  diff_mode:
-    support: full
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

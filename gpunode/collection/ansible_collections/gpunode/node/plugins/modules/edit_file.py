@@ -16,10 +16,6 @@ description:
   - Writes whole files, or rewrites the configuration of container engines or of the NVIDIA Container Toolkit.
   - Checks hashes under a lock, validates, replaces atomically, restarts what has to be, and rolls back
     when it is not healthy then.
-attributes:
-  diff_mode:
-    support: full
-    description: Shows what would change or has changed, with secrets masked.
 """
 
 EXAMPLES = r"""

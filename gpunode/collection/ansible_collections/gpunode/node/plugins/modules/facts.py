@@ -25,6 +25,9 @@ options:
     type: bool
     default: false
 attributes:
+  diff_mode:
+    support: none
+    description: It changes nothing.
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.

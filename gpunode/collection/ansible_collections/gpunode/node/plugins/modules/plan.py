@@ -27,6 +27,9 @@ attributes:
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.
+  diff_mode:
+    support: full
+    description: Prints the plan with its reasons and the differences of files, with secrets masked.
 """
 
 EXAMPLES = r"""

@@ -15,6 +15,9 @@ extends_documentation_fragment:
 description:
   - Probes the node and fails when it is another one than the plan expects.
 attributes:
+  diff_mode:
+    support: none
+    description: It changes nothing.
   check_mode:
     support: full
     description: Reads only, so it runs in check mode too.

@@ -16,6 +16,9 @@ description:
   - Runs nvidia-smi, nvcc, nvidia-container-cli, and containers through the nvidia runtime; leaves
     nothing behind.
 attributes:
+  diff_mode:
+    support: none
+    description: It changes nothing.
   check_mode:
     support: full
     description: Not run in check mode, because it starts containers.

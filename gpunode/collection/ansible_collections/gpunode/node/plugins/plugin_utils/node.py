@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
+import threading
+import time
 from typing import ClassVar
 
 from ansible.plugins.action import ActionBase
+from ansible.utils.display import Display
 
 VERSION = "0.1.0"
 
@@ -25,6 +29,7 @@ else:
     GPUNODE_MISSING = ""
 
 LOG_TAIL = 40
+HEARTBEAT = 60  # seconds
 NO_TTY = ("must have a tty", "no tty present")
 
 
@@ -51,7 +56,10 @@ class NodeAction(ActionBase):
         self._vars = task_vars or {}
         try:
             self._refuse_facts()
-            return result | {"changed": False} | self._sealed(self.act(self._with_secrets(args)))
+            done = self.act(self._with_secrets(args))
+            if not done:
+                return result | {"changed": False, "skipped": True, "skip_reason": "nothing to do"}
+            return result | {"changed": False} | self._shown(self._sealed(done))
         except ImportError as error:
             return result | _needs_gpunode(error)
         except GpunodeError as error:
@@ -59,7 +67,14 @@ class NodeAction(ActionBase):
             return result | self._sealed(failed)
 
     def act(self, args):
+        """The result of the task; an empty one where there is nothing to do, which skips the task."""
         raise NotImplementedError
+
+    def _shown(self, result):
+        """With --diff, what is no file shows its changes as a diff, too; gpunode itself lists them."""
+        if not self._task.diff or result.get("diff") or not result.get("changes") or self._vars.get("gpunode_run"):
+            return result
+        return result | {"diff": [{"prepared": "".join(f"{line}\n" for line in result["changes"])}]}
 
     @property
     def check(self):
@@ -147,9 +162,10 @@ class NodeAction(ActionBase):
     def send(self, name, request):
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
-        done = self._on_stdin(text) if self._pipes() else None
-        if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
-            done = self._from_file(text)
+        with self._heartbeat():
+            done = self._on_stdin(text) if self._pipes() else None
+            if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
+                done = self._from_file(text)
         if not done["stdout"] and done["rc"]:
             why = (done["stderr"] or done.get("msg", "")).strip()[-500:]
             raise GpunodeError(
@@ -157,6 +173,26 @@ class NodeAction(ActionBase):
                 fix="check the connection and become settings of this host",
             )
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]
+
+    @contextlib.contextmanager
+    def _heartbeat(self):
+        """Says once a minute that a task still runs: a package step takes many, and prints nothing until its end."""
+        ended = threading.Event()
+        started = time.monotonic()
+
+        def beat():
+            while not ended.wait(HEARTBEAT):
+                minutes = (time.monotonic() - started) / 60
+                host = self._vars.get("inventory_hostname")
+                Display().display(f"{host}: {self._task.name or self._task.action}: running for {minutes:.0f} min")
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            ended.set()
+            thread.join()
 
     def _pipes(self):
         """Whether connection and become both take data on standard input (su and paramiko do not)."""
