@@ -43,7 +43,10 @@ class SavedPlan:
     @property
     def sources(self) -> tuple[str, ...]:
         """The user's own inventories; () where the hosts were named on the command line."""
-        return tuple(self.plan["inventory"])
+        return tuple(
+            source if source.endswith(",") else str((self.folder / source).resolve())
+            for source in self.plan["inventory"]
+        )
 
     @property
     def lock(self) -> Lock | None:

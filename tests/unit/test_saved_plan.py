@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import configparser
 import json
+import shutil
+import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -341,3 +344,22 @@ def test_two_plans_differ_exactly_when_their_steps_do(old: tuple[Step, ...], new
     assert bool(manifest.changed_steps(recorded, [Plan(host="h", steps=new)])) == (old != new)
     words = [replace(step, diff="+ other", disruptive="restarts", title=step.title) for step in old]
     assert not manifest.changed_steps(recorded, [Plan(host="h", steps=tuple(words))])
+
+
+def test_folder_and_inventory_can_be_moved_together(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a clone elsewhere: plain Ansible finds the inventory from any place, and gpunode does."""
+    site.plan()
+    config = configparser.ConfigParser()
+    config.read(site.review / "ansible.cfg")
+    assert config["defaults"]["inventory"] == "../hosts.yml,inventory.yml"
+    elsewhere = tmp_path / "clone"
+    elsewhere.mkdir()
+    shutil.move(site.review, elsewhere / "review")
+    shutil.move(site.inventory, elsewhere / "hosts.yml")
+    monkeypatch.setattr(site, "review", elsewhere / "review")
+    assert site.provision().return_value == 0
+    command = ["ansible-playbook", "--list-hosts", "playbook.yml"]
+    done = subprocess.run(command, cwd=elsewhere / "review", capture_output=True, text=True, check=False)
+    assert "gpu1" in done.stdout and "gpu2" in done.stdout, done.stdout + done.stderr

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -38,6 +39,8 @@ retry_files_enabled = False
 forks = 50
 # Ansible's own is 0.001: a process that waits for a package manager would keep a sixth of a core busy
 internal_poll_interval = 0.01
+[inventory]
+any_unparsed_is_failed = True
 [connection]
 pipelining = True
 [ssh_connection]
@@ -64,7 +67,7 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
 
     folder.mkdir(parents=True, mode=0o700, exist_ok=True)
     plans = [h.planned.plan for h in hosts if h.planned]
-    sources = inventory_sources(targets)
+    sources = _from(folder, inventory_sources(targets))
     connection = None if sources else {h.host: connection_vars(h.detected) for h in hosts}
     data = {
         "format": PLAN_FORMAT,
@@ -90,6 +93,11 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
 
 def _json(data: Any) -> str:
     return json_text(data, indent=2, default=str) + "\n"
+
+
+def _from(folder: Path, sources: Sequence[str]) -> list[str]:
+    """Inventories as paths from the folder, as Ansible reads ansible.cfg: both can be moved or cloned together."""
+    return [source if source.endswith(",") else os.path.relpath(source, folder.resolve()) for source in sources]
 
 
 def inventory_sources(targets: Targets) -> list[str]:
