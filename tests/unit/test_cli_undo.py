@@ -29,6 +29,7 @@ class Ansible:
 
     def __call__(self, folder: Path, playbook: str, **options: Any) -> dict[str, HostRun]:
         [play] = yaml.safe_load((folder / playbook).read_text())
+        assert "ServerAliveInterval=20" in (folder / "ansible.cfg").read_text(), "as in other runs"
         hosts = yaml.safe_load((folder / "inventory.yml").read_text())["all"]["children"][play["hosts"]]["hosts"]
         self.asked.append(
             {

@@ -14,7 +14,15 @@ from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import Run, parse_recall, standing
 from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
 from gpunode.edge.detect import Detected, Targets, find_hosts
-from gpunode.edge.fleet.workflow import INVENTORY, PLAYBOOK, ansible_arguments, connection_vars, inventory_sources
+from gpunode.edge.fleet.workflow import (
+    ANSIBLE_CFG,
+    CONFIG,
+    INVENTORY,
+    PLAYBOOK,
+    ansible_arguments,
+    connection_vars,
+    inventory_sources,
+)
 from gpunode.edge.isolate import isolated
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.ssh.many import Ran, run_many
@@ -55,6 +63,7 @@ def undo(
 
     write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
     write_private(folder / PLAYBOOK, dump([_play(what)], HEADER))
+    write_private(folder / CONFIG, ANSIBLE_CFG.format(inventory=",".join(inventory)))
     try:
         runs = run_playbook(
             folder,
