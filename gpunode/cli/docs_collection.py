@@ -167,6 +167,10 @@ def _galaxy(role: Role) -> str:
     platforms = [
         {"name": "Debian", "versions": ["bookworm", "trixie"]},
         {"name": "Ubuntu", "versions": ["jammy", "noble"]},
+        {"name": "EL", "versions": ["8", "9"]},
+        {"name": "Fedora", "versions": ["all"]},
+        {"name": "SLES", "versions": ["all"]},
+        {"name": "ArchLinux", "versions": ["all"]},
     ]
     info = {
         "author": "the gpunode authors",
@@ -174,6 +178,7 @@ def _galaxy(role: Role) -> str:
         "license": "Apache-2.0",
         "min_ansible_version": "2.19",
         "platforms": platforms,
+        "galaxy_tags": ["nvidia", "gpu", "cuda", "containers", "kubernetes"],
     }
     return dump({"galaxy_info": info, "dependencies": []})
 
