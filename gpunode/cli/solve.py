@@ -125,7 +125,7 @@ def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: s
     """The table of stacks that saved probes need."""
     from dataclasses import asdict
 
-    from gpunode.core.items.image import prepares
+    from gpunode.core.items.first_boot import prepares
     from gpunode.core.solve import request_of
     from gpunode.core.solve.stacks import fleet_stacks, stacks_text
     from gpunode.edge.desired import DesiredState

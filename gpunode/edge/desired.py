@@ -12,9 +12,9 @@ from typing import Any
 
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash, secret_parts
-from gpunode.core.items import Key
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
 from gpunode.core.items.gpu_containers import say_gpu_containers
+from gpunode.core.items.item import Key
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, Plan, Problem, Repository, Runfile, Solution

@@ -30,7 +30,7 @@ def check_given(path: str, sha256: str) -> Problem | None:
 
 
 def runfile_here(value: Mapping[str, Any]) -> Path:
-    """The installer of a step's value (core.requests_runfile.runfile_value), its checksum compared.
+    """The installer of a step's value (core.items.runfile.runfile_value), its checksum compared.
 
     What has URLs is downloaded, and kept below ~/.cache/gpunode.  Raises GpunodeError.
     """

@@ -16,7 +16,7 @@ from gpunode.core.cdi import KIND, read_spec, stale
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.items import Key, Wanted, actual, wanted
+from gpunode.core.items.item import Key, Question, Wanted
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
@@ -30,6 +30,7 @@ from gpunode.core.model import (
     Solution,
     ToolkitChoice,
 )
+from gpunode.core.plan.steps import wanted
 from gpunode.core.spec import parse_spec
 from gpunode.edge.desired import load_templates
 from gpunode.edge.host.cdi import misfits, with_specification
@@ -255,7 +256,7 @@ TOOLKIT = Solution(toolkit=ToolkitChoice(version="1.20.0", method="packages", pa
 
 
 def want(facts: NodeFacts, spec: dict[str, object]) -> Wanted:
-    return wanted(facts, parse_spec(spec), TOOLKIT, load_templates())
+    return wanted(Question(facts=facts, spec=parse_spec(spec), solution=TOOLKIT, templates=load_templates()))
 
 
 def test_the_plan_wants_a_specification_where_an_engine_goes_by_it() -> None:
@@ -271,8 +272,8 @@ def test_the_plan_wants_a_specification_where_an_engine_goes_by_it() -> None:
 
 def test_the_plan_says_what_the_specification_is() -> None:
     fresh, old = NODE, replace(NODE, driver=DriverState(loaded="595.58.03", userspace="595.58.03"))
-    assert actual(fresh, want(fresh, {}))[KEY] == "fresh"
-    assert actual(old, want(old, {}))[KEY] == f"{PLACE} is made for driver 580.95.05; installed is 595.58.03"
+    assert want(fresh, {}).items[KEY].actual(fresh) == "fresh"
+    assert want(old, {}).items[KEY].actual(old) == f"{PLACE} is made for driver 580.95.05; installed is 595.58.03"
 
 
 @pytest.mark.parametrize("name", ["crio", "podman"])

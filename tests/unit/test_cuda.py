@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.sources import render
+from gpunode.core.items.file import render
 from gpunode.core.model import NodeFacts, Plan
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.checks.health import drift_checks
-from gpunode.core.items.sources import revoked_files
+from gpunode.core.items.repository import revoked_files
 from gpunode.core.model import ConfigFile, DriverState, Kernel, NodeFacts, Package, Service
 from gpunode.core.openpgp import fingerprints
 from gpunode.edge.load import load_knowledge

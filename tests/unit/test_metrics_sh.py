@@ -185,7 +185,7 @@ def test_a_folder_that_is_no_plain_path_is_refused(folder: str) -> None:
 def test_systemd_takes_the_units(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
         pytest.skip("no systemd-analyze here")
-    from gpunode.core.items.sources import render
+    from gpunode.core.items.file import render
 
     templates = load_templates()
     for name in ("metrics.service", "metrics.timer"):

@@ -13,7 +13,7 @@ import pytest
 
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.package import packages_request
-from gpunode.core.items.sources import keyrings_rid_of, revoked_files
+from gpunode.core.items.repository import keyrings_rid_of, revoked_files
 from gpunode.core.model import ConfigFile, NodeFacts, Package
 from gpunode.core.openpgp import fingerprints, without
 from gpunode.edge import load

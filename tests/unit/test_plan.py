@@ -164,7 +164,7 @@ def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.
 
 
 def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpunode.core.items import NOUVEAU_CONF
+    from gpunode.core.items.driver import NOUVEAU_CONF
     from gpunode.core.model import ConfigFile
     from gpunode.core.plan import pending_items
 

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
-from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_request, toolkit_settings, wanted_config
-from gpunode.core.model import ConfigFile, NodeFacts, Reason
+from gpunode.core.items.item import Question
+from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_request, toolkit_settings, wanted
+from gpunode.core.model import ConfigFile, NodeFacts, Reason, Solution
 from gpunode.core.spec import Spec, parse_spec
 
 CASES = cases("toolkit")
@@ -99,7 +100,8 @@ def test_lines_of_others_stay_when_the_edit_is_taken_back() -> None:
 
 
 def test_nothing_is_asked_where_the_spec_says_nothing() -> None:
-    assert wanted_config(NodeFacts(), Spec()).items == {}
+    asked = Question(facts=NodeFacts(), spec=Spec(), solution=Solution(), templates={})
+    assert list(wanted(asked)) == []
     assert parse_spec({"toolkit": {"config": {"mode": None}}}).toolkit.config.settings == {}
 
 

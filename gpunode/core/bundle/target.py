@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.errors import InputError
-from gpunode.core.items import wanted
+from gpunode.core.items.item import Question
+from gpunode.core.items.package import Package
 from gpunode.core.knowledge import DistroRow, Knowledge
 from gpunode.core.model import Distro, Kernel, NodeFacts, PackageWant, PciDevice, Repository, Solution
+from gpunode.core.plan.steps import wanted
 from gpunode.core.solve.packages import headers_fit
 from gpunode.core.spec import Spec
 
@@ -89,8 +91,8 @@ def _device(number: int, pci_id: str, kind: str) -> PciDevice:
 
 def wants_of(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wants:
     """What provision would have installed on that machine, whatever is there already."""
-    items = wanted(facts, spec, solution, templates).items
-    packages = [w.data for key, w in items.items() if key.option == "packages" and isinstance(w.data, PackageWant)]
+    items = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates)).items
+    packages = [i.package for i in items.values() if i.option == "packages" and isinstance(i, Package)]
     stream = solution.driver.stream if solution.driver else ""
     return Wants(
         packages=tuple(dict.fromkeys(packages)),

@@ -10,8 +10,8 @@ from gpunode.core.cdi import made_by_ctk, stale
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
+from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
-from gpunode.core.items.sources import revoked_files, set_up_twice
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER

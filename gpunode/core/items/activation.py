@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.grammar import WORD
+from gpunode.core.items.item import ABSENT, PRESENT, Item
+from gpunode.core.model import NodeFacts
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, pairs, text, texts
 
@@ -48,6 +50,85 @@ _FLAGS = ("initramfs", "links")
 _PAIRS = ("alternatives", "sysctl", "parameters")
 _FILE = re.compile(r"(?:creates|rewrites|removes) (/\S+)")
 _PACKAGE = re.compile(r"change \S+ from (\S+) to ")
+
+
+_ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "generated")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Module(Item):
+    """A kernel module that is to be loaded, or must not be."""
+
+    option: str = "activate"
+    module: str
+    loaded: bool = True
+
+    @property
+    def name(self) -> str:
+        return f"module {self.module}"
+
+    @property
+    def wanted(self) -> str:
+        return PRESENT if self.loaded else ABSENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        rivals = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
+        return PRESENT if rivals.get(self.module, self.module in facts.modules) else ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Service(Item):
+    """A unit that runs, and starts at boot."""
+
+    option: str = "activate"
+    unit: str
+
+    @property
+    def name(self) -> str:
+        return f"service {self.unit}"
+
+    @property
+    def wanted(self) -> str:
+        return "active, enabled"
+
+    def actual(self, facts: NodeFacts) -> str:
+        service = facts.services.get(self.unit.removesuffix(".service"))
+        if service is None:
+            return ABSENT
+        enabled = "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
+        return f"{service.active or 'inactive'}, {enabled}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Enabled(Item):
+    """A unit that starts at boot, and not now."""
+
+    option: str = "activate"
+    unit: str
+
+    @property
+    def name(self) -> str:
+        return f"enabled {self.unit}"
+
+    @property
+    def wanted(self) -> str:
+        return "enabled"
+
+    def actual(self, facts: NodeFacts) -> str:
+        service = facts.services.get(self.unit.removesuffix(".service"))
+        if service is None:
+            return ABSENT
+        return "enabled" if service.enabled in _ENABLED else service.enabled or "disabled"
+
+
+def services_of(items: Iterable[Item]) -> list[str]:
+    """The units among them that are to run."""
+    return [item.unit for item in items if isinstance(item, Service)]
+
+
+def enabled_of(items: Iterable[Item]) -> list[str]:
+    """The units among them that are to start at boot."""
+    return [item.unit for item in items if isinstance(item, Enabled)]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,13 @@ Request files: `output` the path of the specification (without it that of nvidia
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.cdi import PATH, made_by_ctk, stale
+from gpunode.core.items.item import Case, Item
+from gpunode.core.model import NodeFacts
 from gpunode.core.validation import check_value, mapping, text
 
 SHAPE = mapping(
@@ -17,6 +21,40 @@ SHAPE = mapping(
     service=text("Text of the unit that makes it, for toolkits before 1.18.0, which bring none."),
     path=text("Text of the unit that starts that service after a new driver or toolkit."),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Specification(Item):
+    """The CDI specification, as new as the driver and the toolkit that it is made for."""
+
+    role: str = "runtime"
+    option: str = "cdi"
+    units: Mapping[str, str]  # texts of the service and the path
+
+    @property
+    def name(self) -> str:
+        return PATH
+
+    @property
+    def wanted(self) -> str:
+        return "fresh"
+
+    def actual(self, facts: NodeFacts) -> str:
+        return "; ".join(stale(made_by_ctk(facts))) or self.wanted
+
+    def difference(self, have: str) -> str:
+        return have
+
+    @property
+    def value(self) -> dict[str, Any]:
+        """The value of its step."""
+        return {"output": "", **self.units}
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+    """How it is made."""
+    [found] = [item.value for item in mine if isinstance(item, Specification)]
+    return found
 
 
 def cdi_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:

@@ -1,18 +1,22 @@
-"""The driver's part of the wanted state."""
+"""The NVIDIA driver: packages or an installer, modules for every kernel, and what is loaded."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
-from gpunode.core.items.sources import render
-from gpunode.core.items.values import ABSENT, IN_FORCE, PRESENT, Key, Want, file_want, no_file, package_want
+from gpunode.core.items.activation import Module, Service, enabled_of, services_of
+from gpunode.core.items.file import File, render
+from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots
+from gpunode.core.items.package import NoPackage, Package
+from gpunode.core.items.runfile import Installed, Uninstalled
 from gpunode.core.model import ConfigFile, DriverChoice, NodeFacts, Problem, Reason
 from gpunode.core.module_parameters import CONF as PARAMETERS_CONF
-from gpunode.core.module_parameters import Parameters
+from gpunode.core.module_parameters import Parameters, not_in_force, shown
 from gpunode.core.repo_files import has_secret, repo_files, with_enabled
-from gpunode.core.spec import DriverSpec
 
+MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
 FENCE_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
 UNIT = "unattended-upgrades"
 _DRIVER = (
@@ -39,73 +43,166 @@ def fence_patterns(facts: NodeFacts, driver: DriverChoice) -> tuple[str, ...]:
     return (*_DRIVER, *(_KERNELS if prebuilt else ()))
 
 
-MODULE_FOR = "nvidia module for kernel "
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"
 PIN_CONF = "/etc/apt/preferences.d/gpunode-nvidia-driver"
 
 
-def wanted_driver(
-    facts: NodeFacts, spec: DriverSpec, driver: DriverChoice, templates: Mapping[str, str]
-) -> Iterator[tuple[Key, Want]]:
+@dataclass(frozen=True, kw_only=True)
+class Version(Item):
+    """The version of the driver that is loaded."""
+
+    role: str = "driver"
+    option: str = "activate"
+    version: str  # empty: any
+
+    @property
+    def name(self) -> str:
+        return "module version"
+
+    @property
+    def wanted(self) -> str:
+        return self.version or PRESENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.driver.loaded or ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoadedFlavour(Item):
+    """The flavour of the modules that are loaded."""
+
+    role: str = "driver"
+    option: str = "activate"
+    flavour: str
+
+    @property
+    def name(self) -> str:
+        return "module flavour"
+
+    @property
+    def wanted(self) -> str:
+        return self.flavour
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.driver.loaded_flavour
+
+
+@dataclass(frozen=True, kw_only=True)
+class InForce(Item):
+    """Parameters of the driver's modules, as the loaded ones have them."""
+
+    role: str = "driver"
+    option: str = "activate"
+    parameters: Parameters
+
+    @property
+    def name(self) -> str:
+        return "parameters"
+
+    @property
+    def wanted(self) -> str:
+        return "in force"
+
+    def actual(self, facts: NodeFacts) -> str:
+        return "; ".join(not_in_force(self.parameters, facts.driver.parameters)) or self.wanted
+
+    def difference(self, have: str) -> str:
+        return have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Built(Item):
+    """The driver's module for a kernel, as packages or the runfile bring it."""
+
+    role: str = "driver"
+    kernel: str
+    flavour: str
+
+    @property
+    def name(self) -> str:
+        return f"nvidia module for kernel {self.kernel}"
+
+    @property
+    def wanted(self) -> str:
+        return PRESENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        kernel = next((k for k in facts.kernels if k.release == self.kernel and k.module), None)
+        if kernel is None:
+            return ABSENT
+        return PRESENT if kernel.flavour in ("", self.flavour) else f"{kernel.flavour} modules"
+
+
+LOADED = (Module, Service, Version, LoadedFlavour, InForce)  # what needs the GPU
+
+
+def wanted(asked: Question) -> Found:
     """Packages, modules for every kernel, and services; nothing of a driver that is only verified."""
+    facts, driver, templates = asked.facts, asked.solution.driver, asked.templates
+    if driver is None:
+        return
+    yield from _problems(facts, driver)
     if driver.method == "preinstalled":
         return
-    loaded = driver.version if driver.runfile else "" if facts.driver.runfile else facts.driver.userspace
-    if driver.pin and facts.package_manager in ("apt", ""):  # elsewhere a lock on the packages does it
-        text = render(templates["driver-pin.j2"], pin=driver.pin)
-        yield Key("driver", "sources", PIN_CONF), file_want(PIN_CONF, text)
+    yield from _sources(facts, driver, templates)
     if driver.runfile:
-        yield Key("driver", "runfile", "driver"), Want(value=driver.version, data=driver.runfile)
+        yield Installed(role="driver", runfile=driver.runfile)
     elif facts.driver.runfile:
-        yield Key("driver", "uninstall", "driver"), Want(value=ABSENT)
-    yield from _enabled(facts, driver)
+        yield Uninstalled()
     for package in driver.repository_packages:
-        yield Key("driver", "repositories", package.name), package_want(package)
+        yield Package(role="driver", option="repositories", package=package)
     for package in (*driver.kernel_packages, *driver.packages):
-        yield Key("driver", "packages", package.name), package_want(package)
+        yield Package(role="driver", package=package)
     for name in driver.remove:
-        yield Key("driver", "packages", name), Want(value=ABSENT)
-    if patterns := fence_patterns(facts, driver):
-        text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
-        yield Key("driver", "sources", FENCE_CONF), file_want(FENCE_CONF, text)
-    elif FENCE_CONF in facts.files:
-        yield Key("driver", "sources", FENCE_CONF), no_file(FENCE_CONF)
-    yield Key("driver", "files", NOUVEAU_CONF), file_want(NOUVEAU_CONF, templates["nouveau.conf.j2"])
-    yield from _parameters(facts, spec.module_parameters, templates)
-    yield Key("driver", "activate", "module nouveau"), Want(value=ABSENT)
+        yield NoPackage(role="driver", package=name)
+    yield File(role="driver", path=NOUVEAU_CONF, text=templates["nouveau.conf.j2"])
+    yield from _parameters(facts, asked.spec.driver.module_parameters, templates)
+    yield Module(role="driver", module="nouveau", loaded=False)
     if facts.driver.nova:
-        yield Key("driver", "activate", "module nova_core"), Want(value=ABSENT)
-    yield Key("driver", "activate", "module nvidia"), Want(value=PRESENT)
-    yield Key("driver", "activate", "module version"), Want(value=loaded or PRESENT)
-    built = "runfile" if driver.runfile else "packages"
+        yield Module(role="driver", module="nova_core", loaded=False)
+    yield Module(role="driver", module="nvidia")
+    yield Version(version=driver.version if driver.runfile else "" if facts.driver.runfile else facts.driver.userspace)
     if facts.driver.loaded_flavour not in ("", driver.flavour):
-        yield Key("driver", "activate", "module flavour"), Want(value=driver.flavour)
+        yield LoadedFlavour(flavour=driver.flavour)
     for kernel in facts.kernels:
         if kernel.image:
-            yield Key("driver", built, f"{MODULE_FOR}{kernel.release}"), Want(value=PRESENT, data=driver.flavour)
+            built = "runfile" if driver.runfile else "packages"
+            yield Built(option=built, kernel=kernel.release, flavour=driver.flavour)
     for unit in driver.services:
-        yield Key("driver", "activate", f"service {unit}"), Want(value="active, enabled")
+        yield Service(role="driver", unit=unit)
 
 
-def _enabled(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[Key, Want]]:
-    """The distribution's own repository that is set up and off, switched on in the file that sets it up."""
-    for file, text in _switched_off(facts, driver):
-        if not has_secret(text):
-            why = Reason(what=driver.builder, why="has what packages of EPEL need, and is not enabled")
-            want = file_want(file.path, with_enabled(text, driver.builder), f"{file.mode:04o}")
-            yield Key("driver", "sources", file.path), replace(want, reasons=(why,))
-
-
-def builder_problems(facts: NodeFacts, driver: DriverChoice) -> tuple[Problem, ...]:
-    """A file with a password in it is edited by nobody but its owner: a plan would hold the whole of it."""
-    return tuple(
-        Problem(
-            what=f"the repository {driver.builder} is not enabled, and {file.path} holds a user or a password",
-            fix=f"enable it on the node: dnf config-manager --set-enabled {driver.builder}",
+def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str]) -> Iterator[File]:
+    if driver.pin and facts.package_manager in ("apt", ""):  # elsewhere a lock on the packages does it
+        yield File(
+            role="driver", option="sources", path=PIN_CONF, text=render(templates["driver-pin.j2"], pin=driver.pin)
         )
-        for file, text in _switched_off(facts, driver)
-        if has_secret(text)
-    )
+    for file, text in _switched_off(facts, driver):
+        if not has_secret(text):  # the distribution's own repository, switched on in the file that sets it up
+            why = Reason(what=driver.builder, why="has what packages of EPEL need, and is not enabled")
+            yield File(
+                role="driver",
+                option="sources",
+                path=file.path,
+                text=with_enabled(text, driver.builder),
+                mode=f"{file.mode:04o}",
+                reasons=(why,),
+            )
+    if patterns := fence_patterns(facts, driver):
+        text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
+        yield File(role="driver", option="sources", path=FENCE_CONF, text=text)
+    elif FENCE_CONF in facts.files:
+        yield File(role="driver", option="sources", path=FENCE_CONF, text=None)
+
+
+def _problems(facts: NodeFacts, driver: DriverChoice) -> Iterator[Problem]:
+    """A file with a password in it is edited by nobody but its owner: a plan would hold the whole of it."""
+    for file, text in _switched_off(facts, driver):
+        if has_secret(text):
+            yield Problem(
+                what=f"the repository {driver.builder} is not enabled, and {file.path} holds a user or a password",
+                fix=f"enable it on the node: dnf config-manager --set-enabled {driver.builder}",
+            )
 
 
 def _switched_off(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[ConfigFile, str]]:
@@ -114,10 +211,30 @@ def _switched_off(facts: NodeFacts, driver: DriverChoice) -> Iterator[tuple[Conf
             yield file, text
 
 
-def _parameters(facts: NodeFacts, wanted: Parameters, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
-    if any(wanted.values()):
-        text = render(templates["nvidia-parameters.conf.j2"], parameters=wanted)
-        yield Key("driver", "files", PARAMETERS_CONF), file_want(PARAMETERS_CONF, text)
-        yield Key("driver", "activate", "parameters"), Want(value=IN_FORCE, data=wanted)
+def _parameters(facts: NodeFacts, parameters: Parameters, templates: Mapping[str, str]) -> Iterator[Item]:
+    if any(parameters.values()):
+        text = render(templates["nvidia-parameters.conf.j2"], parameters=parameters)
+        yield File(role="driver", path=PARAMETERS_CONF, text=text)
+        yield InForce(parameters=parameters)
     elif PARAMETERS_CONF in facts.files:
-        yield Key("driver", "files", PARAMETERS_CONF), no_file(PARAMETERS_CONF)
+        yield File(role="driver", path=PARAMETERS_CONF, text=None)
+
+
+def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """What loads the driver; of a machine that waits for its GPU units are enabled, and the initramfs is rebuilt."""
+    if not case.spec.image.load:
+        return {"enable": enabled_of(mine), "initramfs": True, "reboot": "never"}
+    driver, spec = case.solution.driver, case.spec
+    flavour = [item.flavour for item in mine if isinstance(item, LoadedFlavour)]
+    parameters = shown(spec.driver.module_parameters)
+    return {
+        "load": list(MODULES),
+        "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])],
+        "initramfs": True,
+        # the version that has to be loaded, "" for that of the libraries on the node
+        "version": driver.version if driver and driver.runfile else spec.driver.version,
+        **({"flavour": flavour[0]} if flavour else {}),
+        **reboots(spec),
+        "services": services_of(mine),
+        **({"parameters": parameters} if parameters else {}),
+    }

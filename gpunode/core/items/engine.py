@@ -1,30 +1,25 @@
-"""The container engines' part of the wanted state."""
+"""The container engines: what is installed for them, their configuration, and what Kubernetes needs beside them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.core.cdi import PATH as CDI_PATH
 from gpunode.core.cdi import made_by_ctk
-from gpunode.core.edits import edit_runtime
+from gpunode.core.edits import activation, edit_runtime
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
-from gpunode.core.items.gpu_containers import LINKED, LINKS, LINKS_RULE, needs_links
+from gpunode.core.items.activation import Module, Service, services_of
+from gpunode.core.items.cdi import Specification
+from gpunode.core.items.file import File
+from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
+from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question
+from gpunode.core.items.package import Package
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
-from gpunode.core.items.values import FRESH, PRESENT, Key, Want, Wanted, file_want, package_want
-from gpunode.core.model import (
-    Edit,
-    NodeFacts,
-    PackageWant,
-    Problem,
-    Reason,
-    Runtime,
-    RuntimeName,
-    RuntimeWish,
-    Solution,
-)
+from gpunode.core.items.sysctl import Setting
+from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName, RuntimeWish
 from gpunode.core.spec import RuntimeSpec, Spec
 from gpunode.core.validation import check_one, flag, mapping, rows, text
 
@@ -46,20 +41,103 @@ SHAPE = rows(
 _WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_path")
 
 
-def wanted_runtimes(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Wanted:
-    """Every engine that is to be configured, with the edits of its files and what stands against them."""
-    items: dict[Key, Want] = {}
-    edits: dict[str, Edit] = {}
-    problems: list[Problem] = []
+@dataclass(frozen=True, kw_only=True)
+class Configured(Item):
+    """An engine's configuration.  `edit` is worked out on the files as they are now."""
+
+    role: str = "runtime"
+    option: str = "edits"
+    wish: RuntimeWish
+    edit: Edit
+
+    @property
+    def name(self) -> str:
+        return self.wish.runtime
+
+    @property
+    def wanted(self) -> str:
+        return "configured"
+
+    def actual(self, facts: NodeFacts) -> str:
+        pending = facts.runtime(self.name) is None or self.edit.changes or facts.unfinished
+        return "to be edited" if pending else "to be restarted" if self.edit.restart else self.wanted
+
+    def difference(self, have: str) -> str:
+        return have
+
+    def follows(self, pending: Mapping[Key, Item]) -> bool:
+        """Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go).
+
+        So a toolkit that is new to an engine needs a restart even where its configuration is right.
+        """
+        return Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending and self.name not in DAEMONLESS
+
+    def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
+        yield from self.edit.changes.items()
+
+
+def wanted(asked: Question) -> Found:
+    """Every engine that is to be configured, with what it needs, and what stands against it."""
+    facts, spec = asked.facts, asked.spec
+    if not asked.solution.toolkit:
+        return
     for wish, engine in wishes(facts, spec):
-        runtime_items, edit = _runtime(facts, wish, engine, templates)
-        items |= runtime_items
-        edits[wish.runtime] = edit
-        problems += edit.problems
-        problems += filter(None, [driver_problem(facts, wish.runtime, engine.cgroup_driver)])
-    problems += _absent_engines(facts, spec)
-    items |= dict(_cdi(facts, spec, solution, templates))
-    return Wanted(items=items, edits=edits, problems=tuple(problems))
+        yield from _runtime(facts, wish, engine, asked.templates)
+        if problem := driver_problem(facts, wish.runtime, engine.cgroup_driver):
+            yield problem
+    yield from _absent_engines(facts, spec)
+    yield from _cdi(asked)
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+    """One edit an engine, with the files that it was worked out on."""
+    return [_edit_value(case.facts, item) for item in mine if isinstance(item, Configured)]
+
+
+def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
+    runtime = facts.runtime(item.name)
+    expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
+    return {
+        **{key: getattr(item.wish, key) for key in _WISH},
+        "restart": item.name not in DAEMONLESS and not item.edit.changes,
+        "expect": expect,
+    }
+
+
+def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """What engines and Kubernetes need, now."""
+    sysctl = {item.setting: item.wanted for item in mine if isinstance(item, Setting)}
+    return {
+        "load": [item.module for item in mine if isinstance(item, Module)],
+        "unload": [],
+        "initramfs": False,
+        "version": "",
+        "reboot": "never",
+        "services": services_of(mine),
+        **({"links": True} if any(isinstance(item, Links) for item in mine) else {}),
+        **({"sysctl": sysctl} if sysctl else {}),
+    }
+
+
+def disruption(case: Case, mine: Sequence[Item]) -> str:
+    """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
+    facts, said = _with_new_toolkit(case), []
+    for item in mine:
+        if isinstance(item, Configured):
+            edit, runtime = item.edit, facts.runtime(item.name)
+            if not edit.changes and runtime:
+                again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
+                edit = replace(edit, changes=again)
+            said.append(activation(facts, item.wish, edit).disrupts)
+    return "; ".join(filter(None, said))
+
+
+def _with_new_toolkit(case: Case) -> NodeFacts:
+    """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
+    facts = case.facts
+    if not any(case.pending(item) for item in case.of("toolkit", "packages")):
+        return facts
+    return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
 def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeSpec]]:
@@ -89,46 +167,42 @@ def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
     return engine.manage == "install" or (engine.manage == "configure" and installed)
 
 
-def _runtime(
-    facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates: Mapping[str, str]
-) -> tuple[dict[Key, Want], Edit]:
-    items: dict[Key, Want] = {}
+def _runtime(facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:
     installed = facts.runtime(wish.runtime)
     if engine.manage == "install":
         apart = ("docker-cli",) if wish.runtime == "docker" and facts.distro.key in DOCKER_CLI_APART else ()
         for name in (*ENGINE_PACKAGES[wish.runtime], *apart):
-            items[Key("runtime", "packages", name)] = package_want(PackageWant(name=name))
-        items[Key("runtime", "activate", f"service {wish.runtime}")] = Want(value="active, enabled")
+            yield Package(role="runtime", package=PackageWant(name=name))
+        yield Service(role="runtime", unit=wish.runtime)
     if facts.kubernetes.present or (wish.runtime == "containerd" and engine.manage == "install"):
-        items |= dict(_kernel(templates))
+        yield from _kernel(templates)
     if wish.runtime not in DAEMONLESS and needs_links(facts, wish):
-        items[Key("runtime", "files", LINKS_RULE)] = file_want(LINKS_RULE, templates["dev-char.rules.j2"])
-        items[Key("runtime", "activate", LINKS)] = Want(value=LINKED)
+        yield File(role="runtime", path=LINKS_RULE, text=templates["dev-char.rules.j2"])
+        yield Links()
     edit = _edit(facts, wish, installed)
+    yield from edit.problems
     sentence = mismatch(facts) if wish.cgroup_driver and installed == kubelet_engine(facts) else ""
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
-    items[Key("runtime", "edits", wish.runtime)] = Want(value="configured", data=wish, reasons=(*edit.reasons, *why))
-    return items, edit
+    yield Configured(wish=wish, edit=edit, reasons=(*edit.reasons, *why))
 
 
-def _cdi(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+def _cdi(asked: Question) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
-    asked = any(wish.runtime == "podman" or wish.cdi for wish, _ in wishes(facts, spec))
-    driver = solution.driver or facts.driver.loaded  # nvidia-ctk asks it
-    if not driver or not (asked or made_by_ctk(facts).cdi.specs):
-        return
-    units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
-    yield Key("runtime", "cdi", CDI_PATH), Want(value=FRESH, data={"output": "", **units})
+    facts, templates = asked.facts, asked.templates
+    by_name = any(wish.runtime == "podman" or wish.cdi for wish, _ in wishes(facts, asked.spec))
+    driver = asked.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
+    if driver and (by_name or made_by_ctk(facts).cdi.specs):
+        yield Specification(units={name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")})
 
 
-def _kernel(templates: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
+def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
     """Modules and settings that Kubernetes needs, now and after the next boot."""
-    yield Key("runtime", "files", MODULES_CONF), file_want(MODULES_CONF, templates["modules-load.conf.j2"])
-    yield Key("runtime", "files", SYSCTL_CONF), file_want(SYSCTL_CONF, templates["sysctl.conf.j2"])
+    yield File(role="runtime", path=MODULES_CONF, text=templates["modules-load.conf.j2"])
+    yield File(role="runtime", path=SYSCTL_CONF, text=templates["sysctl.conf.j2"])
     for module in ENGINE_MODULES:
-        yield Key("runtime", "activate", f"module {module}"), Want(value=PRESENT)
-    for key, value in SYSCTL.items():
-        yield Key("runtime", "activate", f"sysctl {key}"), Want(value=value)
+        yield Module(role="runtime", module=module)
+    for setting in SYSCTL:
+        yield Setting(setting=setting)
 
 
 # Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).

@@ -1,4 +1,4 @@
-"""Machines prepared without their GPU: what runs at the first boot with one, and what verify says of it.
+"""Machines prepared without their GPU: what is left for the first boot with one, and what verify says of it.
 
 The program is one text, left on the node by the action `first_boot` and run there by a systemd unit; it needs neither
 a controller nor Python.  Format of the record that it writes: node/activate/firstboot.sh.
@@ -7,12 +7,21 @@ a controller nor Python.  Format of the record that it writes: node/activate/fir
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import activation, cdi, smoke
-from gpunode.core.model import Check, NodeFacts
+from gpunode.core.items.activation import Enabled, Service
+from gpunode.core.items.cdi import Specification
+from gpunode.core.items.driver import LOADED, MODULES
+from gpunode.core.items.file import File
+from gpunode.core.items.gpu_containers import Links
+from gpunode.core.items.item import ABSENT, Case, Item, Key, Question, unlike
+from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
+from gpunode.core.sharing.rules import mig_profiles
+from gpunode.core.spec import Spec
 from gpunode.core.validation import check_value, mapping
 
 PROGRAM = "/usr/lib/gpunode/first-boot"
@@ -46,6 +55,109 @@ def first_boot_program(value: Mapping[str, Any], scripts: Mapping[str, str]) -> 
 def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
     """sha256 (hex) of the program, as the probe has it of the one on the node."""
     return hashlib.sha256(first_boot_program(value, scripts)).hexdigest()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Program(Item):
+    """What the first boot runs."""
+
+    role: str = "driver"
+    option: str = "first_boot"
+    value: Mapping[str, Any]
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return PROGRAM
+
+    @property
+    def wanted(self) -> str:
+        return self.sha256
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.first_boot.program or ABSENT
+
+    def difference(self, have: str) -> str:
+        return unlike(have)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Armed(Enabled):
+    """The unit of the first boot: one that has done its work and is disabled since is as good as enabled."""
+
+    role: str = "driver"
+    unit: str = UNIT
+
+    def actual(self, facts: NodeFacts) -> str:
+        return self.wanted if facts.first_boot.status == "passed" else super().actual(facts)
+
+
+def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Question) -> Iterator[Item]:
+    """The items of a machine with its GPU → those of the same machine before.
+
+    The first boot counts the GPUs itself.
+    """
+    everything = list(items.values())
+    kept = [item for item in everything if item.role != "sharing" and not isinstance(item, (Specification, Links))]
+    later = {item.key for item in kept if item.role in ("driver", "fabric") and isinstance(item, LOADED)}
+    yield from (item for item in kept if item.key not in later)
+    apart = [item.unit for item in everything if item.role == "fabric" and isinstance(item, Service)]
+    specification = [item.value for item in everything if isinstance(item, Specification)]
+    smoke_value = smoke.smoke_request(asked.facts, asked.spec, asked.solution)
+    value: dict[str, Any] = {
+        "activate": {
+            "load": list(MODULES),
+            "unload": ["nouveau"],
+            "services": [*driver.services, *apart],
+            **({"links": True} if any(isinstance(item, Links) for item in everything) else {}),
+        },
+        **({"cdi": specification[0]} if specification else {}),
+        "smoke": {**smoke_value, "gpus": "found", "image": ""},  # no registry is needed at boot
+    }
+    yield File(role="driver", path=UNIT_PATH, text=asked.templates["firstboot.service.j2"])
+    yield Program(value=value, sha256=program_hash(value, asked.templates))
+    for unit in driver.services:
+        yield Enabled(role="driver", unit=unit)
+    yield Armed()
+    for unit in apart:  # their packages come after the driver's
+        yield Enabled(role="fabric", unit=unit)
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+    """What the first boot does."""
+    [found] = [item.value for item in mine if isinstance(item, Program)]
+    return found
+
+
+def prepares(spec: Spec) -> bool:
+    """Whether the spec is about GPUs that are still to come."""
+    return bool(spec.image.gpus) or not spec.image.load
+
+
+def image_warnings(spec: Spec) -> Iterator[str]:
+    """What is asked for and is not done without the driver."""
+    strategy = spec.sharing.strategy
+    if not spec.image.load and (strategy in ("mig", "mps") or mig_profiles(spec.sharing)):
+        yield f"sharing.strategy {strategy}: GPUs are shared when the driver is loaded; gpunode provision does it then"
+
+
+def image_problems(facts: NodeFacts, spec: Spec) -> Iterator[Problem]:
+    """What contradicts itself about GPUs to come."""
+    if not spec.image.load and not facts.gpus and not spec.image.gpus:
+        yield Problem(
+            what="nothing is to be loaded, and it is not said for which GPU: the machine has none",
+            fix="add --for-gpu 10de:…, or image.gpus in gpunode.yml",
+        )
+    if not spec.image.load and spec.driver.method == "runfile":
+        yield Problem(
+            what="a runfile's installer loads the driver that it has built, which it cannot without its GPU",
+            fix="set driver.method to packages for machines that are prepared before their GPU is there",
+        )
+    if spec.image.load and spec.image.gpus and not facts.gpus:
+        yield Problem(
+            what="the machine has no GPU, so the driver for the GPUs to come cannot be loaded",
+            fix="add --no-load, or image.load: false in gpunode.yml: it is then loaded and proven at the first boot",
+        )
 
 
 def prepared(facts: NodeFacts) -> bool:

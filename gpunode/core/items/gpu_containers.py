@@ -6,18 +6,41 @@ systemd applies its device rules to every scope anew when it reloads, and takes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 
+from gpunode.core.items.item import Item, Key
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, RuntimeWish, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
-LINKS = "links of GPU devices"  # a key's name in core/state.py
 LINKED = "all in /dev/char"
 SOURCE = "https://github.com/NVIDIA/nvidia-container-toolkit/issues/48"
 # The scripts of every package that brings a unit reload systemd (deb-systemd-helper and dh_installsystemd's snippets,
 # rpm's systemd macros and file triggers), and which packages do is known only when they are unpacked: so all of them.
 RELOADS = "package scripts run systemctl daemon-reload"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Links(Item):
+    """The links of all GPU devices in /dev/char, by which systemd finds them."""
+
+    role: str = "runtime"
+    option: str = "activate"
+
+    @property
+    def name(self) -> str:
+        return "links of GPU devices"
+
+    @property
+    def wanted(self) -> str:
+        return LINKED
+
+    def actual(self, facts: NodeFacts) -> str:
+        return links_found(facts)
+
+    def follows(self, pending: Mapping[Key, Item]) -> bool:
+        """The driver brings the devices."""
+        return any(key.role == "driver" for key in pending)
 
 
 def needs_links(facts: NodeFacts, wish: RuntimeWish) -> bool:

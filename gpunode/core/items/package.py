@@ -14,10 +14,16 @@ Besides the usual lines the script prints `gpunode<TAB>locked<TAB>WHO` when it g
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import fnmatch
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.items.item import ABSENT, Case, Item
+from gpunode.core.items.repository import sources_path
+from gpunode.core.model import NodeFacts, PackageWant
 from gpunode.core.remote import values_of
+from gpunode.core.spec.source import DISTRIBUTION
 from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, rows, text, texts
 
 _NAME = r"[a-zA-Z0-9][a-zA-Z0-9+._:-]*"
@@ -43,6 +49,98 @@ SHAPE = mapping(
 _LISTS = ("remove", "keep", "refresh", "may_go", "after")
 _BACK = ("unhold", "purge", "automatic", "keys")  # of an undo, which no role's option asks for
 _UNDO = Shape(type="dict", doc=SHAPE.doc, keys={**SHAPE.keys, **{key: texts("", _NAME) for key in _BACK}})
+
+
+NOT_HELD = ", not held"
+BROKEN_OFF = ", of a transaction that was interrupted"  # rpm may have two versions of it then
+# nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
+TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Package(Item):
+    """A package that is to be there, in a version that may end in `*`, or in any."""
+
+    option: str = "packages"
+    package: PackageWant
+
+    @property
+    def name(self) -> str:
+        return self.package.name
+
+    @property
+    def wanted(self) -> str:
+        return self.package.version or "*"
+
+    def actual(self, facts: NodeFacts) -> str:
+        found = facts.packages.get(self.name)
+        if found is None:
+            return ABSENT
+        # an rpm's epoch stands in no package name, and in no version that is asked for
+        version = found.version if facts.package_manager in ("apt", "") else found.version.rpartition(":")[2]
+        if any("-packages-" in transaction for transaction in facts.unfinished):
+            return version + BROKEN_OFF
+        return version + (NOT_HELD if self.package.hold and not found.held else "")
+
+    def differs(self, have: str) -> bool:
+        if have in ("", ABSENT) or have.endswith((NOT_HELD, BROKEN_OFF)):
+            return have != self.wanted
+        return not fnmatch.fnmatchcase(have, self.wanted)
+
+    def difference(self, have: str) -> str:
+        version = f"{'any version' if self.wanted == '*' else self.wanted}{', held' if self.package.hold else ''}"
+        return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPackage(Item):
+    """A package that is to go."""
+
+    option: str = "packages"
+    package: str
+
+    @property
+    def name(self) -> str:
+        return self.package
+
+    @property
+    def wanted(self) -> str:
+        return ABSENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        found = facts.packages.get(self.package)
+        return found.version if found else ABSENT
+
+
+def repositories_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """Packages that set up repositories, in a transaction of their own."""
+    found = [item.package for item in mine if isinstance(item, Package)]
+    return {"install": [{"name": one.name, "version": one.version} for one in found], "proxy": case.spec.proxy}
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """All wanted packages of the role, not only the missing ones: the package manager solves them as one set."""
+    wanted = [item.package for item in case.of(role, "packages") if isinstance(item, Package)]
+    solution, driver = case.solution, case.solution.driver if role == "driver" else None
+    part = getattr(solution, role, None)
+    alone = any(r.name == DISTRIBUTION for r in solution.repositories)
+    names = [part.repository if part else "", *([DISTRIBUTION] if alone else [])]
+    sources = [sources_path(name, case.facts) for name in names if name]  # the role that stands first has written it
+    gone = [item.package for item in mine if isinstance(item, NoPackage)]
+    optional = {
+        "may_go": list(driver.may_go) if driver else [],
+        "keep": [path for path in TAKEN_ALONG if path in case.facts.files and set(TAKEN_ALONG[path]) & set(gone)],
+        "after": [item.name for item in case.of(role, "repositories") if case.pending(item)],
+    }
+    return {
+        "install": [{"name": one.name, "version": one.version, "hold": one.hold} for one in wanted],
+        "remove": gone,
+        **{key: found for key, found in optional.items() if found},
+        "refresh": [key.name for key in case.items if key.name in sources],
+        **({"alone": True} if alone else {}),
+        **({"streams": [driver.stream]} if driver and driver.stream else {}),
+        "proxy": case.spec.proxy,
+    }
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:

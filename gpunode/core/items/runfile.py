@@ -9,11 +9,13 @@ come from the machine that runs gpunode.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import Flavour, Runfile
+from gpunode.core.items.item import ABSENT, Case, Item
+from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_one, rows, text, texts
 
@@ -33,6 +35,57 @@ SHAPE = rows(
     modules=text("Kernel modules of a driver.", choices=("open", "proprietary")),
     proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),
 )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Installed(Item):
+    """What an installer of the role brings: a driver, or a toolkit of CUDA."""
+
+    option: str = "runfile"
+    runfile: Runfile
+
+    @property
+    def name(self) -> str:
+        return "driver" if self.role == "driver" else self.runfile.version
+
+    @property
+    def wanted(self) -> str:
+        return self.runfile.version
+
+    def actual(self, facts: NodeFacts) -> str:
+        found = facts.driver.runfile if self.role == "driver" else self.wanted if self.wanted in facts.cuda else ""
+        return found or ABSENT
+
+
+@dataclass(frozen=True, kw_only=True)
+class Uninstalled(Item):
+    """A driver that an installer brought and that is to go before packages come."""
+
+    role: str = "driver"
+    option: str = "uninstall"
+
+    @property
+    def name(self) -> str:
+        return "driver"
+
+    @property
+    def wanted(self) -> str:
+        return ABSENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.driver.runfile or ABSENT
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+    """Every installer of the role: one that has been run says so itself, and builds what modules are missing."""
+    flavour = case.solution.driver.flavour if role == "driver" and case.solution.driver else None
+    wanted = [item.runfile for item in case.of(role, "runfile") if isinstance(item, Installed)]
+    return [runfile_value(role, one, proxy=case.spec.proxy, modules=flavour) for one in wanted]
+
+
+def uninstall_value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
+    """The driver that is taken off."""
+    return [{"kind": role, "version": case.facts.driver.runfile}]
 
 
 def runfile_value(kind: str, runfile: Runfile, *, proxy: str, modules: Flavour | None = None) -> dict[str, Any]:

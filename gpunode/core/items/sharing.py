@@ -4,35 +4,40 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import yaml
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.activation import REBOOTS
-from gpunode.core.items.values import ABSENT, PRESENT, Key, Want, file_want, no_file, reboots
-from gpunode.core.model import MigLayout, NodeFacts, SharingChoice, Solution
+from gpunode.core.items.activation import REBOOTS, Enabled, Service
+from gpunode.core.items.file import File
+from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots, unlike
+from gpunode.core.model import MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
 from gpunode.core.sharing.migparted import Group, mig_parted
 from gpunode.core.spec import Spec
-from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows, text
+from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows
+from gpunode.core.validation import text as text_shape
 
 MIG = mapping(
     "MIG instances of the host's GPUs.",
     gpus=rows(
         "The GPUs.",
-        slot=text("PCI slot, such as 0000:17:00.0.", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", required=True),
-        mode=text("MIG mode.", choices=("on", "off"), required=True),
+        slot=text_shape(
+            "PCI slot, such as 0000:17:00.0.", r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", required=True
+        ),
+        mode=text_shape("MIG mode.", choices=("on", "off"), required=True),
         instances=rows(
             "Instances to have, and no others.",
-            profile=text("Profile, such as 1g.10gb.", r"\d{1,2}g\.\d{1,4}gb([+-][a-z.]+)?", required=True),
+            profile=text_shape("Profile, such as 1g.10gb.", r"\d{1,2}g\.\d{1,4}gb([+-][a-z.]+)?", required=True),
             id=number("Number of the profile."),
             start=number("Memory slice where it starts."),
         ),
     ),
-    unit=text("Text of the unit that does the same at every boot."),
-    config=text("Text of the layout's file, as nvidia-mig-parted reads it."),
+    unit=text_shape("Text of the unit that does the same at every boot."),
+    config=text_shape("Text of the layout's file, as nvidia-mig-parted reads it."),
     labels=flag("Whether node-feature-discovery gets labels."),
     remove=flag("Whether the GPUs are made whole again, and nothing is left of this."),
     **REBOOTS,
@@ -40,7 +45,7 @@ MIG = mapping(
 MPS = mapping(
     "CUDA MPS on the host's GPUs.",
     replicas=number("Clients of each GPU, 2 to 100."),
-    unit=text("Text of the unit that runs the control daemon."),
+    unit=text_shape("Text of the unit that runs the control daemon."),
     remove=flag("Whether it is stopped, and nothing is left of it."),
 )
 _REQUEST_HEAD = "#!/bin/sh\n# Written by gpunode: gpunode-mig.service runs it at every boot.\n"
@@ -100,7 +105,6 @@ MIG_CONFIG = "/etc/gpunode/mig.yaml"
 MIG_PROGRAM = "/usr/lib/gpunode/mig"
 MPS_UNIT = "gpunode-mps.service"
 MPS_SETTINGS = "/etc/gpunode/mps"
-THREADS = "threads of a client"
 UNITS = "/etc/systemd/system/"
 CONFIG_NAME = "gpunode"  # of the layout, in the file and in the node's label
 OFF = "off"
@@ -109,16 +113,129 @@ _HEAD = (
 )
 
 
-def wanted_sharing(
-    facts: NodeFacts, spec: Spec, solution: Solution, texts: Mapping[str, str]
-) -> Iterator[tuple[Key, Want]]:
+@dataclass(frozen=True, kw_only=True)
+class Layout(Item):
+    """The MIG instances of a GPU."""
+
+    role: str = "sharing"
+    option: str = "mig"
+    slot: str
+    profiles: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        return f"GPU {self.slot}"
+
+    @property
+    def wanted(self) -> str:
+        return layout_words(self.profiles)
+
+    def actual(self, facts: NodeFacts) -> str:
+        gpu = next((gpu for gpu in facts.nvml if gpu.slot == self.slot), None)
+        if gpu is None:
+            return "not asked yet: no driver runs it"
+        found = [i for i in facts.sharing.instances if i.gpu == gpu.index]
+        unusable = sum(not i.computes for i in found)
+        if gpu.mig_current != "Enabled":
+            return "off, on after a reboot" if gpu.mig_pending == "Enabled" else OFF
+        words = layout_words([i.profile for i in found]) if found else "on, without an instance"
+        words += f", {unusable} without a compute instance" if unusable else ""
+        return f"{words}, off after a reboot" if gpu.mig_pending == "Disabled" else words
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigProgram(Item):
+    """What makes the instances at every boot; `value` is that of the step."""
+
+    role: str = "sharing"
+    option: str = "mig"
+    value: Mapping[str, Any]
+    sha256: str
+
+    @property
+    def name(self) -> str:
+        return MIG_PROGRAM
+
+    @property
+    def wanted(self) -> str:
+        return self.sha256
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.sharing.mig_program or ABSENT
+
+    def difference(self, have: str) -> str:
+        return unlike(have)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MpsSettings(Item):
+    """What the MPS control daemon is started with; `value` is that of the step."""
+
+    role: str = "sharing"
+    option: str = "mps"
+    value: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        return MPS_SETTINGS
+
+    @property
+    def wanted(self) -> str:
+        return ABSENT if self.value.get("remove") else PRESENT
+
+    def actual(self, facts: NodeFacts) -> str:
+        return PRESENT if MPS_SETTINGS in facts.files else ABSENT
+
+    def difference(self, have: str) -> str:
+        return have
+
+
+@dataclass(frozen=True, kw_only=True)
+class Threads(Item):
+    """The share of a GPU's threads that each client has."""
+
+    role: str = "sharing"
+    option: str = "mps"
+    replicas: int
+
+    @property
+    def name(self) -> str:
+        return "threads of a client"
+
+    @property
+    def wanted(self) -> str:
+        return f"{100 // self.replicas} %"
+
+    def actual(self, facts: NodeFacts) -> str:
+        return f"{facts.sharing.mps_threads} %" if facts.sharing.mps_threads else "no MPS control daemon runs"
+
+
+def wanted(asked: Question) -> Found:
     """What the solution wants of MIG and MPS; where it wants none, that nothing of gpunode's is left."""
-    choice = solution.sharing or SharingChoice()
+    facts, texts = asked.facts, asked.templates
+    if not asked.spec.image.load:  # what is to be cut must be there
+        return
+    choice = asked.solution.sharing or SharingChoice()
     if choice.mig is not None or facts.sharing.mig_program:
-        value = mig_value(facts, spec, choice, texts)
-        yield from _mig(facts, choice, value, texts)
+        yield from _mig(choice, mig_value(facts, asked.spec, choice, texts), texts)
     if choice.mps or f"{UNITS}{MPS_UNIT}" in facts.files:
         yield from _mps(choice, texts)
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+    """The whole layout, or all of MPS, whatever of it differs."""
+    option = mine[0].option
+    [found] = [item.value for item in case.of(role, option) if isinstance(item, (MigProgram, MpsSettings))]
+    return found
+
+
+def disruption(case: Case, mine: Sequence[Item]) -> str:
+    """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
+    gpus = [item.name for item in mine if isinstance(item, Layout) and case.pending(item)]
+    if gpus:
+        reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
+        return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
+    return "no program may use a GPU while MPS starts or ends" if any(item.option == "mps" for item in mine) else ""
 
 
 def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mapping[str, str]) -> dict[str, Any]:
@@ -152,66 +269,31 @@ def config_text(layouts: tuple[MigLayout, ...]) -> str:
     return _HEAD + yaml.safe_dump(mig_parted({CONFIG_NAME: groups}), sort_keys=False)
 
 
-def _mig(
-    facts: NodeFacts, choice: SharingChoice, value: dict[str, Any], texts: Mapping[str, str]
-) -> Iterator[tuple[Key, Want]]:
+def _mig(choice: SharingChoice, value: dict[str, Any], texts: Mapping[str, str]) -> Iterator[Item]:
     removed = choice.mig is None
     for gpu in value["gpus"]:
-        names = [instance["profile"] for instance in gpu["instances"]]
-        yield Key("sharing", "mig", f"GPU {gpu['slot']}"), Want(value=layout_words(names))
+        yield Layout(slot=gpu["slot"], profiles=tuple(instance["profile"] for instance in gpu["instances"]))
     for path, content in ((f"{UNITS}{MIG_UNIT}", value.get("unit")), (MIG_CONFIG, value.get("config"))):
-        yield Key("sharing", "mig", path), _file(path, content)
+        yield File(role="sharing", option="mig", path=path, text=content)
     program = ABSENT if removed else hashlib.sha256(boot_program(value, texts["mig.sh"])).hexdigest()
-    yield Key("sharing", "mig", MIG_PROGRAM), Want(value=program, data=value, reasons=choice.reasons)
+    yield MigProgram(value=value, sha256=program, reasons=choice.reasons)
     if not removed:
-        yield Key("sharing", "mig", f"enabled {MIG_UNIT}"), Want(value="enabled")
+        yield Enabled(role="sharing", option="mig", unit=MIG_UNIT)
 
 
-def _mps(choice: SharingChoice, texts: Mapping[str, str]) -> Iterator[tuple[Key, Want]]:
-    unit, text = f"{UNITS}{MPS_UNIT}", texts["mps.service.j2"]
-    yield Key("sharing", "mps", unit), _file(unit, text if choice.mps else None)
-    value = {"replicas": choice.mps, "unit": text} if choice.mps else {"remove": True}
-    yield Key("sharing", "mps", MPS_SETTINGS), Want(value=PRESENT if choice.mps else ABSENT, data=value)
+def _mps(choice: SharingChoice, texts: Mapping[str, str]) -> Iterator[Item]:
+    text = texts["mps.service.j2"]
+    yield File(role="sharing", option="mps", path=f"{UNITS}{MPS_UNIT}", text=text if choice.mps else None)
+    yield MpsSettings(value={"replicas": choice.mps, "unit": text} if choice.mps else {"remove": True})
     if choice.mps:
-        yield Key("sharing", "mps", f"service {MPS_UNIT}"), Want(value="active, enabled")
-        yield Key("sharing", "mps", THREADS), Want(value=f"{100 // choice.mps} %")
-
-
-def _file(path: str, text: str | None) -> Want:
-    return no_file(path) if text is None else file_want(path, text)
+        yield Service(role="sharing", option="mps", unit=MPS_UNIT)
+        yield Threads(replicas=choice.mps)
 
 
 def _counts(layout: MigLayout) -> dict[str, int]:
     return dict(Counter(instance.profile for instance in layout.instances))
 
 
-def layout_words(profiles: list[str]) -> str:
+def layout_words(profiles: Sequence[str]) -> str:
     """`2 × 3g.40gb, 1 × 1g.10gb`, or off."""
     return ", ".join(f"{n} × {name}" for name, n in sorted(Counter(profiles).items(), reverse=True)) or OFF
-
-
-# ---------------------------------------------------------------- what a node has
-
-
-def actual_sharing(facts: NodeFacts, key: Key) -> str:
-    """The node's value of one of the keys above, those of files and units apart."""
-    if key.name == MIG_PROGRAM:
-        return facts.sharing.mig_program or ABSENT
-    if key.name == MPS_SETTINGS:
-        return PRESENT if MPS_SETTINGS in facts.files else ABSENT
-    if key.name == THREADS:
-        return f"{facts.sharing.mps_threads} %" if facts.sharing.mps_threads else "no MPS control daemon runs"
-    return _gpu_now(facts, key.name.removeprefix("GPU "))
-
-
-def _gpu_now(facts: NodeFacts, slot: str) -> str:
-    gpu = next((gpu for gpu in facts.nvml if gpu.slot == slot), None)
-    if gpu is None:
-        return "not asked yet: no driver runs it"
-    found = [i for i in facts.sharing.instances if i.gpu == gpu.index]
-    unusable = sum(not i.computes for i in found)
-    if gpu.mig_current != "Enabled":
-        return "off, on after a reboot" if gpu.mig_pending == "Enabled" else OFF
-    words = layout_words([i.profile for i in found]) if found else "on, without an instance"
-    words += f", {unusable} without a compute instance" if unusable else ""
-    return f"{words}, off after a reboot" if gpu.mig_pending == "Disabled" else words

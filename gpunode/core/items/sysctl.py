@@ -10,6 +10,7 @@ import posixpath
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from gpunode.core.items.item import ABSENT, Item
 from gpunode.core.model import Check, ConfigFile, NodeFacts
 
 CONF = "/etc/sysctl.d/99-gpunode.conf"
@@ -19,6 +20,26 @@ WANTED: Mapping[str, str] = {
     "net.ipv4.ip_forward": "1",
 }
 _FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d", "/lib/sysctl.d")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setting(Item):
+    """A kernel setting in force."""
+
+    role: str = "runtime"
+    option: str = "activate"
+    setting: str
+
+    @property
+    def name(self) -> str:
+        return f"sysctl {self.setting}"
+
+    @property
+    def wanted(self) -> str:
+        return WANTED[self.setting]
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.sysctl.get(self.setting, ABSENT)
 
 
 @dataclass(frozen=True)

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
 from typing import Any, get_args, get_type_hints
 
 from gpunode.core.edits import Activation
 from gpunode.core.edits.commit import runtime_request
 from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.items.values import ABSENT, Key, Want, Wanted, package_want
-from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Solution
+from gpunode.core.items.item import Case, Found, Item, KeyOf, Question
+from gpunode.core.items.package import NoPackage, Package
+from gpunode.core.model import Edit, NodeFacts, Problem, Reason
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec
 from gpunode.core.validation import Shape, flag, mapping, text
 
-CONFIGURED = "configured"
 LABEL = f"toolkit {CONFIG}"  # of the undo records
 _ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
 ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
-
-
-# nvidia-docker2 brought this file, and a person has edited it since: dpkg leaves it, rpm takes it along
 
 
 def _key(kind: Any, doc: str) -> Shape:
@@ -37,38 +34,65 @@ SHAPE = mapping(
     f"Settings of {CONFIG}, by the keys of C(toolkit.config) in gpunode.yml.",
     **{one.name: _key(_KINDS[one.name], one.metadata["doc"]) for one in fields(ToolkitConfigSpec)},
 )
-TAKEN_ALONG = {"/etc/docker/daemon.json": ("nvidia-docker2", "nvidia-docker")}
 _BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
 
 
-def wanted_toolkit(facts: NodeFacts, solution: Solution) -> Iterator[tuple[Key, Want]]:
-    """The packages of the NVIDIA Container Toolkit, and those that have to go for them.
+@dataclass(frozen=True, kw_only=True)
+class Config(Item):
+    """The settings in the toolkit's own file.  `edit` is worked out on the file as it is now."""
+
+    role: str = "toolkit"
+    option: str = "config"
+    settings: Mapping[str, bool | str]
+    edit: Edit
+
+    @property
+    def name(self) -> str:
+        return CONFIG
+
+    @property
+    def wanted(self) -> str:
+        return "configured"
+
+    def actual(self, facts: NodeFacts) -> str:
+        return "to be edited" if self.edit.changes or facts.unfinished else self.wanted
+
+    def difference(self, have: str) -> str:
+        return have
+
+    def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
+        yield from self.edit.changes.items()
+
+
+def wanted(asked: Question) -> Found:
+    """The settings in the toolkit's own file, where any are asked for; its packages, and those that go for them.
 
     An nvidia-docker2 that is bound to a version of docker-ce makes apt refuse everything once docker-ce is newer: it
     goes with the first packages that are installed, those of the driver.
     """
+    facts, spec, solution = asked.facts, asked.spec, asked.solution
+    if settings := spec.toolkit.config.settings:
+        edit = config_edit(facts, settings)
+        yield from edit.problems
+        yield Config(settings=settings, edit=edit, reasons=(*edit.reasons, *config_hints(facts, spec)))
     toolkit = solution.toolkit
     if toolkit is None:
         return
     for package in toolkit.packages:
-        yield Key("toolkit", "packages", package.name), package_want(package)
+        yield Package(role="toolkit", package=package)
     for name in toolkit.remove:
         found = facts.packages.get(name)
         bound = _BOUND.search(found.version) if found else None
         why = f"asks for docker-ce {bound[1]} and no other: Docker cannot be upgraded beside it" if bound else ""
         reasons = (Reason(what=name, why=why, source=_ARCHIVED),) if bound else ()
         early = bound and solution.driver and solution.driver.packages
-        yield Key("driver" if early else "toolkit", "packages", name), Want(value=ABSENT, reasons=reasons)
+        yield NoPackage(role="driver" if early else "toolkit", package=name, reasons=reasons)
 
 
-def wanted_config(facts: NodeFacts, spec: Spec) -> Wanted:
-    """The settings in the toolkit's own file, where any are asked for, with the edit of the file as it is now."""
-    settings = spec.toolkit.config.settings
-    if not settings:
-        return Wanted(items={}, edits={})
-    edit = config_edit(facts, settings)
-    want = Want(value=CONFIGURED, data=settings, reasons=(*edit.reasons, *config_hints(facts, spec)))
-    return Wanted(items={Key("toolkit", "config", CONFIG): want}, edits={CONFIG: edit}, problems=edit.problems)
+def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
+    """The settings."""
+    [found] = [item.settings for item in mine if isinstance(item, Config)]
+    return found
 
 
 def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:

@@ -7,25 +7,21 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpunode.core.diff import unified
-from gpunode.core.edits import activation
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
-from gpunode.core.items import ABSENT, DAEMONLESS, ENGINES, FRESH, Key, Want, Wanted, actual, differs, wanted
-from gpunode.core.items.engine import manages
-from gpunode.core.items.gpu_containers import LINKS
-from gpunode.core.items.image import image_problems, image_warnings, prepares
+from gpunode.core.items.engine import ENGINES, manages
+from gpunode.core.items.file import File
+from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
+from gpunode.core.items.item import Case, Item, Key, KeyOf, Question, Wanted
 from gpunode.core.items.smoke import smoke_now
-from gpunode.core.items.sources import SourceFile
 from gpunode.core.items.sysctl import boot_warnings
-from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Reason, RuntimeWish, Solution, Step
-from gpunode.core.plan.steps import BY_ID, STEPS, Row
-from gpunode.core.plan.values import Case, KeyOf, content, step_value
+from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
+from gpunode.core.plan.steps import BY_ID, STEPS, Row, wanted
 from gpunode.core.spec import Spec
 
 TOOLKIT = "/usr/local/nvidia/toolkit"  # where its toolkit container installs
@@ -59,86 +55,22 @@ def _toolkits(facts: NodeFacts, name: str) -> bool:
     return any(TOOLKIT.encode() in file.data for file in files if file and file.data)
 
 
-def reasons(case: Case, mine: Mapping[Key, Want]) -> tuple[Reason, ...]:
+def reasons(case: Case, mine: Sequence[Item]) -> tuple[Reason, ...]:
     """What differs, item by item, then why it is wanted so."""
-    found = [Reason(what=k.name, why=words(w, case.have[k])) for k, w in mine.items()]
-    return (*found, *(r for w in mine.values() for r in w.reasons))
+    found = [Reason(what=item.name, why=difference(item, case.have[item.key])) for item in mine]
+    return (*found, *(reason for item in mine for reason in item.reasons))
 
 
-def words(item: Want, have: str) -> str:
-    """How the node's value differs from the wanted one, for a reader: hashes of files are not for reading."""
-    if not differs(item, have):
-        return f"{have}, done again because of an earlier step"
-    if isinstance(item.data, PackageWant):
-        version = f"{'any version' if item.value == '*' else item.value}{', held' if item.data.hold else ''}"
-        return f"not installed; wanted {version}" if have == ABSENT else f"{have}; wanted {version}"
-    if isinstance(item.data, SourceFile):
-        return _file_words(item, have)
-    if isinstance(item.data, RuntimeWish | Mapping) or item.value == FRESH:
-        return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have
-    if item.value == ABSENT:
-        return f"{have}, to be removed"
-    return f"{have or 'nothing'}; wanted {item.value}"
+def difference(item: Item, have: str) -> str:
+    """How the node's value differs from the wanted one, for a reader."""
+    return item.difference(have) if item.differs(have) else f"{have}, done again because of an earlier step"
 
 
-def _file_words(item: Want, have: str) -> str:
-    if item.value == ABSENT:
-        return "to be removed"
-    key = f", {item.value}" if item.value.startswith("key ") else ""
-    if have == ABSENT:
-        return f"new file{key}"
-    if key:
-        return f"{have}; wanted {item.value}"
-    (old, old_mode), (new, mode) = have.split(), item.value.split()
-    return "differs" if old != new else f"mode {old_mode}; wanted {mode}"
-
-
-def step_diff(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
+def step_diff(case: Case, mine: Sequence[Item]) -> str:
     """The unified diff of the files that the step changes; "" for steps that change none."""
-    if option in ("edits", "config"):
-        changes = [(p, b) for k in mine for p, b in case.want.edits[k.name].changes.items()]
-    elif option in ("sources", "files", "mig", "mps"):
-        # a key's armored text says nothing to a reader: its fingerprint stands among the reasons
-        found = [w.data for w in mine.values() if isinstance(w.data, SourceFile) and not w.data.repository]
-        changes = [(file.path, content(file, case.key_of)) for file in found]
-    else:
-        return ""
+    changes = [change for item in mine for change in item.changes(case.key_of)]
     files = case.facts.files
     return "".join(unified(files[p].data if p in files else None, after, p) for p, after in changes)
-
-
-def disruption(case: Case, option: str, mine: Mapping[Key, Want]) -> str:
-    """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
-    if option in ("mig", "mps"):
-        return _sharing_disruption(case, mine)
-    if option != "edits":
-        return ""
-    facts, said = _with_new_toolkit(case), []
-    for wish in (w.data for w in mine.values()):
-        edit, runtime = case.want.edits[wish.runtime], facts.runtime(wish.runtime)
-        if not edit.changes and runtime:
-            again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
-            edit = replace(edit, changes=again)
-        said.append(activation(facts, wish, edit).disrupts)
-    return "; ".join(filter(None, said))
-
-
-def _sharing_disruption(case: Case, mine: Mapping[Key, Want]) -> str:
-    """Whose GPUs nothing may use meanwhile: gpunode refuses while a program does."""
-    gpus = [k.name for k, w in mine.items() if k.name.startswith("GPU ") and differs(w, case.have[k])]
-    if gpus:
-        reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
-        return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
-    return "no program may use a GPU while MPS starts or ends" if any(k.option == "mps" for k in mine) else ""
-
-
-def _with_new_toolkit(case: Case) -> NodeFacts:
-    """The facts as they will be once the toolkit's packages are there: no daemon that runs has looked for its hook."""
-    facts = case.facts
-    items = ((key, item) for key, item in case.want.items.items() if (key.role, key.option) == ("toolkit", "packages"))
-    if not any(differs(item, case.have[key]) for key, item in items):
-        return facts
-    return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
 
 
 WARNING = "warning: "  # the solver's reasons that begin so are warnings
@@ -171,7 +103,7 @@ def make_plan(
     if not (facts.has_gpu or prepares(spec)):
         warning = "no NVIDIA GPU found on PCI: nothing to do (the nvidia runtime breaks pods on nodes without a GPU)"
         return replace(base, warnings=(*base.warnings, warning))
-    want = wanted(facts, spec, solution, templates)
+    want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
     others = (*image_problems(facts, spec), *operator_problems(facts, spec, solution))
     problems = (*_target_problems(facts), *others, *solution.problems, *want.problems)
     if problems:
@@ -180,7 +112,7 @@ def make_plan(
     if solution.toolkit:
         managed: dict[str, str] = {name: getattr(spec.runtimes, name).manage for name in ENGINES}
         base = replace(base, warnings=(*base.warnings, *kubelet_warnings(facts, managed), *boot_warnings(facts)))
-    case = Case(facts=facts, spec=spec, solution=solution, want=want, have=actual(facts, want), key_of=key_of)
+    case = Case(facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of)
     steps = _steps(case)
     if steps:
         steps = [*_preflight(facts, steps), *steps, _verify(case)]
@@ -189,9 +121,9 @@ def make_plan(
 
 def pending_items(facts: NodeFacts, spec: Spec, solution: Solution, templates: Mapping[str, str]) -> dict[Key, str]:
     """What differs from the spec, in words by key; empty on a converged node."""
-    want = wanted(facts, spec, solution, templates)
+    want = wanted(Question(facts=facts, spec=spec, solution=solution, templates=templates))
     have = actual(facts, want)
-    return {key: words(item, have[key]) for key, item in want.items.items() if differs(item, have[key])}
+    return {key: difference(item, have[key]) for key, item in want.items.items() if item.differs(have[key])}
 
 
 def class_key(plan: Plan) -> str:
@@ -200,43 +132,39 @@ def class_key(plan: Plan) -> str:
     return hashlib.sha256(json.dumps(data, sort_keys=True, default=str).encode()).hexdigest()[:8]
 
 
+def actual(facts: NodeFacts, want: Wanted) -> dict[Key, str]:
+    """What the node has for each wanted item, in the same words."""
+    return {key: item.actual(facts) for key, item in want.items.items()}
+
+
 def _steps(case: Case) -> list[Step]:
-    pending = {key: item for key, item in case.want.items.items() if differs(item, case.have[key])}
-    pending |= _consequences(case.want, pending)
+    pending = {key: item for key, item in case.items.items() if case.pending(item)}
+    pending |= _consequences(case.items, pending)
     steps = []
     for row in STEPS:
-        mine = {k: w for k, w in pending.items() if (k.role, k.option) == (row.role, row.option)}
+        mine = [item for key, item in pending.items() if (key.role, key.option) == (row.role, row.option)]
         if mine:
             steps.append(_step(case, row, mine))
     return steps
 
 
-def _step(case: Case, row: Row, mine: Mapping[Key, Want]) -> Step:
+def _step(case: Case, row: Row, mine: Sequence[Item]) -> Step:
     return Step(
         role=row.role,
         option=row.option,
         title=row.title if case.spec.image.load else row.prepared or row.title,
-        value=step_value(case, row.role, row.option, mine),
+        value=row.value(case, row.role, mine) if row.value else None,
         reasons=reasons(case, mine),
-        diff=step_diff(case, row.option, mine),
-        disruptive=disruption(case, row.option, mine),
+        diff=step_diff(case, mine),
+        disruptive=row.disrupts(case, mine) if row.disrupts else "",
     )
 
 
-def _consequences(want: Wanted, pending: Mapping[Key, Want]) -> dict[Key, Want]:
-    """What has to be done again because of another step: new driver packages → load; a new toolkit → engines; CDI.
-
-    Docker looks nvidia-container-runtime-hook up when it starts (moby daemon/devices_nvidia_linux.go), so a toolkit
-    that is new to it needs a restart even when daemon.json is right.
-    """
-    changed = {f"{k.role}.{k.option}" for k in pending}
+def _consequences(items: Mapping[Key, Item], pending: Mapping[Key, Item]) -> dict[Key, Item]:
+    """What has to be done again because of another step: new driver packages → load; a new toolkit → engines; CDI."""
+    changed = {f"{key.role}.{key.option}" for key in pending}
     due = {(row.role, row.option) for row in STEPS if changed & {*row.again}}
-    again = {k: w for k, w in want.items.items() if (k.role, k.option) in due}
-    if "driver" in {k.role for k in pending}:
-        again |= {k: w for k, w in want.items.items() if k.name == LINKS}  # the driver brings the devices
-    if Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending:
-        again |= {k: w for k, w in want.items.items() if k.option == "edits" and k.name not in DAEMONLESS}
-    return again
+    return {key: item for key, item in items.items() if (key.role, key.option) in due or item.follows(pending)}
 
 
 def _preflight(facts: NodeFacts, found: Sequence[Step]) -> list[Step]:
@@ -297,7 +225,11 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
 
 def _files_rested_on(facts: NodeFacts, want: Wanted) -> dict[str, str]:
     paths: Sequence[str] = [
-        *(k.name for k in want.items if k.option in ("sources", "files")),
+        *(
+            item.path
+            for key, item in want.items.items()
+            if key.option in ("sources", "files") and isinstance(item, File)
+        ),
         *(p for r in facts.runtimes for p in r.files),
     ]
     return {p: masked_hash(facts.files[p]) if p in facts.files else "" for p in paths}

@@ -6,12 +6,29 @@ of the collection (gpunode/cli/docs_collection.py).  All values are empty by def
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.items import activation, cdi, engine, first_boot, package, preflight, runfile, sharing, smoke, toolkit
-from gpunode.core.items.file import SHAPE as FILES
-from gpunode.core.model import Plan
+from gpunode.core.items import (
+    activation,
+    cdi,
+    cuda,
+    driver,
+    engine,
+    fabric,
+    file,
+    first_boot,
+    package,
+    preflight,
+    repository,
+    runfile,
+    sharing,
+    smoke,
+    toolkit,
+)
+from gpunode.core.items.item import Case, Found, Item, Question, Wanted
+from gpunode.core.model import Plan, Problem
 from gpunode.core.validation import Shape, flag
 
 
@@ -23,6 +40,7 @@ class Role:
     short: str
     about: str = ""
     page: str = ""  # of the documentation, as its README links it
+    wanted: tuple[Callable[[Question], Found], ...] = ()  # its items
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +59,9 @@ class Row:
     about: str = ""  # of this option; without it what the shape says
     prepared: str = ""  # the title on a machine that waits for its GPU
     again: tuple[str, ...] = ()  # options whose steps make this one due again
+    value: Callable[[Case, str, Sequence[Item]], Any] | None = None  # from the items that differ
+    disrupts: Callable[[Case, Sequence[Item]], str] | None = None
+    wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
     told: tuple[str, ...] = ()  # options of the role whose results the action is told of, for check mode
 
     @property
@@ -51,34 +72,63 @@ class Row:
 
 ROLES = (
     Role(name="preflight", short="Makes sure that a node is the one that the plan was made for"),
-    Role(name="driver", short="Installs the NVIDIA driver, holds it, and makes it run"),
+    Role(
+        name="driver",
+        short="Installs the NVIDIA driver, holds it, and makes it run",
+        wanted=(repository.wanted, driver.wanted),
+    ),
     Role(
         name="fabric",
         short="Installs DCGM, names the nodes of an NVLink domain to IMEX, and starts the services of both",
+        wanted=(fabric.wanted,),
     ),
-    Role(name="cuda", short="Installs CUDA toolkits side by side and chooses the default one"),
-    Role(name="toolkit", short="Installs the NVIDIA Container Toolkit"),
+    Role(name="cuda", short="Installs CUDA toolkits side by side and chooses the default one", wanted=(cuda.wanted,)),
+    Role(name="toolkit", short="Installs the NVIDIA Container Toolkit", wanted=(toolkit.wanted,)),
     Role(
         name="sharing",
         short="Has containers and programs share the GPUs of a host",
         about="Has containers and programs share the GPUs of a host by MIG instances, or CUDA MPS.",
+        wanted=(sharing.wanted,),
     ),
-    Role(name="runtime", short="Installs container engines and registers the nvidia runtime with them"),
+    Role(
+        name="runtime",
+        short="Installs container engines and registers the nvidia runtime with them",
+        wanted=(engine.wanted,),
+    ),
     Role(name="verify", short="Proves by real use that the GPUs work, in containers too"),
 )
 
 
 def _sources(role: str, title: str) -> Row:
     about = "Files of repositories, and their keys."
-    return Row(role=role, option="sources", title=title, about=about, shape=FILES, action="edit_file", argument="files")
+    return Row(
+        role=role,
+        option="sources",
+        title=title,
+        about=about,
+        shape=file.SHAPE,
+        action="edit_file",
+        argument="files",
+        value=file.value,
+    )
 
 
 def _packages(role: str, title: str) -> Row:
-    return Row(role=role, option="packages", title=title, shape=package.SHAPE, action="packages", argument="packages")
+    return Row(
+        role=role,
+        option="packages",
+        title=title,
+        shape=package.SHAPE,
+        action="packages",
+        argument="packages",
+        value=package.value,
+    )
 
 
 def _files(role: str, title: str) -> Row:
-    return Row(role=role, option="files", title=title, shape=FILES, action="edit_file", argument="files")
+    return Row(
+        role=role, option="files", title=title, shape=file.SHAPE, action="edit_file", argument="files", value=file.value
+    )
 
 
 STEPS = (
@@ -115,6 +165,7 @@ STEPS = (
         shape=runfile.UNINSTALL,
         action="runfile",
         argument="uninstall",
+        value=runfile.uninstall_value,
     ),
     Row(
         role="driver",
@@ -124,6 +175,7 @@ STEPS = (
         shape=package.SHAPE,
         action="packages",
         argument="packages",
+        value=package.repositories_value,
     ),
     _packages("driver", "Install the NVIDIA driver and the headers of every kernel"),
     Row(
@@ -134,6 +186,7 @@ STEPS = (
         shape=runfile.SHAPE,
         action="runfile",
         argument="install",
+        value=runfile.value,
     ),
     _files("driver", "Keep nouveau off the GPU"),
     Row(
@@ -143,6 +196,7 @@ STEPS = (
         shape=first_boot.SHAPE,
         action="first_boot",
         argument="first_boot",
+        value=first_boot.value,
     ),
     Row(
         role="driver",
@@ -152,6 +206,7 @@ STEPS = (
         shape=activation.SHAPE,
         action="activate",
         argument="activate",
+        value=driver.activation_value,
         again=("driver.packages", "driver.runfile", "driver.files"),
         told=("packages", "files"),
     ),
@@ -165,6 +220,7 @@ STEPS = (
         shape=activation.SHAPE,
         action="activate",
         argument="activate",
+        value=fabric.activation_value,
         again=("fabric.files",),  # IMEX reads its nodes when it starts
     ),
     _sources("cuda", "Set up the repository of CUDA"),
@@ -177,6 +233,7 @@ STEPS = (
         shape=runfile.SHAPE,
         action="runfile",
         argument="install",
+        value=runfile.value,
     ),
     _files("cuda", "Put CUDA on the PATH of login shells"),
     Row(
@@ -186,6 +243,7 @@ STEPS = (
         shape=activation.SHAPE,
         action="activate",
         argument="activate",
+        value=cuda.activation_value,
     ),
     _sources("toolkit", "Set up the repository of the NVIDIA Container Toolkit"),
     _packages("toolkit", "Install the NVIDIA Container Toolkit"),
@@ -197,6 +255,7 @@ STEPS = (
         shape=toolkit.SHAPE,
         action="edit_file",
         argument="toolkit",
+        value=toolkit.value,
     ),
     Row(
         role="sharing",
@@ -205,6 +264,8 @@ STEPS = (
         shape=sharing.MIG,
         action="sharing",
         argument="mig",
+        value=sharing.value,
+        disrupts=sharing.disruption,
         again=("driver.packages",),  # no instance outlives the driver that made it
     ),
     Row(
@@ -214,6 +275,8 @@ STEPS = (
         shape=sharing.MPS,
         action="sharing",
         argument="mps",
+        value=sharing.value,
+        disrupts=sharing.disruption,
     ),
     _sources("runtime", "Set up the repository of the container engines"),
     _packages("runtime", "Install the container engines"),
@@ -225,6 +288,7 @@ STEPS = (
         shape=activation.SHAPE,
         action="activate",
         argument="activate",
+        value=engine.activation_value,
     ),
     Row(
         role="runtime",
@@ -233,6 +297,8 @@ STEPS = (
         shape=engine.SHAPE,
         action="edit_file",
         argument="runtimes",
+        value=engine.value,
+        disrupts=engine.disruption,
     ),
     Row(
         role="runtime",
@@ -241,6 +307,7 @@ STEPS = (
         shape=cdi.SHAPE,
         action="cdi",
         argument="cdi",
+        value=cdi.value,
         again=("driver.packages", "toolkit.packages", "sharing.mig"),
     ),
     Row(
@@ -254,6 +321,15 @@ STEPS = (
     ),
 )
 BY_ID = {f"{row.role}.{row.option}": row for row in STEPS}
+
+
+def wanted(asked: Question) -> Wanted:
+    """The state that the spec and its solution ask of a node; values only, nothing is compared yet."""
+    found = [one for part in (*ROLES, *STEPS) for make in part.wanted for one in make(asked)]
+    items = {one.key: one for one in found if isinstance(one, Item)}
+    if asked.solution.driver and not asked.spec.image.load:
+        items = {one.key: one for one in first_boot.without_loading(items, asked.solution.driver, asked)}
+    return Wanted(items=items, problems=tuple(one for one in found if isinstance(one, Problem)))
 
 
 def role_variables(plan: Plan) -> dict[str, Any]:

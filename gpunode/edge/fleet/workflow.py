@@ -11,7 +11,7 @@ from typing import Any
 from gpunode import __version__
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.core.items.image import prepares
+from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import parse_checks, smoke_files
 from gpunode.core.manifest import make_manifest
 from gpunode.core.model import Check, HostOutcome, HostResult

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
-
-import jinja2
 
 from gpunode.core.errors import InputError
-from gpunode.core.model import NodeFacts, Repository
+from gpunode.core.items.file import File, KeyFile, render
+from gpunode.core.items.item import Found, Item, Question
+from gpunode.core.model import NodeFacts, Reason, Repository
 from gpunode.core.openpgp import fingerprints, without
+from gpunode.core.spec.source import DISTRIBUTION
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
 # «Conflicting values set for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
@@ -30,27 +29,6 @@ _KEY_FOLDERS = (
     "/usr/share/keyrings/",
     "/etc/pki/rpm-gpg/",
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class SourceFile:
-    """A small text file we own.  `text` None: it must not be there, or (with `repository`) it is that one's key."""
-
-    path: str
-    text: str | None
-    mode: str = "0644"
-    repository: Repository | None = None
-
-
-@functools.cache
-def _compiled(template: str) -> jinja2.Template:
-    compiled: jinja2.Template = jinja2.Template(template, keep_trailing_newline=True)
-    return compiled
-
-
-def render(template: str, **values: Any) -> str:
-    """The text that a jinja2 template gives; each is compiled once, which takes far longer than to fill it in."""
-    return _compiled(template).render(**values)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +77,36 @@ def sources_path(name: str, facts: NodeFacts) -> str:
     return f"{where.folder}/{where.sources.format(name=name)}"
 
 
-def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[str, str]) -> tuple[SourceFile, ...]:
+def wanted(asked: Question) -> Found:
+    """Each repository's files once, by the first role that needs it; files that rival it or hold a revoked key go."""
+    facts, solution = asked.facts, asked.solution
+    seen: set[str] = set()
+    for role in ("driver", "fabric", "cuda", "toolkit"):
+        part = getattr(solution, role)
+        for repository in solution.repositories:
+            if part is None or repository.name not in (part.repository, DISTRIBUTION) or repository.name in seen:
+                continue
+            seen.add(repository.name)
+            yield from _files(role, repository, facts, asked.templates)
+            for path in rival_files(repository, facts):
+                yield File(role=role, option="sources", path=path, text=None)
+    own = sources_path(DISTRIBUTION, facts)
+    if DISTRIBUTION not in seen and own in facts.files:  # the spec names it no longer
+        yield File(role="driver", option="sources", path=own, text=None)
+    yield from _revoked(facts, solution.revoked_keys if seen else ())
+
+
+def _revoked(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Item]:
+    for path in revoked_files(facts, revoked):
+        why = Reason(what=path, why="holds a repository key that its vendor has revoked")
+        yield File(role="driver", option="sources", path=path, text=None, reasons=(why,))
+    for path, rest in keyrings_rid_of(facts, revoked):
+        why = Reason(what=path, why=f"holds a revoked repository key among others, which {rest.path} keeps")
+        yield rest
+        yield File(role="driver", option="sources", path=path, text=None, reasons=(why,))
+
+
+def _files(role: str, repository: Repository, facts: NodeFacts, templates: Mapping[str, str]) -> tuple[File, ...]:
     """The key and the sources file of a repository."""
     text = render(
         templates[layout(facts).template],
@@ -108,8 +115,8 @@ def source_files(repository: Repository, facts: NodeFacts, templates: Mapping[st
         key=key_path(repository, facts),
         manager=facts.package_manager,
     )
-    key = SourceFile(path=key_path(repository, facts), text=None, repository=repository)
-    return (key, SourceFile(path=sources_path(repository.name, facts), text=text))
+    key = KeyFile(role=role, option="sources", path=key_path(repository, facts), repository=repository)
+    return (key, File(role=role, option="sources", path=sources_path(repository.name, facts), text=text))
 
 
 def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
@@ -127,7 +134,7 @@ def revoked_files(facts: NodeFacts, revoked: Sequence[str]) -> tuple[str, ...]:
     return tuple(sorted(found))
 
 
-def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[str, SourceFile]]:
+def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[str, File]]:
     """(a keyring of apt that goes, the file that has its other keys) where it holds revoked keys among others.
 
     Only keyrings that apt reads by their place: one that a source names has to stay where it is.
@@ -142,7 +149,8 @@ def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[
             continue  # no key at all, or one of a kind that apt passes over
         if rest:
             stem = path.rpartition("/")[2].rpartition(".")[0]
-            yield path, SourceFile(path=f"/etc/apt/trusted.gpg.d/gpunode-kept-{stem}.asc", text=rest)
+            kept = f"/etc/apt/trusted.gpg.d/gpunode-kept-{stem}.asc"
+            yield path, File(role="driver", option="sources", path=kept, text=rest)
 
 
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:

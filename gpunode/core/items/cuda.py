@@ -1,0 +1,61 @@
+"""CUDA toolkits: packages or installers, the one that /usr/local/cuda leads to, and the PATH."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gpunode.core.items.file import File, render
+from gpunode.core.items.item import Case, Found, Item, Question
+from gpunode.core.items.package import Package
+from gpunode.core.items.runfile import Installed
+from gpunode.core.knowledge import version_tuple
+from gpunode.core.model import NodeFacts
+
+CUDA_PROFILE = "/etc/profile.d/cuda.sh"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Default(Item):
+    """The toolkit that /usr/local/cuda leads to."""
+
+    role: str = "cuda"
+    option: str = "activate"
+    version: str
+
+    @property
+    def name(self) -> str:
+        return "default"
+
+    @property
+    def wanted(self) -> str:
+        return self.version
+
+    def actual(self, facts: NodeFacts) -> str:
+        return facts.cuda_default
+
+
+def wanted(asked: Question) -> Found:
+    """What the solution has of it.
+
+    A distribution's own toolkit (`versions` is empty) brings its PATH itself, and is not in /usr/local.
+    """
+    cuda = asked.solution.cuda
+    if cuda is None:
+        return
+    for package in cuda.packages:
+        yield Package(role="cuda", package=package)
+    for runfile in cuda.runfiles:
+        yield Installed(role="cuda", runfile=runfile)
+    if not cuda.versions:
+        return
+    newest = max(cuda.compat, key=version_tuple, default="")  # its libcuda serves the older toolkits as well
+    yield File(role="cuda", path=CUDA_PROFILE, text=render(asked.templates["cuda.sh.j2"], compat=newest))
+    yield Default(version=cuda.version)
+
+
+def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """The link to the default toolkit."""
+    [default] = [item for item in mine if isinstance(item, Default)]
+    return {"alternatives": {"cuda": f"/usr/local/cuda-{default.version}"}}

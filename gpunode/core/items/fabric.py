@@ -1,0 +1,48 @@
+"""What belongs to many GPUs: DCGM, the addresses of an IMEX domain, what writes metrics, and the services of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from gpunode.core.items.activation import Service, enabled_of, services_of
+from gpunode.core.items.file import File, render
+from gpunode.core.items.item import Case, Found, Item, Key, Question
+from gpunode.core.items.package import NoPackage, Package
+from gpunode.core.solve.fabric import IMEX_NODES, METRICS, METRICS_TIMER
+
+_IMEX = "nvidia-imex.service"
+
+
+def wanted(asked: Question) -> Found:
+    """What the solution has of it."""
+    fabric, templates = asked.solution.fabric, asked.templates
+    if fabric is None:
+        return
+    for package in fabric.packages:
+        yield Package(role="fabric", package=package)
+    for name in fabric.remove:
+        yield NoPackage(role="fabric", package=name)
+    if fabric.imex_nodes:
+        yield File(role="fabric", path=IMEX_NODES, text="".join(f"{node}\n" for node in fabric.imex_nodes))
+    if fabric.metrics:
+        service = render(templates["metrics.service.j2"], folder=fabric.metrics)
+        timer = f"/etc/systemd/system/{METRICS_TIMER}"
+        yield File(role="fabric", path=METRICS, text=templates["metrics.sh"])
+        yield File(role="fabric", path=timer, text=templates["metrics.timer.j2"])
+        yield File(role="fabric", path=timer.replace(".timer", ".service"), text=service)
+    for unit in fabric.services:
+        yield Service(role="fabric", unit=unit)
+
+
+def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """Services to start; IMEX again where it runs, and its nodes are others than when it started.
+
+    Without the GPUs they are only enabled.
+    """
+    if not case.spec.image.load:
+        return {"enable": enabled_of(mine)}
+    nodes = case.items.get(Key("fabric", "files", IMEX_NODES))
+    stale = nodes is not None and case.pending(nodes)
+    again = [_IMEX] if stale and case.have[Service(role="fabric", unit=_IMEX).key].startswith("active") else []
+    return {"services": services_of(mine), **({"restart": again} if again else {})}

@@ -1,0 +1,117 @@
+"""A managed thing: what a node should have and what it has, in the same words; plan and verify are the difference."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
+from gpunode.core.spec import Spec
+
+ABSENT = "absent"
+PRESENT = "present"
+KeyOf = Callable[[Repository], bytes]
+
+
+class Key(NamedTuple):
+    """Which item: the role and option say which step brings it about, the name is for a reader."""
+
+    role: str
+    option: str
+    name: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Item:
+    """One thing that a node should have; a kind says what it is called, what is wanted, and what a node has."""
+
+    role: str
+    option: str
+    reasons: tuple[Reason, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """What it is, for a reader; unique in its step."""
+        raise NotImplementedError
+
+    @property
+    def wanted(self) -> str:
+        """What the node should have, as a short text that a person can compare."""
+        raise NotImplementedError
+
+    def actual(self, facts: NodeFacts) -> str:
+        """What the node has, in the same words."""
+        raise NotImplementedError
+
+    def differs(self, have: str) -> bool:
+        """Whether what the node has is not what is wanted."""
+        return have != self.wanted
+
+    def difference(self, have: str) -> str:
+        """What the node has instead, in words."""
+        return f"{have}, to be removed" if self.wanted == ABSENT else f"{have or 'nothing'}; wanted {self.wanted}"
+
+    def follows(self, pending: Mapping[Key, Item]) -> bool:
+        """Whether it is to be done again because of these."""
+        return False
+
+    def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
+        """The files that it changes, to be shown to a reader."""
+        yield from ()
+
+    @property
+    def key(self) -> Key:
+        return Key(self.role, self.option, self.name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Question:
+    """What items are made from: the node, what is asked of it, what the solver chose, and templates and scripts."""
+
+    facts: NodeFacts
+    spec: Spec
+    solution: Solution
+    templates: Mapping[str, str]
+
+
+Found = Iterator[Item | Problem]  # what a part of the spec wants, or what stands against it
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """The whole wanted state of a node."""
+
+    items: Mapping[Key, Item]
+    problems: tuple[Problem, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One host's case: what its steps are made from.  `have` is the actual value of every wanted item."""
+
+    facts: NodeFacts
+    spec: Spec
+    solution: Solution
+    items: Mapping[Key, Item]
+    have: Mapping[Key, str]
+    key_of: KeyOf
+
+    def of(self, role: str, option: str) -> list[Item]:
+        """All items of a step, also those that are as wanted."""
+        return [item for key, item in self.items.items() if (key.role, key.option) == (role, option)]
+
+    def pending(self, item: Item) -> bool:
+        """Whether the node has something else."""
+        return item.differs(self.have[item.key])
+
+
+def unlike(have: str) -> str:
+    """What a node has instead, in words; a hash is not for reading."""
+    return "differs" if re.fullmatch(r"[0-9a-f]{64}", have) else have
+
+
+def reboots(spec: Spec) -> dict[str, Any]:
+    """What the spec says of reboots, as a role's value has it."""
+    return {"reboot": spec.reboot, **({"reboot_controller": True} if spec.reboot_controller else {})}
