@@ -26,6 +26,7 @@ from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.core.spec.kubernetes import SharingSpec
 from gpunode.edge.bundle.check import Bundles
 from gpunode.edge.bundle.lookup import Indexes
+from gpunode.edge.isolate import as_error
 from gpunode.edge.runfile import check_given
 from gpunode.node import script
 
@@ -150,7 +151,12 @@ class DesiredState:
         # self._specs keeps every spec alive: no two have the same id
         kind = (facts_hash(facts), secret_parts(facts), docker, id(spec))
         if kind not in self._planned:
-            self._planned[kind] = self._plan(host, facts, spec, secrets)
+            try:
+                self._planned[kind] = self._plan(host, facts, spec, secrets)
+            except GpunodeError:
+                raise
+            except Exception as error:
+                raise as_error(error, host=host, hide=secrets.seal) from None
         known = self._planned[kind]
         plan = replace(known.plan, host=host)
         if problems:

@@ -36,8 +36,11 @@ def isolated(host: str, call: Callable[[], T]) -> T | GpunodeError:
         return as_error(error, host=host)
 
 
-def as_error(error: Exception, *, host: str = "") -> GpunodeError:
-    """An exception as an error for people: known ones as they are, a full disk with what to do, others as a bug."""
+def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = lambda text: text) -> GpunodeError:
+    """An exception as an error for people: known ones as they are, a full disk with what to do, others as a bug.
+
+    What looks like a secret is in neither message nor report; `hide` takes out what is known to be one.
+    """
     if isinstance(error, GpunodeError):
         return error
     if isinstance(error, OSError):
@@ -45,12 +48,25 @@ def as_error(error: Exception, *, host: str = "") -> GpunodeError:
         inside = name.startswith(f"{_state_name()}/") or name == _state_name()
         if error.errno in _DISK or (inside and error.errno):
             return StateError.of(name, error)
-    from gpunode.core.mask import mask
-
-    said = " ".join(mask(str(error)[: 4 * _SAID]).split())
+    said = " ".join(_shown(_words(error)[: 4 * _SAID], hide).split())
     said = said if len(said) <= _SAID else f"{said[:_SAID]} …"
     what = f"unexpected {type(error).__name__}: {said}"
-    return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host))
+    return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host, hide))
+
+
+def _words(error: Exception) -> str:
+    try:
+        return str(error)
+    except Exception:  # an exception of somebody else's that cannot even say what it is
+        return "(without words)"
+
+
+def _shown(text: str, hide: Callable[[str], str]) -> str:
+    """Without secrets, and without what no file or terminal can take."""
+    from gpunode.core.mask import mask_quoted
+    from gpunode.core.printable import printable
+
+    return printable(mask_quoted(hide(text)))
 
 
 def _state_name() -> str:
@@ -70,25 +86,27 @@ def _report_id(error: Exception) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
-def _keep(error: Exception, host: str) -> str:
+def _keep(error: Exception, host: str, hide: Callable[[str], str]) -> str:
     """Write the traceback, once a process, and say where it is; log it where it cannot be written."""
     report = _report_id(error)
     known = (report, _state_name())
     with _lock:
         if known not in _kept:
-            _kept[known] = _write(report, error, host)
+            _kept[known] = _write(report, error, host, hide)
         return _kept[known]
 
 
-def _write(report: str, error: Exception, host: str) -> str:
+def _write(report: str, error: Exception, host: str, hide: Callable[[str], str]) -> str:
     import traceback
 
-    from gpunode.core.mask import mask
+    from gpunode.core.printable import printable
 
     head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-    told = "".join(traceback.format_exception(error))
+    # each part is cut at its end alone before it is masked: the name of a secret stands in front of it
+    parts = [part if len(part) <= _END else f"{part[:_END]} …\n" for part in traceback.format_exception(error)]
+    told = "".join(_shown(part, hide) for part in parts)
     told = told if len(told) <= 2 * _END else f"{told[:_END]}\n…\n{told[-_END:]}"
-    text = f"{head}{f', host {host}' if host else ''}\n{mask(told)}"
+    text = f"{head}{f', host {printable(host)}' if host else ''}\n{told}"
     try:
         path = state_dir() / f"traceback-{report}.txt"
         write_private(path, text)

@@ -19,6 +19,7 @@ from gpunode.cli.terminal import show_log
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
+from gpunode.core.secrets import Secrets
 from gpunode.edge import detect, doctor
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets
@@ -340,3 +341,58 @@ def test_a_traceback_that_cannot_be_kept_is_printed(
         assert isinstance(error, GpunodeError)
         assert "the traceback that was logged" in error.fix and f"{tmp_path}/state/gpunode" in error.fix
         assert "Traceback" not in str(error)
+
+
+SPOKEN = [
+    pytest.param("cannot read 'a\udc80b' \x1b]0;title\x07", ["\x1b", "\udc80"], id="surrogates, escapes"),
+    pytest.param("tcp://me:pw/hunter2@host refused", ["hunter2"], id="a password with a slash"),
+    pytest.param("password = " + "hunter2" * 10_000, ["hunter2"], id="longer than what is kept"),
+    pytest.param("config\n[auth]\n  token: hunter2\n", ["hunter2"], id="a config"),
+]
+
+
+@pytest.mark.parametrize(("words", "never"), SPOKEN)
+def test_a_report_has_no_secret_and_nothing_that_cannot_be_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, never: list[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def call() -> None:
+        try:
+            raise KeyError(words)
+        except KeyError as error:
+            raise ValueError(words) from error
+
+    found = isolated("gpu1", call)
+    assert isinstance(found, GpunodeError)
+    text = found.what + reported(found.fix).read_text()
+    assert "Traceback" in text and not [one for one in never if one in text]
+
+
+def test_a_report_of_an_exception_without_words_is_a_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    def call() -> None:
+        raise Mute
+
+    found = isolated("gpu1", call)
+    assert isinstance(found, GpunodeError) and "unexpected Mute: (without words)" in found.what
+    reported(found.fix)
+
+
+def test_a_bug_in_planning_never_shows_the_secrets_of_the_spec(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that no pattern would find are known by their value."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+
+    def met(_self: object, _host: str, _facts: object, _spec: object, secrets: Secrets) -> None:
+        raise ValueError(f"something about {next(iter(secrets.values.values())).partition(':')[2]}")
+
+    monkeypatch.setattr(DesiredState, "_plan", met)
+    state = DesiredState({"proxy": "http://me:bare-words@proxy.lan:3128"})
+    found = isolated("gpu1", lambda: state.plan("gpu1", NodeFacts()))
+    assert isinstance(found, GpunodeError) and found.what == "gpu1: unexpected ValueError: something about ********"
+    assert "bare-words" not in reported(found.fix).read_text()
