@@ -25,21 +25,23 @@ def absolute(path: str) -> str:
 
 def diffs(before: Files, edit: Edit) -> str:
     """Unified diffs of all changes, secrets masked."""
+    return "".join(_diff(before, path, data) for path, data in sorted(edit.changes.items()))
+
+
+def _diff(before: Files, path: str, data: bytes | None) -> str:
     from gpunode.core.diff import unified
 
-    return "".join(unified(before.get(path), data, path) for path, data in sorted(edit.changes.items()))
+    return unified(before.get(path), data, path)
 
 
 def edit_data(before: Files, edit: Edit, disrupts: str) -> dict[str, Any]:
     """The edit as plain data for JSON."""
-    from gpunode.core.diff import unified
-
     return {
         "changes": [
             {
                 "path": path,
                 "action": "remove" if data is None else "rewrite" if path in before else "create",
-                "diff": unified(before.get(path), data, path),
+                "diff": _diff(before, path, data),
             }
             for path, data in sorted(edit.changes.items())
         ],

@@ -16,7 +16,7 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Edit, Outcome, RuntimeName
+    from gpunode.core.model import Edit, NodeFacts, Outcome, RuntimeName
     from gpunode.edge.host.runtimes import Options, Subject
 
 
@@ -137,11 +137,12 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
     def wrap(command: Command) -> Command:
         @functools.wraps(command)
         def with_options(**given: Any) -> Any:
-            from gpunode.edge.host.runtimes import Options
+            from gpunode.edge.host.runtimes import Options, probed
 
-            name = given.pop("name")
+            name, root = given.pop("name"), given.pop("root").resolve()
             own = bool(given["config"] or given["drop_in_config"] or given["engine_version"])  # of one engine
-            names = [name] if name else _engines(given["root"], several=several and not own)
+            facts = None if name else probed(root)
+            names = [name] if facts is None else _engines(facts, several=several and not own)
             found = Options(
                 runtime=names[0],
                 distribution={None: None, "none": ""}.get(given["distribution"], given.pop("distribution")),
@@ -154,7 +155,8 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
                 cgroup_driver=given.pop("cgroup_driver"),
                 enable_cri=given.pop("enable_cri"),
                 version=given.pop("engine_version"),
-                root=given.pop("root").resolve(),
+                root=root,
+                facts=facts,
                 restart=not given.pop("no_restart", False),
             )
             del given["drop_in_config"]
@@ -166,11 +168,9 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
     return wrap
 
 
-def _engines(root: Path, *, several: bool) -> list[RuntimeName]:
+def _engines(facts: NodeFacts, *, several: bool) -> list[RuntimeName]:
     """The engines of this machine; the one that there is, unless `several` will do."""
-    from gpunode.edge.host.runtimes import installed
-
-    names = sorted({engine.name for engine in installed(root)})
+    names = sorted({engine.name for engine in facts.runtimes})
     if len(names) == 1 or (several and names):
         return names
     raise InputError(

@@ -41,6 +41,28 @@ def test_help_imports_nothing_but_click() -> None:
     }
 
 
+def test_an_engine_that_is_configured_is_looked_at_without_plan_spec_or_other_engines(tmp_path: Path) -> None:
+    config = tmp_path / "etc/containerd/config.toml"
+    config.parent.mkdir(parents=True)
+    config.write_text("version = 2\n")
+    asked = ["--runtime", "containerd", "--engine-version", "1.7", "--root", str(tmp_path)]
+    with pytest.raises(SystemExit, match=str(int(Exit.OK))):
+        main(["runtime", "configure", *asked])
+    code = (
+        "import sys; from gpunode.cli.main import main\n"
+        "try: main(['runtime', 'status', *sys.argv[1:]])\n"
+        "finally: print(*sys.modules, file=sys.stderr)\n"
+    )
+    ran = subprocess.run([sys.executable, "-c", code, *asked], capture_output=True, text=True, check=True)
+    loaded = set(ran.stderr.split())
+    assert "gpunode.core.edits.engines.containerd" in loaded
+    assert not loaded & {"tomlkit", "yaml", "jinja2", "difflib", "tomllib", "cattrs", "gpunode.core.knowledge"}
+    packages = ("plan", "spec", "solve", "items", "edits.kubernetes")
+    engines = ("docker", "crio", "podman", "k3s", "k0s", "microk8s")
+    others = [f"gpunode.core.{name}" for name in packages] + [f"gpunode.core.edits.engines.{name}" for name in engines]
+    assert [name for name in loaded if name.startswith(tuple(others))] == []
+
+
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_exists_and_has_examples(name: str) -> None:
     module, attribute = COMMANDS[name][0].split(":")

@@ -307,7 +307,7 @@ def machine(monkeypatch: pytest.MonkeyPatch, root: Path, *names: str) -> None:
         )
         for name in names
     )
-    monkeypatch.setattr(runtimes, "_facts", lambda: NodeFacts(runtimes=found))
+    monkeypatch.setattr(runtimes, "probed", lambda root: NodeFacts(runtimes=found))
 
 
 def on_this_machine(*args: str) -> Result:

@@ -11,8 +11,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
-from gpunode.core.edits.engines import containerd, crio, docker, k0s, microk8s, podman
-from gpunode.core.edits.engines.k3s import k3s, rke2
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
 from gpunode.core.edits.reverting import masked, quoting_no_secret, recorded
 from gpunode.core.edits.undo import remnant, revert, untouched
@@ -36,22 +34,58 @@ __all__ = [
 ]
 
 # of the probe: what `edit_runtime` goes by
-SECTIONS = ("system", "os_release", "units", "runtimes", "containers", "kubernetes", "tools", "journal", "files")
-# by distribution, else by runtime
-_ENGINES: dict[str, Engine] = {"containerd": containerd, "docker": docker, "crio": crio, "podman": podman}
-_ENGINES |= {"k3s": k3s, "rke2": rke2, "k0s": k0s, "microk8s": microk8s}
+SECTIONS = ("system", "units", "runtimes", "containers", "kubernetes", "files")
 # a containerd of a distribution's is known by its files as well
 _PLACES = {"/rancher/k3s/": "k3s", "/rancher/rke2/": "rke2", "/etc/k0s/": "k0s", "/snap/microk8s/": "microk8s"}
+
+
+def _module(name: str) -> Engine | None:
+    """The editor of a distribution's engine, or of a runtime: a call is about one engine, and imports that alone."""
+    engine: Engine | None = None
+    if name == "containerd":
+        from gpunode.core.edits.engines import containerd
+
+        engine = containerd
+    elif name == "docker":
+        from gpunode.core.edits.engines import docker
+
+        engine = docker
+    elif name == "crio":
+        from gpunode.core.edits.engines import crio
+
+        engine = crio
+    elif name == "podman":
+        from gpunode.core.edits.engines import podman
+
+        engine = podman
+    elif name == "k0s":
+        from gpunode.core.edits.engines import k0s
+
+        engine = k0s
+    elif name == "microk8s":
+        from gpunode.core.edits.engines import microk8s
+
+        engine = microk8s
+    elif name == "k3s":
+        from gpunode.core.edits.engines.k3s import k3s
+
+        engine = k3s
+    elif name == "rke2":
+        from gpunode.core.edits.engines.k3s import rke2
+
+        engine = rke2
+    return engine
 
 
 def _engine(request: RuntimeRequest) -> Engine:
     check_request(request)
     place = next((kind for part, kind in _PLACES.items() if part in request.config), "")
-    found = _ENGINES.get(request.distribution or (place if request.runtime == "containerd" else "") or request.runtime)
+    name = request.distribution or (place if request.runtime == "containerd" else "") or request.runtime
+    found = _module(name)
     if found is None:
         raise RefusedError(
             f"gpunode does not rewrite the configuration of {request.distribution or request.runtime} yet",
-            expected=" or ".join(_ENGINES),
+            expected="containerd or docker or crio or podman or k3s or rke2 or k0s or microk8s",
             fix=f"configure {request.runtime} with nvidia-ctk",
         )
     return found
@@ -224,6 +258,6 @@ def flag_config(runtime: Runtime) -> str:
 def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:
     """How the engine takes an edit up.  An Edit without changes disturbs nothing."""
     runtime = facts.runtime(wish.runtime) or Runtime(name=wish.runtime)
-    engine = _ENGINES[runtime.distribution or wish.runtime]
+    engine = _engine(request_of(runtime, wish))
     runtime = replace(runtime, config=flag_config(runtime) or runtime.config or engine.CONFIG)
     return engine.activation(facts, runtime, edit)

@@ -4,13 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from gpunode.core.cdi import stale
-from gpunode.core.facts import parse_probe
-from gpunode.core.items.cdi import cdi_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.validation import as_lines
-from gpunode.edge.desired import load_templates
 from gpunode.edge.host.runtimes import Options
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
@@ -22,6 +18,9 @@ def misfits(options: Options) -> tuple[str, ...]:
     """Why the specification does not fit this machine; () where it does, or the engine is not one that goes by it."""
     if not _counts(options):
         return ()
+    from gpunode.core.cdi import stale
+    from gpunode.core.facts import parse_probe
+
     request = {"sections": as_lines(SECTIONS)}
     _, stdout, _ = local_run(program(script("probe.sh"), request))
     return stale(parse_probe(stdout))
@@ -31,6 +30,9 @@ def with_specification(options: Options, outcome: Outcome | None, *, check: bool
     """The outcome of an edit, and of the specification made after it; `check` changes nothing."""
     if not _counts(options) or outcome is None or outcome.status not in ("unchanged", "changed"):
         return outcome
+    from gpunode.core.items.cdi import cdi_request
+    from gpunode.edge.desired import load_templates
+
     templates = load_templates()
     units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
     rc, stdout, _ = local_run(program(script("cdi.sh"), cdi_request(units, check=check)), timeout=300)

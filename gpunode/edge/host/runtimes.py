@@ -25,7 +25,6 @@ from gpunode.core.edits.commit import TRIES, runtime_request, undo_label
 from gpunode.core.edits.request import PATH, release
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubelet import wanted_driver
-from gpunode.core.items.activation import activate_request
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Reason, Runtime, RuntimeName, RuntimeWish, Undo
 from gpunode.core.remote import program
 from gpunode.core.validation import as_lines
@@ -53,6 +52,7 @@ class Options:
     enable_cri: bool = False
     root: Path = Path("/")
     restart: bool = True
+    facts: NodeFacts | None = field(default=None, repr=False)  # of this machine, where it was probed just now
 
     @property
     def here(self) -> bool:
@@ -79,14 +79,19 @@ class Subject:
         return runtime_state(self.texts, self.request)
 
 
-def installed(root: Path = Path("/")) -> list[Runtime]:
-    """The engines of this machine; of another tree nothing is known."""
-    return list(_facts().runtimes) if root == Path("/") else []
+def probed(root: Path = Path("/")) -> NodeFacts:
+    """What the probe says of this machine's engines; of another tree nothing is known."""
+    if root != Path("/"):
+        return NodeFacts()
+    from gpunode.core.facts import parse_probe
+
+    _, stdout, _ = local_run(program(script("probe.sh"), {"sections": as_lines(SECTIONS)}))
+    return parse_probe(stdout)
 
 
 def look(options: Options) -> Subject:
     """Read all that an edit needs.  Raises InputError for files that are there and cannot be read."""
-    facts = _facts() if options.here else NodeFacts()
+    facts = options.facts or probed(options.root)
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
     runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
@@ -98,14 +103,6 @@ def look(options: Options) -> Subject:
         if not fresh:
             return subject
         seen |= {path: tree.read(path) for path in sorted(fresh)}
-
-
-def _facts() -> NodeFacts:
-    from gpunode.core.facts import parse_probe
-
-    request = {"sections": as_lines(SECTIONS)}
-    _, stdout, _ = local_run(program(script("probe.sh"), request))
-    return parse_probe(stdout)
 
 
 def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> RuntimeRequest:
@@ -233,10 +230,13 @@ def _commit(
             return subject, made, None
         unit = after(subject, made).unit if made.restart and not made.changes else ""
         if unit:  # the files are right, and the engine was started before they were
+            from gpunode.core.items.activation import activate_request
+
             return subject, made, run("activate.sh", activate_request({"restart": [unit]}, check=check))
         outcome = run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
         if not left or not outcome.stale:
             break
+        options = replace(options, facts=None)
     return subject, made, outcome
 
 

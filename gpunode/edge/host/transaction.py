@@ -15,7 +15,6 @@ from gpunode.core.model import Edit, Outcome, Undo
 from gpunode.core.remote import parse_outcome, program
 from gpunode.edge.host.tree import Tree
 from gpunode.edge.ssh.shell import local_run
-from gpunode.edge.state import state_dir
 from gpunode.node import script
 
 STATE = "/var/lib/gpunode"
@@ -38,8 +37,11 @@ def state_folder(root: Path, written: Sequence[Path] = ()) -> Path:
     """Where the journal is: in the tree; for a user's own files, which need no root, in the user's state folder."""
     if root != Path("/"):
         return Tree(root).place(STATE)
-    own = os.geteuid() and all(os.access(path if path.exists() else path.parent, os.W_OK) for path in written)
-    return state_dir() / "node" if own else Path(STATE)
+    if not os.geteuid() or not all(os.access(path if path.exists() else path.parent, os.W_OK) for path in written):
+        return Path(STATE)
+    from gpunode.edge.state import state_dir
+
+    return state_dir() / "node"
 
 
 def placed(root: Path, path: str) -> str:

@@ -9,7 +9,6 @@ what they lack in containerd_wish.py; whatever is written is read again as the d
 from __future__ import annotations
 
 import posixpath
-import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, product
@@ -39,9 +38,10 @@ from gpunode.core.edits.engines.containerd_wish import (
     runtimes_in_force,
     wish,
 )
-from gpunode.core.edits.engines.dropin import encode
+from gpunode.core.edits.engines.dropin import BOM, encode
 from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
 from gpunode.core.edits.text import toml
+from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 
 Files = dict[str, File]
@@ -405,8 +405,8 @@ def _no_cri(files: list[bytes]) -> bool:
     """Whether one of containerd's files names the CRI plugin as disabled; broken files say nothing."""
     for data in files:
         try:
-            disabled = tomllib.loads(data.decode("utf-8-sig")).get("disabled_plugins", [])
-        except (UnicodeDecodeError, tomllib.TOMLDecodeError):
+            disabled = toml.parse("", data.removeprefix(BOM))[1].get("disabled_plugins", [])
+        except InputError:
             continue
         if isinstance(disabled, list) and set(NAMES) & {str(item) for item in disabled}:
             return True
