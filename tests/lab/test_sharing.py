@@ -53,7 +53,7 @@ class Node:
         choice = choose_sharing(facts, spec.sharing, load_mig(), load_knowledge(), driver="580.95.05")
         assert choice.problems == ()
         value = mig_value(facts, spec, choice, self.texts)
-        return self.run("mig.sh", mig_request(value, script("mig.sh"), check=check))
+        return self.run("mig.sh", mig_request(value, facts, script("mig.sh"), check=check))
 
     def mps(self, replicas: int = 0) -> Outcome:
         value = {"replicas": replicas, "unit": self.texts["mps.service.j2"]} if replicas else {"remove": True}

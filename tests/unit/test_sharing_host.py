@@ -311,13 +311,49 @@ GPU = {"slot": "0000:17:00.0", "mode": "on", "instances": [{"profile": "1g.10gb+
 
 def test_a_request_is_a_line_a_gpu_and_the_program_of_the_boot_has_the_same() -> None:
     value = {"gpus": [GPU], "unit": "[Unit]\n", "config": "version: v1\n", "labels": True, "reboot": "never"}
-    request = mig_request(value, "exit 0\n", check=True)
-    assert request["gpus"] == b"0000:17:00.0 on 1g.10gb+me:20:-1\n"
+    request = mig_request(value, NodeFacts(), "exit 0\n", check=True)
+    assert request["gpus"] == b"0000:17:00.0 on 1g.10gb+me/20\n"
+    assert request["changes"] == b"0000:17:00.0 create 20\n"
     assert request["program"].startswith(b"#!/bin/sh\n")
-    assert set(request) == {"gpus", "unit", "config", "labels", "program", "check"}
-    assert set(mig_request({"gpus": [GPU], "remove": True}, "")) == {"gpus", "remove"}
+    assert set(request) == {"gpus", "changes", "unit", "config", "labels", "program", "check"}
+    assert set(mig_request({"gpus": [GPU], "remove": True}, NodeFacts(), "")) == {"gpus", "changes", "remove"}
     assert mps_request({"replicas": 4, "unit": "x"}) == {"replicas": b"4\n", "unit": b"x"}
     assert mps_request({"remove": True}, check=True) == {"remove": b"1\n", "check": b"1\n"}
+
+
+def asked(id: int = 9, *, start: int | None = None, profile: str = "3g.40gb") -> dict[str, Any]:
+    """A wished instance, or the wish for one wherever it fits."""
+    return {"profile": profile, "id": id} | ({} if start is None else {"start": start})
+
+
+def there(id: int, profile: str, start: int, *, computes: int = 1) -> MigInstance:
+    return MigInstance(gpu=1, id=id, profile=profile, start=start, size=4, computes=computes)
+
+
+@pytest.mark.parametrize(
+    ("have", "wished", "changes"),
+    [
+        ((), (asked(9, start=4), asked(9, start=0)), ["create 9:0", "create 9:4"]),
+        ((there(1, "3g.40gb", 4),), (asked(9, start=0), asked(9, start=4)), ["create 9:0"]),
+        ((there(1, "3g.40gb", 4),), (asked(9), asked(9)), ["create 9"]),
+        ((there(1, "3g.40gb", 4),), (asked(9, start=0),), ["destroy 1", "create 9:0"]),
+        ((there(1, "3g.40gb", 0, computes=0),), (asked(9, start=0),), ["destroy 1", "create 9:0"]),
+        ((there(1, "3g.40gb", 0), there(2, "1g.10gb", 4)), (), ["destroy 1", "destroy 2"]),
+        ((there(5, "1g.10gb", 0),), (asked(-1, profile="1g.10gb", start=6),), ["destroy 5", "create 1g.10gb:6"]),
+    ],
+)
+def test_what_goes_and_what_is_made_is_worked_out_of_what_is_there(
+    have: tuple[MigInstance, ...], wished: tuple[dict[str, Any], ...], changes: list[str]
+) -> None:
+    slot = "0000:b3:00.0"
+    other = MigInstance(gpu=0, id=1, profile="7g.80gb", start=0, size=8, computes=1)
+    nvml = (NvmlGpu(index=0, slot="0000:17:00.0"), NvmlGpu(index=1, slot=slot))
+    facts = NodeFacts(nvml=nvml, sharing=Sharing(instances=(other, *have)))
+    value = {"gpus": [{"slot": slot, "mode": "on" if wished else "off", "instances": list(wished)}]}
+    lines = mig_request(value, facts, "")["changes"].decode().splitlines()
+    seen = [f"{slot} have {i.id} {f'{i.profile} {i.start}' if i.computes else '- -'}" for i in have]
+    assert [line for line in lines if " have " in line] == seen
+    assert [line.removeprefix(f"{slot} ") for line in lines if " have " not in line] == changes
 
 
 @pytest.mark.parametrize(
@@ -333,7 +369,7 @@ def test_a_request_is_a_line_a_gpu_and_the_program_of_the_boot_has_the_same() ->
 )
 def test_a_value_that_is_none_is_refused_before_it_reaches_a_node(value: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        mig_request(value, "")
+        mig_request(value, NodeFacts(), "")
 
 
 @pytest.mark.parametrize("value", [{"replicas": 1, "unit": "x"}, {"replicas": "4", "unit": "x"}, {"replicas": 4}])

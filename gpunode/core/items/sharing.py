@@ -14,7 +14,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import REBOOTS, Enabled, Service
 from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots, unlike
-from gpunode.core.model import MigLayout, NodeFacts, SharingChoice
+from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
 from gpunode.core.sharing.migparted import Group, mig_parted
 from gpunode.core.spec import Spec
@@ -51,13 +51,17 @@ MPS = mapping(
 _REQUEST_HEAD = "#!/bin/sh\n# Written by gpunode: gpunode-mig.service runs it at every boot.\n"
 
 
-def mig_request(value: Mapping[str, Any], script: str, *, check: bool = False) -> dict[str, bytes]:
+def mig_request(value: Mapping[str, Any], facts: NodeFacts, script: str, *, check: bool = False) -> dict[str, bytes]:
     """{gpus: [{slot, mode, instances: [{profile, id, start}]}], unit, config, labels, remove, reboot} → request files.
 
-    `script` is the text of mig.sh, which also becomes what runs at boot.  Raises InputError.
+    `facts` have the instances as they are now (sections `nvidia_smi` and `sharing` of the probe): what goes and what is
+    made is worked out here, and mig.sh refuses it where they have changed since.  `script` is the text of mig.sh, which
+    also becomes what runs at boot.  Raises InputError.
     """
     check_value("mig", value, MIG)
-    request = {"gpus": as_lines(map(_gpu_line, value.get("gpus") or ()))}
+    gpus = value.get("gpus") or ()
+    request = {"gpus": as_lines(map(_gpu_line, gpus))}
+    request["changes"] = as_lines(line for gpu in gpus for line in _changes(gpu, _instances(facts, gpu["slot"])))
     if value.get("remove"):
         return request | {"remove": b"1\n"} | ({"check": b"1\n"} if check else {})
     request |= {key: b"1\n" for key in ("labels",) if value.get(key)}
@@ -74,14 +78,41 @@ def boot_program(value: Mapping[str, Any], script: str) -> bytes:
 
 
 def _gpu_line(gpu: Mapping[str, Any]) -> str:
-    return " ".join([gpu["slot"], gpu["mode"], *(_tuple(one) for one in gpu.get("instances") or ())])
+    instances = (f"{one['profile']}/{_tuple(one)}" for one in gpu.get("instances") or ())
+    return " ".join([gpu["slot"], gpu["mode"], *instances])
 
 
 def _tuple(instance: Mapping[str, Any]) -> str:
     numbers = (instance.get("id", -1), instance.get("start", -1))
     if not all(_whole(n) and -1 <= n < 1000 for n in numbers):
         raise InputError(f"mig: instance {dict(instance)!r}", expected="profile such as 1g.10gb, id and start")
-    return f"{instance['profile']}:{numbers[0]}:{numbers[1]}"
+    profile = instance["profile"] if numbers[0] == -1 else numbers[0]
+    return f"{profile}" if numbers[1] == -1 else f"{profile}:{numbers[1]}"
+
+
+def _instances(facts: NodeFacts, slot: str) -> list[MigInstance]:
+    """Those of the GPU in that slot."""
+    indices = {gpu.index for gpu in facts.nvml if gpu.slot[-12:] == slot[-12:]}
+    return [instance for instance in facts.sharing.instances if instance.gpu in indices]
+
+
+def _changes(gpu: Mapping[str, Any], have: Sequence[MigInstance]) -> Iterator[str]:
+    """Lines `SLOT have ID PROFILE START` of what there is, `SLOT destroy ID` and `SLOT create TUPLE` of what to do.
+
+    An instance stays where one of its profile is wished at its place, or at any place.  One that no program can use,
+    for it has no compute instance, goes.
+    """
+    slot, lacking = gpu["slot"], list(gpu.get("instances") or ())
+    for one in have:
+        yield f"{slot} have {one.id} {f'{one.profile} {one.start}' if one.computes else '- -'}"
+        places = (one.start, -1) if one.computes else ()
+        fits = [w for place in places for w in lacking if (w["profile"], w.get("start", -1)) == (one.profile, place)]
+        if fits:
+            lacking.remove(fits[0])
+        else:
+            yield f"{slot} destroy {one.id}"
+    for wish in sorted(lacking, key=lambda w: w.get("start", -1)):
+        yield f"{slot} create {_tuple(wish)}"
 
 
 def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:

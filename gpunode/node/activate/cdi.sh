@@ -72,8 +72,8 @@ keep_fresh() {
   if ! systemctl cat "$name.path" >/dev/null 2>&1; then
     name=gpunode-cdi-refresh
     [ -e "$GPUNODE_IN/service" ] && [ -e "$GPUNODE_IN/path" ] || return 0
-    place service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
-    place path "$UNITS/$name.path"
+    install_file service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
+    install_file path "$UNITS/$name.path"
   fi
   enable_unit "$name.service"
   enable_unit "$name.path"

@@ -1,5 +1,5 @@
 #!/bin/sh
-# MIG: every GPU cut as it is wished, mode and instances, or whole again; and a unit that does the same at every boot,
+# MIG: every GPU has the mode and instances that are wished, or is whole again; and a unit that does the same at every boot,
 # because no instance outlives one.  nvidia-smi does it.
 # Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
 
@@ -41,8 +41,8 @@ smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
 # number SLOT: as nvidia-smi counts GPUs, whose bus ids have longer domains
 number() { awk -F ', ' -v slot="$1" 'substr(tolower($2), 5) == slot || tolower($2) == slot { print $1 }' "$GPUNODE_IN/.gpus"; }
 
-# of SLOT [mig] OPTION…: nvidia-smi, of that GPU alone
-of() {
+# smi_of SLOT [mig] OPTION…: nvidia-smi, of that GPU alone
+smi_of() {
   gpu=$(number "$1")
   shift
   case $1 in
@@ -52,32 +52,43 @@ of() {
 }
 
 # ask SLOT FIELD
-ask() { of "$1" --query-gpu="$2" --format=csv,noheader | head -n 1; }
+ask() { smi_of "$1" --query-gpu="$2" --format=csv,noheader | head -n 1; }
 
 # instances SLOT: lines `INSTANCE PROFILE START`, those with a compute instance only; `INSTANCE - -` for one without
 instances() {
-  of "$1" mig -lci | awk '$1 == "|" && $2 ~ /^[0-9]+$/ && $4 == "MIG" { print $3 }' >"$GPUNODE_IN/.computes"
-  of "$1" mig -lgi | awk 'FILENAME == ARGV[1] { whole[$1]; next }
+  smi_of "$1" mig -lci | awk '$1 == "|" && $2 ~ /^[0-9]+$/ && $4 == "MIG" { print $3 }' >"$GPUNODE_IN/.computes"
+  smi_of "$1" mig -lgi | awk 'FILENAME == ARGV[1] { whole[$1]; next }
     $1 == "|" && $2 ~ /^[0-9]+$/ && $3 == "MIG" && split($7, at, ":") == 2 { print $6, (($6 in whole) ? $4 " " at[1] : "- -") }' "$GPUNODE_IN/.computes" -
 }
 
-# wished SLOT: lines `PROFILE ID START`
-wished() {
-  requested gpus | awk -v slot="$1" '$1 == slot { for (i = 3; i <= NF; i++) { split($i, part, ":"); print part[1], part[2], part[3] } }'
+# wished SLOT: lines `PROFILE/TUPLE`; a tuple is what `mig -cgi` takes: number or name of the profile, with :START
+wished() { requested gpus | sed -n "s/^$1 on //p" | tr ' ' '\n'; }
+
+# change SLOT have|destroy|create: what the controller has seen of instances, and worked out
+change() { requested changes | sed -n "s/^$1 $2 //p"; }
+
+# is_wished SLOT: the instances in .have are of the profiles that are wished, all with a compute instance.  Where they are
+# does not matter then.
+is_wished() {
+  wished "$1" | sed 's|/.*||' | sort >"$GPUNODE_IN/.wished.names"
+  cut -d ' ' -f 2 "$GPUNODE_IN/.have" | sort | cmp -s - "$GPUNODE_IN/.wished.names"
 }
 
-# match SLOT: of .have makes .surplus and .lacking: instances (their ids) that are not wished, and wishes (ID or name, with :START) that no instance is.
-# An instance is a wished one by profile and start; where GPUs have all profiles that are wished, they lie well anyway.
-match() {
-  wished "$1" >"$GPUNODE_IN/.wished"
-  awk '{ print $2 }' "$GPUNODE_IN/.have" | sort >"$GPUNODE_IN/.have.names"
-  cut -d ' ' -f 1 "$GPUNODE_IN/.wished" | sort | cmp -s - "$GPUNODE_IN/.have.names" && : >"$GPUNODE_IN/.surplus" && : >"$GPUNODE_IN/.lacking" && return
-  awk -v out="$GPUNODE_IN/" 'BEGIN { printf "" >(out ".surplus"); printf "" >(out ".lacking") }
-    FILENAME == ARGV[1] { place = $1 " " ($3 == -1 ? "any" : $3); wish[place]++; id[place] = ($2 == -1 ? $1 : $2) ($3 == -1 ? "" : ":" $3); next }
-    wish[$2 " " $3] { wish[$2 " " $3]--; next }
-    wish[$2 " any"] { wish[$2 " any"]--; next }
-    { print $1 >(out ".surplus") }
-    END { for (place in wish) for (; wish[place] > 0; wish[place]--) print id[place] >(out ".lacking") }' "$GPUNODE_IN/.wished" "$GPUNODE_IN/.have"
+# compare SLOT: of .have makes .surplus, the ids of instances that go, and .lacking, the tuples of those that are made, as
+# the controller has worked them out of the instances that it saw.  At boot, without a controller, all are made again.
+compare() {
+  : >"$GPUNODE_IN/.surplus"
+  : >"$GPUNODE_IN/.lacking"
+  ! is_wished "$1" || return 0
+  if [ -n "$(word atboot)" ]; then
+    cut -d ' ' -f 1 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.surplus"
+    wished "$1" | sed 's|.*/||' >"$GPUNODE_IN/.lacking"
+    return
+  fi
+  change "$1" have | sort >"$GPUNODE_IN/.seen"
+  sort "$GPUNODE_IN/.have" | cmp -s - "$GPUNODE_IN/.seen" || conclude refused "the instances of GPU $1 changed after they were read" "run again"
+  change "$1" destroy >"$GPUNODE_IN/.surplus"
+  change "$1" create >"$GPUNODE_IN/.lacking"
 }
 
 # minor SLOT: the N of its /dev/nvidiaN
@@ -90,7 +101,7 @@ capabilities() {
   done
 }
 
-words() { if [ -s "$1" ]; then sort "$1" | uniq -c | awk '{ printf "%s%s × %s", (NR > 1 ? ", " : ""), $1, $2 }'; else printf 'no instance'; fi; }
+counted() { if [ -s "$1" ]; then sort "$1" | uniq -c | awk '{ printf "%s%s × %s", (NR > 1 ? ", " : ""), $1, $2 }'; else printf 'no instance'; fi; }
 
 # ---------------------------------------------------------------- what is to be done, and who stands against it
 
@@ -114,8 +125,7 @@ look() {
       [ -z "$used" ] || in_use "GPU $1 is used by $used: its MIG mode cannot be changed"
       changed "GPU $1: MIG $2" ;;
   esac
-  match "$1"
-  [ "$2" = on ] || cut -d ' ' -f 1 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.surplus"
+  compare "$1"
   while read -r instance; do
     # shellcheck disable=SC2046 # paths
     used=$(holders $(capabilities "$1" "$instance"))
@@ -123,9 +133,9 @@ look() {
   done <"$GPUNODE_IN/.surplus"
   echo "$1 $2" >>"$GPUNODE_IN/.todo"
   [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
-  was=$(words "$GPUNODE_IN/.names")
-  wished "$1" | cut -d ' ' -f 1 >"$GPUNODE_IN/.names"
-  changed "GPU $1: $(words "$GPUNODE_IN/.names") (was $was)"
+  was=$(counted "$GPUNODE_IN/.names")
+  wished "$1" | sed 's|/.*||' >"$GPUNODE_IN/.names"
+  changed "GPU $1: $(counted "$GPUNODE_IN/.names") (was $was)"
 }
 
 in_use() {
@@ -149,10 +159,10 @@ restart_agents() {
   rm -f "$GPUNODE_IN/.stopped"
 }
 
-# turned SLOT Enabled|Disabled: nvidia-smi is told, and it is so at once
-turned() {
+# set_mode SLOT Enabled|Disabled: by nvidia-smi, and it is so at once
+set_mode() {
   if [ "$2" = Enabled ]; then value=1; else value=0; fi
-  said=$(of "$1" -mig "$value")
+  said=$(smi_of "$1" -mig "$value")
   echo "$said" >>"$log"
   case $said in
     *'Unable to'* | *ermission*)
@@ -168,10 +178,10 @@ is_now() { [ "$(ask "$1" mig.mode.current)" = "$2" ]; }
 mode() {
   if [ "$2" = on ]; then want_=Enabled; else want_=Disabled; fi
   is_now "$1" "$want_" && [ "$(ask "$1" mig.mode.pending)" = "$want_" ] && return
-  turned "$1" "$want_" && return
+  set_mode "$1" "$want_" && return
   stop_agents
   # Ampere takes the mode with a reset, and not every machine lets a single GPU be reset
-  turned "$1" "$want_" || of "$1" --gpu-reset >"$GPUNODE_IN/.reset"
+  set_mode "$1" "$want_" || smi_of "$1" --gpu-reset >"$GPUNODE_IN/.reset"
   restart_agents
   is_now "$1" "$want_" && return
   why=$(head -n 1 "$GPUNODE_IN/.reset")
@@ -185,19 +195,19 @@ destroy() {
   from=$1
   shift
   for instance in "$@"; do
-    of "$from" mig -gi "$instance" -dci >>"$log"
-    of "$from" mig -gi "$instance" -dgi >>"$log"
-    ! of "$from" mig -lgi | awk -v id="$instance" '$1 == "|" && $3 == "MIG" && $6 == id { found = 1 } END { exit !found }' || return 1
+    smi_of "$from" mig -gi "$instance" -dci >>"$log"
+    smi_of "$from" mig -gi "$instance" -dgi >>"$log"
+    ! smi_of "$from" mig -lgi | awk -v id="$instance" '$1 == "|" && $3 == "MIG" && $6 == id { found = 1 } END { exit !found }' || return 1
   done
 }
 
 # create SLOT TUPLE,TUPLE…
-create() { of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNODE_IN/.created" >>"$log"; }
+create() { smi_of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNODE_IN/.created" >>"$log"; }
 
 # cut_ SLOT: the instances are those that are wished; where that breaks off, those that were there before are made again
 cut_() {
   instances "$1" >"$GPUNODE_IN/.have"
-  match "$1"
+  compare "$1"
   [ -s "$GPUNODE_IN/.surplus" ] || [ -s "$GPUNODE_IN/.lacking" ] || return 0
   cp "$GPUNODE_IN/.have" "$GPUNODE_IN/.before"
   tuples=$(sort -t : -k 2n "$GPUNODE_IN/.lacking" | tr '\n' ',' | sed 's/,$//')
@@ -213,8 +223,7 @@ cut_() {
 # whole SLOT: every instance that is wished is there, with its compute instance
 whole() {
   instances "$1" >"$GPUNODE_IN/.have"
-  match "$1"
-  [ ! -s "$GPUNODE_IN/.surplus" ] && [ ! -s "$GPUNODE_IN/.lacking" ]
+  is_wished "$1"
 }
 
 # sets: outcome back
@@ -242,9 +251,9 @@ while read -r slot wish _; do look "$slot" "$wish"; done <"$GPUNODE_IN/.wishes"
 if [ -n "$(word remove)" ]; then
   not_at_boot "$UNIT"
 else
-  place unit "/etc/systemd/system/$UNIT"
-  place config "$CONFIG"
-  place program "$PROGRAM"
+  install_file unit "/etc/systemd/system/$UNIT"
+  install_file config "$CONFIG"
+  install_file program "$PROGRAM"
   [ ! -e "$GPUNODE_IN/unit" ] || at_boot "$UNIT"
 fi
 if ! checking; then
@@ -256,7 +265,7 @@ if ! checking; then
     [ "$wish" = off ] || cut_ "$slot"
   done <"$GPUNODE_IN/.todo"
 fi
-[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do take_away "$file"; done
+[ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do remove_file "$file"; done
 [ -z "$(word remove)" ] || checking || rm -f "$LABELS" "$GPUNODE_STATE/mig"
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"

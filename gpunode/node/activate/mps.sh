@@ -49,8 +49,8 @@ refuse() {
 
 # run: begins with the machine, and runs with these settings
 run() {
-  place unit "/etc/systemd/system/$UNIT"
-  place settings "$SETTINGS"
+  install_file unit "/etc/systemd/system/$UNIT"
+  install_file settings "$SETTINGS"
   at_boot "$UNIT"
   [ "$restart" = yes ] || return 0
   changed "starts $UNIT, $(word replicas) clients for each GPU"
@@ -70,7 +70,7 @@ if [ -n "$(word remove)" ]; then
   used=$(holders '/dev/nvidia[0-9]*')
   [ -z "$used" ] || ! systemctl is-active -q "$UNIT" || finish refused "$used is a client of MPS" "stop it, then run again; nothing was changed"
   not_at_boot "$UNIT"
-  for file in "/etc/systemd/system/$UNIT" "$SETTINGS"; do take_away "$file"; done
+  for file in "/etc/systemd/system/$UNIT" "$SETTINGS"; do remove_file "$file"; done
 else
   refuse
   settings

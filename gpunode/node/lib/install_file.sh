@@ -9,8 +9,8 @@
 changed() { changes=$((changes + 1)) && say changed "$1"; }
 last_words() { grep -v '^$' "$log" | tail -n 1 | cut -c 1-400; }
 
-# place NAME PATH [MODE]: the request file NAME stands at PATH
-place() {
+# install_file NAME PATH [MODE]: the request file NAME is at PATH
+install_file() {
   [ -e "$GPUNODE_IN/$1" ] || return 0
   cmp -s "$GPUNODE_IN/$1" "$2" && return
   if [ -e "$2" ]; then changed "renews $2"; else changed "writes $2"; fi
@@ -18,8 +18,8 @@ place() {
   put "$GPUNODE_IN/$1" "$2" "${3:-0644}"
 }
 
-# take_away PATH: one of our files is not there
-take_away() {
+# remove_file PATH: one of our files is not there
+remove_file() {
   [ -e "$1" ] || return 0
   changed "removes $1"
   checking || { remember "$1" && rm -f "$1" && rmdir "$(dirname "$1")" 2>/dev/null; }

@@ -36,7 +36,8 @@ class ActionModule(Activate):
         from gpunode.core.items.sharing import mig_request
         from gpunode.node import script
 
-        outcome, text = self.node("mig.sh", mig_request(value, script("mig.sh"), check=self.check))
+        _text, facts = self.probe("nvidia_smi", "sharing")
+        outcome, text = self.node("mig.sh", mig_request(value, facts, script("mig.sh"), check=self.check))
         return self._yet(outcome), parse_activation(text)
 
     def _yet(self, outcome):

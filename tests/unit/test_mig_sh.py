@@ -1,0 +1,155 @@
+"""node/activate/mig.sh under several shells, on an nvidia-smi that keeps its instances in a file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpunode.core.items.sharing import boot_program, mig_request
+from gpunode.core.model import MigInstance, NodeFacts, NvmlGpu, Outcome, Sharing
+from gpunode.core.remote import parse_outcome, program
+from gpunode.node import script
+
+SHELLS = [shell for shell in (["dash"], ["bash"], ["busybox", "sh"]) if shutil.which(shell[0])]
+SLOT = "0000:17:00.0"
+# One GPU.  Its instances are lines `ID PROFILE START`; a profile is named, or numbered by the digit it begins with.
+SMI = r"""#!/bin/sh
+cd "$NODE" || exit 9
+echo "$*" >>asked
+case "$*" in
+  *index,pci.bus_id*) echo '0, 00000000:17:00.0' ;;
+  *mig.mode*) cat mode ;;
+  *-mig*) if [ "${4}" = 1 ]; then echo Enabled >mode; else echo Disabled >mode; fi ;;
+  *-lgi) while read -r id profile start; do echo "| 0 MIG $profile ${profile%g.*} $id $start:1 |"; done <instances ;;
+  *-lci) while read -r id profile _; do echo "|   0   $id   MIG $profile  0  0  0:1 |"; done <instances ;;
+  *-dgi) sed -i "/^$5 /d" instances ;;
+  *-dci) ;;
+  *-cgi*)
+    for one in $(echo "$5" | tr , ' '); do
+      [ "$one" != "$(cat refused 2>/dev/null)" ] || { echo "Unable to create a GPU instance: no room"; exit 19; }
+      id=$(($(cat last 2>/dev/null || echo 0) + 1))
+      echo "$id" >last
+      case $one in *g.*) name=${one%:*} ;; *) name=${one%:*}g.10gb ;; esac
+      echo "$id $name ${one#*:}" >>instances
+    done ;;
+  *) exit 9 ;;
+esac
+"""
+
+
+class Node:
+    def __init__(self, folder: Path, shell: list[str]) -> None:
+        self.folder, self.shell = folder, shell
+        self.set(mode="Enabled", instances="")
+        (folder / "nvidia-smi").write_text(SMI)
+        (folder / "nvidia-smi").chmod(0o755)
+
+    def set(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.folder / name).write_text(text and f"{text}\n")
+
+    @property
+    def instances(self) -> list[list[str]]:
+        return [line.split() for line in (self.folder / "instances").read_text().splitlines()]
+
+    @property
+    def facts(self) -> NodeFacts:
+        found = [
+            MigInstance(gpu=0, id=int(i), profile=profile, start=int(start), size=1, computes=1)
+            for i, profile, start in self.instances
+        ]
+        return NodeFacts(nvml=(NvmlGpu(index=0, slot=SLOT),), sharing=Sharing(instances=tuple(found)))
+
+    def run(self, text: str) -> Outcome:
+        environment = {"PATH": f"{self.folder}:{os.environ['PATH']}", "NODE": str(self.folder)}
+        done = subprocess.run(self.shell, input=text, env=environment, capture_output=True, text=True, check=False)
+        return parse_outcome(done.stdout, done.returncode)
+
+    def cut(self, *wished: str, facts: NodeFacts | None = None, check: bool = False) -> Outcome:
+        request = mig_request(value(*wished), facts or self.facts, script("mig.sh"), check=check)
+        return self.run(program(script("mig.sh"), request | {"state": f"{self.folder}\n".encode()}))
+
+    def boot(self, *wished: str) -> Outcome:
+        text = boot_program(value(*wished), script("mig.sh")).decode()
+        return self.run(text.replace("/var/lib/gpunode", str(self.folder)))
+
+
+def value(*wished: str) -> dict[str, Any]:
+    """`1g.10gb:0`: profile and place; mode off when nothing is wished."""
+    split = (one.partition(":") for one in wished)
+    instances = [{"profile": name, "id": int(name[0]), "start": int(start)} for name, _, start in split]
+    return {"gpus": [{"slot": SLOT, "mode": "on" if wished else "off", "instances": instances}]}
+
+
+@pytest.fixture(params=SHELLS, ids=" ".join)
+def node(request: pytest.FixtureRequest, tmp_path: Path) -> Node:
+    return Node(tmp_path, request.param)
+
+
+def test_a_gpu_gets_its_mode_and_instances_and_then_nothing_more(node: Node) -> None:
+    node.set(mode="Disabled")
+    assert node.cut("3g.10gb:4", "3g.10gb:0", check=True).status == "changed"
+    assert (node.instances, (node.folder / "mode").read_text()) == ([], "Disabled\n")
+    outcome = node.cut("3g.10gb:4", "3g.10gb:0")
+    assert (outcome.status, outcome.changed) == (
+        "changed",
+        (f"GPU {SLOT}: MIG on", f"GPU {SLOT}: 2 × 3g.10gb (was no instance)"),
+    )
+    assert node.instances == [["1", "3g.10gb", "0"], ["2", "3g.10gb", "4"]]
+    assert node.cut("3g.10gb:4", "3g.10gb:0").status == "unchanged"
+
+
+def test_an_instance_that_is_wished_stays_while_others_change(node: Node) -> None:
+    node.set(instances="7 3g.10gb 4\n8 2g.10gb 0", last="8")
+    assert node.cut("1g.10gb:0", "3g.10gb:4", "1g.10gb:1").status == "changed"
+    assert node.instances == [["7", "3g.10gb", "4"], ["9", "1g.10gb", "0"], ["10", "1g.10gb", "1"]]
+
+
+def test_the_profiles_that_are_wished_may_be_anywhere(node: Node) -> None:
+    node.set(instances="7 1g.10gb 6\n8 2g.10gb 0")
+    assert node.cut("2g.10gb:2", "1g.10gb:0").status == "unchanged"
+
+
+def test_instances_that_changed_after_they_were_read_are_left_alone(node: Node) -> None:
+    node.set(instances="7 2g.10gb 0")
+    before = node.facts
+    node.set(instances="8 2g.10gb 0")
+    outcome = node.cut("1g.10gb:0", facts=before)
+    assert (outcome.status, outcome.fix, node.instances) == ("refused", "run again", [["8", "2g.10gb", "0"]])
+    assert "changed after they were read" in outcome.message
+
+
+def test_where_an_instance_cannot_be_made_those_before_come_back(node: Node) -> None:
+    node.set(instances="7 2g.10gb 0", last="7", refused="3:4")
+    outcome = node.cut("1g.10gb:0", "3g.10gb:4")
+    assert outcome.status == "rolled_back"
+    assert "Unable to create a GPU instance: no room; its instances are as they were before" in outcome.message
+    assert [one[1:] for one in node.instances] == [["2g.10gb", "0"]]
+
+
+def test_mode_off_takes_all_instances_away(node: Node) -> None:
+    node.set(instances="7 2g.10gb 0\n8 1g.10gb 2")
+    assert node.cut().status == "changed"
+    assert (node.instances, (node.folder / "mode").read_text()) == ([], "Disabled\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="what runs at boot is root's")
+@pytest.mark.parametrize(
+    ("have", "status", "left"),
+    [
+        ("", "changed", [["1", "1g.10gb", "0"], ["2", "2g.10gb", "2"]]),
+        ("5 2g.10gb 2\n6 1g.10gb 0", "unchanged", [["5", "2g.10gb", "2"], ["6", "1g.10gb", "0"]]),
+        ("5 3g.10gb 0", "changed", [["1", "1g.10gb", "0"], ["2", "2g.10gb", "2"]]),
+    ],
+)
+def test_at_boot_the_same_is_made_without_a_controller(
+    node: Node, have: str, status: str, left: list[list[str]]
+) -> None:
+    node.set(instances=have)
+    assert node.boot("2g.10gb:2", "1g.10gb:0").status == status
+    assert node.instances == left
