@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from journal_text import OLD, OURS, coded, line, packages, recall_text, state, wrote
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.undo.journal import after_run, parse_recall, runs, signature, standing
+from gpunode.core.undo.journal import after_run, parse_recall, present_request, runs, signature, standing
 from gpunode.core.undo.plan import scope_of, take_back
 from gpunode.core.undo.requests import undo_requests
 
@@ -30,6 +30,23 @@ def back(name: str, to: str) -> dict[str, object]:
 def cut_off(name: str) -> dict[str, object]:
     """What a rollback did that did not come to its end."""
     return packages(f"p-{name}", run=name, part="rollback", phase="failed")
+
+
+def test_the_present_is_asked_for_by_the_names_in_the_journal() -> None:
+    found = records(
+        *wrote("t1", ("/etc/b", OLD, OURS), ("/etc/a b", OLD, OURS)),
+        state("sysctl", "net.ipv4.ip_forward", "0", "1"),
+        state("enabled", 'a"quoted.service', "disabled", "enabled"),
+        state("enabled", 'a"quoted.service', "enabled", "disabled"),
+        state("later", "of another version", "", ""),
+        packages("p1", added={"dkms": "3"}, changed={"libc6": ("1", "2")}, removed={"old": "1"}, held=["kept"]),
+    )
+    assert present_request(found) == {
+        "states": b'enabled\ta"quoted.service\nsysctl\tnet.ipv4.ip_forward\n',
+        "paths": b"/etc/a b\n/etc/b\n",
+        "packages": b"dkms\nlibc6\nold\n",
+        "changed": b"libc6\n",
+    }
 
 
 def test_a_recall_has_the_journal_and_the_present() -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import subprocess
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from journal_text import line
+from journal_text import line, state, wrote
 from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.remote import program
-from gpunode.core.undo.journal import Recall, parse_recall
+from gpunode.core.undo.journal import Recall, parse_recall, present_request
 from gpunode.core.undo.journal_damage import Damage, damage_of
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
@@ -34,18 +36,38 @@ FIRST = "20261121T010000Z-files-000000"
 GARBAGE = bytes(range(128, 256)) + b"\n\x1b[31m\n"
 
 
-def recalled(folder: Path, journal: bytes | None, backups: tuple[str, ...], shell: list[str]) -> tuple[Recall, str]:
+def recalled(
+    folder: Path, journal: bytes | None, backups: tuple[str, ...], shell: list[str], request: Mapping[str, bytes] = {}
+) -> tuple[Recall, str]:
     state = folder / "state"
     for name in backups:
         (state / "backup" / name).mkdir(parents=True)
     state.mkdir(exist_ok=True)
     if journal is not None:
         (state / "journal.jsonl").write_bytes(journal)
-    text = program(script("read_journal.sh"), {"state": f"{state}\n".encode(), "brief": b"1\n"})
+    text = program(script("read_journal.sh"), {"state": f"{state}\n".encode(), **request})
     done = subprocess.run([*shell, "-s"], input=text.encode(), capture_output=True, check=False)
     said = done.stdout.decode()  # no byte of garbage comes along
     assert done.stderr == b""
     return parse_recall(said), said
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
+def test_things_that_the_journal_names_are_looked_at_when_they_are_asked_for(tmp_path: Path, shell: list[str]) -> None:
+    there, gone = tmp_path / "a file", tmp_path / "gone"
+    there.write_bytes(b"now\n")
+    lines = [
+        *wrote("20261122T010002Z-files-000001", (str(there), "1" * 64, "2" * 64), (str(gone), "1" * 64, "2" * 64)),
+        state("sysctl", "kernel.ostype", "absent", "Linux"),
+        state("link", str(gone), "absent", "/x"),
+    ]
+    journal = b"".join(json.dumps(one, separators=(",", ":")).encode() + b"\n" for one in lines)
+    alone, _ = recalled(tmp_path, journal, (), shell)
+    assert (len(alone.records), alone.files, alone.states) == (4, {}, {})
+    found, _ = recalled(tmp_path, journal, (), shell, present_request(alone.records))
+    assert found.files == {str(there): hashlib.sha256(b"now\n").hexdigest(), str(gone): "absent"}
+    assert found.states["sysctl", "kernel.ostype"] == "Linux"
+    assert found.states["link", str(gone)] == "absent"
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])

@@ -1,6 +1,8 @@
 """The journal of a node, read: what gpunode changed there, in order, and how each thing is now.
 
-node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  A record
+node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  Without a
+request it prints the journal alone; `present_request` names the things in it whose present state a second run prints:
+`states` (lines KIND<TAB>NAME), `paths`, `packages`, and `changed` (packages that had another version before).  A record
 is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
 `run` is the controller's run and `part` the role at work (of taking back: uninstall or rollback), both "" where nobody
 said.
@@ -38,6 +40,7 @@ from gpunode.core.grammar import (
 from gpunode.core.model import Undo
 from gpunode.core.printable import printable, shortened
 from gpunode.core.undo.journal_damage import Damage, damage_of
+from gpunode.core.validation import as_lines
 
 STATES = frozenset(
     "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
@@ -161,6 +164,20 @@ def signature(
             raise InputError(f"{name} {text!r}", expected="a number" if name == "generation" else expected)
     files = {name: f"{text}\n".encode() for name, text in labels.items() if text}
     return files | ({"break_lock": b"1\n"} if break_lock else {})
+
+
+def present_request(records: Sequence[Record]) -> dict[str, bytes]:
+    """Request files of read_journal.sh: what the journal names, in order."""
+    packages = [record.more for record in records if record.op == "packages"]
+    changed = {one["name"] for more in packages for one in more.get("changed", ())}
+    names = changed | {one["name"] for more in packages for key in ("added", "removed") for one in more.get(key, ())}
+    states = {(r.more["kind"], r.more["name"]) for r in records if r.op == "state" and r.more["kind"] in STATES}
+    return {
+        "states": as_lines(f"{kind}\t{name}" for kind, name in sorted(states)),
+        "paths": as_lines(sorted({file["path"] for r in records for file in r.more.get("files", ())})),
+        "packages": as_lines(sorted(names)),
+        "changed": as_lines(sorted(changed)),
+    }
 
 
 # ---------------------------------------------------------------- what read_journal.sh prints

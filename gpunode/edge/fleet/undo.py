@@ -89,7 +89,7 @@ def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError
     hosts = find_hosts(targets)
     ran = run_many(
         [host.target for host in hosts if host.target],
-        program(script("read_journal.sh"), {"brief": b"1\n"}),
+        program(script("read_journal.sh"), {}),
         forks=targets.forks,
         connect_timeout=targets.connect_timeout,
         timeout=targets.timeout,

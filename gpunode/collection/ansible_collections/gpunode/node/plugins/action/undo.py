@@ -52,18 +52,29 @@ class ActionModule(NodeAction):
 
     def _back(self, wish, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
-        from gpunode.core.errors import RefusedError
-        from gpunode.core.undo.journal import parse_recall
         from gpunode.core.undo.plan import scope_of, take_back
 
-        outcome, text = self.node("read_journal.sh", {})
-        if outcome.status != "unchanged":
-            raise RefusedError(outcome.message, fix=outcome.fix)
-        recall = parse_recall(text)
-        if recall.damage.problem:
-            raise RefusedError.of([recall.damage.problem])
+        recall = self._recall()
         scope = scope_of(recall, verb=wish.verb, parts=wish.parts, to=wish.to if to is None else to)
         return recall, scope, take_back(recall, scope)
+
+    def _recall(self):
+        """The journal, and how the things that it names are now."""
+        from gpunode.core.errors import RefusedError
+        from gpunode.core.undo.journal import parse_recall, present_request
+
+        request = {}
+        for _ in range(1 + TRIES):
+            outcome, text = self.node("read_journal.sh", request)
+            if outcome.status != "unchanged":
+                raise RefusedError(outcome.message, fix=outcome.fix)
+            recall = parse_recall(text)
+            if recall.damage.problem:
+                raise RefusedError.of([recall.damage.problem])
+            asked, request = request, present_request(recall.records)
+            if asked == request:
+                return recall
+        raise RefusedError("the journal grew while it was read", fix="wait for what is at work there, then run again")
 
     def _recovered(self):
         """What an interrupted run left is finished or undone first."""
