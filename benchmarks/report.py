@@ -79,7 +79,9 @@ def _host(number: int, count: int, kinds: list[Seen]) -> Host:
         ),
     )
     if number % 97 == 0:
-        return make_host(name, pool=pool, error={"what": f"{name}: no route to host", "fix": "is it on?", "exit": 4})
+        return make_host(
+            name, pool=pool, plan={"error": {"what": f"{name}: no route to host", "fix": "is it on?", "exit": 4}}
+        )
     if number % 151 == 1:
         problem = {"what": "Secure Boot is on and no key is enrolled", "fix": "enrol a key, or switch it off"}
         return make_host(name, pool=pool, seen=seen, plan={"problems": [problem]})

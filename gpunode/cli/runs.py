@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpunode.core.model import HostResult
     from gpunode.edge.fleet.events import EventLog
+    from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.runs import HostRow, RunRow, Runs
     from gpunode.edge.kube.client import Api
 
@@ -131,7 +132,6 @@ def resume(
 ) -> int:
     """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
     import tomllib
-    from dataclasses import replace
 
     from gpunode.cli.plan import show_plans
     from gpunode.cli.progress import fleet as fleet_progress
@@ -189,14 +189,20 @@ def resume(
             ),
             callbacks=with_log(callbacks, events),
         )
-    # a host that needed nothing any more is done with that run, too
+    _note_done(journal, run, hosts, results)
+    show_results(results, output_format)
+    return worst_exit(result.outcome for result in results)
+
+
+def _note_done(journal: Runs, run: RunRow, hosts: list[HostPlan], results: list[HostResult]) -> None:
+    """A host that needed nothing any more is done with the resumed run, too."""
+    from dataclasses import replace
+
     planned = {h.host: h.planned for h in hosts if h.planned}
     journal.keep({p.plan.facts_hash: p.facts for p in planned.values()})
     later = journal.hosts(next((r.run for r in results if r.run), ""))
     states = {host: p.plan.facts_hash for host, p in planned.items()} | {row.host: row.found for row in later}
     journal.ended(run.name, [replace(r, message=f"resumed: {r.message}") for r in results if r.ok], states)
-    show_results(results, output_format)
-    return worst_exit(result.outcome for result in results)
 
 
 def _journal() -> Runs:

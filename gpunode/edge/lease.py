@@ -13,7 +13,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.plan.playbook import dump
 from gpunode.core.remote import program
 from gpunode.core.undo.journal import signature
-from gpunode.edge.ansible.runner import Event, run_playbook
+from gpunode.edge.ansible.runner import Event, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet.workflow import ansible_arguments
 from gpunode.edge.ssh.many import NotServed, run_many
@@ -68,7 +68,6 @@ def _by_ansible(hosts: Sequence[str], text: str, targets: Targets, folder: Path,
             folder,
             playbook.name,
             inventory=inventory,
-            forks=targets.forks,
+            options=PlayOptions(forks=targets.forks, become_password=targets.become_password),
             arguments=[*ansible_arguments(targets), "--limit", f"@{limit}", f"--timeout={CONNECT:.0f}"],
-            become_password=targets.become_password,
         )

@@ -25,7 +25,7 @@ from gpunode.edge.isolate import isolated
 from gpunode.edge.report_data import FOUND, RESULTS
 from gpunode.edge.state import state_dir
 
-_KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "error"}  # of a host's JSON → what it is
+_KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "plan"}  # of a host's JSON → what it is
 _EXPECTED = "JSON of gpunode plan, verify, provision or detect (--format json)"
 
 
@@ -93,7 +93,10 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
         told = isolated(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
-        found[name] = {"pool": pool, **({"error": error_data(told)} if isinstance(told, GpunodeError) else told)}
+        found[name] = {
+            "pool": pool,
+            **({"plan": {"error": error_data(told)}} if isinstance(told, GpunodeError) else told),
+        }
     for path in sorted(folder.rglob("*.json")):
         if path.name == "manifest.json" and path.with_name("plan.json").exists():
             continue
@@ -118,7 +121,7 @@ def _report(hosts: list[Host], *, title: str, source: str, run: Run | None = Non
 def _card(name: str, make: Callable[[], Host]) -> Host:
     """The card of a host; where none can be made of what was found, one that says so."""
     host = isolated(name, make)
-    return make_host(name, error=error_data(host)) if isinstance(host, GpunodeError) else host
+    return make_host(name, plan={"error": error_data(host)}) if isinstance(host, GpunodeError) else host
 
 
 def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Host:
@@ -140,10 +143,7 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
 
 def _of_data(host: Mapping[str, Any]) -> Host:
     """A host of a plan's JSON."""
-    error = host.get("error")
-    return make_host(
-        host["host"], pool=host.get("pool", ""), seen=_seen(host), plan=None if error else host, error=error
-    )
+    return make_host(host["host"], pool=host.get("pool", ""), seen=_seen(host), plan=host)
 
 
 def _pool(path: Path, folder: Path) -> str:
@@ -158,20 +158,20 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
         assert found.facts
         seen = see(found.facts, desired.knowledge)
     except InputError as error:
-        return {"error": error_data(error) | {"exit": 1}}
+        return {"plan": {"error": error_data(error) | {"exit": 1}}}
     if not compare:
         return {"seen": seen}
     try:
         return {"seen": seen, "plan": plan_data(desired.plan(name, found.facts).plan)}
     except GpunodeError as error:
-        return {"seen": seen, "error": error_data(error)}
+        return {"seen": seen, "plan": {"error": error_data(error)}}
 
 
 def _told_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
     told = isolated(str(host["host"]), lambda: _told(host, knowledge, path))
     if isinstance(told, InputError):
         raise told  # the file is none of ours
-    return {"error": error_data(told)} if isinstance(told, GpunodeError) else told
+    return {"plan": {"error": error_data(told)}} if isinstance(told, GpunodeError) else told
 
 
 def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
@@ -183,7 +183,7 @@ def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str
         raise InputError(f"{path}: nothing is known of {host['host']}", expected=_EXPECTED)
     if kind == "facts":
         return {"seen": see(facts_from_data(host["facts"]), knowledge)}
-    told = {kind: host["error"] if kind == "error" else host, "seen": _seen(host)}
+    told = {kind: host, "seen": _seen(host)}
     return told | ({"pool": host["pool"]} if host.get("pool") else {})
 
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
 from gpunode.lab import files, hardware, images, machine, network, nodes
@@ -74,25 +74,33 @@ class Lab:
 # ---------------------------------------------------------------- up
 
 
+class Shape(TypedDict, total=False):
+    """What a node is like; what is not given is a Debian 12 with Python, containerd, Docker and one H100.
+
+    `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`.
+    """
+
+    distro: str
+    gpus: Sequence[str]
+    nouveau: bool
+    engines: Sequence[str]
+    python: bool
+    real_driver: bool
+
+
 def up(
     count: int = 1,
     *,
-    distro: str = "debian:12",
-    gpus: Sequence[str] = ("h100",),
-    nouveau: bool = False,
-    engines: Sequence[str] = images.ENGINES,
-    python: bool = True,
-    real_driver: bool = False,
     name: str = "gpunode",
     log: Log = print,
+    **shape: Unpack[Shape],
 ) -> Lab:
     """See to it that the nodes NAME-1 to NAME-count are up, as described; those that are already stay as they are.
 
-    `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`.
     Raises RefusedError where a lab cannot run, InputError for what it does not know, InterruptedByUser after Ctrl-C;
     whatever it had begun is removed then.
     """
-    wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
+    wish = _wish(name, **shape)
     _check(wish, count)
     machine.refuse_unfit_machine(nodes=count)
     with _all_or_nothing(name, log):
@@ -115,10 +123,11 @@ def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
             raise
 
 
-def _wish(name: str, gpus: Sequence[str], *, engines: Sequence[str], **options: Any) -> Node:
+def _wish(name: str, **shape: Unpack[Shape]) -> Node:
     """The node as asked for: without address, image and number."""
-    real = tuple(gpu for gpu in gpus if gpu != "none")
-    return Node(name=name, lab=name, address="", engines=tuple(engines), gpus=real, **options)
+    gpus = tuple(gpu for gpu in shape.get("gpus", ("h100",)) if gpu != "none")
+    node = Node(name=name, lab=name, address="", engines=tuple(shape.get("engines", images.ENGINES)), gpus=gpus)
+    return replace(node, **{key: value for key, value in shape.items() if key not in ("gpus", "engines")})  # type: ignore[arg-type]
 
 
 def _check(wish: Node, count: int) -> None:
@@ -136,20 +145,15 @@ def _check(wish: Node, count: int) -> None:
 def platform(
     name: str,
     *,
-    distro: str = "debian:12",
-    gpus: Sequence[str] = ("h100",),
-    nouveau: bool = False,
-    engines: Sequence[str] = images.ENGINES,
-    python: bool = True,
-    real_driver: bool = False,
     log: Log = print,
+    **shape: Unpack[Shape],
 ) -> dict[str, Any]:
     """Prepare a node that another program (Molecule's podman driver) starts, and say how: an entry of its `platforms`.
 
     The program needs the environment variable CONTAINERS_CONF to be what the entry says under `environment`.
     `down([name])` removes the node with all that belongs to it.
     """
-    wish = _wish(name, gpus, engines=engines, distro=distro, nouveau=nouveau, python=python, real_driver=real_driver)
+    wish = _wish(name, **shape)
     _check(wish, 1)
     machine.refuse_unfit_machine(nodes=1)
     image, info = image_of(wish.variant, log)
@@ -158,8 +162,8 @@ def platform(
         url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
         _ensure_key()
         nodes.remove([name])
-        nodes.save(replace(node, sources=spec_sources(info, distro, url)))
-        nodes.prepare(node, own_sources(info, distro), url, machine.places().repository)
+        nodes.save(replace(node, sources=spec_sources(info, node.distro, url)))
+        nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
 
 

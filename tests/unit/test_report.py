@@ -65,8 +65,8 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("failed", {"seen": seen(finding("gpu.count"))}, ["gpu.count"]),
     ("warning", {"seen": seen(finding("boot.modules", "warning"))}, ["boot.modules"]),
     ("warning", {"result": {"exit": 0, "checks": [check("cri-pod", "not-proven")]}}, ["cri-pod"]),
-    ("unreachable", {"error": {"what": "no route", "exit": 4}}, ["host.unreachable"]),
-    ("failed", {"error": {"what": "no facts", "exit": 1}}, ["host.failed"]),
+    ("unreachable", {"plan": {"error": {"what": "no route", "exit": 4}}}, ["host.unreachable"]),
+    ("failed", {"plan": {"error": {"what": "no facts", "exit": 1}}}, ["host.failed"]),
     ("ok", {"plan": {"steps": [], "problems": []}}, []),
     ("ok", {"plan": {"steps": [AROUND]}}, []),
     ("pending", {"plan": {"steps": [STEP, AROUND]}}, ["plan.driver.packages"]),
@@ -128,7 +128,10 @@ def test_data_that_is_no_host_is_refused() -> None:
 
 
 def test_hosts_with_the_same_trouble_are_one_issue_with_their_names_taken_out() -> None:
-    hosts = [make_host(n, error={"what": f"{n}: no route to {n}x", "fix": f"ping {n}", "exit": 4}) for n in ("b", "a")]
+    hosts = [
+        make_host(n, plan={"error": {"what": f"{n}: no route to {n}x", "fix": f"ping {n}", "exit": 4}})
+        for n in ("b", "a")
+    ]
     [issue] = report(*hosts, make_host("c")).problems
     assert (issue.id, issue.status, issue.hosts) == ("host.unreachable", "unreachable", 2)
     assert [(v.message, v.fix, v.hosts) for v in issue.variants] == [
@@ -159,7 +162,7 @@ def test_a_pool_says_how_far_its_hosts_got() -> None:
         make_host("b", seen=seen(finding("gpu.xid"))),
         make_host("c", seen=seen(), plan={"steps": [STEP]}),
         make_host("d", seen=seen(), plan={"problems": [{"what": "WSL", "fix": ""}]}),
-        make_host("e", error={"what": "no route", "exit": 4}),
+        make_host("e", plan={"error": {"what": "no route", "exit": 4}}),
     ).pools
     assert (pool.hosts, pool.reached, pool.accepted, pool.provisioned, pool.healthy) == (5, 4, 3, 2, 1)
     assert pool.states == {"failed": 1, "unreachable": 1, "refused": 1, "pending": 1, "ok": 1}

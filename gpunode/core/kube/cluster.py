@@ -31,6 +31,16 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
     for key, told in _names(spec):
         if told:
             yield key, told, "choose another"
+    yield from _wrong_labels(spec, known)
+    for one in spec.tolerations:
+        yield from (("tolerations", told.removeprefix("[]"), "mend it") for told in toleration(one.given, ""))
+    for component, image in spec.images.names.items():
+        if told := words.image(image):
+            yield f"images.names.{component}", told, "write NAME:TAG, with its registry in front"
+    yield from _wrong_values(spec)
+
+
+def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str, str, str]]:
     selectors = {
         "node_selector": spec.node_selector,
         "runtime_class.node_selector": spec.runtime_class.node_selector,
@@ -41,11 +51,9 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
         )
     for key, found in selectors.items():
         yield from _typos(key, found, known)
-    for one in spec.tolerations:
-        yield from (("tolerations", told.removeprefix("[]"), "mend it") for told in toleration(one.given, ""))
-    for component, image in spec.images.names.items():
-        if told := words.image(image):
-            yield f"images.names.{component}", told, "write NAME:TAG, with its registry in front"
+
+
+def _wrong_values(spec: KubernetesSpec) -> Iterator[tuple[str, str, str]]:
     if spec.images.registry and not _REGISTRY.fullmatch(spec.images.registry):
         yield (
             "images.registry",

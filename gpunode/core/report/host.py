@@ -31,15 +31,15 @@ def make_host(
     pool: str = "",
     seen: Seen | None = None,
     plan: Mapping[str, Any] | None = None,
-    error: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     run: HostRun | None = None,
     said: str = "",
 ) -> Host:
     """One host from what is known of it.
 
-    `plan` as plan_data, `error` {what, fix, exit}, `result` as results_data (verify's, or of a host that a run has
-    ended) give them; `said` is the run's last word.  What verify says of a check stands above what the probe said.
+    `plan` as plan_data, or with an `error` {what, fix, exit} in place of steps, `result` as results_data (verify's, or
+    of a host that a run has ended) give them; `said` is the run's last word.  What verify says of a check stands above
+    what the probe said.
     """
     checks = list(_checked(result or {}))
     told = {finding.id for finding in checks}
@@ -48,7 +48,7 @@ def make_host(
     if any(finding.id.startswith("plan.driver.") for finding in left):
         told.add("driver.loaded")  # that it is not, the plan says already
     checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in told]
-    found = [*_errors(error), *left, *checks]
+    found = [*_errors((plan or {}).get("error")), *left, *checks]
     found += _ended(result, run, said, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))
     return Host(

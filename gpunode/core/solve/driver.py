@@ -35,24 +35,9 @@ def solve_driver(case: Case) -> DriverChoice | None:
         return None
     if spec.method == "preinstalled":
         return _preinstalled(case)
-    if case.request.runfile and spec.method == "auto":
-        case.refuse(
-            f"driver {case.request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
-            "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
-        )
-        return None
-    if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
-        case.refuse(f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto")
+    if _refused(case):
         return None
     by_runfile = spec.method == "runfile"
-    if by_runfile and spec.branch == "distro":
-        case.refuse(
-            "driver.method is runfile and driver.branch is distro: a distribution has no runfile",
-            "set driver.branch to auto or a number, or driver.method to packages",
-        )
-        return None
-    if case.distro.family == "arch" and not by_runfile and refused_on_arch(case):
-        return None
     flavour = _flavour_asked(case)
     if flavour is None:
         return None
@@ -72,6 +57,27 @@ def solve_driver(case: Case) -> DriverChoice | None:
     if by_runfile:
         return runfile_driver(case, branch, chosen)
     return driver_choice(case, branch, chosen, own=own)
+
+
+def _refused(case: Case) -> bool:
+    """Whether what is asked for contradicts itself or the node; the problem is noted."""
+    spec = case.request.driver
+    if case.request.runfile and spec.method == "auto":
+        case.refuse(
+            f"driver {case.request.runfile} was installed by NVIDIA's runfile: packages on top of it break both",
+            "set driver.method to packages (gpunode runs nvidia-uninstall first), runfile, or preinstalled to keep it",
+        )
+        return True
+    if spec.version and spec.branch.isdigit() and not spec.version.startswith(f"{spec.branch}."):
+        case.refuse(f"driver.version {spec.version} is not of driver.branch {spec.branch}", "set driver.branch to auto")
+        return True
+    if spec.method == "runfile" and spec.branch == "distro":
+        case.refuse(
+            "driver.method is runfile and driver.branch is distro: a distribution has no runfile",
+            "set driver.branch to auto or a number, or driver.method to packages",
+        )
+        return True
+    return case.distro.family == "arch" and spec.method != "runfile" and refused_on_arch(case)
 
 
 def _preinstalled(case: Case) -> DriverChoice | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from gpunode.core.knowledge import Branch, Table, version_tuple
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
@@ -75,18 +76,14 @@ def _driver_file(
     case: Case, spec: RunfileSpec, version: str, arch: str, flavour: Flavour, table: Table
 ) -> Runfile | None:
     words = {"version": version, "arch": arch, "folder": table["folders"].get(arch, arch)}
-    return _runfile(
-        case,
-        spec,
-        "driver.runfile",
+    vendor = Runfile(
         name=table["name"].format(**words),
         version=version,
         arch=arch,
         urls=tuple(url.format(**words) for url in table["urls"]),
-        published=True,
         options=installer_options(version, flavour, table),
-        source=table["source"],
     )
+    return _runfile(case, spec, "driver.runfile", vendor, published=True, source=table["source"])
 
 
 def cuda_runfiles(
@@ -108,32 +105,18 @@ def _cuda_file(case: Case, version: str, spec: RunfileSpec, arch: str, table: Ta
         "system": table["systems"].get(arch, arch),
     }
     name = table["name"].format(**words)
-    return _runfile(
-        case,
-        spec,
-        key,
+    vendor = Runfile(
         name=name,
         version=version,
         arch=arch,
         urls=(table["url"].format(name=name, **words),),
-        published=False,
         options=(*table["options"], f"--toolkitpath=/usr/local/cuda-{version}"),
-        source=table["source"],
     )
+    return _runfile(case, spec, key, vendor, published=False, source=table["source"])
 
 
 def _runfile(
-    case: Case,
-    spec: RunfileSpec,
-    key: str,
-    *,
-    name: str,
-    version: str,
-    arch: str,
-    urls: tuple[str, ...],
-    published: bool,
-    options: tuple[str, ...],
-    source: str,
+    case: Case, spec: RunfileSpec, key: str, vendor: Runfile, *, published: bool, source: str
 ) -> Runfile | None:
     """The vendor's file, or the one that the spec names; refused where no checksum would tell a wrong one.
 
@@ -141,22 +124,15 @@ def _runfile(
     """
     own = "path" if spec.path else "url" if spec.url else ""
     if not spec.sha256 and (own or not published):
-        which = f"{key}.{own}" if own else name
+        which = f"{key}.{own}" if own else vendor.name
         hint = "NVIDIA publishes it as URL.sha256sum" if published else "sha256sum FILE, of a file that you trust"
         case.refuse(f"no checksum of {which} is known", f"set {key}.sha256 ({hint})")
         return None
-    words = {"version": version, "arch": arch}
+    words = {"version": vendor.version, "arch": vendor.arch}
     path, url = (filled_in(text, words) for text in (spec.path, spec.url))
-    origin = path or url or urls[0]
-    case.because("runfile", f"{name} from {origin}", key if own else source)
+    origin = path or url or vendor.urls[0]
+    case.because("runfile", f"{vendor.name} from {origin}", key if own else source)
     if not spec.sha256:
         case.because("runfile", "its SHA-256 is the one that NVIDIA's server has beside it", source)
-    return Runfile(
-        name=name,
-        version=version,
-        arch=arch,
-        urls=() if path else (url,) if url else urls,
-        path=path,
-        sha256=spec.sha256.lower(),
-        options=options,
-    )
+    urls = () if path else (url,) if url else vendor.urls
+    return replace(vendor, urls=urls, path=path, sha256=spec.sha256.lower())

@@ -138,55 +138,65 @@ def merge_spec(base: Any, over: Any) -> Any:
 
 
 def _structure(kind: Any, value: Any, *, path: str, where: str) -> Any:
-    spot = path or "the top level"
-    origin = typing.get_origin(kind)
+    """The value as `kind` has it; what does not fit is an InputError that names `path` in `where`."""
+    origin, inner = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        if value is None:
-            return kind()
-        if not isinstance(value, Mapping):
-            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
-        hints = typing.get_type_hints(kind)
-        for key in value:
-            if key not in hints:
-                near = difflib.get_close_matches(str(key), hints, n=1)
-                raise InputError(
-                    f"{where}: unknown key {_join(path, key)!r}",
-                    expected=f"one of {', '.join(hints)}",
-                    fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
-                )
-        return kind(**{k: _structure(hints[k], v, path=_join(path, k), where=where) for k, v in value.items()})
+        return _record(kind, value, path=path, where=where)
     if origin is Literal:
-        choices = typing.get_args(kind)
-        if value not in choices:
-            near = difflib.get_close_matches(str(value), choices, n=1)
-            raise InputError(
-                f"{where}: {spot} is {value!r}",
-                expected=f"one of {', '.join(choices)}",
-                fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
-            )
-        return value
+        return _choice(inner, value, path=path, where=where)
     if origin is tuple:
         items = value if isinstance(value, list | tuple) else [value]
-        inner = typing.get_args(kind)[0]
-        return tuple(_structure(inner, v, path=f"{path}[{i}]", where=where) for i, v in enumerate(items))
+        return tuple(_structure(inner[0], v, path=f"{path}[{i}]", where=where) for i, v in enumerate(items))
     if origin in (Mapping, dict) or kind is Mapping:
-        if not isinstance(value, Mapping):
-            raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
-        inner = typing.get_args(kind)[1]
-        return {str(k): _structure(inner, v, path=_join(path, k), where=where) for k, v in value.items()}
+        found = _mapping(value, path, where)
+        return {str(k): _structure(inner[1], v, path=_join(path, k), where=where) for k, v in found.items()}
     if origin in (types.UnionType, typing.Union):
-        if value is None:
-            return None
-        inner = next(a for a in typing.get_args(kind) if a is not type(None))
-        return _structure(inner, value, path=path, where=where)
-    if kind is bool and isinstance(value, bool):
+        some = next(a for a in inner if a is not type(None))
+        return None if value is None else _structure(some, value, path=path, where=where)
+    return _scalar(kind, value, path=path, where=where)
+
+
+def _record(kind: type, value: Any, *, path: str, where: str) -> Any:
+    if value is None:
+        return kind()
+    hints, given = typing.get_type_hints(kind), _mapping(value, path, where)
+    for key in given:
+        if key not in hints:
+            near = difflib.get_close_matches(str(key), hints, n=1)
+            raise InputError(
+                f"{where}: unknown key {_join(path, key)!r}",
+                expected=f"one of {', '.join(hints)}",
+                fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
+            )
+    return kind(**{k: _structure(hints[k], v, path=_join(path, k), where=where) for k, v in given.items()})
+
+
+def _mapping(value: Any, path: str, where: str) -> Mapping[Any, Any]:
+    if not isinstance(value, Mapping):
+        spot = path or "the top level"
+        raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
+    return value
+
+
+def _choice(choices: tuple[Any, ...], value: Any, *, path: str, where: str) -> Any:
+    if value not in choices:
+        near = difflib.get_close_matches(str(value), choices, n=1)
+        raise InputError(
+            f"{where}: {path} is {value!r}",
+            expected=f"one of {', '.join(choices)}",
+            fix=f"did you mean {near[0]!r}?" if near else "choose one of these",
+        )
+    return value
+
+
+def _scalar(kind: Any, value: Any, *, path: str, where: str) -> Any:
+    true_or_false = isinstance(value, bool)
+    if (kind is bool and true_or_false) or (kind is int and isinstance(value, int) and not true_or_false):
         return value
-    if kind is int and isinstance(value, int) and not isinstance(value, bool):
-        return value
-    if kind is str and isinstance(value, str | int | float) and not isinstance(value, bool):
+    if kind is str and isinstance(value, str | int | float) and not true_or_false:
         return str(value)
     raise InputError(
-        f"{where}: {spot} is {value!r}",
+        f"{where}: {path or 'the top level'} is {value!r}",
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
         fix="see docs/spec.md",
     )

@@ -59,16 +59,23 @@ class HostRun:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlayOptions:
+    """How Ansible goes through its hosts."""
+
+    forks: int = 50
+    check: bool = False
+    diff: bool = False
+    become_password: str = field(default="", repr=False)
+
+
 def run_playbook(
     folder: Path,
     playbook: str,
     *,
     inventory: Sequence[str],
-    forks: int = 50,
-    check: bool = False,
-    diff: bool = False,
+    options: PlayOptions | None = None,
     arguments: Sequence[str] = (),
-    become_password: str = "",
     on_event: Callable[[Event], None] = lambda event: None,
     cancelled: Callable[[], bool] = lambda: False,
 ) -> dict[str, HostRun]:
@@ -78,6 +85,7 @@ def run_playbook(
     """
     import ansible_runner
 
+    how = options or PlayOptions()
     hosts: dict[str, HostRun] = {}
 
     def handle(data: dict[str, Any]) -> bool:
@@ -96,9 +104,11 @@ def run_playbook(
         return False  # ansible-runner's own way kills ansible-playbook alone, not its workers
 
     leash = _Leash(folder)
-    passwords = {"^BECOME password.*:\\s*$": become_password} if become_password else {}
-    words = [f"--forks={forks}"]
-    words += [f"--{name}" for name, on in (("ask-become-pass", passwords), ("check", check), ("diff", diff)) if on]
+    passwords = {"^BECOME password.*:\\s*$": how.become_password} if how.become_password else {}
+    words = [f"--forks={how.forks}"]
+    words += [
+        f"--{name}" for name, on in (("ask-become-pass", passwords), ("check", how.check), ("diff", how.diff)) if on
+    ]
     words += arguments
     (folder / "artifacts").mkdir(mode=0o700, exist_ok=True)
     with _allowed_environment(folder), leash:

@@ -102,11 +102,12 @@ def create(order: Order, desired: DesiredState, store: Store, out: Path, *, url:
     store.fetch_all(wanted, lambda *numbers: tell(progress("fetched", *numbers)))
     signers = {package.sha256: _signed_by(package, part, store) for part in parts for package in part.packages}
     extras = _extras(order, desired, store.web, tell)
+    fetched = Fetched(parts=parts, extras=extras, store=store, signers=signers)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
     try:
         with signer(f"gpunode bundle {datetime.now(UTC):%Y-%m-%d}") as key:
-            manifest = _lay_out(order, parts, extras, store, folder, key, url, signers)
+            manifest = _lay_out(order, fetched, folder, key, url)
         _into_place(folder, out)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
@@ -241,16 +242,18 @@ def _keys(upstream: Upstream, desired: DesiredState) -> list[bytes]:
 # ---------------------------------------------------------------- the folder
 
 
-def _lay_out(
-    order: Order,
-    parts: Sequence[Part],
-    extras: Extras,
-    store: Store,
-    folder: Path,
-    key: Signer,
-    url: str,
-    signers: Mapping[str, str],
-) -> Manifest:
+@dataclass(frozen=True, kw_only=True)
+class Fetched:
+    """All that goes into a bundle; `signers` has whose key signed each package, by its SHA-256."""
+
+    parts: Sequence[Part]
+    extras: Extras
+    store: Store
+    signers: Mapping[str, str]
+
+
+def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str) -> Manifest:
+    extras = fetched.extras
     files: dict[str, Stored] = {}
 
     def write(path: str, data: bytes) -> None:
@@ -259,18 +262,18 @@ def _lay_out(
         files[path] = digest(data)
 
     targets = {}
-    for part in parts:
+    for part in fetched.parts:
         repositories: dict[str, tuple[Packaged, ...]] = {}
         for name in part.names:
             packages = [package for package in part.packages if package.repository == name]
             where = repository_folder(part.target.folder, name)
             for package in packages:
-                place(store.path(package.sha256), folder / where / package.file_name)
+                place(fetched.store.path(package.sha256), folder / where / package.file_name)
                 files[f"{where}/{package.file_name}"] = Stored(sha256=package.sha256, size=package.size)
             for file, data in _metadata(part, name, packages, key).items():
                 write(f"{where}/{file}", data)
             repositories[name] = tuple(
-                _packaged(package, where, part.source(package), signers[package.sha256]) for package in packages
+                _packaged(package, where, part.source(package), fetched.signers[package.sha256]) for package in packages
             )
         targets[str(part.target)] = TargetPart(
             family=part.family,

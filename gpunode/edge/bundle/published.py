@@ -80,12 +80,14 @@ def read_published(place: Place, knowledge: Knowledge, distros: Collection[str] 
             continue
         by_dir[row.dir] = {}
         for arch in row.archs:
-            if one := _held(place, knowledge, CUDA_REPOSITORY, row.dir, arch, row.family, unread, proxy):
+            asked = _Index(repository=CUDA_REPOSITORY, arch=arch, family=row.family, dir=row.dir)
+            if one := _held(place, knowledge, asked, unread, proxy):
                 by_dir[row.dir][arch] = one
     toolkits = [
         one
         for family in ("debian", "rhel")
-        if (one := _held(place, knowledge, TOOLKIT_REPOSITORY, "", "x86_64", family, unread, proxy))
+        for asked in (_Index(repository=TOOLKIT_REPOSITORY, arch="x86_64", family=family),)
+        if (one := _held(place, knowledge, asked, unread, proxy))
     ]
     return Published(
         releases=releases,
@@ -134,23 +136,24 @@ def _read(web: Web, address: str, unread: list[str]) -> bytes | None:
     return data
 
 
-def _held(
-    place: Place,
-    knowledge: Knowledge,
-    name: str,
-    folder: str,
-    arch: str,
-    family: str,
-    unread: list[str],
-    proxy: str,
-) -> Held | None:
-    table = knowledge.repositories[name]
-    deb = family in ("ubuntu", "debian")
+@dataclass(frozen=True, kw_only=True)
+class _Index:
+    """One index of a repository: `dir` is the vendor's name of a distribution, `family` that of its package manager."""
+
+    repository: str
+    arch: str
+    family: str
+    dir: str = ""
+
+
+def _held(place: Place, knowledge: Knowledge, asked: _Index, unread: list[str], proxy: str) -> Held | None:
+    table = knowledge.repositories[asked.repository]
+    deb = asked.family in ("ubuntu", "debian")
     rpm = not deb and "rpm_url" in table
     url, archs = (table["rpm_url"], table["rpm_arch"]) if rpm else (table["url"], table["arch"])
-    address = place.address(url.format(dir=folder, arch=archs[arch]))
+    address = place.address(url.format(dir=asked.dir, arch=archs[asked.arch]))
     try:
-        index = read_index(name, address, arch, deb=deb, proxy=proxy)
+        index = read_index(asked.repository, address, asked.arch, deb=deb, proxy=proxy)
     except GpunodeError as error:
         unread.append(error.what)
         return None

@@ -18,7 +18,7 @@ from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
-from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
@@ -241,11 +241,13 @@ class _Run:
                     self.own,
                     playbook,
                     inventory=self._inventory,
-                    forks=job.forks,
-                    check=self.options.check,
-                    diff=self.options.diff,
+                    options=PlayOptions(
+                        forks=job.forks,
+                        check=self.options.check,
+                        diff=self.options.diff,
+                        become_password=self.targets.become_password,
+                    ),
                     arguments=[*arguments, *secrets, "--limit", f"@{limit}"],
-                    become_password=self.targets.become_password,
                     on_event=self._heard,
                     cancelled=self._cancelled.is_set,
                 )

@@ -12,7 +12,7 @@ from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.undo.journal import Run, parse_recall, standing
-from gpunode.edge.ansible.runner import Event, HostRun, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.workflow import (
     ANSIBLE_CFG,
@@ -69,11 +69,8 @@ def undo(
             folder,
             PLAYBOOK,
             inventory=inventory,
-            forks=targets.forks,
-            check=check,
-            diff=diff,
+            options=PlayOptions(forks=targets.forks, check=check, diff=diff, become_password=targets.become_password),
             arguments=ansible_arguments(targets, arguments, run=folder.name, generation=generation),
-            become_password=targets.become_password,
             on_event=note,
         )
     finally:

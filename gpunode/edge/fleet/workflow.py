@@ -19,7 +19,7 @@ from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_inventory, make_playbook
 from gpunode.core.printable import json_text
 from gpunode.core.report.text import PLAN_FORMAT
-from gpunode.edge.ansible.runner import HostRun, run_playbook
+from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
@@ -233,9 +233,8 @@ def _smoke_by_ansible(
         folder,
         PLAYBOOK,
         inventory=[*sources, str(folder / INVENTORY)],
-        forks=targets.forks,
+        options=PlayOptions(forks=targets.forks, become_password=targets.become_password),
         arguments=ansible_arguments(targets),
-        become_password=targets.become_password,
     )
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     found = {name: isolated(name, partial(_checks_of, runs.get(name, never))) for name in values}

@@ -55,6 +55,15 @@ class Resource:
     namespaced: bool
 
 
+@dataclass(frozen=True, kw_only=True)
+class Retry:
+    """When a request is sent again: after an HTTP status of `statuses`, and after a lost update."""
+
+    attempts: int = ATTEMPTS
+    statuses: frozenset[int] = AGAIN
+    lost_update: bool = True
+
+
 class Api:
     """One cluster.  `server` is its URL, `context` the name of the kubeconfig's context ("" in a pod)."""
 
@@ -87,21 +96,19 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Any = None,
         content: str = "application/json",
-        attempts: int = ATTEMPTS,
-        again: frozenset[int] = AGAIN,
-        lost_update: bool = True,
+        retry: Retry | None = None,
     ) -> Any:
-        """The answer's JSON.  Tries again what may pass: statuses of `again`, a lost update, a broken connection.
+        """The answer's JSON.  Tries again what may pass: what `retry` names, and a broken connection.
 
         Every request that is sent here may be sent twice: applying, merging and deleting say how things shall be.
         Raises ApiError and UnreachableError.
         """
-        pause = 0.5
-        for attempt in range(1, attempts + 1):
+        pause, rule = 0.5, retry or Retry()
+        for attempt in range(1, rule.attempts + 1):
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                if attempt == attempts or not _may_pass(error, again, lost_update):
+                if attempt == rule.attempts or not _may_pass(error, rule):
                     raise
                 asked = getattr(error, "retry_after", 0.0)
             self.pause(min(max(pause, asked), MAX_PAUSE))
@@ -232,7 +239,7 @@ class Api:
 
         One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
-        said = checked(self.request("GET", "/version", attempts=2), VERSION, self.server)
+        said = checked(self.request("GET", "/version", retry=Retry(attempts=2)), VERSION, self.server)
         version, minor = str(said.get("gitVersion", "")), str(said.get("emulationMinor") or "")
         emulated = f"v{said.get('emulationMajor', 1)}.{minor}"
         return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
@@ -286,7 +293,7 @@ class Api:
             query={"fieldManager": MANAGER},
             body=patch,
             content="application/merge-patch+json",
-            lost_update=False,
+            retry=Retry(lost_update=False),
         )
         return found
 
@@ -390,11 +397,11 @@ class Api:
 # ---------------------------------------------------------------- what an answer means
 
 
-def _may_pass(error: GpunodeError, again: frozenset[int], lost_update: bool) -> bool:
+def _may_pass(error: GpunodeError, retry: Retry) -> bool:
     if not isinstance(error, ApiError):
         return not error.expected  # what is no API server, or not trusted, stays so
     lost = error.status == 409 and error.reason in ("Conflict", "AlreadyExists") and not error.causes
-    return error.status in again or (lost_update and lost)
+    return error.status in retry.statuses or (retry.lost_update and lost)
 
 
 def _named(item: Mapping[str, Any], plural: str) -> str:

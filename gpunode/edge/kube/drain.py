@@ -10,7 +10,7 @@ from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, d
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.quantity import quantity
-from gpunode.edge.kube.client import AGAIN, Api, ApiError
+from gpunode.edge.kube.client import AGAIN, Api, ApiError, Retry
 
 Tell = Callable[[str], None]
 _LOST_UPDATES = 5
@@ -181,7 +181,7 @@ def _evict(api: Api, pod: Object, version: str, options: DrainOptions) -> str:
     path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
     body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata, "deleteOptions": wishes}
     try:
-        api.request("POST", f"{path}/eviction", body=body, again=AGAIN - {429}, lost_update=False)
+        api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))
     except ApiError as error:
         if error.status == 404 or (error.status == 409 and not error.causes):  # gone, or another pod of that name
             return ""

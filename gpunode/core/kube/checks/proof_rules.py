@@ -24,11 +24,11 @@ class Proof:
 
     id: str
     title: str
-    objects: tuple[Object, ...]
-    pods: tuple[str, ...]
     until: Until
     rule: Rule
     expected: tuple[int, ...] = ()  # packed: pods by card, the most first; cards: memory of a card
+    objects: tuple[Object, ...] = ()
+    pods: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
-from gpunode.core.kube.checks.proof_rules import Proof, Rule, Until
+from gpunode.core.kube.checks.proof_rules import Proof
 from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool
 from gpunode.core.kube.objects import pod, selector
 from gpunode.core.kube.render.dra import DRIVER, claim_template
@@ -86,9 +87,11 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
         yield from (_busy(found, f"all {use.resource} are in use") for found in ids)
     else:
         limits = {use.resource: str(one)}
-        yield _proof("kube.vectoradd", "a pod adds two vectors on a GPU", cluster, node, [limits], "ended", "passed")
-        yield _proof(
-            "kube.which-gpu", "a container gets exactly one GPU", cluster, node, [limits], "running", "one-gpu"
+        adds = Proof(id="kube.vectoradd", title="a pod adds two vectors on a GPU", until="ended", rule="passed")
+        yield _with_pods(adds, cluster, node, [limits])
+        one_gpu = "a container gets exactly one GPU"
+        yield _with_pods(
+            Proof(id="kube.which-gpu", title=one_gpu, until="running", rule="one-gpu"), cluster, node, [limits]
         )
     if use.replicas > 1:
         yield _shared(cluster, there)
@@ -108,13 +111,15 @@ def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check
         return _busy(found, "no node has one share more free than it has GPUs")
     count, node, use = min(fits, key=lambda fit: fit[0])
     limits = [{use.resource: "1"}] * count
-    return _proof(found, f"{count} pods on {count - 1} GPUs", cluster, node, limits, "running", "shared")
+    proof = Proof(id=found, title=f"{count} pods on {count - 1} GPUs", until="running", rule="shared")
+    return _with_pods(proof, cluster, node, limits)
 
 
 def _too_large(cluster: Cluster, found: str, node: str, resource: str, amount: int) -> Proof:
     """More than the largest node of the pool has; on that node, as one of another pool may have it."""
     title = f"a request of {amount} {resource} stays Pending"
-    return _proof(found, title, cluster, node, [{resource: str(amount)}], "unschedulable", "pending")
+    proof = Proof(id=found, title=title, until="unschedulable", rule="pending")
+    return _with_pods(proof, cluster, node, [{resource: str(amount)}])
 
 
 def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: int) -> Iterator[Proof | Check]:
@@ -126,7 +131,8 @@ def _gpushare_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]], unit: i
         limits = [{MEMORY: str(3 * unit)}, {MEMORY: str(5 * unit)}]
         title = f"pods with {3 * unit} and {5 * unit} {fit[1].unit} run side by side"
         size = (max(gpu.total for gpu in fit[1].gpus),)
-        yield _proof(found, title, cluster, fit[0], limits, "running", "cards", expected=size)
+        proof = Proof(id=found, title=title, until="running", rule="cards", expected=size)
+        yield _with_pods(proof, cluster, fit[0], limits)
     else:
         yield _busy(found, f"no GPU has {8 * unit} {there[0][1].unit} of memory free")
     yield _too_large(cluster, "kube.gpushare-too-large-stays-pending", node, MEMORY, card + 1)
@@ -212,25 +218,16 @@ def _busy(found: str, why: str) -> Check:
     return Check(id=found, status="not-proven", message=why, fix="run it again when GPUs are free")
 
 
-def _proof(
-    found: str,
-    title: str,
-    cluster: Cluster,
-    node: str,
-    limits: Sequence[Mapping[str, str]],
-    until: Until,
-    rule: Rule,
-    *,
-    expected: tuple[int, ...] = (),
-) -> Proof:
-    name = found.removeprefix("kube.")
+def _with_pods(proof: Proof, cluster: Cluster, node: str, limits: Sequence[Mapping[str, str]]) -> Proof:
+    """The proof with a pod on that node for each of `limits`."""
+    name = proof.id.removeprefix("kube.")
     names = tuple(name if len(limits) == 1 else f"{name}-{i}" for i in range(len(limits)))
-    hold = until != "ended"
+    hold = proof.until != "ended"
     items = tuple(
         {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(n), "spec": _spec(cluster, node, limit, hold=hold)}
         for n, limit in zip(names, limits, strict=True)
     )
-    return Proof(id=found, title=title, objects=items, pods=names, until=until, rule=rule, expected=expected)
+    return replace(proof, objects=items, pods=names)
 
 
 def _metadata(name: str) -> Object:
