@@ -195,6 +195,8 @@ def show_error(error: GpunodeError, *, host: str = "") -> None:
 
 def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:
     """The errors of hosts on stderr, one by one; of very many, by cause."""
+    if not errors:
+        return
     from gpunode.core.report.text import MANY
 
     if len(errors) <= MANY:

@@ -21,6 +21,7 @@ from gpunode.cli import docs_collection, docs_tables
 from gpunode.cli.docs_api import api_page
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
+from gpunode.core.doctor.table import LAYERS, Xid
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.spec import Spec
@@ -113,26 +114,36 @@ def faults_page() -> str:
     from gpunode.edge.doctor import load_faults
 
     known = load_faults()
+    rows = {layer: [f for f in known.faults.values() if f.layer == layer] for layer in LAYERS}
     faults = "\n".join(
-        f"| `{f.id}` | {f.layer} | {_cell(f.cause)} | {_cell(f.fix)} | {f.confidence} |" for f in known.faults.values()
+        f"## {layer}\n\n| id | cause | fix |\n|---|---|---|\n"
+        + "".join(f"| `{f.id}` | {_cell(f.cause)} | {_cell(f.fix)} |\n" for f in found)
+        for layer, found in rows.items()
     )
-    codes = "\n".join(
-        f"| {x.code} | {_cell(x.description)} | {x.immediate} | {x.investigatory} | {'yes' if x.ignored else ''} |"
-        for x in known.xids.values()
+    xids = "\n".join(
+        f"| {x.code} | {_cell(x.description)} | {x.immediate} | {x.investigatory} | {_blame(x)} |"
+        for x in known.codes.xids.values()
     )
-    switch = "\n".join(
+    sxids = "\n".join(
         f"| {x.code} | {_cell(x.description)} | {x.severity} | {_cell(x.plain)} | {_cell(x.immediate)} |"
-        for x in known.sxids.values()
+        for x in known.codes.sxids.values()
     )
     return (
         f"# Faults\n\n{NOTE}\nWhat [`gpunode doctor`](doctor.md) knows; `--format json` has the source of each.\n\n"
-        f"| id | layer | cause | fix | confidence |\n|---|---|---|---|---|\n{faults}\n\n"
-        f"# Xid codes\n\nNVIDIA's catalogue ({known.xid_source}), with the actions it names.\n\n"
-        "| code | what | immediate action | then | device plugin keeps the GPU |\n|---|---|---|---|---|\n"
-        f"{codes}\n\n"
-        f"# SXid codes\n\nOf NVSwitches ({known.sxid_source}).\n\n"
-        f"| code | what | class | meaning | what to do |\n|---|---|---|---|---|\n{switch}\n"
+        f"{faults}\n"
+        f"# Xid codes\n\nNVIDIA's catalogue ({known.codes.xid_source}), with the actions it names. In the last column: "
+        "*application*, where NVIDIA's catalogue holds the application responsible (`gpunode verify` warns instead of "
+        "failing); *ignored*, where NVIDIA's device plugin ignores the code, so that the GPU stays allocatable (the "
+        "alert `GpuXid` leaves it out, too).\n\n"
+        "| code | what | immediate action | then | application, ignored |\n|---|---|---|---|---|\n"
+        f"{xids}\n\n"
+        f"# SXid codes\n\nOf NVSwitches ({known.codes.sxid_source}).\n\n"
+        f"| code | what | class | meaning | what to do |\n|---|---|---|---|---|\n{sxids}\n"
     )
+
+
+def _blame(code: Xid) -> str:
+    return ", ".join([*["application"] * code.application, *["ignored"] * code.ignored])
 
 
 # ---------------------------------------------------------------- what a report holds

@@ -36,7 +36,6 @@ if TYPE_CHECKING:
 @format_option("text", "json")
 def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
     """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""
-    from gpunode.cli.progress import probing
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
 
@@ -46,6 +45,8 @@ def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], o
     if logs:
         results: list[Examined] = [examine_logs(logs)]
     else:
+        from gpunode.cli.progress import probing
+
         with probing(output_format) as on_done:
             results = examine_hosts(targets, on_done)
     faults = load_faults()

@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.core.model import NodeFacts
 from gpunode.edge.isolate import isolated
 from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
 
 if TYPE_CHECKING:
+    from gpunode.core.model import NodeFacts
     from gpunode.edge.ansible.inventory import InventoryHost
 
 SETTLE = 90  # seconds, for those who are about to change nodes

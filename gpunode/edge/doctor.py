@@ -9,18 +9,18 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
-from gpunode.core.doctor import Diagnosis, Faults, diagnose, parse_faults, scan, split_sections, state_faults
+from gpunode.core.doctor import Diagnosis, Faults, diagnose, scan
+from gpunode.core.doctor.table import LAYERS, Codes, Fault, parse_codes, parse_faults, parse_messages
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.knowledge.scheduler import SchedulerRules
-from gpunode.core.model import NodeFacts
-from gpunode.core.remote import program
-from gpunode.edge.detect import Detected, Targets, detect
-from gpunode.edge.isolate import isolated
-from gpunode.edge.ssh.many import run_many
-from gpunode.node import script
+
+if TYPE_CHECKING:
+    from gpunode.core.knowledge.scheduler import SchedulerRules
+    from gpunode.core.model import NodeFacts
+    from gpunode.edge.detect import Detected, Targets
 
 CHUNK = 1 << 20  # bytes
 
@@ -37,12 +37,30 @@ class Examined:
 
 @cache
 def load_faults() -> Faults:
-    """knowledge/faults.toml, xids.toml and sxids.toml; read once a process."""
+    """The messages of knowledge/faults/messages/, read once a process; what they mean is read when one was found."""
+    folder = _knowledge() / "faults" / "messages"
+    read = {file.name.removesuffix(".toml"): _table(file) for file in sorted(folder.iterdir(), key=lambda f: f.name)}
+    return Faults(parse_messages(read), _read_faults, load_codes)
+
+
+def _read_faults() -> dict[str, Fault]:
+    return parse_faults({layer: _table(_knowledge() / "faults" / f"{layer}.toml") for layer in LAYERS})
+
+
+@cache
+def load_codes() -> Codes:
+    """knowledge/xids.toml and sxids.toml; read once a process."""
+    return parse_codes(_table(_knowledge() / "xids.toml"), _table(_knowledge() / "sxids.toml"))
+
+
+def _knowledge() -> Traversable:
+    return files("gpunode") / "knowledge"
+
+
+def _table(file: Traversable) -> dict[str, Any]:
     import tomllib
 
-    folder = files("gpunode") / "knowledge"
-    names = ("faults.toml", "xids.toml", "sxids.toml")
-    return parse_faults(*[tomllib.loads((folder / name).read_text(encoding="utf-8")) for name in names])
+    return tomllib.loads(file.read_text(encoding="utf-8"))
 
 
 def examine_logs(paths: tuple[Path, ...]) -> Examined:
@@ -54,6 +72,12 @@ def examine_logs(paths: tuple[Path, ...]) -> Examined:
 
 def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda found: None) -> list[Examined]:
     """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError."""
+    from gpunode.core.remote import program
+    from gpunode.edge.detect import detect
+    from gpunode.edge.isolate import isolated
+    from gpunode.edge.ssh.many import run_many
+    from gpunode.node import script
+
     found = detect(targets, on_done=on_done)
     known = [one.target for one in found if one.target and one.facts]
     direct = [target for target in known if target.connection in ("ssh", "local")]
@@ -82,6 +106,8 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
 
 
 def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) -> Examined:
+    from gpunode.core.doctor.state import split_sections, state_faults
+
     faults, sections = load_faults(), split_sections(text)
     scans = [scan(faults, name, [text]) for name, text in sections.items() if name not in _NO_LOGS]
     state = state_faults(facts, sections, _scheduler_rules())

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.doctor import state_faults
+from gpunode.core.doctor.state import state_faults
 from gpunode.core.model import ConfigFile, NodeFacts, Runtime
 from gpunode.edge.load import load_scheduler_rules
 from gpunode.node import script

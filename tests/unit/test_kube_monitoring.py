@@ -10,8 +10,9 @@ import promql_parser
 import pytest
 from kube_cases import KNOWN
 
+from gpunode.core.knowledge.xids import IGNORED
 from gpunode.core.kube import cluster_of, render
-from gpunode.core.kube.render.dcgm import APPLICATION_XIDS, COUNTERS, alert_rules, dashboard
+from gpunode.core.kube.render.dcgm import COUNTERS, alert_rules, dashboard
 from gpunode.core.spec import parse_spec
 
 BOARD = json.loads(dashboard())
@@ -46,7 +47,7 @@ def test_alerts_are_few_and_say_what_to_do() -> None:
 
 def test_xids_of_applications_alert_nobody() -> None:
     xid = next(rule["expr"] for rule in alert_rules() if rule["alert"] == "GpuXid")
-    assert re.findall(r"!= (\d+)", xid) == [str(number) for number in APPLICATION_XIDS]
+    assert re.findall(r"!= (\d+)", xid) == [str(number) for number in sorted(IGNORED)]
 
 
 def test_panels_of_the_dashboard_stand_beside_each_other() -> None:

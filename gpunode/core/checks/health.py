@@ -13,6 +13,7 @@ from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.sysctl import sysctl_checks
+from gpunode.core.knowledge.xids import APPLICATION
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER
 
@@ -163,10 +164,6 @@ def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
         )
 
 
-# Xids where the program is at fault, not the GPU (docs.nvidia.com/deploy/xid-errors).
-APPLICATION_XIDS = frozenset({13, 31, 43, 45, 68, 137})
-
-
 def health_checks(facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool = True) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet.
 
@@ -269,8 +266,8 @@ def _links(facts: NodeFacts) -> Iterator[Check]:
 
 
 def _xids(facts: NodeFacts) -> Iterator[Check]:
-    serious = Counter(x.code for x in facts.xids if x.code not in APPLICATION_XIDS)
-    other = Counter(x.code for x in facts.xids if x.code in APPLICATION_XIDS)
+    serious = Counter(x.code for x in facts.xids if x.code not in APPLICATION)
+    other = Counter(x.code for x in facts.xids if x.code in APPLICATION)
     if serious:
         yield Check(
             id="gpu.xid", status="failed", message=f"Xids since boot: {_counted(serious)}", fix="dmesg | grep Xid"

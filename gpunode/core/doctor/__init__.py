@@ -1,34 +1,35 @@
 """doctor: logs and the state of a node → findings, what is at the root of them first.
 
-A finding is a root when nothing that was found too is known to bring it about (`causes` in knowledge/faults.toml, also
-over several steps).  What matches nothing is not guessed at.
+A finding is a root when nothing that was found too is known to bring it about (`causes` in knowledge/faults/, also over
+several steps).  What matches nothing is not guessed at.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.core.doctor.logs import Evidence, Scan, XidSeen, scan
-from gpunode.core.doctor.state import Sections, split_sections, state_faults
-from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults, parse_faults
+from gpunode.core.doctor.codes import XidSeen
+from gpunode.core.doctor.evidence import Evidence
+from gpunode.core.doctor.logs import Scan, scan
+from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
 
-__all__ = [
-    "Diagnosis", "Faults", "Finding", "Scan", "Sections", "diagnose", "diagnosis_data", "diagnosis_text",
-    "parse_faults", "scan", "split_sections", "state_faults",
-]  # fmt: skip
+__all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data", "diagnosis_text", "scan"]
 
 _LESS: Mapping[Confidence, Confidence] = {"high": "medium", "medium": "low", "low": "low"}
 _ORDER = ("high", "medium", "low")
+_SHOWN = 3  # lines of a finding, in the text
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A fault that is there, with the lines that show it."""
+    """A fault that is there, with the newest lines that show it, the newest first."""
 
     fault: Fault
     root: bool
+    count: int
+    first: int  # line of the first message
     evidence: tuple[Evidence, ...]
     confidence: Confidence
 
@@ -47,19 +48,24 @@ class Diagnosis:
 
 def diagnose(faults: Faults, scans: Sequence[Scan], state: Mapping[str, Sequence[Evidence]] = {}) -> Diagnosis:
     """Logs that were read, and faults in the state → findings in order."""
-    evidence: dict[str, list[Evidence]] = {name: list(seen) for name, seen in state.items()}
-    unsure: set[str] = set()
-    for one in scans:
-        for name, lines in one.found().items():
-            evidence.setdefault(name, []).extend(lines)
-        unsure |= one.folded()
-    below = _consequences(faults, evidence)
-    findings = []
-    for name, seen in evidence.items():
-        fault = faults.faults[name]
-        sure = _LESS[fault.confidence] if name in unsure and len(seen) == 1 else fault.confidence
-        findings.append(Finding(fault=fault, root=name not in below, evidence=tuple(seen), confidence=sure))
-    return Diagnosis(findings=tuple(sorted(findings, key=_rank)), xids=_merged(scans))
+    in_logs = [one.found() for one in scans]
+    findings = {}
+    for name in dict.fromkeys([*state, *(name for found in in_logs for name in found)]):
+        fault, shown = faults.faults[name], [found[name] for found in in_logs if name in found]
+        seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
+        unsure = name not in state and all(one.broken for one in shown)
+        findings[name] = Finding(
+            fault=fault,
+            root=True,
+            count=len(state.get(name, ())) + sum(one.count for one in shown),
+            first=min((one.first for one in shown), default=0),
+            evidence=tuple(seen),
+            confidence=_LESS[fault.confidence] if unsure else fault.confidence,
+        )
+    certain = {name: finding for name, finding in findings.items() if finding.fault.severity != "hint"} or findings
+    below = _consequences(faults, certain)
+    ordered = [replace(finding, root=name not in below) for name, finding in certain.items()]
+    return Diagnosis(findings=tuple(sorted(ordered, key=_rank)), xids=_merged(scans))
 
 
 def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
@@ -79,19 +85,18 @@ def _consequences(faults: Faults, found: Iterable[str]) -> set[str]:
 
 def _rank(finding: Finding) -> tuple[Any, ...]:
     fault = finding.fault
-    first = min(finding.evidence, key=lambda e: e.line)
     order = LAYERS.index(fault.layer)
-    return (not finding.root, fault.severity != "error", _ORDER.index(finding.confidence), order, first.line)
+    return (not finding.root, fault.severity != "error", _ORDER.index(finding.confidence), order, finding.first)
 
 
 def _merged(scans: Sequence[Scan]) -> tuple[XidSeen, ...]:
-    """The codes of all logs, one row each; those that are only spoken of, where no driver's line has one."""
-    seen = [xid for one in scans for xid in one.xids()]
-    real = [xid for xid in seen if not xid.told] or seen
+    """The codes of all logs, one row each."""
     rows: dict[tuple[int, bool], XidSeen] = {}
-    for xid in real:
-        rows.setdefault((xid.code, xid.nvswitch), xid)
-    return tuple(sorted(rows.values(), key=lambda x: (x.nvswitch, x.evidence.source, x.evidence.line)))
+    for seen in (xid for one in scans for xid in one.xids()):
+        old = rows.get((seen.code, seen.nvswitch), replace(seen, count=0))
+        gpus = tuple(dict.fromkeys([*old.gpus, *seen.gpus]))
+        rows[seen.code, seen.nvswitch] = replace(seen, count=old.count + seen.count, gpus=gpus)
+    return tuple(sorted(rows.values(), key=lambda xid: xid.nvswitch))
 
 
 # ---------------------------------------------------------------- what is shown
@@ -106,6 +111,7 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
                 "root": finding.root,
                 "layer": finding.fault.layer,
                 "severity": finding.fault.severity,
+                "count": finding.count,
                 "evidence": [_evidence_text(e) for e in finding.evidence],
                 "cause": finding.fault.cause,
                 "fix": finding.fault.fix,
@@ -120,7 +126,7 @@ def diagnosis_data(diagnosis: Diagnosis, faults: Faults) -> dict[str, Any]:
 
 
 def _xid_data(seen: XidSeen, faults: Faults) -> dict[str, Any]:
-    known = (faults.sxids if seen.nvswitch else faults.xids).get(seen.code)
+    known = (faults.codes.sxids if seen.nvswitch else faults.codes.xids).get(seen.code)
     return {
         "code": seen.code,
         "kind": "SXid" if seen.nvswitch else "Xid",
@@ -133,9 +139,9 @@ def _xid_data(seen: XidSeen, faults: Faults) -> dict[str, Any]:
         "investigatory": (known.investigatory if known else None) or None,
         "plain": (known.plain if known else None) or None,
         "allocatable": known.ignored if known and not seen.nvswitch else None,
-        "confidence": "low" if seen.told else "high",
+        "confidence": "high",
         "evidence": [_evidence_text(seen.evidence)],
-        "source": faults.sxid_source if seen.nvswitch else faults.xid_source,
+        "source": faults.codes.sxid_source if seen.nvswitch else faults.codes.xid_source,
     }
 
 
@@ -151,9 +157,10 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
     lines = []
     for finding in diagnosis.findings:
         fault = finding.fault
-        head = "root cause" if finding.root else "follows"
-        lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence})"]
-        lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:3]]
+        head = "look next" if fault.severity == "hint" else "root cause" if finding.root else "follows"
+        often = f", {finding.count} times" if finding.count > 1 else ""
+        lines += [f"  {head:<11}{fault.id}  ({fault.layer}, {fault.severity}, confidence {finding.confidence}{often})"]
+        lines += [f"    seen     {_evidence_text(e)}" for e in finding.evidence[:_SHOWN]]
         lines += [f"    cause    {fault.cause}", f"    fix      {fault.fix}"]
         lines += [f"    command  {fault.command}"] if fault.command else []
         lines += [f"    source   {fault.source}"]
@@ -163,7 +170,7 @@ def diagnosis_text(diagnosis: Diagnosis, faults: Faults) -> str:
 
 
 def _xid_lines(seen: XidSeen, faults: Faults) -> list[str]:
-    known = (faults.sxids if seen.nvswitch else faults.xids).get(seen.code)
+    known = (faults.codes.sxids if seen.nvswitch else faults.codes.xids).get(seen.code)
     kind = "SXid" if seen.nvswitch else "Xid"
     often = f", {seen.count} times" if seen.count > 1 else ""
     on = f" on {', '.join(seen.gpus)}" if seen.gpus else ""

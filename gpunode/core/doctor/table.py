@@ -1,27 +1,54 @@
-"""Faults and codes of drivers as values, from knowledge/faults.toml, xids.toml and sxids.toml."""
+"""Faults, the messages that show them, and codes of drivers, from knowledge/faults/, xids.toml and sxids.toml."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, cached_property
 from typing import Any, Literal
 
+from gpunode.core.doctor.codes import REPORTS, Report
+from gpunode.core.doctor.text import plain, small
 from gpunode.core.errors import InputError
 
-LAYERS = ("package", "driver", "cuda", "mig", "container", "kubernetes")  # what is lower brings down what is above
-# every line that has, or means, a code of the driver has one of these
-DRIVER_WORDS = ("xid", "fallen off ", "detected nvswitch ")
+# a fault of a lower layer brings about faults of higher ones
+LAYERS = ("package", "kernel", "driver", "fabric", "cuda", "container", "kubernetes")
 Confidence = Literal["high", "medium", "low"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sign:
-    """How a fault shows in a line: `text` (lower case, no quotation marks) is in it, and `pattern` matches it."""
+class Message:
+    """What a program prints where a fault is: `text` is in the line, and `pattern` matches it where the text is common.
 
-    text: str
-    pattern: re.Pattern[str] | None = None
-    told: bool = False  # words of people: no sign where a condition is made
+    `needs` are texts of which one must be somewhere in the same log.  A general message counts where nothing else of
+    its line is known.  `also` are other faults that the line shows.
+    """
+
+    fault: str
+    program: str
+    text: str  # lower case, every quotation mark is '
+    pattern: str = ""
+    line: str  # as the program prints it
+    source: str
+    since: str = ""
+    until: str = ""
+    needs: tuple[str, ...] = ()
+    general: bool = False
+    also: tuple[str, ...] = ()
+
+    def span(self, line: str, first: int, start: int, end: int) -> tuple[int, int] | None:
+        """Where the message is, given where its text begins and the part of the line that may be read."""
+        last = first + len(self.text)
+        if not self.pattern:
+            return first, last
+        match = compiled(self.pattern).search(line, start, end)
+        return (min(first, match.start()), max(last, match.end())) if match else None
+
+
+@cache
+def compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern, re.IGNORECASE | re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,14 +57,10 @@ class Fault:
 
     id: str
     layer: str
-    severity: Literal["error", "warning"]
-    signs: tuple[Sign, ...] = ()  # none: seen in the state of a node only
-    within: tuple[str, ...] = ()  # lower-case texts, one of which is somewhere in the same log
-    unless: re.Pattern[str] | None = None
-    said_by: tuple[str, ...] = ()  # ids of faults with the same message in their train: where one is found, this is not
+    severity: Literal["error", "warning", "hint"]  # hint: says where to look next, where nothing else was found
     cause: str
     fix: str
-    command: str = ""  # what of gpunode mends it or says more
+    command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
     confidence: Confidence = "high"
     source: str
@@ -54,35 +77,117 @@ class Xid:
     immediate: str = ""
     investigatory: str = ""
     plain: str = ""
+    application: bool = False  # NVIDIA's catalogue: an error of the program, the GPU is sound
     ignored: bool = False  # by the device plugin: the GPU stays allocatable
 
 
 @dataclass(frozen=True, kw_only=True)
-class Faults:
-    """All of them, in the order of the file; `finder` says where in a lower-case text which signs may be."""
+class Codes:
+    """NVIDIA's catalogues of Xids and SXids."""
 
-    faults: Mapping[str, Fault]
     xids: Mapping[int, Xid]
     sxids: Mapping[int, Xid]
     xid_source: str
     sxid_source: str
-    finder: Any  # ahocorasick.Automaton; iter(text) → (place of the last letter, [(fault, sign)])
 
 
-def parse_faults(faults: Mapping[str, Any], xids: Mapping[str, Any], sxids: Mapping[str, Any]) -> Faults:
-    """The parsed files → value.  Raises InputError for a row that cannot be used."""
-    rows = {row["id"]: _fault(row) for row in faults["fault"]}
+@dataclass(frozen=True)
+class Found:
+    """What the finder has for a text: messages that have it, and reports of codes that begin with it."""
+
+    text: str
+    messages: list[Message] = field(default_factory=list)
+    reports: list[Report] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Faults:
+    """The messages, and what they mean: faults and codes are read when something was found."""
+
+    messages: tuple[Message, ...]
+    read_faults: Callable[[], Mapping[str, Fault]]
+    read_codes: Callable[[], Codes]
+
+    @cached_property
+    def faults(self) -> Mapping[str, Fault]:
+        return self.read_faults()
+
+    @cached_property
+    def codes(self) -> Codes:
+        return self.read_codes()
+
+    @cached_property
+    def needed(self) -> Any:
+        """ahocorasick.Automaton over lower-case text: what some message needs in its log."""
+        return _automaton({text: text for message in self.messages for text in message.needs})
+
+    @cached_property
+    def finder(self) -> Any:
+        """ahocorasick.Automaton over lower-case text; iter(text) → (place of the last letter, Found)."""
+        by_text: dict[str, Found] = {}
+        for message in self.messages:
+            by_text.setdefault(message.text, Found(message.text)).messages.append(message)
+        for report in REPORTS:
+            by_text.setdefault(report.text, Found(report.text)).reports.append(report)
+        return _automaton(by_text)
+
+
+def _automaton(words: Mapping[str, object]) -> Any:
+    import ahocorasick
+
+    finder = ahocorasick.Automaton()
+    for word, value in (words or {"\0": ""}).items():  # one without words cannot be asked
+        finder.add_word(word, value)
+    finder.make_automaton()
+    return finder
+
+
+def parse_messages(files: Mapping[str, Mapping[str, Any]]) -> tuple[Message, ...]:
+    """The parsed files of messages by program.  Raises InputError for a message that cannot be used."""
+    return tuple(
+        _message(row, program, source["from"])
+        for program, data in files.items()
+        for source in data["source"]
+        for row in source["message"]
+    )
+
+
+def _message(row: Mapping[str, Any], program: str, source: str) -> Message:
+    try:
+        lists = {key: tuple(row[key]) for key in ("needs", "also") if key in row}
+        message = Message(program=program, source=source, **{**row, **lists})
+    except TypeError as error:
+        raise InputError(f"faults/messages/{program}.toml: {row}: {error}", expected="fault, text and line") from error
+    if message.text != small(plain(message.text)) or message.text not in small(plain(message.line)):
+        raise InputError(
+            f"faults/messages/{program}.toml: {message.text!r}", expected="a part of its line, lower case, with '"
+        )
+    return message
+
+
+def parse_faults(files: Mapping[str, Mapping[str, Any]]) -> dict[str, Fault]:
+    """The parsed files of faults by layer.  Raises InputError for a row that cannot be used."""
+    rows = {row["id"]: _fault(row, layer) for layer, data in files.items() for row in data["fault"]}
     for fault in rows.values():
-        unknown = {*fault.causes, *fault.said_by} - rows.keys()
+        unknown = set(fault.causes) - rows.keys()
         if unknown:
-            raise InputError(f"faults.toml: {fault.id} names {', '.join(sorted(unknown))}", expected="known ids")
-    return Faults(
-        faults=rows,
+            raise InputError(f"faults: {fault.id} names {', '.join(sorted(unknown))}", expected="known ids")
+    return rows
+
+
+def _fault(row: Mapping[str, Any], layer: str) -> Fault:
+    try:
+        return Fault(layer=layer, **{**row, "causes": tuple(row.get("causes", ()))})
+    except TypeError as error:
+        raise InputError(f"faults/{layer}.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
+
+
+def parse_codes(xids: Mapping[str, Any], sxids: Mapping[str, Any]) -> Codes:
+    return Codes(
         xids={row["code"]: Xid(**row) for row in xids["xid"]},
         sxids={row["code"]: _sxid(row, sxids["class"]) for row in sxids["sxid"]},
         xid_source=str(xids["source"]),
         sxid_source=str(sxids["source"]),
-        finder=_finder(rows.values()),
     )
 
 
@@ -98,62 +203,6 @@ def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> X
     )
 
 
-def _finder(faults: Iterable[Fault]) -> Any:
-    import ahocorasick
-
-    by_text: dict[str, list[tuple[Fault, Sign]]] = {word: [] for word in DRIVER_WORDS}
-    for fault in faults:
-        for sign in fault.signs:
-            by_text.setdefault(sign.text, []).append((fault, sign))
-    finder = ahocorasick.Automaton()
-    for text, signs in by_text.items():
-        finder.add_word(text, signs)
-    finder.make_automaton()
-    return finder
-
-
-def _fault(row: Mapping[str, Any]) -> Fault:
-    try:
-        return Fault(
-            id=row["id"],
-            layer=row["layer"],
-            severity=row["severity"],
-            signs=tuple(sign for match in row.get("match", ()) for sign in _signs(match)),
-            within=tuple(row.get("within", ())),
-            unless=_compiled(row["unless"]) if "unless" in row else None,
-            said_by=tuple(row.get("said_by", ())),
-            cause=row["cause"],
-            fix=row["fix"],
-            command=row.get("command", ""),
-            causes=tuple(row.get("causes", ())),
-            confidence=row.get("confidence", "high"),
-            source=row["source"],
-        )
-    except (KeyError, re.error) as error:
-        raise InputError(f"faults.toml: {row.get('id', row)!r}: {error}", expected="a complete row") from error
-
-
-def _signs(match: str | list[Any]) -> Iterable[Sign]:
-    """A text; or [text or texts, pattern], and "told" as third."""
-    texts, pattern, *told = match if isinstance(match, list) else (match, "")
-    for text in [texts] if isinstance(texts, str) else texts:
-        if text != text.lower() or "'" in text or '"' in text:
-            raise InputError(f"faults.toml: {text!r}", expected="lower case without quotation marks")
-        yield Sign(text=text, pattern=_compiled(pattern) if pattern else None, told=bool(told))
-
-
-# «the rest of this word, then a few letters»: by itself it is tried at each letter of the word
-_REST = re.compile(r"(?<!\\)\\(?P<kind>[Sw])\*(?=\.\{0,\d+\})")
-
-
-def _compiled(pattern: str) -> re.Pattern[str]:
-    r"""The pattern, with the rest of a word taken as a whole or not at all, so that no line costs more than its square.
-
-    >>> _compiled(r"(nvidia|cuda)\S*.{0,80}timeout").pattern
-    '(nvidia|cuda)(?:\\S*+(?=\\s))?.{0,80}timeout'
-    """
-    whole = _REST.sub(lambda m: rf"(?:\{m['kind']}*+(?=\{_NEXT[m['kind']]}))?", pattern)
-    return re.compile(whole, re.IGNORECASE)
-
-
-_NEXT = {"S": "s", "w": "W"}
+def unknown_faults(messages: Iterable[Message], faults: Mapping[str, Fault]) -> set[str]:
+    """Ids that messages name and no file has."""
+    return {name for message in messages for name in (message.fault, *message.also)} - faults.keys()

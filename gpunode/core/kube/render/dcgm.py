@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 
+from gpunode.core.knowledge.xids import IGNORED
 from gpunode.core.kube.cluster import Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
     config_map,
@@ -98,15 +99,12 @@ def _panel(number: int, title: str, expression: str, unit: str, legend: str) -> 
     }
 
 
-# Errors of the application, not of the GPU: NVIDIA's device plugin ignores the same (internal/rm/health.go).
-APPLICATION_XIDS = (13, 31, 43, 45, 68, 109)
-
 _GPUS = "count by (node) (count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP))"
 # name, expression, for how long, severity, summary, what to do
 _ALERTS = (
     (
         "GpuXid",
-        "DCGM_FI_DEV_XID_ERRORS > 0" + "".join(f" != {xid}" for xid in APPLICATION_XIDS),
+        "DCGM_FI_DEV_XID_ERRORS > 0" + "".join(f" != {xid}" for xid in sorted(IGNORED)),
         "0m", "warning", "Xid {{ $value }}",
         "Look the Xid up in https://docs.nvidia.com/deploy/xid-errors/; 48, 63, 64, 79, 94 and 95 are the hardware's.",
     ),

@@ -1,0 +1,61 @@
+"""Text of logs in one form: one kind of quotation mark, no colours, no escapes; broken lines joined."""
+
+from __future__ import annotations
+
+import re
+import string
+from itertools import accumulate
+
+_QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
+_SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
+_ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
+_ESCAPED = re.compile(r"""(?<!\\)\\+["']""")  # once, or as often as one log quotes another
+_ENTITIES = {"&quot;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
+_WORDS = re.compile(r"(?<!\s)\s*\n[\s>|]*")  # between two words, by a mail program or a forum
+_EDGES = (" \n", "\r\n", "\n ", "\n>", "\n|", "\n\n")  # of lines with more at their ends than the break
+_LETTERS = re.compile(r"\r?\n(?:[>|]+ ?)?")  # anywhere, by a terminal
+
+
+def plain(text: str) -> str:
+    r"""The text in one form; it has as many lines as before.
+
+    >>> plain('{"log": "docker: unknown runtime \\"nvidia\\""}')
+    "{'log': 'docker: unknown runtime 'nvidia''}"
+    """
+    if "\x1b" in text:
+        text = _ANSI.sub("", text)
+    if "&" in text:
+        for entity, letter in _ENTITIES.items():
+            text = text.replace(entity, letter)
+    if "\\" in text:
+        text = _ESCAPED.sub("'", text).replace("\\x0a", " ").replace("\\u003e", ">")
+    return text.translate(_QUOTES)
+
+
+def small(text: str) -> str:
+    """Small letters, each where its capital is: Unicode's own lower case can be longer."""
+    return text.lower() if text.isascii() else text.translate(_SMALL)
+
+
+def joined(text: str, glue: str) -> str:
+    """The lines as one, with a space or nothing between them.
+
+    >>> joined("could not\\n> load", " ")
+    'could not load'
+    """
+    return text.replace("\n", glue) if _is_bare(text) else (_WORDS if glue else _LETTERS).sub(glue, text)
+
+
+def starts(text: str, glue: str) -> list[int]:
+    """Where in the joined text each line but the first begins.
+
+    >>> starts("could not\\n> load", " ")
+    [10]
+    """
+    lines = text.split("\n") if _is_bare(text) else (_WORDS if glue else _LETTERS).split(text)
+    return list(accumulate(len(line) + len(glue) for line in lines[:-1]))
+
+
+def _is_bare(text: str) -> bool:
+    """Whether lines have no more at their ends than the break."""
+    return not any(edge in text for edge in _EDGES)
