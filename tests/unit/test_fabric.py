@@ -10,6 +10,8 @@ import pytest
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.activation import Module
+from gpunode.core.items.driver import FABRIC_CONF
 from gpunode.core.model import ConfigFile, NodeFacts, Package, PciDevice, Plan, Service
 from gpunode.core.solve import SolveRequest, parse_driver, solution_data, solve
 from gpunode.core.solve.fabric import IMEX_NODES
@@ -135,3 +137,43 @@ def test_the_solver_tells_of_dcgm_where_it_is_asked_for() -> None:
         "services": ["nvidia-dcgm.service"],
         "repository": "nvidia-cuda",
     }
+
+
+def b200(**more: Any) -> NodeFacts:
+    facts = parse_probe((PROBES / "debian12-h100-fresh" / "probe.txt").read_text())
+    gpu = PciDevice(slot="0000:17:00.0", id="10de:2901", class_code="0302")
+    return replace(facts, gpus=(gpu,), nvlink5_fabric=True, **more)
+
+
+def test_modules_of_an_nvlink5_fabric_are_loaded_before_its_manager_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = planned(b200(), {}, monkeypatch)
+    found = {step.id: step.value for step in plan.steps}
+    activate = found["driver.activate"]
+    assert activate["load"] == ["ib_umad", "nvidia", "nvidia_uvm", "nvidia_modeset"]
+    assert "nvidia-fabricmanager.service" in activate["services"]
+    assert {"nvlsm", "infiniband-diags", "libnvsdm"} <= {one["name"] for one in found["driver.packages"]["install"]}
+    (conf,) = [file for file in found["driver.files"] if file["path"] == FABRIC_CONF]  # and at the next boot
+    assert conf["content"].splitlines()[1:] == ["ib_umad"]
+    ids = [step.id for step in plan.steps]
+    assert ids.index("driver.packages") < ids.index("driver.files") < ids.index("driver.activate")
+
+
+def test_a_module_of_the_fabric_that_is_gone_is_missing_work() -> None:
+    wanted = Module(role="driver", module="ib_umad")
+    assert wanted.actual(b200(modules=("ib_umad", "nvidia"))) == wanted.wanted
+    assert wanted.actual(b200(modules=("nvidia",))) != wanted.wanted
+
+
+def test_a_node_without_that_fabric_has_no_word_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {step.id: step.value for step in planned(gb200(), {}, monkeypatch).steps}
+    assert found["driver.activate"]["load"] == ["nvidia", "nvidia_uvm", "nvidia_modeset"]
+    assert FABRIC_CONF not in str(found)
+
+
+def test_before_the_gpus_are_there_the_first_boot_loads_the_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"(a key)\n")
+    image = {"load": False, "gpus": ["10de:2901"], "nvlink5_fabric": True}
+    spec = {"toolkit": {"version": "none"}, "image": image}
+    facts = replace(b200(), gpus=(), nvlink5_fabric=False)
+    found = {step.id: step.value for step in DesiredState(spec).plan("node1", facts).plan.steps}
+    assert found["driver.first_boot"]["activate"]["load"][0] == "ib_umad"

@@ -68,6 +68,7 @@ def answer(solution: Solution, expect: dict[str, Any]) -> dict[str, Any]:
             "packages": words(driver.packages),
             "headers": words(driver.kernel_packages),
             "services": list(driver.services),
+            "modules": list(driver.modules),
             "remove": list(driver.remove),
             "stream": driver.stream,
             "pin": driver.pin,

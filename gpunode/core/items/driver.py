@@ -19,6 +19,8 @@ from gpunode.core.repo_files import has_secret, repo_files, with_enabled
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
 FENCE_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
 UNIT = "unattended-upgrades"
+FABRIC_CONF = "/etc/modules-load.d/gpunode-nvlink.conf"
+FABRIC_HEAD = "# written by gpunode: what the NVIDIA fabric manager needs of an NVLink 5 system\n"
 _DRIVER = (
     *("nvidia-", "libnvidia-", "xserver-xorg-video-nvidia", "firmware-nvidia-", "cuda-drivers", "cuda-compat-"),
     *("libcuda1$", "libcudadebugger1$", "libnvcuvid1$", "libnvoptix1$", "libnvsdm", "nvlsm$"),
@@ -160,6 +162,9 @@ def wanted(asked: Question) -> Found:
     yield Module(role="driver", module="nouveau", loaded=False)
     if facts.driver.nova:
         yield Module(role="driver", module="nova_core", loaded=False)
+    if driver.modules:
+        yield File(role="driver", path=FABRIC_CONF, text=FABRIC_HEAD + "".join(f"{name}\n" for name in driver.modules))
+    yield from (Module(role="driver", module=name) for name in driver.modules)
     yield Module(role="driver", module="nvidia")
     yield Version(version=driver.version if driver.runfile else "" if facts.driver.runfile else facts.driver.userspace)
     if facts.driver.loaded_flavour not in ("", driver.flavour):
@@ -228,7 +233,7 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     flavour = [item.flavour for item in mine if isinstance(item, LoadedFlavour)]
     parameters = shown(spec.driver.module_parameters)
     return {
-        "load": list(MODULES),
+        "load": [*(case.solution.driver.modules if case.solution.driver else ()), *MODULES],
         "unload": ["nouveau", *(["nova_core"] if case.facts.driver.nova else [])],
         "initramfs": True,
         # the version that has to be loaded, "" for that of the libraries on the node

@@ -106,7 +106,7 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
     smoke_value = smoke.smoke_request(asked.facts, asked.spec, asked.solution)
     value: dict[str, Any] = {
         "activate": {
-            "load": list(MODULES),
+            "load": [*driver.modules, *MODULES],
             "unload": ["nouveau"],
             "services": [*driver.services, *apart],
             **({"links": True} if any(isinstance(item, Links) for item in everything) else {}),

@@ -171,6 +171,11 @@ def _own_packages(case: Case, flavour: str) -> bool:
             "repository", f"NVIDIA has no repository for {case.distro.key}: its own packages", case.distro.source
         )
         return True
+    if case.request.secure_boot and case.request.nvlink5_fabric and spec.branch != "distro":
+        nvlink5 = case.knowledge.packages["nvlink5"]
+        why = f"NVLink 5 needs {nvlink5['needs']}, which {case.distro.key} itself has not: NVIDIA's repository"
+        case.because("repository", why, nvlink5["source"])
+        return False
     signed = case.distro.family == "ubuntu" or (case.distro.family == "suse" and flavour != "proprietary")
     if not case.request.secure_boot or not signed or spec.version:
         return False

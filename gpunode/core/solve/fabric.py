@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from gpunode.core.knowledge import Branch, Table
+from gpunode.core.knowledge import Branch, Table, version_tuple
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
 from gpunode.core.numbers import whole
 from gpunode.core.solve.case import Case
@@ -32,17 +32,30 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
             "set driver.branch to auto, on a distribution that NVIDIA has a repository for",
         )
         return None
+    if case.request.nvlink5_fabric and "fabric_nvlink5" not in names:
+        needs = case.knowledge.packages["nvlink5"]
+        case.refuse(
+            f"this node has an NVLink 5 fabric (HGX B200 and later), whose fabric manager needs {needs['needs']}, and "
+            f"{case.distro.key} itself has none",
+            "set driver.branch to auto or a number: NVIDIA's repository has it",
+        )
+        return None
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
     version = version_wish(case, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
     apart: list[str] = []
-    if case.request.nvlink5_fabric and not own:
+    if case.request.nvlink5_fabric:
         apart = list(names["fabric_nvlink5"])
         equal += names["fabric_nvlink5_x86_64"] if case.request.arch == "x86_64" else []
     if switches:
         case.because(
             "fabric", "NVSwitches are present: the fabric manager must run, at the driver's version", rule["source"]
         )
+    if case.request.nvlink5_fabric:
+        needs = case.knowledge.packages["nvlink5"]
+        modules = ", ".join(needs["modules"])
+        why = f"NVLink 5: the subnet manager {needs['needs']}, and {modules} loaded before the fabric manager starts"
+        case.because("fabric", why, needs["source"])
     if imex:
         equal += [n.format(branch=branch.branch) + suffix for n in names["imex"]]
         nodes = "fabric.imex_nodes names" if case.request.fabric.imex_nodes else "you write, or fabric.imex_nodes names"
@@ -53,6 +66,25 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
         )
     wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in apart)]
     return wants, ("nvidia-fabricmanager.service",) if switches else ()
+
+
+def fabric_modules(case: Case) -> tuple[str, ...]:
+    """Kernel modules that the fabric manager needs beside the driver's."""
+    return tuple(case.knowledge.packages["nvlink5"]["modules"]) if case.request.nvlink5_fabric else ()
+
+
+def extra_modules(case: Case) -> list[PackageWant]:
+    """The packages that hold these modules, for every kernel that can boot, where they are apart from the kernel's."""
+    family = case.knowledge.packages[case.distro.family]
+    if not fabric_modules(case) or "modules_extra" not in family:
+        return []
+    before = version_tuple(family["modules_extra_before"])
+    old = [
+        k.release
+        for k in case.request.kernels
+        if version_tuple(k.release)[:2] < before and re.match(family["kernel"], k.release)
+    ]
+    return [PackageWant(name=family["modules_extra"].format(release=release)) for release in old]
 
 
 def solve_fabric(case: Case, driver: DriverChoice | None) -> FabricChoice | None:

@@ -10,7 +10,7 @@ from gpunode.core.knowledge import Branch, DistroRow, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.extra import builder, repository_packages
-from gpunode.core.solve.fabric import joined
+from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
 from gpunode.core.solve.families import (
     arch_dkms,
     arch_own,
@@ -78,7 +78,8 @@ def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) ->
         method="packages",
         packages=packages,
         repository="" if own and case.distro.family != "suse" else "nvidia-cuda",
-        kernel_packages=headers,
+        kernel_packages=(*headers, *extra_modules(case)),
+        modules=fabric_modules(case),
         services=("nvidia-persistenced.service", *services),
         remove=removed,
         may_go=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
