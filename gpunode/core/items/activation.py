@@ -59,13 +59,10 @@ _ENABLED = ("enabled", "enabled-runtime", "static", "alias", "indirect", "genera
 class Module(Item):
     """A kernel module that is to be loaded, or must not be."""
 
+    NAME = "module {module}"
     option: str = "activate"
     module: str
     loaded: bool = True
-
-    @property
-    def name(self) -> str:
-        return f"module {self.module}"
 
     @property
     def wanted(self) -> str:
@@ -80,16 +77,10 @@ class Module(Item):
 class Service(Item):
     """A unit that runs, and starts at boot."""
 
+    NAME = "service {unit}"
+    WANTED = "active, enabled"
     option: str = "activate"
     unit: str
-
-    @property
-    def name(self) -> str:
-        return f"service {self.unit}"
-
-    @property
-    def wanted(self) -> str:
-        return "active, enabled"
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))
@@ -103,16 +94,10 @@ class Service(Item):
 class Enabled(Item):
     """A unit that starts at boot, and not now."""
 
+    NAME = "enabled {unit}"
+    WANTED = "enabled"
     option: str = "activate"
     unit: str
-
-    @property
-    def name(self) -> str:
-        return f"enabled {self.unit}"
-
-    @property
-    def wanted(self) -> str:
-        return "enabled"
 
     def actual(self, facts: NodeFacts) -> str:
         service = facts.services.get(self.unit.removesuffix(".service"))

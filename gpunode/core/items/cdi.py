@@ -27,17 +27,11 @@ SHAPE = mapping(
 class Specification(Item):
     """The CDI specification, as new as the driver and the toolkit that it is made for."""
 
+    NAME = PATH
+    WANTED = "fresh"
     role: str = "runtime"
     option: str = "cdi"
     units: Mapping[str, str]  # texts of the service and the path
-
-    @property
-    def name(self) -> str:
-        return PATH
-
-    @property
-    def wanted(self) -> str:
-        return "fresh"
 
     def actual(self, facts: NodeFacts) -> str:
         return "; ".join(stale(made_by_ctk(facts))) or self.wanted

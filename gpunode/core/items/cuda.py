@@ -20,17 +20,11 @@ CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 class Default(Item):
     """The toolkit that /usr/local/cuda leads to."""
 
+    NAME = "default"
+    WANTED = "{version}"
     role: str = "cuda"
     option: str = "activate"
     version: str
-
-    @property
-    def name(self) -> str:
-        return "default"
-
-    @property
-    def wanted(self) -> str:
-        return self.version
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.cuda_default

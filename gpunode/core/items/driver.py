@@ -53,13 +53,10 @@ PIN_CONF = "/etc/apt/preferences.d/gpunode-nvidia-driver"
 class Version(Item):
     """The version of the driver that is loaded."""
 
+    NAME = "module version"
     role: str = "driver"
     option: str = "activate"
     version: str  # empty: any
-
-    @property
-    def name(self) -> str:
-        return "module version"
 
     @property
     def wanted(self) -> str:
@@ -73,17 +70,11 @@ class Version(Item):
 class LoadedFlavour(Item):
     """The flavour of the modules that are loaded."""
 
+    NAME = "module flavour"
+    WANTED = "{flavour}"
     role: str = "driver"
     option: str = "activate"
     flavour: str
-
-    @property
-    def name(self) -> str:
-        return "module flavour"
-
-    @property
-    def wanted(self) -> str:
-        return self.flavour
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.loaded_flavour
@@ -93,17 +84,11 @@ class LoadedFlavour(Item):
 class InForce(Item):
     """Parameters of the driver's modules, as the loaded ones have them."""
 
+    NAME = "parameters"
+    WANTED = "in force"
     role: str = "driver"
     option: str = "activate"
     parameters: Parameters
-
-    @property
-    def name(self) -> str:
-        return "parameters"
-
-    @property
-    def wanted(self) -> str:
-        return "in force"
 
     def actual(self, facts: NodeFacts) -> str:
         return "; ".join(not_in_force(self.parameters, facts.driver.parameters)) or self.wanted
@@ -116,17 +101,11 @@ class InForce(Item):
 class Built(Item):
     """The driver's module for a kernel, as packages or the runfile bring it."""
 
+    NAME = "nvidia module for kernel {kernel}"
+    WANTED = PRESENT
     role: str = "driver"
     kernel: str
     flavour: str
-
-    @property
-    def name(self) -> str:
-        return f"nvidia module for kernel {self.kernel}"
-
-    @property
-    def wanted(self) -> str:
-        return PRESENT
 
     def actual(self, facts: NodeFacts) -> str:
         kernel = next((k for k in facts.kernels if k.release == self.kernel and k.module), None)

@@ -45,6 +45,7 @@ _WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_p
 class Configured(Item):
     """An engine's configuration.  `edit` is worked out on the files as they are now."""
 
+    WANTED = "configured"
     role: str = "runtime"
     option: str = "edits"
     wish: RuntimeWish
@@ -53,10 +54,6 @@ class Configured(Item):
     @property
     def name(self) -> str:
         return self.wish.runtime
-
-    @property
-    def wanted(self) -> str:
-        return "configured"
 
     def actual(self, facts: NodeFacts) -> str:
         pending = facts.runtime(self.name) is None or self.edit.changes or facts.unfinished

@@ -29,14 +29,11 @@ SHAPE = rows(
 class File(Item):
     """A small file that is gpunode's; without a text it has to go."""
 
+    NAME = "{path}"
     option: str = "files"
     path: str
     text: str | None
     mode: str = "0644"
-
-    @property
-    def name(self) -> str:
-        return self.path
 
     @property
     def wanted(self) -> str:

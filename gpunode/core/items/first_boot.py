@@ -61,18 +61,12 @@ def program_hash(value: Mapping[str, Any], scripts: Mapping[str, str]) -> str:
 class Program(Item):
     """What the first boot runs."""
 
+    NAME = PROGRAM
+    WANTED = "{sha256}"
     role: str = "driver"
     option: str = "first_boot"
     value: Mapping[str, Any]
     sha256: str
-
-    @property
-    def name(self) -> str:
-        return PROGRAM
-
-    @property
-    def wanted(self) -> str:
-        return self.sha256
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.first_boot.program or ABSENT

@@ -24,16 +24,10 @@ RELOADS = "package scripts run systemctl daemon-reload"
 class Links(Item):
     """The links of all GPU devices in /dev/char, by which systemd finds them."""
 
+    NAME = "links of GPU devices"
+    WANTED = LINKED
     role: str = "runtime"
     option: str = "activate"
-
-    @property
-    def name(self) -> str:
-        return "links of GPU devices"
-
-    @property
-    def wanted(self) -> str:
-        return LINKED
 
     def actual(self, facts: NodeFacts) -> str:
         return links_found(facts)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
 from gpunode.core.spec import Spec
@@ -27,6 +27,9 @@ class Key(NamedTuple):
 class Item:
     """One thing that a node should have; a kind says what it is called, what is wanted, and what a node has."""
 
+    NAME: ClassVar[str]  # with the item's own fields in braces
+    WANTED: ClassVar[str]
+
     role: str
     option: str
     reasons: tuple[Reason, ...] = ()
@@ -34,12 +37,12 @@ class Item:
     @property
     def name(self) -> str:
         """What it is, for a reader; unique in its step."""
-        raise NotImplementedError
+        return self.NAME.format_map(vars(self))
 
     @property
     def wanted(self) -> str:
         """What the node should have, as a short text that a person can compare."""
-        raise NotImplementedError
+        return self.WANTED.format_map(vars(self))
 
     def actual(self, facts: NodeFacts) -> str:
         """What the node has, in the same words."""

@@ -96,16 +96,10 @@ class Package(Item):
 class NoPackage(Item):
     """A package that is to go."""
 
+    NAME = "{package}"
+    WANTED = ABSENT
     option: str = "packages"
     package: str
-
-    @property
-    def name(self) -> str:
-        return self.package
-
-    @property
-    def wanted(self) -> str:
-        return ABSENT
 
     def actual(self, facts: NodeFacts) -> str:
         found = facts.packages.get(self.package)

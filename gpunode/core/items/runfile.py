@@ -61,16 +61,10 @@ class Installed(Item):
 class Uninstalled(Item):
     """A driver that an installer brought and that is to go before packages come."""
 
+    NAME = "driver"
+    WANTED = ABSENT
     role: str = "driver"
     option: str = "uninstall"
-
-    @property
-    def name(self) -> str:
-        return "driver"
-
-    @property
-    def wanted(self) -> str:
-        return ABSENT
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.driver.runfile or ABSENT

@@ -148,14 +148,11 @@ _HEAD = (
 class Layout(Item):
     """The MIG instances of a GPU."""
 
+    NAME = "GPU {slot}"
     role: str = "sharing"
     option: str = "mig"
     slot: str
     profiles: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        return f"GPU {self.slot}"
 
     @property
     def wanted(self) -> str:
@@ -178,18 +175,12 @@ class Layout(Item):
 class MigProgram(Item):
     """What makes the instances at every boot; `value` is that of the step."""
 
+    NAME = MIG_PROGRAM
+    WANTED = "{sha256}"
     role: str = "sharing"
     option: str = "mig"
     value: Mapping[str, Any]
     sha256: str
-
-    @property
-    def name(self) -> str:
-        return MIG_PROGRAM
-
-    @property
-    def wanted(self) -> str:
-        return self.sha256
 
     def actual(self, facts: NodeFacts) -> str:
         return facts.sharing.mig_program or ABSENT
@@ -202,13 +193,10 @@ class MigProgram(Item):
 class MpsSettings(Item):
     """What the MPS control daemon is started with; `value` is that of the step."""
 
+    NAME = MPS_SETTINGS
     role: str = "sharing"
     option: str = "mps"
     value: Mapping[str, Any]
-
-    @property
-    def name(self) -> str:
-        return MPS_SETTINGS
 
     @property
     def wanted(self) -> str:
@@ -225,13 +213,10 @@ class MpsSettings(Item):
 class Threads(Item):
     """The share of a GPU's threads that each client has."""
 
+    NAME = "threads of a client"
     role: str = "sharing"
     option: str = "mps"
     replicas: int
-
-    @property
-    def name(self) -> str:
-        return "threads of a client"
 
     @property
     def wanted(self) -> str:

@@ -26,13 +26,10 @@ _FOLDERS = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/l
 class Setting(Item):
     """A kernel setting in force."""
 
+    NAME = "sysctl {setting}"
     role: str = "runtime"
     option: str = "activate"
     setting: str
-
-    @property
-    def name(self) -> str:
-        return f"sysctl {self.setting}"
 
     @property
     def wanted(self) -> str:

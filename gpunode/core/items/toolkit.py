@@ -41,18 +41,12 @@ _BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for tha
 class Config(Item):
     """The settings in the toolkit's own file.  `edit` is worked out on the file as it is now."""
 
+    NAME = CONFIG
+    WANTED = "configured"
     role: str = "toolkit"
     option: str = "config"
     settings: Mapping[str, bool | str]
     edit: Edit
-
-    @property
-    def name(self) -> str:
-        return CONFIG
-
-    @property
-    def wanted(self) -> str:
-        return "configured"
 
     def actual(self, facts: NodeFacts) -> str:
         return "to be edited" if self.edit.changes or facts.unfinished else self.wanted
