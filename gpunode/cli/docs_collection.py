@@ -16,6 +16,7 @@ import yaml
 
 from gpunode.cli import docs_tables
 from gpunode.core.edits.kubernetes.request import SHAPES
+from gpunode.core.items.item import StepKind
 from gpunode.core.plan.playbook import dump
 from gpunode.core.plan.steps import ROLES, STEPS, Role, Row
 from gpunode.core.undo.requests import SHAPE as UNDO
@@ -50,32 +51,27 @@ OTHERS = (
         page="[Uninstall and rollback](../../docs/uninstall.md)",
     ),
 )
+
+
+def _other(argument: str, shape: Shape, action: str = "component") -> StepKind:
+    return StepKind(shape=shape, action=action, argument=argument, value=lambda case, role, mine: None)
+
+
 _OTHER_ROWS = (
     Row(
-        role="kubelet",
-        option="edit",
-        title="Give the kubelet the settings of a GPU node, or undo that",
-        shape=SHAPES["kubelet"],
-        action="component",
-        argument="kubelet",
+        "kubelet",
+        "edit",
+        "Give the kubelet the settings of a GPU node, or undo that",
+        _other("kubelet", SHAPES["kubelet"]),
     ),
     Row(
-        role="scheduler",
-        option="edit",
-        title="Have kube-scheduler ask gpushare's extender, or no longer",
-        shape=SHAPES["scheduler"],
-        action="component",
-        argument="scheduler",
+        "scheduler",
+        "edit",
+        "Have kube-scheduler ask gpushare's extender, or no longer",
+        _other("scheduler", SHAPES["scheduler"]),
     ),
-    Row(role="scheduler", option="config", title="", shape=_CONFIG, action="component", argument="config"),
-    Row(
-        role="undo",
-        option="what",
-        title="Undo what gpunode has changed",
-        shape=UNDO,
-        action="undo",
-        argument="what",
-    ),
+    Row("scheduler", "config", "", _other("config", _CONFIG)),
+    Row("undo", "what", "Undo what gpunode has changed", _other("what", UNDO, "undo")),
 )
 ENTRY = Role(name="node", short="The one entry for authors of Ansible code: probes, plans, and runs the other roles")
 _ENTRY_OPTIONS = {  # their names are those of the inventory
@@ -116,7 +112,7 @@ def plain(about: str) -> str:
 
 def _role(role: Role) -> dict[str, str]:
     found = rows_of(role.name)
-    options = {row.variable: row.shape for row in found}
+    options = {row.variable: row.kind.shape for row in found}
     abouts = {row.variable: row.about for row in found if row.about}
     return {
         "defaults/main.yml": _defaults(found),
@@ -128,7 +124,7 @@ def _role(role: Role) -> dict[str, str]:
 
 
 def _defaults(found: list[Row]) -> str:
-    lines = (f"{row.variable}: {_literal(row.shape)}\n" for row in found)
+    lines = (f"{row.variable}: {_literal(row.kind.shape)}\n" for row in found)
     return f"---\n{NOTE}# All empty: the role does nothing.\n{''.join(lines)}"
 
 
@@ -190,8 +186,8 @@ def _tasks(found: list[Row]) -> str:
     for row in found:
         if row.title:
             text += "" if text == "---\n" else "\n"
-            text += f"- name: {row.title}\n  gpunode.node.{row.action}:\n"
-        text += f'    {row.argument}: "{{{{ {row.variable} }}}}"\n'
+            text += f"- name: {row.title}\n  gpunode.node.{row.kind.action}:\n"
+        text += f'    {row.kind.argument}: "{{{{ {row.variable} }}}}"\n'
         if row.told:
             text += f'    after: "{{{{ [{", ".join(f"__{row.role}_{option}" for option in row.told)}] }}}}"\n'
         if (row.role, row.option) in told:
@@ -218,8 +214,8 @@ def _readme(role: Role, found: list[Row]) -> str:
 
 
 def _readme_rows(row: Row) -> Iterator[tuple[str, str, str]]:
-    yield row.variable, kind_of(row.shape), plain(row.about or row.shape.doc)
-    yield from leaves(row.shape, f"{row.variable}.")
+    yield row.variable, kind_of(row.kind.shape), plain(row.about or row.kind.shape.doc)
+    yield from leaves(row.kind.shape, f"{row.variable}.")
 
 
 def leaves(shape: Shape, prefix: str) -> Iterator[tuple[str, str, str]]:
@@ -299,7 +295,7 @@ def argument_shapes() -> dict[str, dict[str, Shape]]:
     found: dict[str, dict[str, Shape]] = {}
     for row in (*STEPS, *_OTHER_ROWS):
         if row.title:
-            found.setdefault(row.action, {})[row.argument] = row.shape
+            found.setdefault(row.kind.action, {})[row.kind.argument] = row.kind.shape
     return found
 
 
@@ -346,8 +342,8 @@ def _option_rows(role: Role) -> Iterator[tuple[str, str, str, str]]:
     if role is ENTRY:
         yield from ((f"`{name}`", one.type, "", plain(one.doc)) for name, one in _ENTRY_OPTIONS.items())
     for row in rows_of(role.name):
-        link = f"[`{row.action}`](#action-gpunodenode{row.action}): `{row.argument}`"
-        yield f"`{row.variable}`", kind_of(row.shape), link, plain(row.about or row.shape.doc)
+        link = f"[`{row.kind.action}`](#action-gpunodenode{row.kind.action}): `{row.kind.argument}`"
+        yield f"`{row.variable}`", kind_of(row.kind.shape), link, plain(row.about or row.kind.shape.doc)
 
 
 def documentation(source: str) -> dict[str, Any]:

@@ -12,12 +12,12 @@ Besides the usual lines the script prints
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.grammar import WORD
-from gpunode.core.items.item import ABSENT, PRESENT, Item
+from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import node_lines
 from gpunode.core.validation import as_lines, check_value, flag, mapping, pairs, text, texts
@@ -114,6 +114,11 @@ def services_of(items: Iterable[Item]) -> list[str]:
 def enabled_of(items: Iterable[Item]) -> list[str]:
     """The units among them that are to start at boot."""
     return [item.unit for item in items if isinstance(item, Enabled)]
+
+
+def step(value: Callable[[Case, str, Sequence[Item]], Any]) -> StepKind:
+    """The step that activates what a role has brought; `value` is the role's own."""
+    return StepKind(shape=SHAPE, action="activate", argument="activate", value=value)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.cdi import PATH, made_by_ctk, stale
-from gpunode.core.items.item import Case, Item
+from gpunode.core.items.item import Case, Item, StepKind
 from gpunode.core.model import NodeFacts
 from gpunode.core.validation import check_value, mapping, text
 
@@ -49,6 +49,9 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
     """How it is made."""
     [found] = [item.value for item in mine if isinstance(item, Specification)]
     return found
+
+
+STEP = StepKind(shape=SHAPE, action="cdi", argument="cdi", value=value)
 
 
 def cdi_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:

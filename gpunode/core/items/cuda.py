@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import Case, Found, Item, Question
 from gpunode.core.items.package import Package
@@ -53,3 +54,6 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     """The link to the default toolkit."""
     [default] = [item for item in mine if isinstance(item, Default)]
     return {"alternatives": {"cuda": f"/usr/local/cuda-{default.version}"}}
+
+
+ACTIVATION = activation_step(activation_value)

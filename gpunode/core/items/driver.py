@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items.activation import Module, Service, enabled_of, services_of
+from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots
 from gpunode.core.items.package import NoPackage, Package
@@ -222,3 +223,6 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
         "services": services_of(mine),
         **({"parameters": parameters} if parameters else {}),
     }
+
+
+ACTIVATION = activation_step(activation_value)

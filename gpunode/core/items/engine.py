@@ -11,10 +11,11 @@ from gpunode.core.edits import activation, edit_runtime
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
 from gpunode.core.items.activation import Module, Service, services_of
+from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.cdi import Specification
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
-from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question
+from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question, StepKind
 from gpunode.core.items.package import Package
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
@@ -116,6 +117,9 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
+ACTIVATION = activation_step(activation_value)
+
+
 def disruption(case: Case, mine: Sequence[Item]) -> str:
     """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
     facts, said = _with_new_toolkit(case), []
@@ -135,6 +139,9 @@ def _with_new_toolkit(case: Case) -> NodeFacts:
     if not any(case.pending(item) for item in case.of("toolkit", "packages")):
         return facts
     return replace(facts, containers={name: replace(one, knows_hook=False) for name, one in facts.containers.items()})
+
+
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes", value=value, disrupts=disruption)
 
 
 def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeSpec]]:

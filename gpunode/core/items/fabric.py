@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from gpunode.core.items.activation import Service, enabled_of, services_of
+from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.file import File, render
 from gpunode.core.items.item import Case, Found, Item, Key, Question
 from gpunode.core.items.package import NoPackage, Package
@@ -46,3 +47,6 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     stale = nodes is not None and case.pending(nodes)
     again = [_IMEX] if stale and case.have[Service(role="fabric", unit=_IMEX).key].startswith("active") else []
     return {"services": services_of(mine), **({"restart": again} if again else {})}
+
+
+ACTIVATION = activation_step(activation_value)

@@ -11,7 +11,7 @@ from typing import Any
 import jinja2
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, KeyOf
+from gpunode.core.items.item import ABSENT, PRESENT, Case, Item, KeyOf, StepKind
 from gpunode.core.model import NodeFacts, Repository
 from gpunode.core.openpgp import fingerprints
 from gpunode.core.validation import rows
@@ -101,6 +101,9 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> Sequence[dict[str, Any
             data = item.content(case.key_of)
             found.append({"path": item.path, "content": None if data is None else data.decode(), "mode": item.mode})
     return found
+
+
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="files", value=value)
 
 
 @functools.cache

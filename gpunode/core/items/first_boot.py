@@ -17,7 +17,7 @@ from gpunode.core.items.cdi import Specification
 from gpunode.core.items.driver import LOADED, MODULES
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import Links
-from gpunode.core.items.item import ABSENT, Case, Item, Key, Question, unlike
+from gpunode.core.items.item import ABSENT, Case, Item, Key, Question, StepKind, unlike
 from gpunode.core.model import Check, DriverChoice, NodeFacts, Problem
 from gpunode.core.remote import program
 from gpunode.core.sharing.rules import mig_profiles
@@ -121,6 +121,9 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
     """What the first boot does."""
     [found] = [item.value for item in mine if isinstance(item, Program)]
     return found
+
+
+STEP = StepKind(shape=SHAPE, action="first_boot", argument="first_boot", value=value)
 
 
 def prepares(spec: Spec) -> bool:

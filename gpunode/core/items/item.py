@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 from gpunode.core.model import NodeFacts, Problem, Reason, Repository, Solution
 from gpunode.core.spec import Spec
+from gpunode.core.validation import Shape
 
 ABSENT = "absent"
 PRESENT = "present"
@@ -108,6 +109,20 @@ class Case:
     def pending(self, item: Item) -> bool:
         """Whether the node has something else."""
         return item.differs(self.have[item.key])
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepKind:
+    """How a step brings its items about: the action of the collection, and the argument that takes the step's value.
+
+    `value` makes it from the role and the items that differ, `disrupts` says what the step disturbs.
+    """
+
+    shape: Shape
+    action: str
+    argument: str
+    value: Callable[[Case, str, Sequence[Item]], Any]
+    disrupts: Callable[[Case, Sequence[Item]], str] | None = None
 
 
 def unlike(have: str) -> str:

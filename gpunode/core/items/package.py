@@ -16,10 +16,10 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from gpunode.core.items.item import ABSENT, Case, Item
+from gpunode.core.items.item import ABSENT, Case, Item, StepKind
 from gpunode.core.items.repository import sources_path
 from gpunode.core.model import NodeFacts, PackageWant
 from gpunode.core.remote import values_of
@@ -135,6 +135,10 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
         **({"streams": [driver.stream]} if driver and driver.stream else {}),
         "proxy": case.spec.proxy,
     }
+
+
+STEP = StepKind(shape=SHAPE, action="packages", argument="packages", value=value)
+REPOSITORIES = replace(STEP, value=repositories_value)
 
 
 def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool = False) -> dict[str, bytes]:

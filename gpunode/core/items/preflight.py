@@ -1,12 +1,15 @@
-"""What preflight compares: the node as the plan expects it, and the node as it is."""
+"""What precedes a plan's own steps: the node is the one that it was made for, and nothing is half done on it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+from gpunode.core.items import runfile
+from gpunode.core.items.item import Case, Item, StepKind
 from gpunode.core.model import NodeFacts
-from gpunode.core.validation import mapping, text, texts
+from gpunode.core.validation import flag, mapping, text, texts
 
 SHAPE = mapping(
     "The node as the plan found it; empty keys are not compared.",
@@ -15,6 +18,28 @@ SHAPE = mapping(
     kernel=text("Release of the running kernel."),
     gpus=texts("GPUs, as SLOT=ID."),
 )
+
+
+def expected(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """The node that a plan is made for."""
+    facts = case.facts
+    gpus = [f"{gpu.slot}={gpu.id}" for gpu in facts.gpus]
+    return {"distro": facts.distro.key, "arch": facts.arch, "kernel": facts.kernel, "gpus": gpus}
+
+
+def recovered(case: Case, role: str, mine: Sequence[Item]) -> bool:
+    """Whether an interrupted run has left something."""
+    return bool(case.facts.unfinished)
+
+
+RECOVER = StepKind(
+    shape=flag("Finishes or undoes what an interrupted run left."),
+    action="edit_file",
+    argument="recover",
+    value=recovered,
+)
+EXPECT = StepKind(shape=SHAPE, action="preflight", argument="expect", value=expected)
+FETCH = replace(runfile.STEP, argument="fetch")
 
 
 def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:

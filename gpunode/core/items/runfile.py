@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.errors import InputError
-from gpunode.core.items.item import ABSENT, Case, Item
+from gpunode.core.items.item import ABSENT, Case, Item, StepKind
 from gpunode.core.model import Flavour, NodeFacts, Runfile
 from gpunode.core.remote import values_of
 from gpunode.core.validation import as_lines, check_one, rows, text, texts
@@ -80,6 +80,10 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
 def uninstall_value(case: Case, role: str, mine: Sequence[Item]) -> list[dict[str, Any]]:
     """The driver that is taken off."""
     return [{"kind": role, "version": case.facts.driver.runfile}]
+
+
+STEP = StepKind(shape=SHAPE, action="runfile", argument="install", value=value)
+UNINSTALL_STEP = StepKind(shape=UNINSTALL, action="runfile", argument="uninstall", value=uninstall_value)
 
 
 def runfile_value(kind: str, runfile: Runfile, *, proxy: str, modules: Flavour | None = None) -> dict[str, Any]:

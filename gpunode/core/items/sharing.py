@@ -13,7 +13,7 @@ import yaml
 from gpunode.core.errors import InputError
 from gpunode.core.items.activation import REBOOTS, Enabled, Service
 from gpunode.core.items.file import File
-from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, reboots, unlike
+from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, StepKind, reboots, unlike
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
 from gpunode.core.sharing.migparted import Group, mig_parted
@@ -252,6 +252,10 @@ def disruption(case: Case, mine: Sequence[Item]) -> str:
         reboot = "" if case.spec.reboot == "never" else ", and a change of the MIG mode may need a reboot"
         return f"no program may use {', '.join(gpus)} meanwhile{reboot}"
     return "no program may use a GPU while MPS starts or ends" if any(item.option == "mps" for item in mine) else ""
+
+
+MIG_STEP = StepKind(shape=MIG, action="sharing", argument="mig", value=value, disrupts=disruption)
+MPS_STEP = StepKind(shape=MPS, action="sharing", argument="mps", value=value, disrupts=disruption)
 
 
 def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mapping[str, str]) -> dict[str, Any]:

@@ -9,11 +9,12 @@ Each check is a line `gpunode<TAB>check<TAB>ID|STATUS|MESSAGE|FIX`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args, get_type_hints
 
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
+from gpunode.core.items.item import Case, Item, StepKind
 from gpunode.core.model import Check, NodeFacts, Runtime, Solution
 from gpunode.core.printable import shortened
 from gpunode.core.remote import parse_outcome, values_of
@@ -86,6 +87,14 @@ def smoke_now(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any
     if spec.image.load or facts.driver.loaded:
         return everything
     return {**everything, "runtimes": [], "default_runtime": {}, "gpus": 0, "toolkit": False}
+
+
+def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
+    """What is proven after every change."""
+    return smoke_now(case.facts, case.spec, case.solution)
+
+
+STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", value=value)
 
 
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:

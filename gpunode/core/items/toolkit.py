@@ -11,7 +11,7 @@ from gpunode.core.edits import Activation
 from gpunode.core.edits.commit import runtime_request
 from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.items.item import Case, Found, Item, KeyOf, Question
+from gpunode.core.items.item import Case, Found, Item, KeyOf, Question, StepKind
 from gpunode.core.items.package import NoPackage, Package
 from gpunode.core.model import Edit, NodeFacts, Problem, Reason
 from gpunode.core.spec import Spec, parse_spec
@@ -87,6 +87,9 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> Any:
     """The settings."""
     [found] = [item.settings for item in mine if isinstance(item, Config)]
     return found
+
+
+STEP = StepKind(shape=SHAPE, action="edit_file", argument="toolkit", value=value)
 
 
 def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:

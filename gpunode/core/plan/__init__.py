@@ -9,7 +9,6 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from gpunode.core.diff import unified
 from gpunode.core.facts import facts_hash, masked_hash
@@ -18,7 +17,6 @@ from gpunode.core.items.engine import ENGINES, manages
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
 from gpunode.core.items.item import Case, Item, Key, KeyOf, Question, Wanted
-from gpunode.core.items.smoke import smoke_now
 from gpunode.core.items.sysctl import boot_warnings
 from gpunode.core.model import NodeFacts, Plan, Problem, Reason, Solution, Step
 from gpunode.core.plan.steps import BY_ID, STEPS, Row, wanted
@@ -115,7 +113,7 @@ def make_plan(
     case = Case(facts=facts, spec=spec, solution=solution, items=want.items, have=actual(facts, want), key_of=key_of)
     steps = _steps(case)
     if steps:
-        steps = [*_preflight(facts, steps), *steps, _verify(case)]
+        steps = [*_preflight(case, steps), *steps, _step(case, BY_ID["verify.smoke"], ())]
     return replace(base, steps=tuple(steps), files=_files_rested_on(facts, want))
 
 
@@ -153,10 +151,10 @@ def _step(case: Case, row: Row, mine: Sequence[Item]) -> Step:
         role=row.role,
         option=row.option,
         title=row.title if case.spec.image.load else row.prepared or row.title,
-        value=row.value(case, row.role, mine) if row.value else None,
+        value=row.kind.value(case, row.role, mine),
         reasons=reasons(case, mine),
         diff=step_diff(case, mine),
-        disruptive=row.disrupts(case, mine) if row.disrupts else "",
+        disruptive=row.kind.disrupts(case, mine) if row.kind.disrupts else "",
     )
 
 
@@ -167,31 +165,16 @@ def _consequences(items: Mapping[Key, Item], pending: Mapping[Key, Item]) -> dic
     return {key: item for key, item in items.items() if (key.role, key.option) in due or item.follows(pending)}
 
 
-def _preflight(facts: NodeFacts, found: Sequence[Step]) -> list[Step]:
-    expect = {
-        "distro": facts.distro.key,
-        "arch": facts.arch,
-        "kernel": facts.kernel,
-        "gpus": [f"{g.slot}={g.id}" for g in facts.gpus],
-    }
-    steps = [_own("expect", expect)]
-    if facts.unfinished:
-        why = Reason(what="an earlier run was interrupted", why="; ".join(facts.unfinished))
-        steps.insert(0, replace(_own("recover", True), reasons=(why,)))
+def _preflight(case: Case, found: Sequence[Step]) -> list[Step]:
+    recover, expect, fetch = (BY_ID[f"preflight.{option}"] for option in ("recover", "expect", "fetch"))
+    steps = [_step(case, expect, ())]
+    if case.facts.unfinished:
+        why = Reason(what="an earlier run was interrupted", why="; ".join(case.facts.unfinished))
+        steps.insert(0, replace(_step(case, recover, ()), reasons=(why,)))
     installers = [value for step in found if step.option == "runfile" for value in step.value]
     if installers:  # before anything is touched: a wrong file is found out here
-        steps.append(_own("fetch", installers))
+        steps.append(replace(_step(case, fetch, ()), value=installers))
     return steps
-
-
-def _own(option: str, value: Any) -> Step:
-    return Step(role="preflight", option=option, title=BY_ID[f"preflight.{option}"].title, value=value)
-
-
-def _verify(case: Case) -> Step:
-    row, value = BY_ID["verify.smoke"], smoke_now(case.facts, case.spec, case.solution)
-    title = row.title if case.spec.image.load else row.prepared
-    return Step(role=row.role, option=row.option, title=title, value=value)
 
 
 def _malformed(doubt: str) -> Problem:

@@ -6,12 +6,11 @@ of the collection (gpunode/cli/docs_collection.py).  All values are empty by def
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.items import (
-    activation,
     cdi,
     cuda,
     driver,
@@ -27,9 +26,8 @@ from gpunode.core.items import (
     smoke,
     toolkit,
 )
-from gpunode.core.items.item import Case, Found, Item, Question, Wanted
+from gpunode.core.items.item import Found, Item, Question, StepKind, Wanted
 from gpunode.core.model import Plan, Problem
-from gpunode.core.validation import Shape, flag
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,26 +41,19 @@ class Role:
     wanted: tuple[Callable[[Question], Found], ...] = ()  # its items
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Row:
-    """A step that a plan may have: `role` and `option` name the variable that holds its value.
-
-    The value is the argument `argument` of the collection's action `action`.
-    """
+    """A step that a plan may have: `role` and `option` name the variable that holds its value."""
 
     role: str
     option: str
     title: str
-    shape: Shape
-    action: str
-    argument: str
-    about: str = ""  # of this option; without it what the shape says
+    kind: StepKind
+    about: str = ""  # of this option; without it what its shape says
     prepared: str = ""  # the title on a machine that waits for its GPU
     again: tuple[str, ...] = ()  # options whose steps make this one due again
-    value: Callable[[Case, str, Sequence[Item]], Any] | None = None  # from the items that differ
-    disrupts: Callable[[Case, Sequence[Item]], str] | None = None
-    wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
     told: tuple[str, ...] = ()  # options of the role whose results the action is told of, for check mode
+    wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
 
     @property
     def variable(self) -> str:
@@ -99,225 +90,90 @@ ROLES = (
 )
 
 
-def _sources(role: str, title: str) -> Row:
-    about = "Files of repositories, and their keys."
-    return Row(
-        role=role,
-        option="sources",
-        title=title,
-        about=about,
-        shape=file.SHAPE,
-        action="edit_file",
-        argument="files",
-        value=file.value,
-    )
-
-
-def _packages(role: str, title: str) -> Row:
-    return Row(
-        role=role,
-        option="packages",
-        title=title,
-        shape=package.SHAPE,
-        action="packages",
-        argument="packages",
-        value=package.value,
-    )
-
-
-def _files(role: str, title: str) -> Row:
-    return Row(
-        role=role, option="files", title=title, shape=file.SHAPE, action="edit_file", argument="files", value=file.value
-    )
-
-
 STEPS = (
+    Row("preflight", "recover", "Finish or undo what an interrupted run left", preflight.RECOVER),
+    Row("preflight", "expect", "Make sure that this is the node the plan was made for", preflight.EXPECT),
     Row(
-        role="preflight",
-        option="recover",
-        title="Finish or undo what an interrupted run left",
-        shape=flag("Whether what an interrupted run left is finished or undone."),
-        action="edit_file",
-        argument="recover",
-    ),
-    Row(
-        role="preflight",
-        option="expect",
-        title="Make sure that this is the node the plan was made for",
-        shape=preflight.SHAPE,
-        action="preflight",
-        argument="expect",
-    ),
-    Row(
-        role="preflight",
-        option="fetch",
-        title="Fetch NVIDIA's installers and compare their checksums",
+        "preflight",
+        "fetch",
+        "Fetch NVIDIA's installers and compare their checksums",
+        preflight.FETCH,
         about="Installers to have on the node, with the right checksum, before anything is changed.",
-        shape=runfile.SHAPE,
-        action="runfile",
-        argument="fetch",
     ),
-    _sources("driver", "Set up the repository of the driver"),
+    Row("driver", "sources", "Set up the repository of the driver", file.STEP),
+    Row("driver", "uninstall", "Take off the driver that NVIDIA's runfile installed", runfile.UNINSTALL_STEP),
     Row(
-        role="driver",
-        option="uninstall",
-        title="Take off the driver that NVIDIA's runfile installed",
-        shape=runfile.UNINSTALL,
-        action="runfile",
-        argument="uninstall",
-        value=runfile.uninstall_value,
-    ),
-    Row(
-        role="driver",
-        option="repositories",
-        title="Set up the repositories that the driver's packages come from",
+        "driver",
+        "repositories",
+        "Set up the repositories that the driver's packages come from",
+        package.REPOSITORIES,
         about="Packages that set up repositories, such as epel-release, in a transaction of their own before the next.",
-        shape=package.SHAPE,
-        action="packages",
-        argument="packages",
-        value=package.repositories_value,
     ),
-    _packages("driver", "Install the NVIDIA driver and the headers of every kernel"),
+    Row("driver", "packages", "Install the NVIDIA driver and the headers of every kernel", package.STEP),
     Row(
-        role="driver",
-        option="runfile",
-        title="Run NVIDIA's installer, and build its modules for every kernel",
+        "driver",
+        "runfile",
+        "Run NVIDIA's installer, and build its modules for every kernel",
+        runfile.STEP,
         about="Installers to run.",
-        shape=runfile.SHAPE,
-        action="runfile",
-        argument="install",
-        value=runfile.value,
     ),
-    _files("driver", "Keep nouveau off the GPU"),
+    Row("driver", "files", "Keep nouveau off the GPU", file.STEP),
+    Row("driver", "first_boot", "Leave what loads and proves the driver at the first boot", first_boot.STEP),
     Row(
-        role="driver",
-        option="first_boot",
-        title="Leave what loads and proves the driver at the first boot",
-        shape=first_boot.SHAPE,
-        action="first_boot",
-        argument="first_boot",
-        value=first_boot.value,
-    ),
-    Row(
-        role="driver",
-        option="activate",
-        title="Load the NVIDIA driver and start its services",
+        "driver",
+        "activate",
+        "Load the NVIDIA driver and start its services",
+        driver.ACTIVATION,
         prepared="Have the first boot with a GPU load the driver, and rebuild the initramfs",
-        shape=activation.SHAPE,
-        action="activate",
-        argument="activate",
-        value=driver.activation_value,
         again=("driver.packages", "driver.runfile", "driver.files"),
         told=("packages", "files"),
     ),
-    _sources("fabric", "Set up the repository of DCGM"),
-    _packages("fabric", "Install DCGM"),
-    _files("fabric", "Write the nodes of the NVLink domain, and what measures the GPUs"),
-    Row(
-        role="fabric",
-        option="activate",
-        title="Start what manages the fabric and the GPUs",
-        shape=activation.SHAPE,
-        action="activate",
-        argument="activate",
-        value=fabric.activation_value,
-        again=("fabric.files",),  # IMEX reads its nodes when it starts
+    Row("fabric", "sources", "Set up the repository of DCGM", file.STEP),
+    Row("fabric", "packages", "Install DCGM", package.STEP),
+    Row("fabric", "files", "Write the nodes of the NVLink domain, and what measures the GPUs", file.STEP),
+    Row(  # IMEX reads its nodes when it starts
+        "fabric", "activate", "Start what manages the fabric and the GPUs", fabric.ACTIVATION, again=("fabric.files",)
     ),
-    _sources("cuda", "Set up the repository of CUDA"),
-    _packages("cuda", "Install the CUDA toolkit"),
-    Row(
-        role="cuda",
-        option="runfile",
-        title="Run the installers of the CUDA toolkits",
-        about="Installers to run.",
-        shape=runfile.SHAPE,
-        action="runfile",
-        argument="install",
-        value=runfile.value,
+    Row("cuda", "sources", "Set up the repository of CUDA", file.STEP),
+    Row("cuda", "packages", "Install the CUDA toolkit", package.STEP),
+    Row("cuda", "runfile", "Run the installers of the CUDA toolkits", runfile.STEP, about="Installers to run."),
+    Row("cuda", "files", "Put CUDA on the PATH of login shells", file.STEP),
+    Row("cuda", "activate", "Choose the default CUDA toolkit", cuda.ACTIVATION),
+    Row("toolkit", "sources", "Set up the repository of the NVIDIA Container Toolkit", file.STEP),
+    Row("toolkit", "packages", "Install the NVIDIA Container Toolkit", package.STEP),
+    Row("toolkit", "files", "Write the files of the NVIDIA Container Toolkit", file.STEP),
+    Row("toolkit", "config", "Set the options of the NVIDIA Container Toolkit", toolkit.STEP),
+    Row(  # no instance outlives the driver that made it
+        "sharing",
+        "mig",
+        "Cut the GPUs into MIG instances, now and at every boot, or make them whole again",
+        sharing.MIG_STEP,
+        again=("driver.packages",),
     ),
-    _files("cuda", "Put CUDA on the PATH of login shells"),
+    Row("sharing", "mps", "Have programs share the GPUs by MPS, or no longer", sharing.MPS_STEP),
+    Row("runtime", "sources", "Set up the repository of the container engines", file.STEP),
+    Row("runtime", "packages", "Install the container engines", package.STEP),
+    Row("runtime", "files", "Have kernel modules loaded, settings made and GPU devices linked at boot", file.STEP),
     Row(
-        role="cuda",
-        option="activate",
-        title="Choose the default CUDA toolkit",
-        shape=activation.SHAPE,
-        action="activate",
-        argument="activate",
-        value=cuda.activation_value,
+        "runtime",
+        "activate",
+        "Load kernel modules, make settings, link GPU devices and start the container engines",
+        engine.ACTIVATION,
     ),
-    _sources("toolkit", "Set up the repository of the NVIDIA Container Toolkit"),
-    _packages("toolkit", "Install the NVIDIA Container Toolkit"),
-    _files("toolkit", "Write the files of the NVIDIA Container Toolkit"),
+    Row("runtime", "edits", "Give the container engines the nvidia runtime", engine.STEP),
     Row(
-        role="toolkit",
-        option="config",
-        title="Set the options of the NVIDIA Container Toolkit",
-        shape=toolkit.SHAPE,
-        action="edit_file",
-        argument="toolkit",
-        value=toolkit.value,
-    ),
-    Row(
-        role="sharing",
-        option="mig",
-        title="Cut the GPUs into MIG instances, now and at every boot, or make them whole again",
-        shape=sharing.MIG,
-        action="sharing",
-        argument="mig",
-        value=sharing.value,
-        disrupts=sharing.disruption,
-        again=("driver.packages",),  # no instance outlives the driver that made it
-    ),
-    Row(
-        role="sharing",
-        option="mps",
-        title="Have programs share the GPUs by MPS, or no longer",
-        shape=sharing.MPS,
-        action="sharing",
-        argument="mps",
-        value=sharing.value,
-        disrupts=sharing.disruption,
-    ),
-    _sources("runtime", "Set up the repository of the container engines"),
-    _packages("runtime", "Install the container engines"),
-    _files("runtime", "Have kernel modules loaded, settings made and GPU devices linked at boot"),
-    Row(
-        role="runtime",
-        option="activate",
-        title="Load kernel modules, make settings, link GPU devices and start the container engines",
-        shape=activation.SHAPE,
-        action="activate",
-        argument="activate",
-        value=engine.activation_value,
-    ),
-    Row(
-        role="runtime",
-        option="edits",
-        title="Give the container engines the nvidia runtime",
-        shape=engine.SHAPE,
-        action="edit_file",
-        argument="runtimes",
-        value=engine.value,
-        disrupts=engine.disruption,
-    ),
-    Row(
-        role="runtime",
-        option="cdi",
-        title="Make the CDI specification of the GPUs, and keep it fresh",
-        shape=cdi.SHAPE,
-        action="cdi",
-        argument="cdi",
-        value=cdi.value,
+        "runtime",
+        "cdi",
+        "Make the CDI specification of the GPUs, and keep it fresh",
+        cdi.STEP,
         again=("driver.packages", "toolkit.packages", "sharing.mig"),
     ),
     Row(
-        role="verify",
-        option="smoke",
-        title="Prove it with real use of the GPU",
+        "verify",
+        "smoke",
+        "Prove it with real use of the GPU",
+        smoke.STEP,
         prepared="Prove what can be proven without the GPU",
-        shape=smoke.SHAPE,
-        action="smoke",
-        argument="smoke",
     ),
 )
 BY_ID = {f"{row.role}.{row.option}": row for row in STEPS}
@@ -334,6 +190,6 @@ def wanted(asked: Question) -> Wanted:
 
 def role_variables(plan: Plan) -> dict[str, Any]:
     """`<role>_<option>` for every option there is: the step's literal value, or empty."""
-    return {row.variable: row.shape.empty for row in STEPS} | {
+    return {row.variable: row.kind.shape.empty for row in STEPS} | {
         f"{step.role}_{step.option}": step.value for step in plan.steps
     }

@@ -206,7 +206,7 @@ options:
   recover:
     type: bool
     description:
-      - Whether what an interrupted run left is finished or undone.
+      - Finishes or undoes what an interrupted run left.
     default: false
   files:
     type: list
