@@ -5,9 +5,10 @@ from importlib.resources.abc import Traversable
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
-    "commit.sh": ("common.sh", "devices.sh", "reload.sh", "file.sh", "service.sh", "await.sh"),
+    "commit.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh", "file.sh", "service.sh", "await.sh"),
     "packages.sh": (
         "common.sh",
+        "lock.sh",
         "devices.sh",
         "reload.sh",
         "dkms.sh",
@@ -17,17 +18,17 @@ _BEFORE = {
         "dry_run.sh",
         *_MANAGERS,
     ),
-    "runfile.sh": ("common.sh", "dkms.sh"),
+    "runfile.sh": ("common.sh", "lock.sh", "dkms.sh"),
     "read_journal.sh": ("common.sh", "driver_state.sh", *_MANAGERS),
-    "restore.sh": ("common.sh", "devices.sh", "reload.sh"),
-    "activate.sh": ("common.sh", "driver_state.sh", "devices.sh", "reload.sh"),
+    "restore.sh": ("common.sh", "lock.sh", "devices.sh", "reload.sh"),
+    "activate.sh": ("common.sh", "lock.sh", "driver_state.sh", "devices.sh", "reload.sh"),
     "probe.sh": ("devices.sh", "probe_words.sh", "probe_machine.sh", "probe_engines.sh", "probe_files.sh"),
     "smoke.sh": ("common.sh",),
-    "cdi.sh": ("common.sh", "install_file.sh"),
-    "mig.sh": ("common.sh", "install_file.sh"),
-    "mps.sh": ("common.sh", "install_file.sh"),
+    "cdi.sh": ("common.sh", "lock.sh", "install_file.sh"),
+    "mig.sh": ("common.sh", "lock.sh", "install_file.sh"),
+    "mps.sh": ("common.sh", "lock.sh", "install_file.sh"),
     "firstboot.sh": ("common.sh",),
-    "release.sh": ("common.sh",),
+    "release.sh": ("common.sh", "lock.sh"),
 }
 
 

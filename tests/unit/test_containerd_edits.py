@@ -227,7 +227,7 @@ def test_a_file_whose_settings_a_newer_drop_in_hides_is_noted() -> None:
 
 
 def test_the_state_of_files_that_containerd_does_not_start_with_is_refused() -> None:
-    with pytest.raises(RefusedError, match="reads at most 3"):
+    with pytest.raises(RefusedError, match="knows versions up to 3"):
         runtime_state(tree("version = 4\n"), asked("2.1.9"))
 
 

@@ -1,4 +1,4 @@
-"""A node is one controller's at a time: lib/common.sh by the shell of this machine, on a state folder of its own."""
+"""A node is one controller's at a time: lib/lock.sh by the shell of this machine, on a state folder of its own."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from gpunode.core.undo.journal import signature
 from gpunode.edge.state import controller_name, next_generation
 from gpunode.node import part
 
-COMMON = part("common.sh").read_text(encoding="utf-8")
+COMMON = "".join(part(name).read_text(encoding="utf-8") for name in ("common.sh", "lock.sh"))
 RELEASE = part("release.sh").read_text(encoding="utf-8")
 LEASE = 180
 WAYS = {"flock": "", "a link": "have() { [ $1 != flock ] && command -v $1 >/dev/null 2>&1; }"}

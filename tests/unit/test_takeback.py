@@ -9,8 +9,9 @@ import pytest
 from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.undo.plan import FileBack, TakeBack
+from gpunode.core.undo.plan import GPU_UNITS, FileBack, TakeBack
 from gpunode.core.undo.requests import UndoWish, compared, diffs, undo_requests, undo_wish
+from gpunode.node import part
 
 # ---------------------------------------------------------------- files
 
@@ -430,3 +431,8 @@ def test_what_can_be_asked() -> None:
 def test_an_empty_journal_has_nothing_to_take_back() -> None:
     assert back(recall_text([])) == TakeBack()
     assert undo_requests(TakeBack()) == []
+
+
+def test_the_scripts_stop_the_same_services_of_gpus() -> None:
+    text = part("common.sh").read_text(encoding="utf-8").partition('GPU_UNITS="')[2].partition('"')[0]
+    assert [f"{name}.service" for name in text.split()] == [u for u in GPU_UNITS if u.endswith(".service")]

@@ -153,7 +153,7 @@ def signature(
 ) -> dict[str, bytes]:
     """Request files: whose lines these are in the journal (`run`, `part`), and who may work on the node.
 
-    `controller` takes or renews the node's lease (node/lib/common.sh), which `break_lock` takes from another one.
+    `controller` takes or renews the node's lease (node/lib/lock.sh), which `break_lock` takes from another one.
     `generation` orders the runs of a controller: a script of an earlier one is refused once a later one was there.
     Raises InputError.
     """

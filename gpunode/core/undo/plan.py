@@ -37,7 +37,9 @@ GPU_UNITS = (
     "nvidia-fabricmanager.service",
     "nvidia-imex.service",
     "nvidia-dcgm.service",
+    "dcgm.service",
     "dcgm-exporter.service",
+    "nvsm.service",
 )
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
 _ENGINES: Mapping[str, RuntimeName] = {

@@ -8,7 +8,6 @@ UNIT=gpunode-mig.service
 PROGRAM=/usr/lib/gpunode/mig
 CONFIG=/etc/gpunode/mig.yaml
 LABELS=/etc/kubernetes/node-feature-discovery/features.d/gpunode-mig # node-feature-discovery makes labels of it
-AGENTS="gpunode-mps nvsm nvidia-dcgm dcgm dcgm-exporter nvidia-persistenced" # hold GPUs, and start again afterwards
 log=$GPUNODE_IN/.log
 : >"$log"
 reboot_reason='' changes=0
@@ -147,7 +146,8 @@ in_use() {
 stop_agents() {
   [ ! -e "$GPUNODE_IN/.stopped" ] || return 0
   : >"$GPUNODE_IN/.stopped"
-  for unit in $AGENTS; do
+  for unit in gpunode-mps $GPU_UNITS; do
+    case $unit in nvidia-fabricmanager | nvidia-imex) continue ;; esac # other GPUs need them
     systemctl is-active -q "$unit" 2>/dev/null || continue
     systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&- && echo "$unit" >>"$GPUNODE_IN/.stopped"
   done

@@ -4,9 +4,10 @@
 GPUNODE_STATE=/var/lib/gpunode
 [ ! -e "$GPUNODE_IN/state" ] || GPUNODE_STATE=$(cat "$GPUNODE_IN/state") # of a tree that is not this machine's own
 
-# what holds /dev/nvidia* by right, and is started again after the modules were exchanged
+# NVIDIA's own services that keep GPUs open: stopped before the driver goes, and started again afterwards; core/undo/plan.py
+# has the same ones
 # shellcheck disable=SC2034 # of several scripts
-GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm-exporter"
+GPU_UNITS="nvidia-persistenced nvidia-fabricmanager nvidia-imex nvidia-dcgm dcgm dcgm-exporter nvsm"
 
 # say KEY TEXT: one line of the protocol in core/remote.py
 say() { printf 'gpunode\t%s\t%s\n' "$1" "$(printf '%s' "$2" | tr '\n\t' '  ')"; }
@@ -55,122 +56,6 @@ json_text() {
 # json_list: lines on standard input as a JSON list of strings
 json_list() {
   sed 's/\\/\\\\/g; s/"/\\"/g; s/.*/"&"/' | awk 'BEGIN { printf "[" } { printf "%s%s", (NR > 1 ? "," : ""), $0 } END { printf "]" }'
-}
-
-# lock: one writer at a time on this node, as commit.sh does; the lock goes with the process.  Who would be refused is
-# refused before it waits.
-# sets: _lock_mine leased
-lock() {
-  _lock_why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${_lock_why##*: }" "mend that, then run again"
-  lease_refuse
-  if have flock; then
-    _lock_why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_lock_why##*: }" "mend that, then run again"
-    exec 9>>"$GPUNODE_STATE/lock"
-    flock -w "$(lock_seconds)" 9 || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
-    lock_sign
-    lease
-    return
-  fi
-  _lock_mine=$GPUNODE_STATE/lock.pid _lock_tries=0 # a link that names its owner
-  until ln -s "$(sh -c 'echo $PPID')" "$_lock_mine" 2>/dev/null; do
-    _lock_owner=$(readlink "$_lock_mine")
-    if [ -n "$_lock_owner" ] && [ ! -d "/proc/$_lock_owner" ] && mkdir "$_lock_mine.$_lock_owner" 2>/dev/null; then # one takes it from the dead
-      [ "$(readlink "$_lock_mine")" != "$_lock_owner" ] || rm -f "$_lock_mine"
-      rmdir "$_lock_mine.$_lock_owner"
-      continue
-    fi
-    _lock_tries=$((_lock_tries + 1))
-    [ "$_lock_tries" -le "$(lock_seconds)" ] || finish failed "$(lock_owner) is at work on this node" "wait for it to end, then run again"
-    sleep 1
-  done
-  trap 'rm -f "$_lock_mine"' EXIT
-  lock_sign
-  lease
-}
-
-# lock_seconds: seconds to wait for the lock; long for what an earlier run of the same controller, cut off, still does here
-lock_seconds() {
-  _lock_seconds_of=$(cut -d ' ' -f 2 "$GPUNODE_STATE/lease" 2>/dev/null)
-  if [ -n "$_lock_seconds_of" ] && [ "$_lock_seconds_of" = "$(word controller)" ]; then echo 900; else echo 60; fi
-}
-
-# lock_sign: who holds the lock is written into its file, for those that wait; nothing where no controller is behind it
-lock_sign() { (signed >"$GPUNODE_STATE/lock") 2>/dev/null || :; }
-
-# lock_owner: who holds the lock
-lock_owner() {
-  _lock_owner_line=$(head -n 1 "$GPUNODE_STATE/lock" 2>/dev/null)
-  case $_lock_owner_line in
-    *?' '?*) echo "$_lock_owner_line" | awk '{ print "the controller " $1 " (run " $2 ")" }' ;;
-    *) echo "another gpunode" ;;
-  esac
-}
-
-# signed: «CONTROLLER RUN GENERATION» of the run that this script is of; the generation grows with each run that its
-# controller starts.  Nothing without a controller.
-signed() {
-  _signed_run=$(word run) _signed_generation=$(word generation)
-  [ -z "$(word controller)" ] || echo "$(word controller) ${_signed_run:-unknown}${_signed_generation:+ $_signed_generation}"
-}
-
-LEASE=180 # seconds from a controller's last command on, by this node's clock
-
-# lease: this node is one controller's until LEASE seconds after its last command, or until its run gave it back.  The lock
-# keeps scripts apart, this keeps another controller out between two scripts of a run, and a run out that is not the last
-# one of its own controller.
-# sets: leased
-lease() {
-  lease_refuse
-  leased=$(word controller)
-  [ -z "$leased" ] || lease_for
-}
-
-# lease_now: «SECONDS CONTROLLER RUN GENERATION» of the lease; 0 seconds for one that is over or was given back.  An end
-# further off than LEASE is from a clock that was wrong.
-lease_now() {
-  [ ! -r "$GPUNODE_STATE/lease" ] || awk -v now="$(date +%s)" -v longest="$LEASE" -v released="$(cat "$GPUNODE_STATE/released" 2>/dev/null)" '
-    NR == 1 {
-      left = $1 ~ /^[0-9]+$/ ? $1 - now : 0
-      if (left < 0 || left > longest || substr($0, index($0, " ") + 1) == released) left = 0
-      print left, ($2 == "" ? "unknown" : $2), ($3 == "" ? "unknown" : $3), ($4 ~ /^[0-9]+$/ ? $4 : 0)
-    }' "$GPUNODE_STATE/lease"
-}
-
-# lease_refuse: ends the script where the node is another controller's, or where a later run of the same one has been
-lease_refuse() {
-  [ -n "$(word controller)" ] || return 0
-  _lease_refuse_left='' _lease_refuse_other='' _lease_refuse_run='' _lease_refuse_latest=''
-  read -r _lease_refuse_left _lease_refuse_other _lease_refuse_run _lease_refuse_latest <<EOF || :
-$(lease_now)
-EOF
-  [ -n "$_lease_refuse_latest" ] || return 0
-  if [ "$_lease_refuse_other" != "$(word controller)" ]; then
-    [ "$_lease_refuse_left" -gt 0 ] && [ -z "$(word break_lock)" ] || return 0
-    finish refused "the controller $_lease_refuse_other is at work on this node (run $_lease_refuse_run, for $_lease_refuse_left seconds more)" \
-      "wait for it to end, or take the node from it: --break-lock"
-  fi
-  _lease_refuse_mine=$(word generation)
-  [ "${_lease_refuse_mine:-$_lease_refuse_latest}" -lt "$_lease_refuse_latest" ] || return 0
-  # who asks for --break-lock takes the node from what is at work now, not from runs that are started later
-  [ "$_lease_refuse_left" -gt 0 ] || [ -z "$(word break_lock)" ] || return 0
-  finish refused "run $_lease_refuse_run of the same controller was started after this one, and has worked on this node" \
-    "leave the node to that run, or start this one again (gpunode runs resume)"
-}
-
-# lease_for: the lease is this run's from now on; one that this run has given back is not taken again
-lease_for() {
-  _lease_for_until=$(($(date +%s) + LEASE))
-  [ "$(cat "$GPUNODE_STATE/released" 2>/dev/null)" != "$(signed)" ] || _lease_for_until=0
-  (umask 077 && echo "$_lease_for_until $(signed)" >"$GPUNODE_STATE/.lease") 2>/dev/null &&
-    mv -f "$GPUNODE_STATE/.lease" "$GPUNODE_STATE/lease"
-}
-
-# lease_back: this run is over.  It is written into a file of its own, without the lock: a script of the run that still
-# works here holds that, and writes the lease once more when it ends.
-lease_back() {
-  _lease_back_line=$(head -n 1 "$GPUNODE_STATE/lease" 2>/dev/null)
-  [ -n "$(signed)" ] && [ "${_lease_back_line#* }" = "$(signed)" ] || return 0
-  (umask 077 && signed >"$GPUNODE_STATE/.released") 2>/dev/null && mv -f "$GPUNODE_STATE/.released" "$GPUNODE_STATE/released"
 }
 
 # ---------------------------------------------------------------- the journal

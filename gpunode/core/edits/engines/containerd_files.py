@@ -210,7 +210,7 @@ def _check_versions(files: tuple[File, ...], daemon: tuple[int, int], request: R
         if file.version > highest:
             daemon_name = f"containerd {request.version}".strip()
             raise Refusal(
-                f"{file.path} is config version {file.version}; {daemon_name} reads at most {highest}",
+                f"{file.path} is config version {file.version}; {daemon_name} knows versions up to {highest}",
                 "write the file in a version that this containerd reads, or install a newer containerd",
             )
 

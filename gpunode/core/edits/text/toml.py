@@ -58,7 +58,7 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
         raise InputError(
             f"{path}:{error.lineno}:{error.colno}: {error.msg}",
             expected="valid TOML",
-            fix="mend the file: the daemon does not start with it either",
+            fix="fix the file; what reads it may accept it, gpunode edits TOML 1.0 alone",
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a date such as 2020-02-31, a number of 5,000 digits
         raise InputError(f"{path}: {str(error)[:200]}", expected="valid TOML", fix="mend the file") from None
