@@ -26,8 +26,8 @@ def test_logs_and_state_of_a_node_are_read(lab_up: Callable[..., Lab], run_gpuno
     for path, text in files.items():
         assert lab.run(node, f"mkdir -p $(dirname {path}) && cat >{path}", stdin=text).returncode == 0
     found = findings(run_gpunode, lab)
-    assert found["installer-nouveau"]["root"]
-    assert found["installer-nouveau"]["evidence"][0].startswith("nvidia-installer:1:")
+    assert found["nouveau-in-use"]["root"]
+    assert found["nouveau-in-use"]["evidence"][0].startswith("nvidia-installer:1:")
     assert "plugin-no-devices" in found
     assert "nvml-version-mismatch" not in found
 
