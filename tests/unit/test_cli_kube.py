@@ -204,7 +204,7 @@ def chart(tmp_path: Path, name: str = "nvidia-device-plugin") -> Path:
     """A chart that reads a few of the values that the real one reads, in the same way."""
     folder = tmp_path / "chart"
     (folder / "templates").mkdir(parents=True)
-    (folder / "Chart.yaml").write_text(f"apiVersion: v2\nname: {name}\nversion: 0.20.0\n")
+    (folder / "Chart.yaml").write_text(f"apiVersion: v2\nname: {name}\nversion: 0.20.1\n")
     (folder / "values.yaml").write_text("image: {repository: x, tag: y}\nnfd: {enabled: true}\naffinity: {}\n")
     (folder / "templates/all.yaml").write_text(
         "apiVersion: v1\nkind: ConfigMap\nmetadata:\n  name: {{ .Release.Name }}-configs\n"
@@ -228,7 +228,7 @@ def test_helm_renders_a_chart_with_our_values(tmp_path: Path) -> None:
     assert yaml.safe_load(config["data"]["default"])["sharing"]["timeSlicing"]["resources"] == [
         {"name": "nvidia.com/gpu", "replicas": 4}
     ]
-    assert pod["spec"]["containers"][0]["image"] == "registry.lan:5000/nvidia/k8s-device-plugin:v0.20.0"
+    assert pod["spec"]["containers"][0]["image"] == "registry.lan:5000/nvidia/k8s-device-plugin:v0.20.1"
     assert [complaint(item, "1.36") for item in (config, pod)] == ["", ""]
 
 

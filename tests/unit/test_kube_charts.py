@@ -66,7 +66,7 @@ def test_the_device_plugin_of_the_chart_gets_the_pools(charts: dict[str, Path]) 
         if item["kind"] == "DaemonSet"
         for container in item["spec"]["template"]["spec"]["containers"]
     }
-    assert images == {"registry.lan:5000/nvidia/k8s-device-plugin:v0.20.0"}
+    assert images == {"registry.lan:5000/nvidia/k8s-device-plugin:v0.20.1"}
 
 
 def test_the_exporter_of_the_chart_collects_what_the_alerts_read(charts: dict[str, Path]) -> None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode kube render -c gpunode.yml --server-version 1.34\n"
     "  gpunode kube render -c gpunode.yml -i inventory/hosts.yml --server-version 1.34 -o cluster/\n"
-    "  gpunode kube render --server-version 1.34 --install helm --chart nvidia-device-plugin-0.20.0.tgz\n"
+    "  gpunode kube render --server-version 1.34 --install helm --chart nvidia-device-plugin-0.20.1.tgz\n"
     "  gpunode kube render --server-version 1.34 --format json\n\n"
     "Exit codes: 0 written, 2 usage or input, 5 refused: nothing is written."
 )
