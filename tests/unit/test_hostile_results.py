@@ -152,3 +152,12 @@ def test_a_spec_in_an_inventory_is_a_template_of_its_author(plays: Plays) -> Non
     plays.answers("plan", probe_text("debian12-no-gpu"))
     host = {"word": "nonsense", "gpunode_spec": {"driver": {"branch": "{{ word }}"}}}
     assert "'nonsense'" in plays.play([{"hostile_plan": {}, "ignore_errors": True}], host=host)
+
+
+def test_a_node_that_never_stops_printing_fails_its_task_alone(tmp_path: Path, plays: Plays) -> None:
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\nexec tr '\\0' x </dev/zero\n")
+    ssh.chmod(0o755)
+    host = {"ansible_connection": "ssh", "ansible_ssh_executable": str(ssh), "ansible_pipelining": True}
+    said = plays.play([{"gpunode.node.facts": {}}], host=host, rc=2)
+    assert "printed more than any node has to say" in said

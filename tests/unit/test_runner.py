@@ -8,9 +8,10 @@ import pytest
 import yaml
 
 from gpunode.core.errors import Exit, GpunodeError
-from gpunode.edge.ansible.runner import Event, _waiting, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, _read, _waiting, run_playbook
 
 SECRET = "{{ lookup('ansible.builtin.env', 'A_SECRET', default='gone') }}"
+TIMEOUT = "{{ lookup('ansible.builtin.config', 'TASK_TIMEOUT') }}"
 CHECKED = "{{ lookup('ansible.builtin.config', 'HOST_KEY_CHECKING') }}"
 PLAY = {
     "name": "Local",
@@ -19,6 +20,7 @@ PLAY = {
     "connection": "local",
     "tasks": [
         {"name": "Keys", "ansible.builtin.debug": {"msg": CHECKED}},
+        {"name": "End", "ansible.builtin.debug": {"msg": TIMEOUT}},
         {"name": "Env", "ansible.builtin.debug": {"msg": SECRET}},
         {"name": "Fails", "ansible.builtin.fail": {"msg": "token: abcdef123"}, "when": "inventory_hostname == 'bad'"},
     ],
@@ -38,6 +40,7 @@ def test_host_keys_stay_checked_the_environment_is_cut_and_hosts_are_told_apart(
     hosts = run_playbook(tmp_path, "playbook.yml", inventory=["good,bad,"], on_event=events.append)
     said = {(e.host, e.task): e.message for e in events if e.kind in ("ok", "failed")}
     assert said["good", "Keys"] == "True"
+    assert said["good", "End"] == "21600"
     assert said["good", "Env"] == "gone"
     assert hosts["good"].exit == Exit.OK
     assert hosts["bad"].exit == Exit.FAILED
@@ -79,3 +82,39 @@ def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: 
 def test_a_wait_for_the_package_manager_is_told(data: dict[str, str], told: tuple[str, str] | None) -> None:
     event = _waiting(data)
     assert (event and (event.host, event.task)) == told
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"res": "no mapping"},
+        {"res": {"gpunode_exit": 99, "msg": "x"}},
+        {"res": {"gpunode_exit": []}},
+        {"res": {"changes": 3, "changed": True}, "event": "runner_on_ok"},
+        {"res": {"notes": 7}},
+        {"res": {"checks": 7}},
+        {"duration": "long"},
+        {"task": ["x"], "res": {"diff": 3, "notes": 1}},
+    ],
+    ids=str,
+)
+def test_a_result_that_cannot_be_read_is_a_failure_of_its_host(
+    odd: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    hosts: dict[str, HostRun] = {"good": HostRun()}
+    kind = odd.pop("event", "runner_on_failed")
+    event = _read({"event": kind, "event_data": {"host": "bad", **odd}}, hosts)
+    assert event and (event.host, event.kind) == ("bad", "failed")
+    assert hosts["bad"].exit == Exit.FAILED and "unexpected" in event.message
+    assert hosts["good"] == HostRun()
+
+
+@pytest.mark.parametrize("odd", [{"event_data": []}, {"event_data": {"host": 3}}, {"event": []}, {}])
+def test_an_event_of_no_host_is_passed_over(
+    odd: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    hosts: dict[str, HostRun] = {}
+    _read({"event": "runner_on_ok", **odd}, hosts)
+    assert all(run.exit == Exit.FAILED for run in hosts.values())

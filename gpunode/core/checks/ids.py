@@ -78,6 +78,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "boot.secure-boot": "(warning) Secure Boot is on: modules that DKMS built load only with an enrolled key",
     },
     "The cluster (`gpunode kube verify`)": {
+        "kube.object": "an object of the API could not be read; it is named, and the rest was checked without it",
+        "kube.error": "the cluster or a pool could not be checked; the other pools were",
         "kube.applied": "a dry run of apply would change something (exit code 3 when only these fail)",
         "kube.problem": "apply would be refused (exit code 5)",
         "kube.ready": "a workload of ours is not ready",

@@ -20,6 +20,7 @@ from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.mask import mask
 from gpunode.core.printable import printable
 from gpunode.edge import supervise
+from gpunode.edge.isolate import isolated
 from gpunode.edge.state import make_private
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
@@ -30,6 +31,9 @@ ENVIRONMENT = frozenset(
     "CONTAINER_HOST".split()
 )
 ANSIBLE_PREFIX = "ANSIBLE_"
+TASK_SECONDS = (
+    6 * 3600
+)  # of one step on one host: the slowest download and build are far below, and a node may never end
 ENDS = supervise.GRACE + 5  # seconds in which a playbook that is let go of is gone
 
 
@@ -92,9 +96,8 @@ def run_playbook(
         waits = _waiting(data)
         if waits:
             on_event(waits)
-        event = _event(data)
+        event = _read(data, hosts)
         if event:
-            _note(hosts.setdefault(event.host, HostRun()), event)
             on_event(event)
         return bool(event and event.kind in ("failed", "unreachable"))  # else: no file of its own in artifacts/
 
@@ -216,6 +219,7 @@ def _allowed(folder: Path) -> dict[str, str]:
         allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
     allowed.setdefault("ANSIBLE_PIPELINING", "True")
     allowed.setdefault("ANSIBLE_RETRY_FILES_ENABLED", "False")
+    allowed.setdefault("ANSIBLE_TASK_TIMEOUT", str(TASK_SECONDS))
     # ansible-runner changes to its folder and turns the check of host keys off; what Ansible would do here holds
     allowed.setdefault("ANSIBLE_CONFIG", constants.CONFIG_FILE or str(folder / "ansible.cfg"))
     allowed.setdefault("ANSIBLE_HOST_KEY_CHECKING", str(constants.HOST_KEY_CHECKING))
@@ -238,10 +242,33 @@ def _waiting(data: dict[str, Any]) -> Event | None:
     return Event(host=found[1], kind="waiting", role="", task=found[2]) if found else None
 
 
+def _read(data: dict[str, Any], hosts: dict[str, HostRun]) -> Event | None:
+    """The event, noted at its host; one that cannot be read is a failure of its host alone."""
+
+    def read() -> Event | None:
+        event = _event(data)
+        if event:
+            _note(hosts.setdefault(event.host, HostRun()), event)
+        return event
+
+    inner = data.get("event_data")
+    name = inner.get("host") if isinstance(inner, dict) else ""
+    host = name if isinstance(name, str) else ""
+    found = isolated(host, read)
+    if not isinstance(found, GpunodeError):
+        return found
+    if not host:
+        return None
+    run = hosts.setdefault(host, HostRun())
+    if not run.exit:
+        run.exit, run.message, run.fix = Exit.FAILED, found.what, found.fix
+    return Event(host=host, kind="failed", role="", task="", message=found.what)
+
+
 def _event(data: dict[str, Any]) -> Event | None:
     """ansible-runner's event → ours; None for those of no host."""
     kind, inner = _KINDS.get(data.get("event", ""), ""), data.get("event_data", {})
-    if not kind or not inner.get("host"):
+    if not kind or not isinstance(inner.get("host"), str):
         return None
     result = inner.get("res") or {}
     if kind == "ok" and result.get("changed"):

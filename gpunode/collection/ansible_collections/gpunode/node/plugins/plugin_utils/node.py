@@ -5,9 +5,11 @@
 from __future__ import annotations
 
 import contextlib
+import resource
 import shlex
 import threading
 import time
+from pathlib import Path
 from typing import ClassVar
 
 from ansible.plugins.action import ActionBase
@@ -29,6 +31,7 @@ else:
     GPUNODE_MISSING = ""
 
 LOG_TAIL = 40
+MOST_MEMORY = 256 << 20  # bytes in which an answer is read; the longest ones have some 16 MiB
 HEARTBEAT = 60  # seconds
 NO_TTY = ("must have a tty", "no tty present")
 
@@ -162,7 +165,7 @@ class NodeAction(ActionBase):
     def send(self, name, request):
         """(standard output, exit status) of node script `name`."""
         text = program(script(name), request)
-        with self._heartbeat():
+        with self._heartbeat(), self._bounded(name):
             done = self._on_stdin(text) if self._pipes() else None
             if done is None or (done["rc"] and any(words in done["stderr"] for words in NO_TTY)):
                 done = self._from_file(text)
@@ -193,6 +196,30 @@ class NodeAction(ActionBase):
         finally:
             ended.set()
             thread.join()
+
+    @contextlib.contextmanager
+    def _bounded(self, name):
+        """Ansible keeps all that a node prints: one that never stops fails its task instead of filling the controller.
+
+        On this machine itself nothing is bounded, since what runs here would have the bound, too.
+        """
+        if self._connection.transport == "local":
+            yield
+            return
+        soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        most = _data_size() + MOST_MEMORY
+        if soft != resource.RLIM_INFINITY:
+            most = min(most, soft)
+        resource.setrlimit(resource.RLIMIT_DATA, (most, hard))
+        try:
+            yield
+        except MemoryError:
+            raise GpunodeError(
+                f"{name} printed more than any node has to say, and was left",
+                fix="look at what runs on this host: its shell or its ssh server prints without end",
+            ) from None
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
     def _pipes(self):
         """Whether connection and become both take data on standard input (su and paramiko do not)."""
@@ -261,6 +288,16 @@ def joined(first, second):
         both[key] = [*first.get(key, []), *second.get(key, [])]
     both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
     return both
+
+
+def _data_size():
+    """Bytes of this process that RLIMIT_DATA counts."""
+    try:
+        with Path("/proc/self/status").open(encoding="utf-8") as file:
+            [line] = [line for line in file if line.startswith("VmData:")]
+        return int(line.split()[1]) << 10
+    except (OSError, ValueError):
+        return 1 << 30
 
 
 def _as_log(stderr):
