@@ -11,7 +11,10 @@ import yaml
 from ansible.module_utils.common.arg_spec import ArgumentSpecValidator
 
 import gpunode
+from gpunode.cli import docs_collection
 from gpunode.cli.docs_collection import argument_shapes, collection_files, documentation, documented
+from gpunode.core.items import file
+from gpunode.core.plan.steps import STEPS, Row
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 COLLECTION = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
@@ -30,6 +33,19 @@ def specs(role: str) -> dict[str, Any]:
 def test_the_collection_is_what_make_docs_would_write() -> None:
     stale = [path for path, text in collection_files().items() if (ROOT / path).read_text() != text]
     assert stale == [], "make docs"
+
+
+def test_a_row_of_the_table_is_enough_for_all_that_names_its_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(docs_collection, "STEPS", (*STEPS, Row("runtime", "limits", "Set limits", file.STEP)))
+    before, after = collected(), docs_collection.collection_files()
+    changed = {path for path, text in after.items() if before[path] != text}
+    of_role = {"defaults/main.yml", "meta/argument_specs.yml", "tasks/main.yml", "README.md"}
+    assert changed == {"roles/node/tasks/main.yml", *(f"roles/runtime/{path}" for path in of_role)}
+    assert "| `runtime_limits` | list of dict |" in docs_collection.roles_page().replace("`runtime_limits.", "")
+
+
+def collected() -> dict[str, str]:
+    return {path: (ROOT / path).read_text() for path in collection_files()}
 
 
 @pytest.mark.parametrize("folder", sorted(ROOT.glob("tests/cases/plans/*/playbook.yml")), ids=lambda p: p.parent.name)

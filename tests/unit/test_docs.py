@@ -179,3 +179,13 @@ def test_the_tests_that_the_threat_model_names_exist() -> None:
     named = set(re.findall(r"\b((?:lab/)?test_\w+\.py)", (ROOT / "docs/safety.md").read_text()))
     missing = [name for name in named if not (ROOT / "tests" / (name if "/" in name else f"unit/{name}")).is_file()]
     assert len(named) > 20 and missing == []
+
+
+def test_the_paths_of_the_recipes_for_contributors_exist() -> None:
+    quoted = re.findall(
+        r"`((?:gpunode|tests|docs|roles|molecule|\.ci)/[^`\s]*)`", (ROOT / "CONTRIBUTING.md").read_text()
+    )
+    # a word in capitals stands for a name that the reader chooses: its folder is there
+    named = [re.sub(r"/[^/]*\b[A-Z]{3,}\b.*", "", path) for path in quoted]
+    assert len(named) > 20
+    assert [path for path in named if not (ROOT / path).exists()] == []
