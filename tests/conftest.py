@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +19,25 @@ if TYPE_CHECKING:
 hypothesis.settings.register_profile("ci", max_examples=50, deadline=None, derandomize=True, database=None)
 hypothesis.settings.register_profile("long", max_examples=2000, deadline=None)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+# how a test says what it lacks: a program, a package, an account
+_LACKING = re.compile(r"(?:names no |needs )(?P<what>[^:(;]+)")
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """What was skipped because something is missing on this machine, and how many tests each thing would let run."""
+    counts: Counter[str] = Counter()
+    for report in terminalreporter.stats.get("skipped", ()):
+        reason = str(report.longrepr[2] if isinstance(report.longrepr, tuple) else report.longrepr)
+        found = _LACKING.search(reason)
+        counts[found["what"].strip() if found else ""] += 1
+    others = counts.pop("", 0)
+    if counts:
+        listed = ", ".join(f"{what} ({count})" for what, count in counts.most_common())
+        terminalreporter.write_line(f"not run for lack of: {listed}; {counts.total()} tests in all")
+    if others:
+        terminalreporter.write_line(f"not run for other reasons: {others} tests")
+
 
 LabUp = Callable[..., "Lab"]
 RunGpunode = Callable[..., "subprocess.CompletedProcess[str]"]

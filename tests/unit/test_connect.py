@@ -64,17 +64,15 @@ def test_a_large_output_comes_back_whole(server: Sshd) -> None:
     assert (rc, out, err) == (0, "x" * 5000000, "y" * 300000)
 
 
-def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Sshd) -> None:
+def test_twenty_hosts_are_asked_at_the_same_time_and_answer_in_order(server: Sshd, tmp_path: Path) -> None:
+    """Each host ends only when all twenty are there."""
     targets = [server.target(name=f"node{i}") for i in range(20)]
     done: list[str] = []
-    start = time.monotonic()
-    ran = run_many(
-        targets, "sleep 1; echo $SSH_CONNECTION", on_done=lambda r: done.append(r.target.name), connect_timeout=60
-    )
+    meet = f"touch {tmp_path}/$$; until [ $(ls {tmp_path} | wc -l) -ge 20 ]; do sleep 0.1; done; echo $SSH_CONNECTION"
+    ran = run_many(targets, meet, on_done=lambda r: done.append(r.target.name), connect_timeout=60)
     assert [(r.target, r.rc, r.error) for r in ran] == [(t, 0, None) for t in targets]
     assert len({r.stdout for r in ran}) == 20
     assert sorted(done) == sorted(t.name for t in targets)
-    assert time.monotonic() - start < 20
 
 
 def test_one_broken_host_does_not_keep_the_others_from_answering(server: Sshd) -> None:
@@ -233,15 +231,14 @@ def test_a_name_that_does_not_resolve_is_said_to_be_so() -> None:
     assert "'no-such-host.invalid' does not resolve" in error.what
 
 
+@pytest.mark.timeout(60)
 def test_a_listener_that_never_answers_ends_by_the_timeout() -> None:
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         silent.listen()
-        start = time.monotonic()
         target = Target(name="silent", address="127.0.0.1", port=silent.getsockname()[1], ssh_args=("-F", "none"))
         error = failure(target, timeout=1)
     assert "no SSH server talks" in error.what
-    assert time.monotonic() - start < 10
 
 
 def test_something_that_is_no_ssh_server_is_said_to_be_so() -> None:
@@ -314,18 +311,15 @@ def test_a_proxy_command_that_fails_shows_its_words(server: Sshd) -> None:
 # ---------------------------------------------------------------- bounds
 
 
+@pytest.mark.timeout(60)
 def test_a_program_that_hangs_ends_by_the_timeout(server: Sshd) -> None:
-    start = time.monotonic()
     with connect(server.target()) as connection, pytest.raises(UnreachableError, match="did not end within 1 s"):
-        connection.run("sleep 30", timeout=1)
-    assert time.monotonic() - start < 10
+        connection.run("sleep 1000", timeout=1)
 
 
 def test_a_process_left_behind_is_not_waited_for(server: Sshd) -> None:
-    start = time.monotonic()
     with connect(server.target()) as connection:
-        assert connection.run("sleep 20 & echo done", timeout=15) == (0, "done\n", "")
-    assert time.monotonic() - start < 10
+        assert connection.run("sleep 1000 & echo done", timeout=15) == (0, "done\n", "")
 
 
 @pytest.mark.parametrize("way", ["ssh", "local"])
@@ -345,12 +339,13 @@ def test_a_program_runs_on_this_machine() -> None:
     assert local_run("echo out; echo err >&2; exit 3") == (3, "out\n", "err\n")
 
 
+@pytest.mark.timeout(60)
 def test_a_local_program_that_hangs_ends_with_all_its_children(tmp_path: Path) -> None:
-    marker = tmp_path / "late"
     with pytest.raises(UnreachableError, match="did not end within 1 s"):
-        local_run(f"(sleep 3; touch {marker}) & wait", timeout=1)
-    time.sleep(3.5)
-    assert not marker.exists()
+        local_run(f"sleep 1000 & echo $! >{tmp_path}/child; wait", timeout=1)
+    stat = Path("/proc", (tmp_path / "child").read_text().strip(), "stat")
+    while stat.exists() and ") Z" not in stat.read_text():
+        time.sleep(0.05)
 
 
 def test_root_needs_no_sudo_to_be_root(server: Sshd) -> None:

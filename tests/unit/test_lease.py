@@ -222,12 +222,13 @@ def test_a_node_that_gpunode_never_worked_on_is_left_as_it_is(tmp_path: Path) ->
 # ---------------------------------------------------------------- who waits, and for whom
 
 
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("before", WAYS.values(), ids=WAYS.keys())
 def test_another_controller_is_refused_by_name_before_it_waits_for_the_lock(before: str, tmp_path: Path) -> None:
+    before += "\nlock_seconds() { echo 1000; }"
     with at_work(tmp_path, before=before, controller="one", generation="7"):
-        began = time.monotonic()
         said = act(tmp_path, before=before, controller="two", generation="1")
-    assert "the controller one is at work on this node (run r1" in said and time.monotonic() - began < 20
+    assert "the controller one is at work on this node (run r1" in said
 
 
 @pytest.mark.parametrize("before", WAYS.values(), ids=WAYS.keys())

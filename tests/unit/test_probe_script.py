@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 import subprocess
-import time
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -88,11 +87,10 @@ def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
     assert busy.wait() == 0
 
 
+@pytest.mark.timeout(60)
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
-    tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
-    start = time.monotonic()
+    tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
     _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
-    assert time.monotonic() - start < 18
     assert facts.driver.smi == "nvidia-smi: no answer within 6 s"
 
 
@@ -175,12 +173,10 @@ def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare
 
 @needs_root
 def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
-    tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 50\nsleep 50")
-    start = time.monotonic()
+    tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
     done = subprocess.run(
         ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
     )
-    assert time.monotonic() - start < 18
     notes = parse_probe(done.stdout).notes
     assert any("nvidia-smi" in note and "did not answer" in note for note in notes), notes
 

@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from fleet_world import World
 
+from gpunode.cli.main import cli
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import HostResult
 from gpunode.edge import report, state
@@ -168,23 +170,23 @@ def damaged(path: Path, kind: str) -> bytes:
 
 @pytest.mark.parametrize("kind", DAMAGE)
 def test_a_damaged_journal_is_one_sentence_and_what_it_says_to_do_works(
-    kind: str, run_gpunode: Run, tmp_path: Path
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     home = tmp_path / "my state"
     (home / "gpunode").mkdir(parents=True)
     path = home / "gpunode/runs.sqlite"
     before = damaged(path, kind)
-    environment = {"XDG_STATE_HOME": str(home)}
+    monkeypatch.setenv("XDG_STATE_HOME", str(home))
     for command in (("runs", "list"), ("runs", "show", "20260101"), ("report", "last", "--format", "markdown")):
-        done = run_gpunode(*command, exit=2, env=environment)
-        assert done.stderr.startswith(f"error: {path} is damaged: "), done.stderr
+        done = CliRunner().invoke(cli, command, standalone_mode=False)
+        assert done.return_value == 2 and done.stderr.startswith(f"error: {path} is damaged: "), done.stderr
         assert len(done.stderr.splitlines()) == 3 and "Traceback" not in done.stderr
     assert path.read_bytes() == before, "what is left of it is not lost"
     command = done.stderr.partition("move it away: ")[2].partition(" (")[0]
     assert shlex.split(command)[0] == "mkdir"
     subprocess.run(["sh", "-ec", command], check=True)
     assert (path.parent / "damaged-runs/runs.sqlite").read_bytes() == before
-    assert "no run yet" in run_gpunode("runs", "list", env=environment).stdout
+    assert "no run yet" in CliRunner().invoke(cli, ("runs", "list"), standalone_mode=False).stdout
 
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
