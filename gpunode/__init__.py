@@ -1,4 +1,4 @@
-"""Turn machines with NVIDIA GPUs into nodes that containers and Kubernetes can use.
+"""Install and maintain NVIDIA drivers, CUDA and container runtimes on GPU nodes, over SSH.
 
 The command line is a skin over these functions.  Those that work on hosts take `Targets` (which hosts, and how to reach
 them) and `DesiredState` (what gpunode.yml says); `detect`, `plan` and `verify` change nothing, `provision` does:

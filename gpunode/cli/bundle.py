@@ -87,7 +87,7 @@ def create(
 ) -> int:
     """Fetch the exact packages that gpunode.yml asks for, with all they need, and make signed repositories of them.
 
-    What was fetched is kept below ~/.cache/gpunode/bundle: run it again, and it goes on where it broke off.
+    What was fetched is kept below ~/.cache/gpunode/bundle: run it again, and it continues where it stopped.
     """
     from gpunode.core.bundle.manifest import NOTHING
     from gpunode.core.solve import find_gpu

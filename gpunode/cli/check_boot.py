@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 @PROBES
 @format_option("text", "json")
 def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -> int:
-    """Say for each installed kernel whether the GPU will work after booting it, and why not."""
+    """Check for each installed kernel whether the GPU will work after booting it."""
     from dataclasses import asdict
     from functools import partial
 

@@ -167,12 +167,14 @@ def with_probes(targets: Targets, probes: tuple[Path, ...]) -> Targets:
 def spec_option(command: Command) -> Command:
     """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
 
-    return _spec_option("What you want (docs/spec.md); gpunode.yml of the current folder where there is one.")(command)
+    return _spec_option(
+        "The desired state (docs/spec.md). Default: gpunode.yml of the current folder, if there is one."
+    )(command)
 
 
 def secrets_option(command: Command) -> Command:
     """The same file, for nothing but the secrets in it: what was recorded has only references to them."""
-    return _spec_option("Where to read passwords that the recorded spec refers to; gpunode.yml as a rule.")(command)
+    return _spec_option("File with the passwords that the recorded spec refers to. Default: gpunode.yml.")(command)
 
 
 def _spec_option(text: str) -> Callable[[Command], Command]:

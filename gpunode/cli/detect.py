@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json", "yaml")
 def detect(targets: Targets, probes: tuple[Path, ...], save: Path | None, redact: bool, output_format: str) -> int:
-    """Say what nodes are: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
+    """Show what nodes have: distribution, kernels, GPUs, driver, engines, Kubernetes.  Changes nothing.
 
     HOST is [user@]host[:port]; ssh_config is honoured.  The node needs a POSIX shell and nothing else.
     """

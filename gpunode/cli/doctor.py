@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 @PROBES
 @format_option("text", "json")
 def doctor(targets: Targets, logs: tuple[Path, ...], probes: tuple[Path, ...], output_format: str) -> int:
-    """Find what is wrong with a node, or in logs: cause, evidence and fix, the most likely root cause first."""
+    """Diagnose a node, or logs: cause, evidence and fix, the most likely root cause first."""
     from gpunode.core.doctor import diagnosis_data, diagnosis_text
     from gpunode.edge.doctor import Examined, examine_hosts, examine_logs, load_faults
 

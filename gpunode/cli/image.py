@@ -18,7 +18,7 @@ _OPTIONS = (
         metavar="ID|NAME",
         help="Prepare for this GPU (or NVSwitch) that is still to come: 10de:2330, H100 PCIe. Repeatable.",
     ),
-    click.option("--no-load", is_flag=True, help="Load nothing now: the first boot with a GPU loads and proves it."),
+    click.option("--no-load", is_flag=True, help="Load nothing now: the first boot with a GPU loads and tests it."),
 )
 
 

@@ -50,7 +50,7 @@ REBOOT = ("never", "if-needed", "always")
 @click.option("--mig", "mig", metavar="PROFILE=N…", help="MIG instances of every GPU, such as '3g.40gb=2'.")
 @click.option("--reboot", type=click.Choice(REBOOT), help="May provision reboot a node?")
 @click.option("-o", "--output", "folder", type=click.Path(path_type=Path), default=".", metavar="DIR", help="Where to.")
-@click.option("--force", is_flag=True, help="Replace gpunode.yml and hosts.yml that are there.")
+@click.option("--force", is_flag=True, help="Overwrite existing gpunode.yml and hosts.yml.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask: what no option says has its default.")
 @format_option("text", "json")
 def init(

@@ -29,7 +29,7 @@ _SHAPE = (
         "--engines", default="containerd,docker", show_default=True, metavar="LIST", help="Container engines, or none."
     ),
     click.option("--no-python", is_flag=True, help="Nodes without python3."),
-    click.option("--real-driver", is_flag=True, help="Debian's real NVIDIA packages instead of the stand-ins (slow)."),
+    click.option("--real-driver", is_flag=True, help="Debian's real NVIDIA packages instead of stub packages (slow)."),
 )
 _HARDWARE = (
     click.option(

@@ -30,7 +30,7 @@ def locked_option(command: Command) -> Command:
 
     flag = click.option("--locked", is_flag=True, help="Exactly the versions of gpunode.lock; refuse anything else.")
     file = click.option(
-        "--lock-file", type=click.Path(path_type=Path), metavar="FILE", help="That of --locked, in another file."
+        "--lock-file", type=click.Path(path_type=Path), metavar="FILE", help="Another file for --locked."
     )
     return flag(file(with_lock))  # type: ignore[return-value]
 
@@ -47,7 +47,7 @@ def read_lock(path: Path) -> Lock:
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}", fix="gpunode lock -i INVENTORY writes one") from error
     except ValueError as error:
-        raise InputError(f"{path}: {error}", fix="gpunode lock --update writes it anew") from error
+        raise InputError(f"{path}: {error}", fix="gpunode lock --update rewrites it") from error
 
 
 @click.command(
@@ -88,6 +88,6 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
         show_errors([(one.host, one.error) for one in errors if one.error])
         echo("\n".join(differs) or f"{output}: as the hosts are")
         if differs:
-            echo(f"{output}: written" if written else f"{output} is as it was; --update writes it anew")
+            echo(f"{output}: written" if written else f"{output} is as it was; --update rewrites it")
     pending: list[HostOutcome] = ["pending"] if differs and not written else []
     return worst_exit([one.error.outcome for one in errors if one.error] + pending)

@@ -15,26 +15,26 @@ from gpunode.cli.lazy import LazyGroup, Table
 # `gpunode --help` imports nothing but click
 COMMANDS: Table = {
     "init": ("gpunode.cli.init:init", "Write a first gpunode.yml and an inventory, after a few questions."),
-    "detect": ("gpunode.cli.detect:detect", "Say what a node is: distribution, kernels, GPUs, driver, engines."),
+    "detect": ("gpunode.cli.detect:detect", "Show what a node has: distribution, kernels, GPUs, driver, engines."),
     "solve": ("gpunode.cli.solve:solve", "Choose driver, CUDA and toolkit for a GPU, without any host."),
-    "plan": ("gpunode.cli.plan:plan", "Say what provision would do, with reasons and diffs."),
-    "provision": ("gpunode.cli.provision:provision", "Make nodes so: plan, ask, run the playbook."),
-    "verify": ("gpunode.cli.verify:verify", "Prove that nodes are so: the plan is empty, and the GPU works."),
-    "uninstall": ("gpunode.cli.undo:uninstall", "Take all of it back: nodes as they were before gpunode."),
-    "rollback": ("gpunode.cli.undo:rollback", "Take the last run back: nodes as an earlier run left them."),
-    "runs": ("gpunode.cli.runs:runs", "What was run when, and what came of it: list, show, resume, diff."),
+    "plan": ("gpunode.cli.plan:plan", "Show what provision would do, with reasons and diffs."),
+    "provision": ("gpunode.cli.provision:provision", "Apply gpunode.yml to the nodes: plan, ask, run the playbook."),
+    "verify": ("gpunode.cli.verify:verify", "Check that nodes match gpunode.yml and that their GPUs work."),
+    "uninstall": ("gpunode.cli.undo:uninstall", "Remove everything that gpunode installed or changed."),
+    "rollback": ("gpunode.cli.undo:rollback", "Undo the last run, or all runs after an earlier one."),
+    "runs": ("gpunode.cli.runs:runs", "Runs of this controller: list, show, resume, diff."),
     "report": ("gpunode.cli.report:report", "The state of a fleet on one page: HTML, JSON, JUnit or Markdown."),
     "lock": ("gpunode.cli.lock:lock", "Record exact versions for each class of hosts, for --locked."),
-    "check-boot": ("gpunode.cli.check_boot:check_boot", "Say whether the GPU will work after the next boot."),
-    "doctor": ("gpunode.cli.doctor:doctor", "Find what is wrong with a node, or in logs: cause, evidence, fix."),
+    "check-boot": ("gpunode.cli.check_boot:check_boot", "Check whether the GPU will work after the next boot."),
+    "doctor": ("gpunode.cli.doctor:doctor", "Diagnose a node, or logs: cause, evidence, fix."),
     "runtime": (
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",
     ),
     "sharing": ("gpunode.cli.sharing:sharing", "Share GPUs: MIG profiles, and demands packed onto the fewest GPUs."),
-    "kube": ("gpunode.cli.kube:kube", "Kubernetes: objects that make a cluster use its GPUs."),
-    "bundle": ("gpunode.cli.bundle:bundle", "Air gap: all that nodes without a network need, made, checked, served."),
-    "knowledge": ("gpunode.cli.knowledge:knowledge", "What gpunode knows of the world: where from, how old."),
+    "kube": ("gpunode.cli.kube:kube", "Kubernetes: render, apply and verify what a cluster needs for its GPUs."),
+    "bundle": ("gpunode.cli.bundle:bundle", "Bundles with everything that nodes without a network need."),
+    "knowledge": ("gpunode.cli.knowledge:knowledge", "The data that decisions rest on: rows, sources, age."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
@@ -83,7 +83,7 @@ def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None
 @click.option("--version", is_flag=True, is_eager=True, expose_value=False, callback=_version, help="Show the version.")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """Turn machines with NVIDIA GPUs into nodes that containers and Kubernetes can use."""
+    """Install and maintain NVIDIA drivers, CUDA and container runtimes on GPU nodes, over SSH."""
     if os.environ.get("NO_COLOR"):
         ctx.color = False
 

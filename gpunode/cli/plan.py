@@ -61,14 +61,14 @@ def plan(
     shards: int | None,
     output_format: str,
 ) -> int:
-    """Say what provision would do on each host, step by step, with reasons."""
+    """Show what provision would do on each host, step by step, with reasons."""
     from gpunode.cli.progress import probing
     from gpunode.edge.ansible.shards import write_shards
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
 
     if shards and not output:
-        raise click.UsageError("--shards needs -o DIR: the shards stand in it")
+        raise click.UsageError("--shards needs -o DIR: the shards are in it")
     targets = with_probes(targets, probes)
     look_up = bool(output) if check_repositories is None else check_repositories
     desired = DesiredState(spec_data, to_run=bool(output), lock=lock, look_up=look_up)

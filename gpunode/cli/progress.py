@@ -174,7 +174,7 @@ class _Count:
         self._update(last=self._done == self._total)
 
     def _update(self, *, last: bool = False) -> None:
-        text = f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} in work"
+        text = f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} running"
         if self._show:
             self._show(self._done, text)
         elif last or time.monotonic() - self._told > _EVERY:

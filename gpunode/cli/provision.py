@@ -53,7 +53,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="Look every package up in the index of its repository first, where this machine reaches it.",
 )
-@click.option("--check", is_flag=True, help="Run Ansible in check mode: say what would change, change nothing.")
+@click.option("--check", is_flag=True, help="Run Ansible in check mode: show what would change, change nothing.")
 @click.option("--diff", is_flag=True, help="Show diffs of configuration files (secrets masked).")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @format_option("text", "json")
@@ -75,10 +75,10 @@ def provision(
     yes: bool,
     output_format: str,
 ) -> int:
-    """Make nodes what gpunode.yml asks for: probe, plan, show, ask, run the playbook, probe again.
+    """Apply gpunode.yml to the nodes: probe, plan, show, ask, run the playbook, check.
 
-    HOST may be a folder that `gpunode plan -o` wrote: it is run as it was reviewed, or refused with exit code 3 when
-    a node, a file of the folder, the hosts or the steps are others by now.
+    HOST may be a folder that `gpunode plan -o` wrote: it is applied as reviewed, or refused with exit code 3 when
+    a node, a file of the folder, the hosts or the steps have changed.
     """
     from dataclasses import replace
 

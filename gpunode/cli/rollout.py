@@ -36,20 +36,24 @@ class Duration(click.ParamType[float]):
 
 
 _OPTIONS = (
-    click.option("--waves", metavar="1,10%,100%", help="Hosts done after each wave, counted from the first."),
-    click.option("--max-unavailable", metavar="N|N%", help="Hosts of a pool in work or broken at any time."),
-    click.option("--max-failures", metavar="N|N%", help="Failed hosts with which it still goes on to further ones."),
-    click.option("--soak", type=Duration(), metavar="TIME", help="Wait so long after a wave, then verify it again."),
+    click.option("--waves", metavar="1,10%,100%", help="Cumulative batch sizes: hosts done after each wave."),
+    click.option(
+        "--max-unavailable", metavar="N|N%", help="Hosts of a pool that may be running or failed at any time."
+    ),
+    click.option("--max-failures", metavar="N|N%", help="Stop starting hosts when more than this many have failed."),
+    click.option(
+        "--soak", type=Duration(), metavar="TIME", help="Time to wait after a wave before its hosts are checked again."
+    ),
 )
 _RUN = (
-    click.option("--deadline", type=Duration(), metavar="TIME", help="Begin with no further host after this time."),
-    click.option("--break-lock", is_flag=True, help="Take nodes from another controller that is at work on them."),
+    click.option("--deadline", type=Duration(), metavar="TIME", help="Start no further host after this time."),
+    click.option("--break-lock", is_flag=True, help="Take nodes over from another controller that holds them."),
     click.option(
         "--events",
         "events_file",
         type=click.Path(path_type=Path),
         metavar="FILE",
-        help="Append what happens, as JSON lines.",
+        help="Append events to this file, as JSON lines.",
     ),
 )
 

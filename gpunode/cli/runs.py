@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     "  gpunode runs diff 20261121 last"
 )
 def runs() -> None:
-    """What was run when, on which hosts, and what came of it.
+    """Runs of this controller: requests, hosts, results.
 
     RUN is a run's name, the beginning of one, or `last`.
     """
@@ -59,7 +59,7 @@ def list_runs(limit: int, output_format: str) -> int:
 @click.option("--hosts", "every", is_flag=True, help="A line for each host, however many they are.")
 @format_option("text", "json")
 def show(name: str, every: bool, output_format: str) -> int:
-    """One run, host by host; of many hosts, how many ended how, the causes, and the slowest."""
+    """One run, host by host; of many hosts the counts, causes of failures, and the slowest."""
     from gpunode.core.report.fleet import run_text
     from gpunode.core.report.text import MANY
 
@@ -81,7 +81,7 @@ def show(name: str, every: bool, output_format: str) -> int:
     for log in sorted(logs):
         echo(f"logs: {log}")
     if run.outcome != "done":
-        echo(f"go on: gpunode runs resume {run.name}")
+        echo(f"resume: gpunode runs resume {run.name}")
     return 0
 
 
@@ -90,7 +90,7 @@ def show(name: str, every: bool, output_format: str) -> int:
 @click.argument("second", metavar="RUN", default="last")
 @format_option("text", "json")
 def diff(first: str, second: str, output_format: str) -> int:
-    """What differs between two runs: hosts, what was to be done on them, and how they ended."""
+    """Differences between two runs: hosts, plans, results."""
     journal = _journal()
     old, new = journal.get(first), journal.get(second)
     before, after = ({h.host: h for h in journal.hosts(run.name)} for run in (old, new))
@@ -130,7 +130,7 @@ def resume(
     connect: Callable[[], Api],
     output_format: str,
 ) -> int:
-    """Ask for the same as a run did, on those of its hosts that are not done: they are probed and planned anew."""
+    """Continue a run on its hosts that are not done: they are probed and planned again."""
     import tomllib
 
     from gpunode.cli.plan import show_plans

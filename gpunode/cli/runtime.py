@@ -31,12 +31,12 @@ if TYPE_CHECKING:
     "3 differences pending (diff, status), 5 refused."
 )
 def runtime() -> None:
-    """Make this machine's container engines know the nvidia runtime, or not; no Ansible, no Kubernetes needed."""
+    """Register the nvidia runtime with this machine's container engines; needs no Ansible and no Kubernetes."""
 
 
 # options of nvidia-ctk that have no meaning here: name → what to do instead
 _WITHOUT_MEANING = {
-    "--executable-path": "the binary that the engine's unit starts is asked; --engine-version stands in for it",
+    "--executable-path": "the binary that the engine's unit starts is asked; --engine-version replaces it",
     "--config-source": "the files that the engine has in force are read; --config names another root",
     "--config-mode": "OCI hooks are gone since CRI-O has runtimes; leave it out",
     "--nvidia-runtime-hook-path": "only OCI hooks have it, and the nvidia runtime needs none; leave it out",
@@ -86,7 +86,7 @@ _WHAT = (
         "--set-as-default",
         "--nvidia-set-as-default",
         is_flag=True,
-        help="Containers that name no runtime get it too; without it the default stays as it is.",
+        help="Make it the default runtime; without this option the default stays.",
     ),
     click.option(
         "--cdi/--no-cdi",
@@ -101,7 +101,7 @@ _WHAT = (
         type=click.Choice(("auto", "systemd", "cgroupfs")),
         default="auto",
         show_default=True,
-        help="auto: the kubelet's where there is one, else as it is.",
+        help="auto: the kubelet's if there is one, else unchanged.",
     ),
     *(
         click.option(name, metavar="V", hidden=True, expose_value=False, callback=_without_meaning)
@@ -123,8 +123,8 @@ _WHAT = (
     ),
 )
 _HOW = (
-    click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
-    click.option("--no-restart", is_flag=True, help="Leave the engine as it runs; it has to be restarted later."),
+    click.option("--dry-run", is_flag=True, help="Show what would change, change nothing."),
+    click.option("--no-restart", is_flag=True, help="Do not restart the engine; restart it later."),
 )
 
 
@@ -192,7 +192,7 @@ def _engines(facts: NodeFacts, *, several: bool) -> list[RuntimeName]:
 @_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
 def configure(options: Options, dry_run: bool, output_format: str) -> int:
-    """Let the engine know the nvidia runtime: edit, validate, write, restart, check; rolled back if it fails."""
+    """Register the nvidia runtime with the container engine; rolled back on failure."""
     from gpunode.edge.host import cdi, runtimes
 
     subject, edit, outcome = runtimes.configure(options, check=dry_run)
@@ -201,7 +201,7 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
 
 
 @runtime.command(
-    short_help="Take back what configure did.",
+    short_help="Undo configure.",
     epilog="Examples:\n\n\b\n"
     "  gpunode runtime unconfigure --runtime docker\n"
     "  gpunode runtime unconfigure --runtime containerd --dry-run\n\n"
@@ -210,7 +210,7 @@ def configure(options: Options, dry_run: bool, output_format: str) -> int:
 @_engine_options(*_WHAT, *_HOW)
 @format_option("text", "json")
 def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
-    """Take back what configure did, to the byte; of what somebody else wrote only the nvidia entries go."""
+    """Undo configure, to the byte; of entries that others wrote only nvidia's are removed."""
     from gpunode.edge.host import runtimes
 
     return _done(runtimes.unconfigure(options, check=dry_run), dry_run, output_format)
@@ -248,7 +248,7 @@ def diff(options: Options, output_format: str) -> int:
 @_engine_options(*_WHAT, several=True)
 @format_option("text", "json")
 def status(options: list[Options], output_format: str) -> int:
-    """Say whether each engine knows the nvidia runtime, from which files, and what stands in the way."""
+    """Show whether the nvidia runtime is registered with each engine, from which files, and what is missing."""
     if len(options) == 1:
         data, code = _status(options[0], output_format)
     else:

@@ -52,7 +52,7 @@ def profiles(gpu: str, output_format: str) -> int:
     "  gpunode sharing plan --demand demand.csv --gpu 'A100 80GB'\n"
     "  gpunode sharing plan --demand demand.csv --gpu 'A100 80GB=4' --gpu 'H100 80GB=2'\n"
     "  gpunode sharing plan --demand demand.yml --probe saved/ --format json\n\n"
-    "Exit codes: 0 all demands fit, 2 usage or input, 5 they do not (why is told in the answer)."
+    "Exit codes: 0 all demands fit, 2 usage or input, 5 they do not (reasons in the output)."
 )
 @click.option(
     "--demand",

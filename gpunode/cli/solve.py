@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     "  gpunode solve --gpu 10de:1b06 --distro ubuntu:22.04 --driver 580-proprietary\n"
     "  gpunode solve --gpu 10de:102d --distro rocky:9.4 --method runfile\n"
     "  gpunode solve --probe saved/ -c gpunode.yml\n\n"
-    "Exit codes: 0 solved, 2 usage, 5 a problem stands against it (told in the answer)."
+    "Exit codes: 0 solved, 2 usage, 5 no valid combination (reasons in the output)."
 )
 @click.option(
     "--gpu",
@@ -32,7 +32,9 @@ if TYPE_CHECKING:
     help="PCI id (10de:2330) or product name of a GPU or NVSwitch; again for each further kind.",
 )
 @click.option("--distro", default="", metavar="ID:VERSION_ID", help="Distribution, as os-release names it.")
-@click.option("--arch", type=click.Choice(("x86_64", "aarch64")), default="x86_64", show_default=True)
+@click.option(
+    "--arch", type=click.Choice(("x86_64", "aarch64")), default="x86_64", show_default=True, help="Architecture."
+)
 @click.option("--kernel", "kernels", multiple=True, metavar="RELEASE", help="An installed kernel; again for each.")
 @click.option("--secure-boot", is_flag=True, help="Secure Boot is on.")
 @click.option(
@@ -47,14 +49,16 @@ if TYPE_CHECKING:
     type=click.Choice(("auto", "packages", "runfile")),
     default="auto",
     show_default=True,
-    help="How the driver comes.",
+    help="Installation method of the driver.",
 )
 @click.option(
     "--cuda", multiple=True, metavar="MAJOR.MINOR|newest", help="A CUDA toolkit for the host; again for each."
 )
-@click.option("--dcgm", default="none", show_default=True, metavar="VERSION", help="DCGM on the host: or auto, none.")
 @click.option(
-    "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit: or auto, none."
+    "--dcgm", default="none", show_default=True, metavar="VERSION", help="DCGM version on the host, auto or none."
+)
+@click.option(
+    "--toolkit", default="auto", show_default=True, metavar="VERSION", help="Container toolkit version, auto or none."
 )
 @click.option(
     "--probe",
@@ -82,7 +86,7 @@ def solve(
 ) -> int:
     """Choose driver, CUDA and toolkit for a GPU, or the fewest stacks for a fleet, without any host.
 
-    Exits 5 when something cannot work; what it is, and what would work, is printed.
+    Exits 5 when no combination is valid; the reason and alternatives are printed.
     """
     if probes:
         return _fleet(probes, spec_data, output_format)

@@ -14,10 +14,10 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Targets
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
-_CHECK = click.option("--check", is_flag=True, help="Say what would be taken back, change nothing.")
-_DIFF = click.option("--diff", is_flag=True, help="Show what happens to files as diffs (secrets masked).")
+_CHECK = click.option("--check", is_flag=True, help="Show what would be undone, change nothing.")
+_DIFF = click.option("--diff", is_flag=True, help="Show changes of files as diffs (secrets masked).")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-_BREAK = click.option("--break-lock", is_flag=True, help="Take nodes from another controller that is at work on them.")
+_BREAK = click.option("--break-lock", is_flag=True, help="Take nodes over from another controller that holds them.")
 
 
 @click.command(
@@ -26,7 +26,7 @@ _BREAK = click.option("--break-lock", is_flag=True, help="Take nodes from anothe
     "  gpunode uninstall -i inventory/hosts.yml\n"
     "  gpunode uninstall root@node7 --part toolkit --part runtime --yes\n"
     "  gpunode uninstall --local\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to take back (--check), 4 unreachable, "
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
     "5 refused, 130 declined."
 )
 @target_options
@@ -37,9 +37,9 @@ _BREAK = click.option("--break-lock", is_flag=True, help="Take nodes from anothe
 @_BREAK
 @format_option("text", "json")
 def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **how: bool) -> int:
-    """Take back all that gpunode has done: packages, files, units, modules and settings are as they were before.
+    """Remove everything that gpunode installed or changed: packages, files, units, modules, settings.
 
-    What somebody else has changed since stays, and is named.
+    What others have changed since stays, and is named.
     """
     what = {"verb": "uninstall"} | ({"parts": list(parts)} if parts else {})
     return _undo(targets, what, output_format, **how)
@@ -51,11 +51,11 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
     "  gpunode rollback -i inventory/hosts.yml                    (the last run)\n"
     "  gpunode rollback -i inventory/hosts.yml --to 20261122T013821Z-1f2e3d --check\n"
     "  gpunode rollback root@node7 --to 2026-11-22T01:00:00Z --yes\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to take back (--check), 4 unreachable, "
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
     "5 refused, 130 declined."
 )
 @target_options
-@click.option("--to", metavar="RUN", help="The run that stays the last one, or a time; without it the one before last.")
+@click.option("--to", metavar="RUN", help="The run to return to, or a time (default: the one before the last).")
 @click.option("--list", "show_runs", is_flag=True, help="Show the runs in the journals, and change nothing.")
 @_CHECK
 @_DIFF
@@ -63,7 +63,7 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
 @_BREAK
 @format_option("text", "json")
 def rollback(targets: Targets, to: str | None, show_runs: bool, output_format: str, **how: bool) -> int:
-    """Take back the last run, or all that came after one: the node is as that run left it."""
+    """Undo the last run, or all runs after an earlier one: the node is in the state after that run."""
     if show_runs:
         return _show_runs(targets, output_format)
     what = {"verb": "rollback"} | ({"to": to} if to else {})
@@ -116,7 +116,7 @@ def _show(results: list[HostResult], output_format: str) -> None:
         for text in result.diffs:
             echo("".join(f"  {line}\n" for line in text.splitlines()), nl=False)
     if len(bad) > MANY:
-        echo("\n".join([f"{len(bad)} hosts did not end well:", *causes(bad)]))
+        echo("\n".join([f"{len(bad)} hosts failed:", *causes(bad)]))
 
 
 def _ask(found: list[HostResult]) -> None:
@@ -128,7 +128,7 @@ def _ask(found: list[HostResult]) -> None:
         raise InputError(
             "there is no terminal to ask on, and --yes is not given",
             expected="a terminal, or --yes",
-            fix="read what would be taken back, then add --yes; nothing was touched",
+            fix="read what would be undone, then add --yes; nothing was changed",
         )
     count = sum(bool(result.changed) for result in found)
     if not click.confirm(f"Go on with {count} host{'s' if count > 1 else ''}?"):

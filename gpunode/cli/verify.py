@@ -22,25 +22,23 @@ if TYPE_CHECKING:
     "  gpunode verify -i inventory/hosts.yml\n"
     "  gpunode verify gpu1 --no-smoke --format json\n"
     "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
-    "Exit codes: 0 all proven, 1 a check failed, 3 differences from the spec, 4 unreachable, 5 refused."
+    "Exit codes: 0 all checks passed, 1 a check failed, 3 differences from the spec, 4 unreachable, 5 refused."
 )
 @target_options
 @spec_option
 @image_options
 @locked_option
-@click.option(
-    "--smoke/--no-smoke", default=True, show_default=True, help="Use the GPU for real; --no-smoke only reads."
-)
+@click.option("--smoke/--no-smoke", default=True, show_default=True, help="Run GPU smoke tests; --no-smoke only reads.")
 @click.option(
     "--since",
     metavar="RUN",
-    help="Say what is other than this run (gpunode runs list; last) left it, and use only the GPUs of such hosts.",
+    help="Report changes since this run (gpunode runs list; last); smoke tests only on changed hosts.",
 )
 @format_option("text", "json")
 def verify(
     targets: Targets, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
 ) -> int:
-    """Prove that nodes are what gpunode.yml asks for: the plan is empty, the GPUs are healthy and usable."""
+    """Check that nodes match gpunode.yml and that their GPUs are healthy and usable."""
     from gpunode.cli.progress import probing
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow

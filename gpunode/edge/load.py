@@ -79,7 +79,7 @@ def knowledge_text(name: str) -> str:
         if own and own.exists():
             return own.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"cannot read {own}: {error}", fix="mend the file, or unset GPUNODE_KNOWLEDGE") from error
+        raise InputError(f"cannot read {own}: {error}", fix="fix the file, or unset GPUNODE_KNOWLEDGE") from error
     return (files("gpunode") / "knowledge" / f"{name}.toml").read_text(encoding="utf-8")
 
 
@@ -125,11 +125,11 @@ def load_spec_data(path: str | Path) -> Any:
         mark = error.problem_mark or error.context_mark
         spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
         raise InputError(
-            f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="mend that line"
+            f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line"
         ) from error
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
         first = str(error).partition("\n")[0]
-        raise InputError(f"{path} is not YAML: {first}", expected="YAML in UTF-8", fix="mend the file") from error
+        raise InputError(f"{path} is not YAML: {first}", expected="YAML in UTF-8", fix="fix the file") from error
     return {} if data is None else data
 
 
@@ -192,8 +192,8 @@ def resolve_key(repository: Repository, spec: Spec) -> bytes:
         raise RefusedError(
             f"{where} has the fingerprint {', '.join(found)}",
             expected=f"{repository.fingerprint} for {repository.name}",
-            fix=f"if that key is right (a mirror signed anew), set sources.{repository.name}.fingerprint to it; else "
-            "somebody may have tampered with it",
+            fix=f"if that key is right (a mirror that signs itself), set sources.{repository.name}.fingerprint to it; "
+            "else it may have been tampered with",
         )
     if len(found) > 1:
         raise RefusedError(

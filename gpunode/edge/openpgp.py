@@ -59,7 +59,7 @@ def _gpgv(folder: Path, keys: Sequence[bytes], fingerprints: Sequence[str], wher
     raise RefusedError(
         f"the signature of {where} is not to be trusted: {reason}",
         expected=f"a signature of {' or '.join(fingerprints) or 'a known key'}",
-        fix="compare the key's fingerprint with what the vendor publishes; a mirror signed anew needs "
+        fix="compare the key's fingerprint with what the vendor publishes; a mirror that signs itself needs "
         "sources.NAME.key and fingerprint",
     )
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-NOTE = "# written by `gpunode lab`; it is written anew with each up, reset and down\n"
+NOTE = "# written by `gpunode lab`; rewritten by each up, reset and down\n"
 
 
 def inventory(nodes: Mapping[str, Mapping[str, str]], specs: Mapping[str, Any], *, key: Path, known_hosts: Path) -> str:

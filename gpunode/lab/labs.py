@@ -119,7 +119,7 @@ def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
                 mine = [n.name for n in nodes.load_nodes() if n.lab == lab and n.maker == os.getpid()]
                 _take_away(mine, log)
             if isinstance(error, KeyboardInterrupt):
-                raise InterruptedByUser("interrupted: what was begun has been removed") from error
+                raise InterruptedByUser("interrupted: what was started has been removed") from error
             raise
 
 

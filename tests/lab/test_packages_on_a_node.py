@@ -26,7 +26,7 @@ deb() {
   printf 'Package: %s\nVersion: %s\nArchitecture: all\nMaintainer: x\nDescription: x\n' $1 $2 >$d/DEBIAN/control
   [ -z "$3" ] || echo "Depends: $3" >>$d/DEBIAN/control
   [ -z "$4" ] || echo "Installed-Size: $4" >>$d/DEBIAN/control
-  [ $1 != gp-bad ] || { printf '#!/bin/sh\ntest -e /gp-mended\n' >$d/DEBIAN/postinst; chmod 755 $d/DEBIAN/postinst; }
+  [ $1 != gp-bad ] || { printf '#!/bin/sh\ntest -e /gp-fixed\n' >$d/DEBIAN/postinst; chmod 755 $d/DEBIAN/postinst; }
   dpkg-deb -b $d /srv/gp/$1_$2.deb >/dev/null
 }
 for v in 1.0 2.0; do deb gp-a $v "gp-b (= $v)"; deb gp-b $v; deb gp-d $v "gp-e (= $v)"; deb gp-e $v; done
@@ -57,7 +57,7 @@ def shell(request: pytest.FixtureRequest, node: Lab) -> str:
     name = str(request.param)
     node.run(
         node.nodes[0],
-        "rm -f /gp-mended /var/lib/apt/lists/*_srv_gp_*; apt-mark unhold gp-a gp-b gp-c; "
+        "rm -f /gp-fixed /var/lib/apt/lists/*_srv_gp_*; apt-mark unhold gp-a gp-b gp-c; "
         "dpkg -P gp-a gp-b gp-c gp-d gp-e gp-bad gp-big",
     )
     return name
@@ -96,7 +96,7 @@ def test_check_mode_installs_nothing_and_the_run_does_what_it_said(node: Lab, pa
     assert (done.status, done.changed) == ("changed", ("held gp-a", "installed gp-a 1.0", "installed gp-b 1.0"))
     last = journal(node)[-1]
     assert (last["phase"], last["held"], [p["name"] for p in last["added"]]) == ("done", ["gp-a"], ["gp-a", "gp-b"])
-    assert packages(value) == Outcome(status="unchanged", message="all packages are as wanted")
+    assert packages(value) == Outcome(status="unchanged", message="all packages are up to date")
 
 
 def test_a_package_that_gpunode_holds_may_change_and_stays_held(node: Lab, packages: Packages) -> None:
@@ -176,7 +176,7 @@ def test_an_interrupted_dpkg_and_its_journal_are_finished_first(node: Lab, packa
     assert broken.status == "failed" and "gp-bad" not in installed(node), "a transaction that broke off is taken back"
     node.run(node.nodes[0], "dpkg -i /srv/gp/gp-bad_1.0.deb")  # fails, and leaves it half configured
     intent = '{"v":1,"id":"killed","at":"2026-01-01T00:00:00Z","op":"packages","phase":"intent"}'
-    node.run(node.nodes[0], f"touch /gp-mended; echo '{intent}' >>/var/lib/gpunode/journal.jsonl")
+    node.run(node.nodes[0], f"touch /gp-fixed; echo '{intent}' >>/var/lib/gpunode/journal.jsonl")
     outcome = packages(want("gp-bad"))
     assert (outcome.status, outcome.notes) == ("unchanged", ("dpkg was interrupted: dpkg --configure -a",))
     assert ("killed", "failed") in [(line["id"], line["phase"]) for line in journal(node)]

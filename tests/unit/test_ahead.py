@@ -55,12 +55,12 @@ def test_the_work_is_done_once_elsewhere_and_its_warnings_are_told(
 def test_an_error_is_that_of_the_work_itself(log: Path) -> None:
     def act() -> None:
         note(log)
-        raise InputError("inventory x", fix="mend it")
+        raise InputError("inventory x", fix="fix it")
 
     value = begin(act)
     with pytest.raises(InputError) as met:
         value()
-    assert met.value.fix == "mend it"
+    assert met.value.fix == "fix it"
     assert calls(log)[-1] == os.getpid()
 
 

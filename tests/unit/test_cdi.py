@@ -296,7 +296,7 @@ def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none(
     assert check(replace(NODE, driver=DriverState(userspace="595.58.03"))) == [("failed", renew)]
     other = CdiSpec(path="/run/cdi/mine.yaml", error="/run/cdi/mine.yaml:1:1: bad")
     foreign = replace(NODE, cdi=replace(NODE.cdi, specs=(READ, other)))
-    assert check(foreign) == [("failed", "mend or remove that file: nvidia-ctk did not make it")]
+    assert check(foreign) == [("failed", "fix or remove that file: nvidia-ctk did not make it")]
 
 
 # ---------------------------------------------------------------- gpunode runtime --runtime podman

@@ -138,7 +138,7 @@ def test_a_plan(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def begin(*, results: bool = True) -> None:
-    """A run: gpu1 done, gpu2 failed, gpu3 not begun with, gpu4 converged before."""
+    """A run: gpu1 done, gpu2 failed, gpu3 not started, gpu4 converged before."""
     desired = DesiredState(NOTHING, to_run=False)
     plans = [planned(name, READY, desired) for name in ("gpu1", "gpu2", "gpu3", "gpu4")]
     runs = Runs()

@@ -156,7 +156,7 @@ def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path:
     assert len(said) == rounds
     for words in said.values():
         began, refused = sorted(words, key=lambda text: text != "began")
-        assert began == "began" and "gpu2 is in work by run" in refused, words
+        assert began == "began" and "gpu2 is used by run" in refused, words
 
 
 def test_a_run_that_ended_but_was_not_buried_is_not_at_work(journal: Runs) -> None:

@@ -66,7 +66,7 @@ def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch
         {"what": {"verb": "uninstall"}, "hosts": ["n1"], "check": True, "diff": False, "run": True}
     ]
     [host] = json.loads(result.output)["hosts"]
-    assert host["message"] == "would take back 1 things"
+    assert host["message"] == "would undo 1 things"
     assert host["extra"]["notes"] == DONE.notes
 
 
@@ -116,10 +116,10 @@ def test_a_journal_that_cannot_be_read_is_in_nobodys_way(monkeypatch: pytest.Mon
 def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    refused = HostRun(exit=Exit.REFUSED, message="the copy of /etc/x is gone", fix="mend it by hand")
+    refused = HostRun(exit=Exit.REFUSED, message="the copy of /etc/x is gone", fix="fix it by hand")
     result, _ = call(uninstall, "n1", "n2", "--yes", monkeypatch=monkeypatch, tmp=tmp_path, n1=refused)
     assert result.return_value == Exit.FAILED
     assert {host["host"]: (host["exit"], host["message"]) for host in json.loads(result.output)["hosts"]} == {
-        "n1": (5, "the copy of /etc/x is gone (fix: mend it by hand)"),
+        "n1": (5, "the copy of /etc/x is gone (fix: fix it by hand)"),
         "n2": (1, "Ansible never got to this host"),
     }

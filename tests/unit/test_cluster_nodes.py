@@ -292,7 +292,7 @@ def test_a_node_that_cannot_be_emptied_is_in_no_play(
     add(server)
     pod(server, "data", volumes=[{"name": "scratch", "emptyDir": {}}])
     result, played = provision(api, tmp_path, monkeypatch)
-    assert result.outcome == "refused" and "not begun with" in result.message and played == []
+    assert result.outcome == "refused" and "not started" in result.message and played == []
 
 
 def test_a_node_that_a_killed_run_left_cordoned_is_given_back_by_the_next_one(

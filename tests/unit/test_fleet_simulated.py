@@ -120,10 +120,10 @@ def test_a_breach_says_what_is_done_what_is_not_and_how_to_go_on(tmp_path: Path)
     run = world.journal(tmp_path).latest(1)[0]
     assert run.status == "stopped"
     assert stop_text(world.results).splitlines() == [
-        f"run {run.name}: 1 done, 2 not done, 3 not begun with",
-        "  not done: gpu0000, gpu0005",
-        "  not begun with: gpu0001, gpu0002, gpu0003",
-        f"go on: gpunode runs resume {run.name}",
+        f"run {run.name}: 1 succeeded, 2 failed, 3 not started",
+        "  failed: gpu0000, gpu0005",
+        "  not started: gpu0001, gpu0002, gpu0003",
+        f"resume: gpunode runs resume {run.name}",
     ]
     assert "max_failures" in world.results[1].message
 

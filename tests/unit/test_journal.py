@@ -180,7 +180,7 @@ def test_an_unknown_run_and_an_empty_journal_are_named() -> None:
     with pytest.raises(InputError, match="no run 'r9'") as error:
         after_run(records(*JOURNAL), "r9")
     assert error.value.expected == "one of r1, r2, r3"
-    with pytest.raises(InputError, match="no run to take back"):
+    with pytest.raises(InputError, match="no run to undo"):
         after_run((), None)
 
 

@@ -58,7 +58,7 @@ def test_a_satisfied_request_is_unchanged_and_asks_no_apt(node: Node) -> None:
         "remove": ["gone", "never-there"],
         "refresh": ["/nonexistent.sources"],
     }
-    assert node.run(value) == Outcome(status="unchanged", message="all packages are as wanted")
+    assert node.run(value) == Outcome(status="unchanged", message="all packages are up to date")
     assert node.calls == ""
 
 

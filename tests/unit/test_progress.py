@@ -47,7 +47,7 @@ def test_of_many_hosts_the_first_failures_are_told(capsys: pytest.CaptureFixture
                 Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module")
             )
             callbacks.event(Event(host=f"gpu{number}", kind="changed", role="driver", task="Load it"))
-    lines = [line for line in capsys.readouterr().err.splitlines() if "in work" not in line]
+    lines = [line for line in capsys.readouterr().err.splitlines() if " running" not in line]
     assert len(lines) == 21 and lines[0].startswith("gpu0: Load it: failed") and "more fail" in lines[-1]
 
 

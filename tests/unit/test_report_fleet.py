@@ -17,7 +17,7 @@ def result(number: int, exit: int = 0, message: str = "done", **more: Any) -> Ho
 
 def plan(number: int, *steps: str, problem: str = "") -> Plan:
     made = tuple(Step(role="driver", option=step, title=f"Do {step}", value={}) for step in steps)
-    problems = (Problem(what=problem, fix="mend it"),) if problem else ()
+    problems = (Problem(what=problem, fix="fix it"),) if problem else ()
     return Plan(
         host=f"gpu{number:04d}", steps=made, problems=problems, reasons=(), warnings=(), facts_hash="", files={}
     )
@@ -102,7 +102,7 @@ def test_plans_are_told_once_for_each_kind() -> None:
     text = plans_text(plans, away)
     assert text.startswith("2100 hosts: 1000 need nothing, 990 have steps, 10 refused, 100 without a plan\n")
     assert "100  HOST: no route" in text
-    assert "10  no driver (fix: mend it)" in text
+    assert "10  no driver (fix: fix it)" in text
     at = [text.index("900 hosts like this one: gpu1000,"), text.index("90 hosts like this one: gpu1900,")]
     assert at == sorted(at) and text.count("Do activate") == 1 and text.count("Do files") == 2
     assert len(text.splitlines()) < 25
@@ -122,8 +122,8 @@ def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:
         result(2, 3, "not begun", run="r1", started=False),
     ]
     assert stop_text(results) == (
-        "run r1: 1 done, 1 not done, 1 not begun with\n"
-        "  not done: gpu0001\n  not begun with: gpu0002\ngo on: gpunode runs resume r1"
+        "run r1: 1 succeeded, 1 failed, 1 not started\n"
+        "  failed: gpu0001\n  not started: gpu0002\nresume: gpunode runs resume r1"
     )
     assert going_on(results) == ("r1", "gpunode runs resume r1")
 

@@ -46,7 +46,7 @@ def test_a_row_becomes_a_demand(row: dict[str, Any], demand: Demand) -> None:
         ([{"name": "a", "compute": 1, "count": True}], "count is True"),
         ([{"name": "a", "compute": 1, "count": 10**9}], "count is 1000000000"),
         ([{"name": "a", "compute": 1, "profile": "1g.5gb"}], "has a profile, and memory or compute"),
-        ([{"name": "a", "compute": 1}, {"name": "a", "compute": 2}], "'a' stands in two rows"),
+        ([{"name": "a", "compute": 1}, {"name": "a", "compute": 2}], "'a' is in two rows"),
     ],
 )
 def test_a_table_that_makes_no_sense_is_refused(rows: Any, message: str) -> None:

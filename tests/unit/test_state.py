@@ -294,7 +294,7 @@ def test_a_disk_that_fills_up_in_a_run_loses_no_result(
         assert sorted(exits.values()) == [1, 3, 3] and len(world.played) == 1
         [done] = world.played
         assert "not recorded: cannot write runs.sqlite" in messages[done]
-        assert all("not begun with: cannot write" in text for host, text in messages.items() if host != done)
+        assert all("not started: cannot write" in text for host, text in messages.items() if host != done)
     else:
         assert 1 in exits.values() and any("cannot write runs.sqlite" in text for text in messages.values())
 

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import re
 import subprocess
+from functools import cache
 from pathlib import Path
+
+from rows import over
 
 ROOT = Path(__file__).parents[2]
 HIDDEN_FOLDERS = frozenset({".git", ".venv", ".cache", ".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis"})
@@ -78,3 +82,65 @@ def test_shell_scripts_are_posix_and_say_what_they_do() -> None:
         if path.suffix == ".sh" and not comment.startswith("# "):
             wrong.append(str(path.relative_to(ROOT)))
     assert wrong == []
+
+
+# ---- words: the table in CONTRIBUTING.md says what stays out of texts that users read, and what to write instead
+WORDS_HEADING = "## Words\n"
+# not read: quotations of programs and people, and a page that is made of docstrings
+NOT_READ = frozenset({"CHANGELOG.md", "docs/api.md", "docs/doctor.md", "docs/faults.md"})
+
+
+@cache
+def unwanted_words() -> re.Pattern[str]:
+    """The phrases that the table in CONTRIBUTING.md replaces."""
+    section = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8").split(WORDS_HEADING)[1].split("\n## ")[0]
+    rows = re.findall(r"^\| ([^|]+) \| ([^|]+) \|$", section, re.MULTILINE)
+    phrases = (re.escape(phrase) for phrases, _ in rows[1:] for phrase in phrases.split(", "))
+    return re.compile(rf"(?<![\w.-])(?:{'|'.join(phrases)})(?![\w-])", re.IGNORECASE)
+
+
+def wrong_words(text: str) -> list[str]:
+    """Lines with a phrase that the table does not want."""
+    lines = enumerate(text.splitlines(), 1)
+    return [f"{n}: {word[0]!r} ({line.strip()[:100]})" for n, line in lines if (word := unwanted_words().search(line))]
+
+
+def reading_matter() -> dict[str, str]:
+    """Name → text: pages, READMEs of roles, and through docs/cli.md and docs/roles.md every --help and every role."""
+    pages = [*ROOT.glob("docs/*.md"), *ROOT.glob("*.md"), *ROOT.glob("roles/*/README.md")]
+    found = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages}
+    found["CONTRIBUTING.md"] = re.sub(rf"{WORDS_HEADING}.*?(?=\n## )", "", found["CONTRIBUTING.md"], flags=re.DOTALL)
+    return {name: text for name, text in found.items() if name not in NOT_READ}
+
+
+def messages() -> dict[str, str]:
+    """FILE:LINE → each text with a space in it that the product's code has, docstrings left out."""
+    found = {}
+    for path in (ROOT / "gpunode").rglob("*.py"):
+        if path.is_relative_to(ROOT / "gpunode/lab"):
+            continue
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+        for node in ast.walk(tree):
+            if (
+                isinstance(node, ast.Constant)
+                and isinstance(node.value, str)
+                and " " in node.value
+                and id(node) not in prose
+            ):
+                found[f"{path.relative_to(ROOT)}:{node.lineno}"] = node.value
+    return found
+
+
+@over(reading_matter().items(), name=lambda row: row[0])
+def test_pages_and_help_have_none_of_the_words_that_the_table_replaces(_name: str, text: str) -> None:
+    assert wrong_words(text) == []
+
+
+def test_messages_have_none_of_the_words_that_the_table_replaces() -> None:
+    wrong = [f"{place}: {found}" for place, text in messages().items() for found in wrong_words(text)]
+    assert wrong == []
+
+
+def test_the_checker_of_words_finds_them() -> None:
+    assert wrong_words("mend it") and wrong_words("Taken back.") and not wrong_words("mended-by; nvidia-mig-parted")

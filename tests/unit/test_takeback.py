@@ -284,7 +284,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
         "sysctl": {"net.ipv4.ip_forward": "0"},
         "user": {"nvidia-persistenced": "absent"},
     }
-    assert found.notes == ("what the journal calls runes cannot be taken back by this version",)
+    assert found.notes == ("what the journal calls runes cannot be undone by this version",)
     assert [ask.script for ask in undo_requests(found)] == ["restore.sh", "activate.sh", "restore.sh"]
 
 
@@ -402,7 +402,7 @@ def test_parts_are_taken_back_alone_and_the_toolkit_not_under_an_engine() -> Non
     )
     assert back(text, parts=("driver",)).packages.value == {"remove": ["driver"], "purge": ["driver"]}
     assert [p.fix for p in back(text, parts=("toolkit",)).problems] == [
-        "take that back as well: --part toolkit --part runtime"
+        "undo that as well: --part toolkit --part runtime"
     ]
     assert back(text, parts=("toolkit", "runtime")).problems == ()
 

@@ -27,4 +27,4 @@ COMMANDS: Table = {
     "  gpunode kube convert old.yaml",
 )
 def kube() -> None:
-    """Kubernetes: the objects that make a cluster use its GPUs."""
+    """Kubernetes: render, apply and verify what a cluster needs for its GPUs."""

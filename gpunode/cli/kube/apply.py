@@ -44,10 +44,10 @@ def apply(
     timeout: float,
     output_format: str,
 ) -> int:
-    """Make a cluster what gpunode.yml asks for: server-side apply, wait, and delete what is no longer wanted.
+    """Apply gpunode.yml to a cluster: server-side apply, wait, delete what is no longer rendered.
 
-    Nothing is changed unless everything may be: version, rights, foreign objects and a dry run of every object come
-    first. What is not gpunode's is never touched.
+    Checks come first: version, rights, foreign objects and a dry run of every object. Objects of others are
+    never changed.
     """
     from gpunode.edge.kube.apply import apply as apply_to
 
@@ -73,9 +73,9 @@ def apply(
 )
 @format_option("text", "json")
 def remove(spec_data: Any, connect: Callable[[], Api], dry_run: bool, timeout: float, output_format: str) -> int:
-    """Take everything that apply made out of the cluster: objects, and labels and taints of nodes.
+    """Remove everything that apply created: objects, and labels and taints of nodes.
 
-    What was applied stands in the ConfigMap gpunode-inventory; gpunode.yml is needed only where we may not list
+    What was applied is in the ConfigMap gpunode-inventory; gpunode.yml is needed only where we may not list
     ConfigMaps of all namespaces.
     """
     from gpunode.core.spec import parse_spec

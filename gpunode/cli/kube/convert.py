@@ -33,7 +33,7 @@ from gpunode.core.errors import Exit, InputError
 def convert(file: Path, server_version: str, output: str, output_format: str) -> int:
     """Bring manifests to the form that a server takes: apiVersions, annotations, a scheduler's Policy, feature gates.
 
-    Comments stay.  What was changed and why goes to standard error; so does what nobody but a person can decide.
+    Comments stay.  What was changed and why goes to standard error; so does what a person has to decide.
     """
     from gpunode.core.kube.cluster import parse_server
     from gpunode.core.kube.convert import Old

@@ -22,14 +22,14 @@ ROOT = click.option(
     type=click.Path(exists=True, file_okay=False, path_type=Path),
     default="/",
     show_default=True,
-    help="Another tree, such as a mounted image: its files, nothing starts anew.",
+    help="Another tree, such as a mounted image: its files, nothing is restarted.",
 )
 VERSION = click.option(
     "--server-version", metavar="V", default="", help="Release of Kubernetes here, such as 1.34 or v1.34.2."
 )
 FORMAT = format_option("text", "json")
 HOW = (
-    click.option("--dry-run", is_flag=True, help="Say what would change, and change nothing."),
+    click.option("--dry-run", is_flag=True, help="Show what would change, change nothing."),
     click.option("--no-wait", is_flag=True, help="Write the files; nothing is restarted, nothing awaited."),
 )
 

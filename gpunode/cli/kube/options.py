@@ -19,9 +19,12 @@ if TYPE_CHECKING:
 
 _CLUSTER = (
     click.option(
-        "--kubeconfig", default="", metavar="FILE", help="Else $KUBECONFIG, ~/.kube/config, or the pod's own account."
+        "--kubeconfig",
+        default="",
+        metavar="FILE",
+        help="Path of the kubeconfig. Default: $KUBECONFIG, ~/.kube/config, or the pod's account.",
     ),
-    click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig; else its current one."),
+    click.option("--context", default="", metavar="NAME", help="Context of the kubeconfig. Default: its current one."),
     click.option(
         "--request-timeout",
         type=click.FloatRange(0.1),
@@ -74,7 +77,7 @@ def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: st
 
 @contextlib.contextmanager
 def telling(output_format: str) -> Iterator[Callable[[str], None]]:
-    """While the cluster works: call the function with what goes on.  Formats for machines get no lines."""
+    """While the cluster works: call the function with the progress.  Formats for machines get no lines."""
     if output_format != "text":
         yield lambda _: None
     elif sys.stderr.isatty():

@@ -68,7 +68,7 @@ def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) ->
 )
 @options(*_WHAT, *HOW, FORMAT)
 def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
-    """Take back what configure did, to the byte; of what somebody else wrote only gpushare's extender goes."""
+    """Undo configure, to the byte; of entries that others wrote only gpushare's extender is removed."""
     from gpunode.edge.host.component import unconfigure as commit
 
     return finish(commit(_host(given, wait=not no_wait), check=dry_run), dry_run=dry_run, output_format=output_format)

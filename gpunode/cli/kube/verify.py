@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "  gpunode kube verify -c gpunode.yml -i inventory/hosts.yml\n"
     "  gpunode kube verify --no-smoke --format json\n"
     "  gpunode kube verify --keep --timeout 600\n\n"
-    "Exit codes: 0 all proven, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
+    "Exit codes: 0 all checks passed, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
     "4 no connection, 5 refused."
 )
 @spec_option
@@ -45,7 +45,7 @@ def verify(
     timeout: float,
     output_format: str,
 ) -> int:
-    """Prove that a cluster is what gpunode.yml asks for, and that pods can use its GPUs.
+    """Check that a cluster matches gpunode.yml and that pods can use its GPUs.
 
     The proof pods run in the namespace gpunode-verify, which is deleted afterwards, also when you interrupt it.
     """

@@ -116,8 +116,8 @@ def _pacman(text: str, where: str, words: Mapping[str, str]) -> Iterator[Upstrea
         if not server:
             raise InputError(
                 f"{where}: [{section}] has no Server",
-                expected="Server = URL, there or in the file that it includes, which lies beside it",
-                fix="copy /etc/pacman.d/mirrorlist beside pacman.conf",
+                expected="Server = URL, there or in the file that it includes, which is next to it",
+                fix="copy /etc/pacman.d/mirrorlist next to pacman.conf",
             )
         url = server[1].replace("$repo", section).replace("$arch", words.get("basearch", ""))
         yield Upstream(name="distribution", url=url, suite=section, key=ARCH_KEYRING, signs="packages")

@@ -300,5 +300,5 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
         id="cdi.fresh",
         status="failed" if facts.cdi.specs else "warning",
         message="; ".join(reasons),
-        fix=renew if stale(made_by_ctk(facts)) else "mend or remove that file: nvidia-ctk did not make it",
+        fix=renew if stale(made_by_ctk(facts)) else "fix or remove that file: nvidia-ctk did not make it",
     )

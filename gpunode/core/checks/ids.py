@@ -10,7 +10,7 @@ from collections.abc import Mapping
 # title of a group → id → when it fails (or what it proves)
 CHECKS: Mapping[str, Mapping[str, str]] = {
     "The plan (`gpunode verify`)": {
-        "plan.problem": "the spec cannot be met on this node; the fix stands beside it (exit code 5)",
+        "plan.problem": "the spec cannot be met on this node; the message has the fix (exit code 5)",
         "plan.ROLE.OPTION": "that option of that role has something to do (exit code 3 when only these fail)",
         "plan.empty": "passes when the node is what the spec asks for",
         "since.drift": "(warning, with --since) what is other than the run left it",
@@ -82,7 +82,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.error": "the cluster or a pool could not be checked; the other pools were",
         "kube.applied": "a dry run of apply would change something (exit code 3 when only these fail)",
         "kube.problem": "apply would be refused (exit code 5)",
-        "kube.ready": "a workload of ours is not ready",
+        "kube.ready": "a workload of gpunode is not ready",
         "kube.node": "a host of the inventory is no node",
         "kube.allocatable": "the nodes of the pool do not offer what its sharing should",
         "kube.vectoradd": "passes when a pod adds two vectors on a GPU, and its log says «Test PASSED»",

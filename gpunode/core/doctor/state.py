@@ -75,7 +75,7 @@ def _engines(facts: NodeFacts) -> Says:
         yield from (("cdi-stale", reason) for reason in stale(facts))
     if "nvidia-docker2" in facts.packages and "nvidia-container-toolkit" in facts.packages:
         old, new = facts.packages["nvidia-docker2"].version, facts.packages["nvidia-container-toolkit"].version
-        yield "apt-docker2-conflict", f"nvidia-docker2 {old} beside nvidia-container-toolkit {new}"
+        yield "apt-docker2-conflict", f"nvidia-docker2 {old} next to nvidia-container-toolkit {new}"
     told = mismatch(facts)
     if told:
         yield "cgroup-driver-mismatch", told

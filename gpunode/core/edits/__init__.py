@@ -124,7 +124,7 @@ def unconfigure_runtime(
     if touched and not _stands(files, reverted, request):
         return _edited(files, lambda engine: engine.unconfigure(files, request), request)
     changes = {path: reverted.get(path) for path in {*files, *reverted} if files.get(path) != reverted.get(path)}
-    why = "takes back what configure wrote"
+    why = "undoes what configure wrote"
     edit = Edit(changes=changes, reasons=tuple(Reason(what=path, why=why, source="") for path in sorted(changes)))
     if not lost:
         return _edited(files, lambda _: edit, request)

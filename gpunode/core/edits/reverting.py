@@ -61,9 +61,7 @@ def reverted(files: Files, undo: Sequence[Mapping[str, Undo]], take_out: Callabl
                 after.pop(path, None)
             else:
                 after[path] = data
-    reasons = tuple(
-        Reason(what=path, why="takes back what configure wrote", source="") for path in _changes(files, after)
-    )
+    reasons = tuple(Reason(what=path, why="undoes what configure wrote", source="") for path in _changes(files, after))
     if lost or not undo:
         rest = take_out(after)
         if rest.problems:

@@ -59,7 +59,7 @@ def say_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
         return replace(plan, steps=steps)
     warning = (
         f"running GPU containers {_names(taken)} lose their GPUs when systemd reloads; enabling a service, which "
-        "reloads it, is refused beside them: stop them, or start them with CDI (docs/gpu-containers.md)"
+        "reloads it, is refused while they run: stop them, or start them with CDI (docs/gpu-containers.md)"
     )
     return replace(plan, steps=steps, warnings=(*plan.warnings, warning))
 
@@ -72,7 +72,7 @@ def _told(step: Step, kept: list[GpuContainer], taken: list[GpuContainer]) -> St
     else:
         return step
     if kept:
-        why = f"{cause}: before, systemd is told of their GPUs, so that it leaves them"
+        why = f"{cause}: systemd is notified of their GPUs first, so that they keep them"
         reason = Reason(what=f"running GPU containers {_names(kept)}", why=why, source=SOURCE)
         step = replace(step, reasons=(*step.reasons, reason))
     if taken and step.option == "packages":

@@ -30,7 +30,7 @@ SHAPE = rows(
     version=_VERSION,
     urls=texts("Where it is fetched from.", r"https?://[^\s\"'`$\\]+"),
     path=text("Where it is on the controller, in place of C(urls).", r"[^\0\n]+"),
-    sha256=text("Its checksum; without it the one beside the file counts, URL.sha256sum.", r"[0-9a-f]{64}"),
+    sha256=text("Its checksum; without it the one published as URL.sha256sum.", r"[0-9a-f]{64}"),
     options=texts("Options of the installer.", r"-[A-Za-z0-9=._/+-]+"),
     modules=text("Kernel modules of a driver.", choices=("open", "proprietary")),
     proxy=text("URL of a proxy.", r"https?://[^\s\"]+"),

@@ -77,7 +77,11 @@ def wanted(asked: Question) -> Found:
     for name in toolkit.remove:
         found = facts.packages.get(name)
         bound = _BOUND.search(found.version) if found else None
-        why = f"asks for docker-ce {bound[1]} and no other: Docker cannot be upgraded beside it" if bound else ""
+        why = (
+            f"asks for docker-ce {bound[1]} and no other: Docker cannot be upgraded while it is installed"
+            if bound
+            else ""
+        )
         reasons = (Reason(what=name, why=why, source=_ARCHIVED),) if bound else ()
         early = bound and solution.driver and solution.driver.packages
         yield NoPackage(role="driver" if early else "toolkit", package=name, reasons=reasons)
@@ -102,7 +106,7 @@ def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:
         return configure_toolkit(data, settings)
     except GpunodeError as error:
         what = f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}"
-        return Edit(problems=(Problem(what=what, fix=error.fix or "mend the file, or take the key out"),))
+        return Edit(problems=(Problem(what=what, fix=error.fix or "fix the file, or take the key out"),))
 
 
 def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:

@@ -33,7 +33,7 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
             yield key, told, "choose another"
     yield from _wrong_labels(spec, known)
     for one in spec.tolerations:
-        yield from (("tolerations", told.removeprefix("[]"), "mend it") for told in toleration(one.given, ""))
+        yield from (("tolerations", told.removeprefix("[]"), "fix it") for told in toleration(one.given, ""))
     for component, image in spec.images.names.items():
         if told := words.image(image):
             yield f"images.names.{component}", told, "write NAME:TAG, with its registry in front"

@@ -32,7 +32,7 @@ def operator_problems(facts: NodeFacts, spec: Spec, solution: Solution) -> Itera
     if facts.kubernetes.driver_container and driver and driver.method != "preinstalled":
         yield Problem(
             what=f"the driver of this node ({facts.driver.loaded or 'not loaded now'}) comes from the GPU Operator's "
-            "driver container: one on the host would fight it",
+            "driver container: one on the host would conflict with it",
             fix="to keep it: driver.method: preinstalled; to hand it over: helm upgrade gpu-operator … --reuse-values "
             f"--set driver.enabled=false, {_DRAINED}, and run again",
         )

@@ -18,7 +18,7 @@ from gpunode.core.spec import Spec
 FORMAT = 1
 HEAD = (
     "# Written by `gpunode lock`: the exact versions of each class of hosts.  Keep it in version control;\n"
-    "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and writes it anew.\n"
+    "# `--locked` refuses anything else, `gpunode lock --update` shows what has changed and rewrites it.\n"
 )
 _FIELDS = ("driver", "kernel", "cuda", "toolkit")
 

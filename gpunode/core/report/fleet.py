@@ -80,17 +80,17 @@ def going_on(results: Sequence[HostResult]) -> tuple[str, str]:
 
 
 def stop_text(results: Sequence[HostResult]) -> str:
-    """What a run that did not bring all hosts to their end leaves: done, failed, not begun with, and how to go on."""
+    """What a run that did not bring all hosts to their end leaves: done, failed, not started, and how to go on."""
     run, command = going_on(results)
     if not run:
         return ""
     begun = [r for r in results if r.started]
     bad = [r.host for r in begun if not r.ok]
     left = [r.host for r in results if not r.started]
-    lines = [f"run {run}: {len(begun) - len(bad)} done, {len(bad)} not done, {len(left)} not begun with"]
-    lines += [f"  not done: {_names(bad)}"] if bad else []
-    lines += [f"  not begun with: {_names(left)}"] if left else []
-    return "\n".join([*lines, f"go on: {command}"])
+    lines = [f"run {run}: {len(begun) - len(bad)} succeeded, {len(bad)} failed, {len(left)} not started"]
+    lines += [f"  failed: {_names(bad)}"] if bad else []
+    lines += [f"  not started: {_names(left)}"] if left else []
+    return "\n".join([*lines, f"resume: {command}"])
 
 
 def causes(results: Sequence[HostResult]) -> list[str]:

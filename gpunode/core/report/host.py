@@ -106,7 +106,7 @@ def _state(findings: list[Finding], run: HostRun | None) -> State:
 
 def _message(findings: list[Finding], run: HostRun | None, said: str) -> str:
     if run and run.state == "waiting":
-        return "not begun with"
+        return "not started"
     if run and run.state == "running":
         return run.step
     if findings:

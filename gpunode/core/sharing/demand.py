@@ -54,7 +54,7 @@ def parse_demands(rows: Any, *, where: str) -> tuple[Demand, ...]:
     names = [d.name for d in demands]
     for name in names:
         if names.count(name) > 1:
-            raise InputError(f"{where}: {name!r} stands in two rows", expected="a name of its own for each row")
+            raise InputError(f"{where}: {name!r} is in two rows", expected="a name of its own for each row")
     return demands
 
 

@@ -133,6 +133,6 @@ def _runfile(
     origin = path or url or vendor.urls[0]
     case.because("runfile", f"{vendor.name} from {origin}", key if own else source)
     if not spec.sha256:
-        case.because("runfile", "its SHA-256 is the one that NVIDIA's server has beside it", source)
+        case.because("runfile", "its SHA-256 is the one that NVIDIA's server publishes for it", source)
     urls = () if path else (url,) if url else vendor.urls
     return replace(vendor, urls=urls, path=path, sha256=spec.sha256.lower())

@@ -62,7 +62,7 @@ class RuntimeSpec:
 
     manage: Literal["auto", "install", "configure", "ignore"] = option(
         "auto",
-        "auto (configure when it is installed; beside a kubelet only the engine it uses), install, "
+        "auto (configure when it is installed; on a node with a kubelet only the engine it uses), install, "
         "configure (it must be installed), or ignore",
     )
     default_runtime: Literal["nvidia", "runc", "keep"] = option(

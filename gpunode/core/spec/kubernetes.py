@@ -30,7 +30,9 @@ class SharingSpec:
 
     strategy: Strategy = option("none", "none (whole GPUs), time-slicing, mps, mig, gpushare (by memory), or dra")
     replicas: int = option(0, "shares of a GPU, at least 2, for time-slicing and mps")
-    rename_by_default: bool = option(False, "offer shares as nvidia.com/gpu.shared, beside whole nvidia.com/gpu")
+    rename_by_default: bool = option(
+        False, "offer shares as nvidia.com/gpu.shared, in addition to whole nvidia.com/gpu"
+    )
     fail_requests_greater_than_one: bool = option(
         True, "refuse a container that asks for several shares: time-slicing gives it no more time for them"
     )

@@ -18,7 +18,7 @@ class RunfileSpec:
 
     url: str = option("", "URL of a mirror, {version} and {arch} filled in; empty means NVIDIA's own server")
     path: str = option("", "the file on the machine that runs gpunode, copied to the nodes, in place of a URL")
-    sha256: str = option("", "SHA-256 of the file; empty takes the one that NVIDIA's own server has beside it")
+    sha256: str = option("", "SHA-256 of the file; empty takes the one that NVIDIA's server publishes for it")
 
 
 def check_runfiles(driver: RunfileSpec, cuda: Mapping[str, RunfileSpec], versions: tuple[str, ...], where: str) -> None:

@@ -380,7 +380,7 @@ def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     kept = standing(records)
     if to is None:
         if not kept:
-            raise InputError("there is no run to take back", fix="gpunode rollback --list shows the runs")
+            raise InputError("there is no run to undo", fix="gpunode rollback --list shows the runs")
         kept = kept[:-1]
     else:
         named = [n for n, run in enumerate(kept) if run.name == to]

@@ -22,7 +22,7 @@ class Damage:
     """Counts of what is no record, and the copies that show that records are gone."""
 
     nul: int = 0  # bytes
-    torn: int = 0  # lines of ours that were cut off: their operation had not begun, or has no outcome
+    torn: int = 0  # lines of ours that were cut off: their operation had not started, or has no outcome
     garbage: int = 0  # lines that no gpunode wrote
     empty: bool = False
     missing: bool = False
@@ -38,7 +38,7 @@ class Damage:
     def notes(self) -> tuple[str, ...]:
         parts = [
             f"{self.nul} NUL bytes, as a power cut leaves them" if self.nul else "",
-            f"{self.torn} line(s) that were cut off: what they were about had not begun, or has no outcome"
+            f"{self.torn} line(s) that were cut off: what they were about had not started, or has no outcome"
             if self.torn
             else "",
             f"{self.garbage} line(s) that gpunode did not write" if self.garbage else "",

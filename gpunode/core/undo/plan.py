@@ -216,7 +216,7 @@ def _installers(scope: Scope) -> list[str]:
 
 def _unknown(scope: Scope) -> list[str]:
     kinds = {r.more["kind"] for r in scope.records if r.op == "state"} - STATES
-    return [f"what the journal calls {kind} cannot be taken back by this version" for kind in sorted(kinds)]
+    return [f"what the journal calls {kind} cannot be undone by this version" for kind in sorted(kinds)]
 
 
 def _left_standing(recall: Recall, scope: Scope) -> list[Problem]:
@@ -231,7 +231,7 @@ def _left_standing(recall: Recall, scope: Scope) -> list[Problem]:
     if scope.whole or scope.to or not engines or not any(r.part == "toolkit" for r in scope.records):
         return []
     what = f"the container engines are configured for the toolkit: {', '.join(sorted(engines))}"
-    return [Problem(what=what, fix="take that back as well: --part toolkit --part runtime")]
+    return [Problem(what=what, fix="undo that as well: --part toolkit --part runtime")]
 
 
 # ---------------------------------------------------------------- files
@@ -317,7 +317,7 @@ class _Files:
         copy = self.recall.copies.get((record.id, path))
         if copy is None or not copy.kept:
             what = f"the copy of {path} from before {record.at} is gone"
-            self.problems.append(Problem(what=what, fix="mend the file by hand, to what it was"))
+            self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
             return None
         return FileBack(path=path, expect=expect, held=copy.held)
 

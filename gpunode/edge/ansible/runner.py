@@ -134,7 +134,7 @@ def run_playbook(
         interrupted = leash.cut or run.rc in (130, 254)
     make_private(folder / "artifacts")  # its stderr is 0644
     if interrupted:
-        raise InterruptedByUser("interrupted", fix="run the same command again: it goes on where it was")
+        raise InterruptedByUser("interrupted", fix="run the same command again: it continues where it was")
     if run.rc and not any(h.exit for h in hosts.values()):
         raise GpunodeError(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"

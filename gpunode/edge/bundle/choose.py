@@ -69,7 +69,7 @@ def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -
     if first.missing:
         raise RefusedError(
             f"no repository has {', '.join(first.missing)}",
-            fix="compare names and versions in gpunode.yml with the repositories (gpunode solve tells them)",
+            fix="compare names and versions in gpunode.yml with the repositories (gpunode solve shows them)",
         )
     try:
         return chosen(first)

@@ -69,7 +69,7 @@ def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool
             failed = 1 if journey.came > before else failed + 1
             if not journey.begun or failed == TRIES:
                 said = error.what if isinstance(error, UnreachableError) else f"{host}: the connection broke: {error}"
-                raise UnreachableError(said, fix="push again: it goes on where it broke off") from error
+                raise UnreachableError(said, fix="push again: it continues where it stopped") from error
             time.sleep(failed)
 
 

@@ -136,7 +136,7 @@ class Store:
                 gone = isinstance(error, urllib.error.HTTPError) and error.code in (401, 403, 404, 410)
                 if wait is None or gone:
                     raise GpunodeError(
-                        f"cannot fetch {one.url}: {error}", fix="run it again: it goes on where it broke off"
+                        f"cannot fetch {one.url}: {error}", fix="run it again: it continues where it stopped"
                     ) from error
                 time.sleep(wait)
         if (found := sha256_of(part)) != one.sha256:

@@ -139,7 +139,7 @@ def read_manifest(place: Place, sha256: str = "") -> tuple[Manifest, str]:
         raise RefusedError(
             f"{place.name}/{MANIFEST} has the SHA-256 {found}",
             expected=f"{sha256}, as bundle.sha256 in gpunode.yml says",
-            fix="if the bundle was made anew, take its own lines: gpunode bundle sources; else it was tampered with",
+            fix="if the bundle was made again, take its own lines: gpunode bundle sources; else it was tampered with",
         )
     return parse_manifest(data, f"{place.name}/{MANIFEST}"), found
 

@@ -116,9 +116,7 @@ def provision(
         drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes, generation=next_generation(),
     )  # fmt: skip
     progress = run.go(pools, how.deadline, [(h, untouched[h.host]) for h in quiet])
-    left = run.of_run(
-        HostResult(host="", outcome="pending", message=f"not begun with: {progress.stopped}", started=False)
-    )
+    left = run.of_run(HostResult(host="", outcome="pending", message=f"not started: {progress.stopped}", started=False))
     return [untouched.get(h.host) or run.results.get(h.host) or replace(left, host=h.host) for h in hosts]
 
 
@@ -167,7 +165,7 @@ class _Run:
         except KeyboardInterrupt as error:
             self._finish("interrupted")
             raise InterruptedByUser(
-                "interrupted; what ran on a node was ended", fix=f"go on: gpunode runs resume {self.name}"
+                "interrupted; what ran on a node was ended", fix=f"resume: gpunode runs resume {self.name}"
             ) from error
         except BaseException:
             self._finish("failed")
@@ -405,4 +403,4 @@ def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
     left += [p.what for p in plan.problems]
     if left:
         return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
-    return replace(result, message="done, and the plan is empty now")
+    return replace(result, message="done, nothing pending")

@@ -173,7 +173,7 @@ class Runs:
             todo = [row.host for row in rows if row.state in _OPEN]
             for host, other in self.at_work(todo).items():
                 raise RefusedError(
-                    f"{host} is in work by run {other.name} ({other.controller})",
+                    f"{host} is used by run {other.name} ({other.controller})",
                     fix=f"wait for it (gpunode runs show {other.name}), or end it",
                 )
             db.execute(

@@ -133,5 +133,5 @@ def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> Ho
     if run.exit:
         return result
     if check and run.changed:
-        return replace(result, outcome="pending", message=f"would take back {len(run.changed)} things")
+        return replace(result, outcome="pending", message=f"would undo {len(run.changed)} things")
     return replace(result, message=said)

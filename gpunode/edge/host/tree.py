@@ -58,7 +58,7 @@ class Tree:
             if target.is_absolute():
                 done = []
             todo += reversed([p for p in target.parts if p != "/"])
-        raise InputError(f"{path}: symbolic links that lead in a circle", fix="mend the link")
+        raise InputError(f"{path}: symbolic links that lead in a circle", fix="fix the link")
 
     def matching(self, pattern: str) -> Iterator[str]:
         """The paths in the tree that a path or glob names, sorted; hidden files count, as for filepath.Glob of Go."""

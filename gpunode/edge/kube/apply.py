@@ -56,7 +56,7 @@ class _Run:
         except GpunodeError as error:
             return error
         except KeyboardInterrupt:
-            return InterruptedByUser("interrupted", fix="run the same command again: it goes on where it stopped")
+            return InterruptedByUser("interrupted", fix="run the same command again: it continues where it stopped")
         return None
 
 

@@ -141,7 +141,7 @@ def take_all(
             return
         emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host]))
         if isinstance(emptied, GpunodeError):
-            refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not begun with: {emptied}")
+            refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not started: {emptied}")
         else:
             taken[host] = emptied
 

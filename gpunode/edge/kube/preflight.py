@@ -271,7 +271,7 @@ def _rejected(key: Key, error: ApiError) -> Problem:
         return Problem(what=f"{key}: {error.what}", fix="let whoever manages that field give it up, or agree with it")
     immutable = error.status == 422 and "immutable" in error.what
     fix = f"it cannot be changed in place: delete {key}, and apply again" if immutable else error.fix
-    return Problem(what=f"{key}: {error.what}", fix=fix or "mend that in gpunode.yml")
+    return Problem(what=f"{key}: {error.what}", fix=fix or "fix that in gpunode.yml")
 
 
 def strangers(api: Api, namespace: str, ours: Sequence[Key]) -> list[str]:

@@ -405,6 +405,6 @@ if [ -n "$reboot_reason" ]; then
   [ "$steps" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
   finish changed "reboot needed: $reboot_reason"
 fi
-[ "$steps" = 0 ] && finish unchanged "everything is active as wanted"
+[ "$steps" = 0 ] && finish unchanged "everything is active"
 checking && finish changed "$steps change(s) would be made"
-finish changed "everything is active as wanted"
+finish changed "everything is active"

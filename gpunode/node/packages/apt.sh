@@ -85,7 +85,7 @@ apt_recover() {
   # shellcheck disable=SC2046 # names
   apt_mend || apt_mend $(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p') || {
     reason=$(sed -n 's/^E: //p' "$log" | tail -n 1)
-    fail "dpkg was interrupted and cannot be finished${reason:+: $reason}" "run dpkg --configure -a on the node and mend what it names"
+    fail "dpkg was interrupted and cannot be finished${reason:+: $reason}" "run dpkg --configure -a on the node and fix what it names"
   }
 }
 
@@ -96,7 +96,7 @@ apt_mend() {
   apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
   { requested remove && requested may_go; } >"$GPUNODE_IN/.planned"
   gone=$(grep -Fxv -f "$GPUNODE_IN/.planned" "$GPUNODE_IN/.mended" | tr '\n' ' ')
-  [ -z "$gone" ] || refuse "dpkg was interrupted, and to mend it apt would remove ${gone% }" \
+  [ -z "$gone" ] || refuse "dpkg was interrupted, and to repair it apt would remove ${gone% }" \
     "apt-get --fix-broken install on the node, if that may go; or install what it lacks"
   apt_ -y --fix-broken install "$@" >>"$log" 2>&1 || return
   while read -r name; do back=1 && say changed "removed $name"; done <"$GPUNODE_IN/.mended"

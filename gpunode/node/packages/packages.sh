@@ -65,7 +65,7 @@ put_back() {
   if same_packages; then
     failure="$failure; the packages are as they were before"
   else
-    failure="$failure; it broke off half way" remedy="${remedy:+$remedy; }gpunode uninstall takes back what came of it"
+    failure="$failure; it broke off half way" remedy="${remedy:+$remedy; }gpunode uninstall undoes what it has done"
   fi
 }
 
@@ -292,7 +292,7 @@ main() {
   differences >"$GPUNODE_IN/.differences"
   dkms_missing >"$GPUNODE_IN/.undone"
   if [ ! -s "$GPUNODE_IN/.differences" ] && [ ! -s "$GPUNODE_IN/.undone" ] && [ -z "$(unfinished packages)" ]; then
-    finish unchanged "all packages are as wanted"
+    finish unchanged "all packages are up to date"
   fi
   manager_ options
   checking && in_check_mode
@@ -324,8 +324,8 @@ main() {
   [ -z "${built:-}" ] || grep -Fx -f "$GPUNODE_IN/.undone" "$GPUNODE_IN/.unbuilt" | while read -r module version kernel; do
     say changed "built $module $version for kernel $kernel"
   done
-  cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are as wanted"
-  finish changed "packages are as wanted"
+  cmp -s "$GPUNODE_IN/.before" "$GPUNODE_IN/.after" && [ -z "${built:-}${back:-}" ] && finish unchanged "all packages are up to date"
+  finish changed "packages are up to date"
 }
 
 main

@@ -51,7 +51,7 @@ reload_units() {
   [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
   checking && return
   # shellcheck disable=SC2154 # by keep_gpus
-  keep_gpus || { say note "systemd was not told that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
+  keep_gpus || { say note "systemd was not notified that unit files are gone: the running containers $affected_containers would lose their GPUs" && return; }
   systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
 }
 
@@ -188,5 +188,5 @@ initramfs
 checking || close_journal
 cat "$log"
 [ "$steps" = 0 ] && finish unchanged "units, modules and settings are as they were"
-checking && finish changed "$steps change(s) would be taken back"
+checking && finish changed "$steps change(s) would be undone"
 finish changed "units, modules and settings are as they were"

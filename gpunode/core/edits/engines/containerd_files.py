@@ -137,7 +137,7 @@ def _has(plugins: Mapping[str, Any], name: str, key: str) -> bool:
 def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, mend: bool = False) -> Config:
     """What is in force, of a root that is missing or says nothing too: such a one gets a version.
 
-    Raises Refusal where containerd does not start.  To `mend` it, a drop-in of ours that keeps it from starting counts
+    Raises Refusal where containerd does not start.  To `fix` it, a drop-in of ours that keeps it from starting counts
     as not there, and may be missing.
     """
     path, drop_in = request.config or CONFIG, drop_in_path(request)

@@ -111,9 +111,9 @@ def read(path: str, data: bytes) -> Document:
         _table(runtime, f"{path}: runtimes.{name}", ("runtime_path", "runtime_type", *INHERITED))
     for key in (DEFAULT, CGROUP, CONMON_CGROUP):
         if not isinstance(section.get(key, ""), str):
-            raise Refusal(f"{path}: {key} is {section[key]!r}, not a string", "mend the file: CRI-O refuses it too")
+            raise Refusal(f"{path}: {key} is {section[key]!r}, not a string", "fix the file: CRI-O refuses it too")
     if not isinstance(section.get(CDI, []), list):
-        raise Refusal(f"{path}: {CDI} is no list of paths", "mend the file: CRI-O refuses it too")
+        raise Refusal(f"{path}: {CDI} is no list of paths", "fix the file: CRI-O refuses it too")
     return Document(path, text, {key: value for key, value in section.items() if key != "runtimes"}, runtimes)
 
 
@@ -355,7 +355,7 @@ def _reasons(
 
 
 def _remarks(files: Mapping[str, bytes], documents: Sequence[Document], request: RuntimeRequest) -> Iterator[Reason]:
-    """What an edit of these files cannot mend."""
+    """What an edit of these files cannot fix."""
     if UNREAD in files:
         yield Reason(
             what=f"{UNREAD} has no effect",

@@ -16,7 +16,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.mask import shown
 
 CGROUP_KEY = "native.cgroupdriver"
-MEND = "mend the file: dockerd does not start with it"
+MEND = "fix the file: dockerd does not start with it"
 _SIZE = re.compile(r"\d+(\.\d+)? ?([kmgtp]i?b?|b)?\Z", re.IGNORECASE)
 _NAME = r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _DOMAIN = re.compile(rf"(?=.*[a-zA-Z]){_NAME}(\.{_NAME})*\.?\Z|\.\Z")

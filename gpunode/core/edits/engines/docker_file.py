@@ -165,7 +165,7 @@ def _check_keys(path: str, pairs: Pairs, version: str) -> None:
             raise InputError(
                 f"{path}: {key!r} is no setting of Docker {version}".rstrip(),
                 expected=_near(key),
-                fix=f"remove {key!r} or mend its spelling: dockerd does not start with it",
+                fix=f"remove {key!r} or fix its spelling: dockerd does not start with it",
             )
 
 
@@ -220,11 +220,11 @@ def _check_runtime(path: str, name: str, runtime: DaemonRuntime, number: tuple[i
         )
     if runtime.path and runtime.options:
         raise Refusal(
-            f"{path}: runtimes.{name} has options beside a path: dockerd does not start so",
+            f"{path}: runtimes.{name} has options together with a path: dockerd does not start so",
             "remove the options, or say runtimeType instead of path",
         )
     if runtime.kind and runtime.args:
         raise Refusal(
-            f"{path}: runtimes.{name} has runtimeArgs beside a runtimeType: dockerd does not start so",
+            f"{path}: runtimes.{name} has runtimeArgs together with a runtimeType: dockerd does not start so",
             "remove the runtimeArgs",
         )

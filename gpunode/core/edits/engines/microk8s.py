@@ -94,7 +94,7 @@ def _edited(
     asked = _as_containerd(request)
     if asked.config.endswith("/containerd.toml"):
         raise Refusal(
-            f"{asked.config} is written anew at every start of MicroK8s", f"name {CONFIG}, which it is made from"
+            f"{asked.config} is rewritten at every start of MicroK8s", f"name {CONFIG}, which it is made from"
         )
     if asked.config not in files:
         raise Refusal(f"{asked.config} is not there", "install MicroK8s first: snap install microk8s --classic")

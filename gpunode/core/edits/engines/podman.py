@@ -87,10 +87,10 @@ def _read(path: str, data: bytes) -> Document:
     engine = dropin.table(doc.get("engine"), f"{path}: engine", "podman")
     for name, paths in dropin.table(engine.get("runtimes"), f"{path}: engine.runtimes", "podman").items():
         if not isinstance(paths, list):
-            raise Refusal(f"{path}: engine.runtimes.{name} is no list of paths", "mend the file: podman refuses it too")
+            raise Refusal(f"{path}: engine.runtimes.{name} is no list of paths", "fix the file: podman refuses it too")
     for key in ("runtime", "cgroup_manager"):
         if not isinstance(engine.get(key, ""), str):
-            raise Refusal(f"{path}: engine.{key} is no string", "mend the file: podman refuses it too")
+            raise Refusal(f"{path}: engine.{key} is no string", "fix the file: podman refuses it too")
     return Document(path, text, engine)
 
 

@@ -37,7 +37,7 @@ _ALLOWED = frozenset(
     "kubernetes.io/os node.kubernetes.io/instance-type topology.kubernetes.io/region "
     "topology.kubernetes.io/zone".split()
 )
-_MEND = "mend it first, then run again"
+_MEND = "fix it first, then run again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,7 +82,7 @@ def unconfigure_kubelet(
     def left(after: Mapping[str, bytes]) -> Edit:
         if undo:
             raise Refusal(
-                "lines that configure wrote have changed since, and cannot be told from others",
+                "lines that configure wrote have changed since, and cannot be distinguished from others",
                 "take them out by hand: gpunode kube kubelet diff shows what is asked for",
             )
         return Edit()
@@ -299,12 +299,10 @@ def _notes(changes: Mapping[str, bytes], request: KubeletRequest) -> Iterator[Re
         )
     for path in sorted(changes):
         if path.startswith(("/usr/lib/", "/lib/")):
-            why = "belongs to a package, whose next update may write it anew"
+            why = "belongs to a package, whose next update may rewrite it"
             yield Reason(what=path, why=why, source="")
         if path in (CONFIG, posixpath.join(posixpath.dirname(CONFIG), "kubeadm-flags.env")):
-            why = (
-                "is written anew by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
-            )
+            why = "is rewritten by kubeadm upgrade: set it in the ConfigMap kubelet-config as well, or run this again"
             yield Reason(
                 what=path,
                 why=why,

@@ -170,7 +170,7 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
-        reasons += (Reason(what=host.pod.path, why="an annotation has the kubelet start the pod anew", source=""),)
+        reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod", source=""),)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
     return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, wish)) if changes else ())
 

@@ -78,7 +78,7 @@ def scheduler_activation(files: Mapping[str, bytes], edit: Edit, request: Schedu
         process=NAME,
         config=request.manifest or request.unit,
         health=asks(url) if url else (),
-        disrupts=f"{NAME} of this node starts anew; pods wait for their node until it, or another one, leads again",
+        disrupts=f"{NAME} of this node restarts; pods wait for their node until it, or another one, leads again",
     )
     if request.unit:
         unit = posixpath.basename(request.unit)

@@ -143,7 +143,7 @@ def _check(data: Any, path: str, wish: Wish) -> None:
     if faults:
         raise Refusal(
             f"{path}: kube-scheduler 1.{wish.minor} would not start with it: {'; '.join(faults[:5])}",
-            "mend the file, then run again",
+            "fix the file, then run again",
         )
 
 
@@ -172,7 +172,7 @@ def _with_extender(path: str, text: str, wish: Wish, *, policy: bool) -> tuple[s
     said = yamltext.load(text)
     extenders = said.get("extenders") if isinstance(said, dict) else None
     if extenders is not None and not isinstance(extenders, list):
-        raise Refusal(f"{path}: extenders is no list", "mend the file, then run again")
+        raise Refusal(f"{path}: extenders is no list", "fix the file, then run again")
     for at, one in enumerate(extenders or ()):
         if ours(one, wish.rules):
             return _mended(path, text, at, one, wish)

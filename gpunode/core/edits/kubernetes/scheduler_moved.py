@@ -43,7 +43,7 @@ def with_profile(flags: Sequence[Flag], config: Mapping[str, Any], api: str) -> 
     if provider == "ClusterAutoscalerProvider":
         _fullest_first(profile, api)
     elif provider != "DefaultProvider":
-        raise Refusal(f"--algorithm-provider is {provider!r}, which no kube-scheduler has", "mend the flag first")
+        raise Refusal(f"--algorithm-provider is {provider!r}, which no kube-scheduler has", "fix the flag first")
     return dict(config) if profile == before else {**config, "profiles": [profile]}
 
 
@@ -75,4 +75,4 @@ def _typed(value: str, kind: str, flag: str) -> Any:
             return {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}[value.lower()]
         return int(value) if kind == "int" else float(value) if kind == "float" else value
     except (KeyError, ValueError):
-        raise Refusal(f"--{flag} is {value!r}, no {kind}", "mend the flag first") from None
+        raise Refusal(f"--{flag} is {value!r}, no {kind}", "fix the flag first") from None

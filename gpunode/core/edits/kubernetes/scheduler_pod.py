@@ -16,7 +16,7 @@ from gpunode.core.model import Reason
 _NAME = "kube-scheduler"
 _VOLUME = "scheduler-config"
 _MARK = "gpunode-scheduler-config"  # an annotation: another hash has the kubelet start the pod anew
-_MEND = "mend the manifest, then run again"
+_MEND = "fix the manifest, then run again"
 
 
 @dataclass(frozen=True)

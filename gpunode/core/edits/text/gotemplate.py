@@ -83,7 +83,7 @@ def read(text: str) -> Template:
     if inside or min(depths) < 0 or depths[-1]:
         raise Refusal(
             "the template has an action without its end: {{ without }}, or {{ if }} without {{ end }}",
-            "mend the template: it cannot be rendered either",
+            "fix the template: it cannot be rendered either",
         )
     return Template(text, "".join(lines), tuple(actions))
 

@@ -46,10 +46,10 @@ def parse(path: str, text: str) -> Any:
         raise InputError(
             f"{path}:{place(text, error.pos)}: {error.msg}",
             expected="valid JSON",
-            fix="mend the file: the daemon does not start with it either",
+            fix="fix the file: the daemon does not start with it either",
         ) from None
     except (RecursionError, ValueError) as error:
-        raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="mend the file") from None
+        raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON", fix="fix the file") from None
 
 
 def edit(text: str, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> str:

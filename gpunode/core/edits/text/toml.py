@@ -61,7 +61,7 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
             fix="fix the file; what reads it may accept it, gpunode edits TOML 1.0 alone",
         ) from None
     except (RecursionError, ValueError) as error:  # ValueError: a date such as 2020-02-31, a number of 5,000 digits
-        raise InputError(f"{path}: {str(error)[:200]}", expected="valid TOML", fix="mend the file") from None
+        raise InputError(f"{path}: {str(error)[:200]}", expected="valid TOML", fix="fix the file") from None
 
 
 def _fits(value: Any) -> bool:

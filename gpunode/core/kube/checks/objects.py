@@ -36,7 +36,7 @@ def check_objects(objects: Sequence[Found]) -> list[Problem]:
 
 
 _FILES = re.compile(r"(kubescheduler|kubelet|kubeadm|audit)\.|v1 Policy")  # files of components, no objects
-_FIX = "mend it: the API server would refuse it, or nothing would run"
+_FIX = "fix it: the API server would refuse it, or nothing would run"
 
 
 def is_object(item: Any) -> bool:

@@ -97,7 +97,7 @@ def _policy(item: Any, minor: int, rules: SchedulerRules) -> Config:
     if rules.policy(minor):
         return item, [], []
     if wrong := _shape(item):
-        return item, [], [Problem(what=f"Policy: {wrong}", fix="mend it: kube-scheduler never took that")]
+        return item, [], [Problem(what=f"Policy: {wrong}", fix="fix it: kube-scheduler never took that")]
     mine = next((one for one in item.get("extenders") or () if ours(one, rules)), None)
     url = next((str(value) for key, value in (mine or {}).items() if key.lower() == "urlprefix"), "")
     wish = Wish(minor=minor, url=url, default="", rules=rules)
@@ -156,7 +156,7 @@ def _kubelet(item: Any, minor: int, rules: SchedulerRules) -> Config:
 
 
 def _faults(found: list[str], kind: str) -> list[Problem]:
-    return [Problem(what=f"{kind}: {fault}", fix="mend it: the component would not start with it") for fault in found]
+    return [Problem(what=f"{kind}: {fault}", fix="fix it: the component would not start with it") for fault in found]
 
 
 @dataclass(frozen=True, kw_only=True)

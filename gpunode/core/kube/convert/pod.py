@@ -54,7 +54,7 @@ def superseded(item: Any, forms: OldForms, images: Mapping[str, str]) -> Iterato
         if row:
             yield Problem(
                 what=f"{title(item)}: the image {image} is kept no more",
-                fix=f"today it is {images[row.new]}; gpunode kube render writes the object anew",
+                fix=f"today it is {images[row.new]}; gpunode kube render writes a new object",
             )
 
 

@@ -34,7 +34,7 @@ def dra_values(cluster: Cluster) -> dict[str, Any]:
 
 
 def dra_problem(cluster: Cluster) -> tuple[str, str] | None:
-    """Why DRA cannot be had here, and what would mend it."""
+    """Why DRA cannot be had here, and what would fix it."""
     if not cluster.pools_of("dra"):
         return None
     if not cluster.knowledge.api("DeviceClass", cluster.server):

@@ -11,7 +11,7 @@ TRIES = 3
 
 
 class ActionModule(NodeAction):
-    """Take back what gpunode has changed on the node, as its journal says."""
+    """Undo what gpunode has changed on the node, as its journal says."""
 
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
@@ -135,9 +135,9 @@ def _left(back, result):
 
 def _message(recall, scope, result):
     if recall.damage.partial:
-        return "what can be read of the journal is taken back; the node may not be as it was (see the notes)"
+        return "what can be read of the journal is undone; the node may not be as it was (see the notes)"
     if not recall.records or not scope.records:
-        return "there is nothing of gpunode's to take back"
+        return "there is nothing of gpunode to undo"
     if not result.get("changes"):
         return "the node is as it was"
     return f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"

@@ -629,7 +629,7 @@ options:
       sha256:
         type: str
         description:
-          - Its checksum; without it the one beside the file counts, URL.sha256sum.
+          - Its checksum; without it the one published as URL.sha256sum.
       options:
         type: list
         description:
@@ -703,7 +703,7 @@ options:
       sha256:
         type: str
         description:
-          - Its checksum; without it the one beside the file counts, URL.sha256sum.
+          - Its checksum; without it the one published as URL.sha256sum.
       options:
         type: list
         description:

@@ -13,10 +13,10 @@ extends_documentation_fragment:
   - gpunode.node.node
   - gpunode.node.values.component
 description:
-  - Has a node's kube-scheduler ask gpushare's extender, or gives its kubelet the settings of a GPU node; and takes
-    that back to the byte.
+  - Has a node's kube-scheduler ask gpushare's extender, or gives its kubelet the settings of a GPU node;
+    undoes that to the byte.
   - The configuration is written before the manifest that names it, the backup lies outside the folder of manifests.
-  - Waits until the program has started anew, answers and stays up, and rolls back when it does not.
+  - Waits until the program has restarted, answers and stays up, and rolls back when it does not.
 options:
   config:
     description: A gpunode.yml on the controller. What it and C(gpunode_spec) say under C(kubernetes.gpushare) of where

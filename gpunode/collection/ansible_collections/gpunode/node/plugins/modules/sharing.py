@@ -6,7 +6,7 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: sharing
-short_description: Cut GPUs into MIG instances, or have programs share them by MPS
+short_description: Partition GPUs into MIG instances, or share them by MPS
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 extends_documentation_fragment:

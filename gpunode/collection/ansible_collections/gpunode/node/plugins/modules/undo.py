@@ -6,24 +6,24 @@ from __future__ import annotations
 
 DOCUMENTATION = r"""
 module: undo
-short_description: Take back what gpunode has changed on a node
+short_description: Undo what gpunode has changed on a node
 version_added: 0.1.0
 author: the gpunode authors (@gpunode)
 extends_documentation_fragment:
   - gpunode.node.node
   - gpunode.node.values.undo
 description:
-  - Reads the journal of the node, and puts packages, files, units, modules and settings back as they were before.
-  - What somebody else has changed since stays as it is, and is named in C(notes).
+  - Reads the journal of the node, and restores packages, files, units, modules and settings.
+  - What others have changed since stays as it is, and is named in C(notes).
 """
 
 EXAMPLES = r"""
-- name: Take all of gpunode back
+- name: Remove everything of gpunode
   gpunode.node.undo:
     what:
       verb: uninstall
 
-- name: Take the last run back
+- name: Undo the last run
   gpunode.node.undo:
     what:
       verb: rollback

@@ -252,7 +252,7 @@ _OTHER_VERSION_FIX = (
 
 
 def _other_version():
-    return f"collection gpunode.node {VERSION} does not work with the Python package gpunode {__version__} beside it"
+    return f"collection gpunode.node {VERSION} does not work with the installed Python package gpunode {__version__}"
 
 
 def _needs_gpunode(error):
