@@ -12,6 +12,7 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
 
 if TYPE_CHECKING:
+    from gpunode.core.knowledge import Knowledge
     from gpunode.core.model import CudaChoice, DriverChoice, FabricChoice, Solution, ToolkitChoice
 
 
@@ -99,10 +100,15 @@ def solve(
     from gpunode.core.solve import solve as decide
     from gpunode.core.spec import parse_spec
     from gpunode.core.spec.toolkit import ToolkitSpec
+    from gpunode.edge.desired import DesiredState
     from gpunode.edge.load import load_knowledge
 
     knowledge = load_knowledge()
     ids = [find_gpu(g, knowledge) for g in gpus]
+    for text, taken in zip(gpus, ids, strict=True):
+        _name_taken(text, taken, knowledge)
+    spec = DesiredState(spec_data, to_run=False).spec()  # what no option says
+    choice = parse_driver(driver) if _given("driver") else spec.driver
     request = SolveRequest(
         gpus=tuple(i for i in ids if i not in knowledge.nvswitches),
         nvswitches=tuple(i for i in ids if i in knowledge.nvswitches),
@@ -110,10 +116,11 @@ def solve(
         arch=arch,
         kernels=tuple(Kernel(release=k, image=True) for k in kernels),
         secure_boot=secure_boot or None,
-        driver=replace(parse_driver(driver), method=method),
-        cuda=parse_spec({"cuda": {"versions": list(cuda)}}, where="--cuda").cuda,
-        fabric=parse_spec({"fabric": {"dcgm": dcgm}}, where="--dcgm").fabric,
-        toolkit=ToolkitSpec(version=toolkit),
+        driver=replace(choice, method=method) if _given("method") else choice,
+        cuda=parse_spec({"cuda": {"versions": list(cuda)}}, where="--cuda").cuda if cuda else spec.cuda,
+        fabric=parse_spec({"fabric": {"dcgm": dcgm}}, where="--dcgm").fabric if _given("dcgm") else spec.fabric,
+        toolkit=ToolkitSpec(version=toolkit) if _given("toolkit") else spec.toolkit,
+        sources=spec.sources,
     )
     solution = decide(request, knowledge)
     if output_format == "json":
@@ -123,6 +130,21 @@ def solve(
     if solution.problems:
         return Exit.REFUSED
     return Exit.OK
+
+
+def _given(option: str) -> bool:
+    return click.get_current_context().get_parameter_source(option) is click.core.ParameterSource.COMMANDLINE
+
+
+def _name_taken(text: str, taken: str, knowledge: Knowledge) -> None:
+    """Say which model a name was taken for, where it is part of other names as well."""
+    from gpunode.core.solve import namesakes
+
+    others = namesakes(text, taken, knowledge)
+    if others:
+        listed = ", ".join(f"{i} {knowledge.gpus[i].name}" for i in others[:6])
+        more = f" and {len(others) - 6} more" if len(others) > 6 else ""
+        echo(f"note: {text} is {taken} {knowledge.gpus[taken].name} here; not {listed}{more}", err=True)
 
 
 def _fleet(probes: tuple[Path, ...], spec_data: dict[str, Any], output_format: str) -> int:

@@ -151,6 +151,8 @@ def _loader() -> type[yaml.SafeLoader]:
                 seen[key] = key_node.start_mark.line + 1
             return super().construct_mapping(node, deep)
 
+    # versions: 12.10 is not 12.1, and no key of gpunode.yml is a decimal number
+    Loader.add_constructor("tag:yaml.org,2002:float", lambda _loader, node: str(node.value))
     return Loader
 
 

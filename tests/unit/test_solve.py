@@ -18,7 +18,7 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
-from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec
+from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitSpec
 from gpunode.edge.load import load_knowledge
 
@@ -355,3 +355,43 @@ def test_auto_stays_on_the_installed_branch_while_it_is_supported() -> None:
     old = SolveRequest(gpus=("10de:2330",), distro="debian:12", loaded_driver="550.163.01")
     chosen = [solve(r, load_knowledge()).driver for r in (request, old)]
     assert [c and c.branch for c in chosen] == [580, 595]
+
+
+ASK = ["solve", "--gpu", "10de:2330", "--distro", "ubuntu:24.04", "--format", "json"]
+
+
+def answered(*words: str) -> dict[str, Any]:
+    result = CliRunner().invoke(cli, [*ASK, *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.output
+    answer: dict[str, Any] = json.loads(result.stdout)
+    return answer
+
+
+def test_the_file_says_what_no_option_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert answered()["driver"]["branch"] != 570
+    text = 'driver: {branch: "570"}\ncuda: {versions: ["12.8"]}\ntoolkit: {version: none}\n'
+    (tmp_path / "mine.yml").write_text(text)
+    found = answered("-c", "mine.yml")
+    assert (found["driver"]["branch"], found["cuda"]["version"], found["toolkit"]) == (570, "12.8", None)
+    found = answered("-c", "mine.yml", "--driver", "580", "--toolkit", "auto")
+    assert (found["driver"]["branch"], found["cuda"]["version"]) == (580, "12.8") and found["toolkit"]
+    (tmp_path / "gpunode.yml").write_text(text)
+    assert answered()["driver"]["branch"] == 570
+
+
+def test_a_version_is_read_as_it_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "gpunode.yml").write_text("cuda: {versions: [12.10]}\n")
+    result = CliRunner().invoke(cli, ASK)
+    assert "12.10" in result.output and "12.1 " not in result.output.replace("12.10", "")
+    with pytest.raises(InputError, match=r"cuda\.versions\[0\] is the number 12\.1"):
+        parse_spec({"cuda": {"versions": [12.10]}})
+
+
+def test_a_name_that_several_models_share_is_said_to_be_one_of_them() -> None:
+    result = CliRunner().invoke(cli, ["solve", "--gpu", "H100", "--distro", "ubuntu:24.04", "--format", "json"])
+    taken = find_gpu("H100", KNOWLEDGE)
+    assert f"H100 is {taken}" in result.stderr and "10de:2330" in result.stderr
+    assert json.loads(result.stdout)
+    assert CliRunner().invoke(cli, ASK).stderr == ""

@@ -116,6 +116,15 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
     )
 
 
+def namesakes(text: str, taken: str, knowledge: Knowledge) -> tuple[str, ...]:
+    """The ids of other models that a product name is part of: what the name could have meant as well."""
+    word = _plain(text.strip())
+    if _PCI_ID.match(text.strip().lower()) or not word:
+        return ()
+    models = (m for m in knowledge.gpus.values() if m.kind != "not-a-gpu" and m.id != taken)
+    return tuple(m.id for m in models if f" {word} " in f" {_plain(m.name)} ")
+
+
 def solution_data(solution: Solution) -> dict[str, Any]:
     """The solution as plain data, the shape of `gpunode solve --format json` (docs/driver.md)."""
     driver, fabric, cuda, toolkit = solution.driver, solution.fabric, solution.cuda, solution.toolkit

@@ -193,8 +193,14 @@ def _scalar(kind: Any, value: Any, *, path: str, where: str) -> Any:
     true_or_false = isinstance(value, bool)
     if (kind is bool and true_or_false) or (kind is int and isinstance(value, int) and not true_or_false):
         return value
-    if kind is str and isinstance(value, str | int | float) and not true_or_false:
+    if kind is str and isinstance(value, str | int) and not true_or_false:
         return str(value)
+    if kind is str and isinstance(value, float):  # of an inventory, say
+        raise InputError(
+            f"{where}: {path} is the number {value!r}",
+            expected=f"a text, in quotes: YAML reads {value!r}0 as {value!r}, too",
+            fix=f"write it as a text, such as '{value!r}'",
+        )
     raise InputError(
         f"{where}: {path or 'the top level'} is {value!r}",
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
