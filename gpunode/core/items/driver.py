@@ -127,16 +127,7 @@ def wanted(asked: Question) -> Found:
     if driver.method == "preinstalled":
         return
     yield from _sources(facts, driver, templates)
-    if driver.runfile:
-        yield Installed(role="driver", runfile=driver.runfile)
-    elif facts.driver.runfile:
-        yield Uninstalled()
-    for package in driver.repository_packages:
-        yield Package(role="driver", option="repositories", package=package)
-    for package in (*driver.kernel_packages, *driver.packages):
-        yield Package(role="driver", package=package)
-    for name in driver.remove:
-        yield NoPackage(role="driver", package=name)
+    yield from _installed(facts, driver)
     yield File(role="driver", path=NOUVEAU_CONF, text=templates["nouveau.conf.j2"])
     yield from _parameters(facts, asked.spec.driver.module_parameters, templates)
     yield Module(role="driver", module="nouveau", loaded=False)
@@ -155,6 +146,20 @@ def wanted(asked: Question) -> Found:
             yield Built(option=built, kernel=kernel.release, flavour=driver.flavour)
     for unit in driver.services:
         yield Service(role="driver", unit=unit)
+
+
+def _installed(facts: NodeFacts, driver: DriverChoice) -> Found:
+    """The runfile or the packages, and what has to go for them."""
+    if driver.runfile:
+        yield Installed(role="driver", runfile=driver.runfile)
+    elif facts.driver.runfile:
+        yield Uninstalled()
+    for package in driver.repository_packages:
+        yield Package(role="driver", option="repositories", package=package)
+    for package in (*driver.kernel_packages, *driver.packages):
+        yield Package(role="driver", package=package)
+    for name in driver.remove:
+        yield NoPackage(role="driver", package=name)
 
 
 def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str]) -> Iterator[File]:

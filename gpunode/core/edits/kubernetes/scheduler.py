@@ -166,7 +166,7 @@ def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: Sc
     place = host.path_of(path)
     after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, flag) == path
     old = (last_value(host.flags, "policy-config-file") or "") if flag == "config" else ""
-    reasons += _name_it(after, host, wish, flag=flag, path=path, file=place, old=old, kept=kept)
+    reasons += _name_it(after, host, wish, Naming(flag=flag, path=path, file=place, old=old, kept=kept))
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
@@ -216,13 +216,22 @@ def _new(path: str, wish: Wish) -> tuple[Reason, ...]:
     return (Reason(what=path, why=why, source=wish.rules.api_source(wish.minor)),)
 
 
-def _name_it(
-    after: dict[str, bytes], host: Host, wish: Wish, *, flag: str, path: str, file: str, old: str, kept: bool
-) -> tuple[Reason, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Naming:
+    """The flag that names a configuration file, and the path in it; `file` is where the host has that path."""
+
+    flag: str
+    path: str
+    file: str
+    old: str  # the path of the file that it replaces, "" for none
+    kept: bool  # named and mounted already, as somebody wants it
+
+
+def _name_it(after: dict[str, bytes], host: Host, wish: Wish, naming: Naming) -> tuple[Reason, ...]:
     """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
     gone = wish.rules.gone_flags(wish.minor)
     drop = {one.name for one in host.flags if one.name in gone}
-    change = change_flags(host.words, drop=drop, want={flag: path})
+    change = change_flags(host.words, drop=drop, want={naming.flag: naming.path})
     reasons = [
         Reason(
             what=f"--{name}",
@@ -232,16 +241,18 @@ def _name_it(
         for name in sorted(drop)
     ]
     if change.more or change.anew:
-        reasons.append(Reason(what=f"--{flag}", why=f"names {path}", source=wish.rules.api_source(wish.minor)))
+        reasons.append(
+            Reason(what=f"--{naming.flag}", why=f"names {naming.path}", source=wish.rules.api_source(wish.minor))
+        )
     if host.program:
         after |= change_program(after, host.program, change)
     elif host.pod:
         pod = scheduler_pod.with_words(host.pod, change)
-        if not kept:  # else it is there, and mounted as somebody wants it
-            pod, more = scheduler_pod.with_file(pod, path, file)
+        if not naming.kept:
+            pod, more = scheduler_pod.with_file(pod, naming.path, naming.file)
             reasons += more
-        if old:
-            pod = scheduler_pod.without_file(pod, host.path_of(old))
+        if naming.old:
+            pod = scheduler_pod.without_file(pod, host.path_of(naming.old))
         after[host.pod.path] = pod.text.encode()
     return tuple(reasons)
 

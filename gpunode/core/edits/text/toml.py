@@ -598,12 +598,7 @@ def _value_changed(item: Item, have: Any, value: Any) -> Item:
             if repr(old) != repr(new):
                 item[number] = new
         return item
-    left, gone = list(value), []
-    for number, old in enumerate(have):
-        if left and repr(left[0]) == repr(old):
-            left.pop(0)
-        else:
-            gone.append(number)
+    gone, left = _gone_and_left(have, value)
     if gone and left:
         return _like(item, value)
     comma = _ends_with_comma(item)
@@ -618,6 +613,17 @@ def _value_changed(item: Item, have: Any, value: Any) -> Item:
         else:
             item.append(new)
     return item
+
+
+def _gone_and_left(have: list[Any], value: list[Any]) -> tuple[list[int], list[Any]]:
+    """The places of elements that go, and the elements that are to follow those that stay."""
+    left, gone = list(value), []
+    for number, old in enumerate(have):
+        if left and repr(left[0]) == repr(old):
+            left.pop(0)
+        else:
+            gone.append(number)
+    return gone, left
 
 
 def _ends_with_comma(array: Item) -> bool:
