@@ -50,7 +50,7 @@ test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, 
 demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/demo.sh
 
-picture: install  ## draw docs/demo.svg anew from what the demo prints
+picture: install  ## draw docs/demo.svg from what the demo prints
 	@mkdir -p .cache
 	PATH="$(CURDIR)/$(BIN):$$PATH" FORCE_COLOR=1 sh .ci/demo.sh >.cache/demo.txt 2>&1
 	$(BIN)/python .ci/picture.py .cache/demo.txt docs/demo.svg
@@ -58,7 +58,7 @@ picture: install  ## draw docs/demo.svg anew from what the demo prints
 bench: install  ## measure what docs/performance.md promises
 	$(BIN)/python -m benchmarks
 
-docs: install  ## write the generated pages of docs/ anew
+docs: install  ## write the generated pages of docs/
 	$(BIN)/python -m gpunode.cli.docs docs
 
 site: install  ## build the documentation as a site into build/site; a warning fails

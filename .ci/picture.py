@@ -1,6 +1,6 @@
 """Terminal output of .ci/demo.sh → an SVG for the README: `picture.py OUTPUT SVG`.
 
-The text is the demo's own.  It is shortened, and says where: long lines are cut, lines are left out.
+The text is the demo's own, shortened: some lines of each command's output, and long lines are cut.
 """
 
 from __future__ import annotations
@@ -8,20 +8,19 @@ from __future__ import annotations
 import io
 import re
 import sys
-from itertools import groupby
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
 
-WIDTH = 118
-# Which lines of a command's output stay; a command that is not named here stays whole.
+WIDTH = 100
+# Which lines of a command's output stay, so that the picture is read at a glance; a command not named here keeps all.
 KEPT = {
     "lab": r"demo-1 ",
-    "detect": r"(?!kind|Secure|seen|.*(dkms|nvidia_smi):)",
-    "plan": r"demo-1|  because|    (GPU|branch|flavour|toolkit): | +\d+\. |        (nvidia-open|module n|disturbs)",
-    "provision": r"demo-1",
-    "verify": r"demo-1|  ok +(plan|driver|toolkit|\S+(binary|cri-default|gpus-all) )",
+    "detect": r"GPUs|driver ",
+    "plan": r"demo-1: \d+ step|    branch: \d+:",
+    "provision": r"demo-1: (Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|OK|nothing)",
+    "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }
 FOLDER = re.compile(r"\S*/lab/labs/demo/")
 
@@ -38,20 +37,14 @@ def sections(output: str) -> list[list[str]]:
 
 
 def shortened(lines: list[str]) -> list[str]:
-    """A section without the lines that its command does not need here: «…» says how many went."""
+    """The command of a section, and those lines of its output that stay."""
     verb = re.findall(r"gpunode (\w+)", lines[1])[0]
-    short = lines[:2]
-    for kept, run in groupby(lines[2:], key=lambda line: bool(re.match(KEPT.get(verb, ""), line))):
-        group = list(run)
-        short += group if kept or len(group) == 1 else [f"\033[2m  … {len(group)} more\033[0m"]
-    return short
+    return [lines[1], *(line for line in lines[2:] if re.match(KEPT.get(verb, ""), Text.from_ansi(line).plain))]
 
 
 def main(output: str, svg: str) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-    for number, part in enumerate(sections(Path(output).read_text())):
-        if number:
-            console.print()
+    for part in sections(Path(output).read_text()):
         for line in shortened(part):
             text = Text.from_ansi(line)
             text.truncate(WIDTH, overflow="ellipsis")
