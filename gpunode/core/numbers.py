@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 _DIGITS = 18
 HUGE = 10**_DIGITS  # stands for every number with more digits: they only have to compare as large
 
@@ -16,3 +18,13 @@ def whole(text: str) -> int:
         return 0
     digits = text.lstrip("0")
     return HUGE if len(digits) > _DIGITS else int(digits or "0")
+
+
+def release(version: str) -> tuple[int, int]:
+    """Major and minor of a version; (0, 0) when it is unknown.
+
+    >>> release("1.6.20~ds1-1+deb12u3"), release("v2.1.9"), release("")
+    ((1, 6), (2, 1), (0, 0))
+    """
+    found = re.match(r"v?(\d+)\.(\d+)", version)
+    return (whole(found[1]), whole(found[2])) if found else (0, 0)

@@ -16,9 +16,9 @@ from daemon_node import DaemonNode
 from edit_cases import cases
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, unconfigure_runtime
-from gpunode.core.edits.request import release
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
+from gpunode.core.numbers import release
 
 pytestmark = pytest.mark.lab
 

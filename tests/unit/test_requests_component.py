@@ -16,7 +16,7 @@ from gpunode.core.edits.kubernetes.request import (
     component_paths,
     component_request,
     read_files,
-    recorded_edits,
+    records,
     spec_values,
 )
 from gpunode.core.edits.undo import undo_data
@@ -106,13 +106,13 @@ def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
     later = probed(
         case("scheduler", "kubeadm-1.34").done, **{f"{backup}/2/undo.json": record, f"{backup}/1/undo.json": other}
     )
-    records = recorded_edits(later, component.label)
-    assert list(records) == ["2"]
+    kept = records(later, component.label)
+    assert list(kept) == ["2"]
     read, wanted = read_files(component, later)
     assert {MANIFEST, CONFIG} <= wanted
-    back = component.unconfigure(read, tuple(records.values()))
+    back = component.unconfigure(read, tuple(kept.values()))
     assert back.changes == {MANIFEST: files[MANIFEST].data, CONFIG: None}
-    request = component_request(component, back, later, read, used=tuple(records))
+    request = component_request(component, back, later, read, used=tuple(kept))
     assert (request["used"], "undo" in request) == (b"2\n", False)
     rows = [line.split("\t") for line in request["changes"].decode().splitlines()]
     changes = [(row[1], row[5]) for row in rows if row[1] != "read"]
@@ -169,5 +169,5 @@ def test_a_node_without_a_scheduler_and_a_file_that_cannot_be_read_are_refused()
 def test_a_damaged_record_is_named() -> None:
     path = "/var/lib/gpunode/backup/7/undo.json"
     with pytest.raises(InputError) as caught:
-        recorded_edits({path: ConfigFile(path=path, sha256="x", size=1, data=b"{")}, "any")
+        records({path: ConfigFile(path=path, sha256="x", size=1, data=b"{")}, "any")
     assert path in caught.value.what

@@ -12,11 +12,10 @@ from dataclasses import replace
 
 from gpunode.core.edits.engine import Activation, Engine, RuntimeState
 from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.reverting import masked, quoting_no_secret, recorded
-from gpunode.core.edits.undo import remnant, revert, untouched
+from gpunode.core.edits.reverting import masked, quoting_no_secret, recorded, reverted
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.daemon_flags import flag_value
-from gpunode.core.model import Edit, NodeFacts, Problem, Reason, Runtime, RuntimeWish, Undo
+from gpunode.core.model import Edit, NodeFacts, Problem, Runtime, RuntimeWish, Undo
 
 __all__ = [
     "SECTIONS",
@@ -109,52 +108,26 @@ def unconfigure_runtime(
     even if other lines have changed since.  Where a record does not fit any more, and without one, only nvidia's own
     entries go, and the reasons say what stays.
     """
-    if not undo:
-        return _edited(files, lambda engine: engine.unconfigure(files, request), request)
-    reverted, lost, touched = dict(files), [], False
-    for one in undo:
-        for path, how in one.items():
-            touched = touched or not untouched(reverted.get(path), how)
-            data, missing = revert(reverted.get(path), how)
-            lost += [path] * bool(missing)
-            if data is None:
-                reverted.pop(path, None)
-            else:
-                reverted[path] = data
-    if touched and not _stands(files, reverted, request):
-        return _edited(files, lambda engine: engine.unconfigure(files, request), request)
-    changes = {path: reverted.get(path) for path in {*files, *reverted} if files.get(path) != reverted.get(path)}
-    why = "undoes what configure wrote"
-    edit = Edit(changes=changes, reasons=tuple(Reason(what=path, why=why, source="") for path in sorted(changes)))
-    if not lost:
-        return _edited(files, lambda _: edit, request)
-    rest = _edited(reverted, lambda engine: engine.unconfigure(reverted, request), request)
-    both = replace(
-        rest, changes=_without_remnants({**changes, **rest.changes}, undo), reasons=(*edit.reasons, *rest.reasons)
-    )
-    return rest if rest.problems else _edited(files, lambda _: both, request)
+
+    def make(engine: Engine) -> Edit:
+        def take_out(left: Mapping[str, bytes]) -> Edit:
+            return engine.unconfigure(left, request)
+
+        return reverted(files, undo, take_out, lambda left: _stands(files, left, request))
+
+    return _edited(files, make, request)
 
 
-def _stands(files: Mapping[str, bytes], reverted: Mapping[str, bytes], request: RuntimeRequest) -> bool:
+def _stands(files: Mapping[str, bytes], left: Mapping[str, bytes], request: RuntimeRequest) -> bool:
     """Whether what is left can be read, and no runtime but nvidia's goes while others stay.
 
     Somebody may have come to need what configure wrote: on containerd 1.x a table of their own beside our runc.
     """
     try:
-        before, after = runtime_state(files, request).runtimes, runtime_state(reverted, request).runtimes
+        before, after = runtime_state(files, request).runtimes, runtime_state(left, request).runtimes
     except GpunodeError:
         return False
     return not after or {*before} - {request.name} <= {*after}
-
-
-def _without_remnants(
-    changes: Mapping[str, bytes | None], undo: Sequence[Mapping[str, Undo]]
-) -> dict[str, bytes | None]:
-    """Files that configure made go altogether where nothing of anybody else's is left in them."""
-    made = {path: how for one in undo for path, how in one.items() if how.created}
-    return {
-        path: None if data and path in made and remnant(data, made[path]) else data for path, data in changes.items()
-    }
 
 
 def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request: RuntimeRequest) -> Edit:

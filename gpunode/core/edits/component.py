@@ -30,8 +30,15 @@ class Component:
     settle: int = 10
 
 
-def asks(url: str) -> tuple[tuple[str, ...], ...]:
-    """Health commands that ask a URL, with the tools that a node may have; certificates are the component's own."""
+def asks(scheme: str, address: str, port: str) -> tuple[tuple[str, ...], ...]:
+    """Health commands that ask where a program answers, with the tools that a node may have; () where port is 0.
+
+    Its certificate is its own.  What listens everywhere is asked at 127.0.0.1.
+    """
+    if port == "0":
+        return ()
+    address = "127.0.0.1" if address in ("0.0.0.0", "::") else address  # noqa: S104
+    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}/healthz"
     return (
         ("curl", "-fsSk", "--noproxy", "*", "--max-time", "5", url),
         ("wget", "-q", "--no-proxy", "--no-check-certificate", "-T", "5", "-O", "-", url),

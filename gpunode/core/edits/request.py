@@ -10,7 +10,6 @@ from typing import Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distribution, Problem, RuntimeName
-from gpunode.core.numbers import whole
 
 PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
@@ -64,12 +63,6 @@ def check_request(request: RuntimeRequest) -> None:
         raise InputError("the runtime path is empty", expected="an absolute path")
     if request.drop_in and request.drop_in == request.config:
         raise InputError(f"the drop-in {request.drop_in} is the config file itself", expected="another path")
-
-
-def release(version: str) -> tuple[int, int]:
-    """Major and minor of "1.6.20~ds1-1+deb12u3", "v2.1.9": (1, 6), (2, 1); (0, 0) when unknown."""
-    found = re.match(r"v?(\d+)\.(\d+)", version)
-    return (whole(found[1]), whole(found[2])) if found else (0, 0)
 
 
 def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:

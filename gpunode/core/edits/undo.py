@@ -6,12 +6,13 @@ import base64
 import codecs
 import hashlib
 import io
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Hunk, Undo
 
 FORMAT = 1
@@ -256,6 +257,23 @@ def undo_from_data(data: Any) -> dict[str, Undo]:
     if version != FORMAT:
         raise InputError(f"undo record of format {version!r}", expected=f"format {FORMAT}")
     return {_is(str, path): _undo(one) for path, one in _is(dict, data.get("files")).items()}
+
+
+def recorded_edits(files: Mapping[str, bytes], label: str) -> dict[str, Mapping[str, Undo]]:
+    """What edits of that label left in the journal, newest first: id → record; `files` are backup/ID/undo.json."""
+    found: dict[str, Mapping[str, Undo]] = {}
+    for path in sorted((path for path in files if path.endswith("/undo.json")), reverse=True):
+        try:
+            data = json.loads(files[path])
+            if isinstance(data, dict) and data.get("label") == label:
+                found[path.split("/")[-2]] = undo_from_data(data)
+        except (ValueError, RecursionError, GpunodeError) as error:
+            raise InputError(
+                f"{path}: {error}",
+                expected="an undo record that configure wrote",
+                fix="move it away: then unconfigure takes only what it knows for its own out",
+            ) from error
+    return found
 
 
 def _undo(data: Any) -> Undo:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import release
 
 _DOCKER_SOCKETS = ("/run/cri-dockerd.sock", "/run/dockershim.sock", "/run/k3s/cri-dockerd/cri-dockerd.sock")
 # what says the kubelet's driver where no flag does
@@ -44,7 +44,7 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
     if not kubernetes.present:
         return None
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
-    if socket in _DOCKER_SOCKETS or (not socket and release(kubernetes.kubelet) < (1, 24)):
+    if socket in _DOCKER_SOCKETS or (not socket and (0, 0) < release(kubernetes.kubelet) < (1, 24)):
         return _named(runtimes, "docker")
     if socket.endswith("/crio.sock"):
         return _named(runtimes, "crio")
@@ -62,12 +62,6 @@ def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | No
 
 def _named(runtimes: Iterable[Runtime], name: str) -> Runtime | None:
     return next((runtime for runtime in runtimes if runtime.name == name), None)
-
-
-def release(version: str) -> tuple[int, int]:
-    """Major and minor of a version, (99, 0) where it is unknown: as new as can be."""
-    found = re.match(r"v?(\d+)\.(\d+)", version)
-    return (whole(found[1]), whole(found[2])) if found else (99, 0)
 
 
 # ---------------------------------------------------------------- cgroup drivers
@@ -109,7 +103,7 @@ def kubelet_driver(facts: NodeFacts) -> Driver:
 def _asks(kubernetes: Kubernetes) -> bool:
     """Whether the kubelet asks the engine: a feature gate from 1.28, on from 1.31, always from 1.34."""
     number = release(kubernetes.kubelet)
-    if number < (1, 28) or number == (99, 0):
+    if number < (1, 28):
         return False
     return number >= (1, 34) or (
         kubernetes.cgroup_from_cri if kubernetes.cgroup_from_cri is not None else number >= (1, 31)
@@ -119,10 +113,10 @@ def _asks(kubernetes: Kubernetes) -> bool:
 def _answers(engine: Runtime, kubernetes: Kubernetes) -> bool:
     number = release(engine.version)
     if engine.name == "crio":
-        return number >= (1, 28)
+        return number >= (1, 28) or number == (0, 0)
     if engine.distribution and number >= (1, 20):  # the distribution's own version: containerd 2 came with 1.36
         return engine.distribution in ("k0s", "microk8s") and (1, 36) <= number < (2, 0)
-    return engine.name == "containerd" and (2, 0) <= number < (99, 0)
+    return engine.name == "containerd" and number >= (2, 0)
 
 
 def wanted_driver(facts: NodeFacts, runtime: Runtime | None) -> str:

@@ -6,11 +6,9 @@ import shutil
 import subprocess
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 
 from gpunode.core.edits import Activation
-from gpunode.core.edits.commit import TRIES, runtime_request
 from gpunode.core.edits.component import Component
 from gpunode.core.model import Edit, Outcome, Undo
 from gpunode.edge.host import transaction
@@ -40,25 +38,17 @@ class Subject:
     @property
     def texts(self) -> dict[str, bytes]:
         """The files that are there."""
-        return {path: found.data for path, found in self.seen.items() if found}
+        return transaction.texts(self.seen)
 
 
 def read(root: Path, paths: Iterable[str]) -> dict[str, bytes]:
     """Those of the files that are there.  Raises InputError for what is there and is no file."""
-    found = {path: Tree(root).read(path) for path in paths}
-    return {path: file.data for path, file in found.items() if file}
+    return transaction.texts({path: Tree(root).read(path) for path in paths})
 
 
 def look(host: Host) -> Subject:
     """Read what an edit needs to be given.  Raises InputError, RefusedError."""
-    tree, seen = Tree(host.root), dict[str, Found | None]()
-    while True:
-        subject = Subject(host=host, seen=seen)
-        wanted = host.component.files(subject.texts)
-        fresh = {path for pattern in wanted for path in tree.matching(pattern)} - set(seen)
-        if not fresh:
-            return subject
-        seen = seen | {path: tree.read(path) for path in sorted(fresh)}
+    return Subject(host=host, seen=transaction.gathered(host.root, host.component.files))
 
 
 def edit(subject: Subject) -> Edit:
@@ -86,7 +76,7 @@ def unconfigure(host: Host, *, check: bool = False) -> tuple[Subject, Edit, Outc
 
 def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
     host = subject.host
-    kept = transaction.records(transaction.state_folder(host.root), host.component.label)
+    kept = transaction.records(host.root, host.component.label)
     texts = _with_recorded(subject, kept.values())
     return host.component.unconfigure(texts, tuple(kept.values())), tuple(kept)
 
@@ -99,35 +89,22 @@ def _with_recorded(subject: Subject, kept: Iterable[Mapping[str, Undo]]) -> dict
 def _commit(
     host: Host, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], *, keep: bool, check: bool
 ) -> tuple[Subject, Edit, Outcome | None]:
-    """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
-    for left in reversed(range(TRIES)):
-        subject = look(host)
-        made, used = make(subject)
-        if made.problems:
-            return subject, made, None
-        outcome = transaction.run("commit.sh", _request(subject, made, used, keep=keep, check=check))
-        if not left or not outcome.stale:
-            break
-    return subject, made, outcome
+    def send(subject: Subject, edit: Edit, used: Sequence[str]) -> Outcome:
+        component, tree = host.component, Tree(host.root)
+        unseen = {path: tree.read(path) for path in edit.changes if path not in subject.seen}
+        request = transaction.request_of(
+            host.root,
+            {**subject.seen, **unseen},
+            edit,
+            replace(after(subject, edit), config=transaction.placed(host.root, component.root)),
+            label=component.label if keep else "",
+            used=used,
+            settle=component.settle,
+            check=check,
+        )
+        return transaction.run("commit.sh", request)
 
-
-def _request(subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool) -> dict[str, bytes]:
-    """One transaction: every file that was read, or was not there, is compared."""
-    host, tree = subject.host, Tree(subject.host.root)
-    seen = {**dict.fromkeys(edit.changes), **subject.seen}
-    seen |= {path: tree.read(path) for path in edit.changes if path not in subject.seen}
-
-    request = runtime_request(
-        edit,
-        {path: (one.sha256, one.mode) if one else ("", 0) for path, one in seen.items()},
-        replace(after(subject, edit), config=transaction.placed(host.root, host.component.root)),
-        label=host.component.label if keep else "",
-        used=used,
-        place=partial(transaction.placed, host.root),
-        settle=host.component.settle,
-        check=check,
-    )
-    return request | transaction.journal_request(host.root, edit)
+    return transaction.committed(lambda _: look(host), make, send)
 
 
 def kubelet_version() -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -21,15 +20,15 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.commit import TRIES, runtime_request, undo_label
-from gpunode.core.edits.request import PATH, release
+from gpunode.core.edits.commit import undo_label
+from gpunode.core.edits.request import PATH
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Reason, Runtime, RuntimeName, RuntimeWish, Undo
+from gpunode.core.numbers import release
 from gpunode.core.remote import program
 from gpunode.core.validation import as_lines
 from gpunode.edge.host import transaction
-from gpunode.edge.host.transaction import run
 from gpunode.edge.host.tree import Found, Tree
 from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
@@ -72,7 +71,7 @@ class Subject:
     @property
     def texts(self) -> dict[str, bytes]:
         """The files that are there."""
-        return {path: found.data for path, found in self.seen.items() if found}
+        return transaction.texts(self.seen)
 
     @property
     def state(self) -> RuntimeState:
@@ -95,14 +94,8 @@ def look(options: Options) -> Subject:
     mine = (r for r in facts.runtimes if r.name == options.runtime and options.distribution in (None, r.distribution))
     runtime = next(mine, None)  # the kubelet's stands first of two
     request = _request(options, facts, runtime)
-    tree, seen = Tree(options.root), dict[str, Found | None]()
-    while True:
-        subject = Subject(options=options, request=request, facts=facts, runtime=runtime, seen=seen)
-        wanted = runtime_files(subject.texts, request)
-        fresh = {path for pattern in wanted for path in tree.matching(pattern)} - set(seen)
-        if not fresh:
-            return subject
-        seen |= {path: tree.read(path) for path in sorted(fresh)}
+    seen = transaction.gathered(options.root, lambda texts: runtime_files(texts, request))
+    return Subject(options=options, request=request, facts=facts, runtime=runtime, seen=seen)
 
 
 def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> RuntimeRequest:
@@ -222,42 +215,27 @@ def _unconfigured(subject: Subject) -> tuple[Edit, tuple[str, ...]]:
 def _commit(
     options: Options, make: Callable[[Subject], tuple[Edit, tuple[str, ...]]], *, keep: bool, check: bool
 ) -> tuple[Subject, Edit, Outcome | None]:
-    """Read, edit, and hand the outcome to commit.sh; once more when a file changed in between."""
-    for left in reversed(range(TRIES)):
-        subject = look(options)
-        made, used = make(subject)
-        if made.problems:
-            return subject, made, None
-        unit = after(subject, made).unit if made.restart and not made.changes else ""
-        if unit:  # the files are right, and the engine was started before they were
+    def send(subject: Subject, edit: Edit, used: Sequence[str]) -> Outcome:
+        found = after(subject, edit)
+        if found.unit and edit.restart and not edit.changes:  # the engine was started before its files were right
             from gpunode.core.items.activation import activate_request
 
-            return subject, made, run("activate.sh", activate_request({"restart": [unit]}, check=check))
-        outcome = run("commit.sh", _request_of_commit(subject, made, used, keep=keep, check=check))
-        if not left or not outcome.stale:
-            break
-        options = replace(options, facts=None)
-    return subject, made, outcome
+            return transaction.run("activate.sh", activate_request({"restart": [found.unit]}, check=check))
+        request = transaction.request_of(
+            subject.options.root,
+            subject.seen,
+            edit,
+            found,
+            label=undo_label(subject.request) if keep else "",
+            used=used,
+            handlers=(subject.request.name,) if keep and found.unit else (),
+            check=check,
+        )
+        return transaction.run("commit.sh", request)
 
-
-def _request_of_commit(
-    subject: Subject, edit: Edit, used: Sequence[str], *, keep: bool, check: bool
-) -> dict[str, bytes]:
-    """One transaction: every file that was read, or was not there, is compared."""
-    root, found = subject.options.root, after(subject, edit)
-    request = runtime_request(
-        edit,
-        {path: (one.sha256, one.mode) if one else ("", 0) for path, one in subject.seen.items()},
-        found,
-        label=undo_label(subject.request) if keep else "",
-        used=used,
-        handlers=(subject.request.name,) if keep and found.unit else (),
-        place=partial(transaction.placed, root),
-        check=check,
-    )
-    return request | transaction.journal_request(root, edit)
+    return transaction.committed(lambda first: look(options if first else replace(options, facts=None)), make, send)
 
 
 def records(subject: Subject) -> dict[str, Mapping[str, Undo]]:
     """What configure left in the journal for this engine's config, newest first: id → record."""
-    return transaction.records(transaction.state_folder(subject.options.root), undo_label(subject.request))
+    return transaction.records(subject.options.root, undo_label(subject.request))

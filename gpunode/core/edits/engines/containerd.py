@@ -39,10 +39,11 @@ from gpunode.core.edits.engines.containerd_wish import (
     wish,
 )
 from gpunode.core.edits.engines.dropin import BOM, encode
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
+from gpunode.core.numbers import release
 
 Files = dict[str, File]
 

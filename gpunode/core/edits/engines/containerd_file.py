@@ -11,9 +11,9 @@ from typing import Any
 
 from gpunode.core.content import place
 from gpunode.core.edits.engines.dropin import BOM
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import release, whole
 
 CONFIG = "/etc/containerd/config.toml"
 V1, GRPC, RUNTIME = "cri", "io.containerd.grpc.v1.cri", "io.containerd.cri.v1.runtime"

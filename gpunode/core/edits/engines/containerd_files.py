@@ -28,8 +28,9 @@ from gpunode.core.edits.engines.containerd_file import (
     renamed,
     resolve,
 )
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
+from gpunode.core.numbers import release
 
 _PARTS = {GRPC, RUNTIME, IMAGES}  # plugins without which containerd 2 has no CRI
 

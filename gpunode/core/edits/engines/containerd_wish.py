@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.edits.engines.containerd_files import Config
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
+from gpunode.core.numbers import release
 
 SOURCE = "containerd docs/cri/config.md"
 RUNC = "io.containerd.runc.v2"

@@ -14,10 +14,11 @@ from typing import Any
 
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.facts.daemon_flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
+from gpunode.core.numbers import release
 
 CONFIG = "/etc/crio/crio.conf"
 FOLDER = "/etc/crio/crio.conf.d"

@@ -14,10 +14,11 @@ from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines.docker_checks import CGROUP_KEY
 from gpunode.core.edits.engines.docker_file import DaemonFile, DaemonRuntime, read
 from gpunode.core.edits.engines.docker_settings import arguments
-from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed, release
+from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime
+from gpunode.core.numbers import release
 
 _ROOTLESS = re.compile(r"/.+/\.config/docker/[^/]+\Z")
 _NAMES = 5  # of containers, in a sentence

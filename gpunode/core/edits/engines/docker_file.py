@@ -17,10 +17,11 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.engines.docker_checks import MEND, Pairs, check_types, check_values, last
 from gpunode.core.edits.engines.docker_settings import FLAT, SETTINGS, arguments, is_known
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.mask import shown
+from gpunode.core.numbers import release
 
 _MARKS = ((codecs.BOM_UTF8, "utf-8"), (codecs.BOM_UTF16_LE, "utf-16-le"), (codecs.BOM_UTF16_BE, "utf-16-be"))
 # what Go's bytes.TrimSpace takes off, while JSON's own white space is only the first four

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpunode.core.edits.request import release
+from gpunode.core.numbers import release
 
 NEWEST = (29, 7)  # of those the table was made from: a key that a later dockerd brings is not called unknown
 

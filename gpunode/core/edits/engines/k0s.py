@@ -18,9 +18,10 @@ from dataclasses import replace
 
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
+from gpunode.core.numbers import release
 
 CONFIG = "/etc/k0s/containerd.toml"
 DROP_INS = "/etc/k0s/containerd.d/*.toml"

@@ -20,10 +20,10 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.engine import RuntimeState
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import gotemplate, toml, yamltext
 from gpunode.core.errors import InputError
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import release, whole
 
 SETTING = "default-runtime"
 OPERATOR = "/usr/local/nvidia/"  # where the GPU Operator's toolkit container installs

@@ -16,9 +16,10 @@ from dataclasses import replace
 from gpunode.core.content import check_size
 from gpunode.core.edits.engine import Activation, RuntimeState
 from gpunode.core.edits.engines import containerd
-from gpunode.core.edits.request import Refusal, RuntimeRequest, release
+from gpunode.core.edits.request import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
+from gpunode.core.numbers import release
 
 CONFIG = "/var/snap/microk8s/current/args/containerd-template.toml"
 SOURCE = "microk8s run-containerd-with-args"

@@ -55,25 +55,21 @@ def kubelet_component(request: KubeletRequest, rules: SchedulerRules) -> Compone
 def kubelet_activation(files: Mapping[str, bytes], edit: Edit, request: KubeletRequest) -> Activation:
     """Its unit is restarted; running containers stay."""
     after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
-    url = _health_url(after, request)
     return Activation(
         unit=posixpath.basename(request.unit),
         verb="restart",
         config=request.unit,
-        health=asks(url) if url else (),
+        health=_health(after, request),
         reread=units_changed(edit),
         disrupts="the kubelet restarts; containers run on, and nothing new starts on this node for some seconds",
     )
 
 
-def _health_url(files: Mapping[str, bytes], request: KubeletRequest) -> str:
-    """Where it answers, by its flags, its configuration file, or 127.0.0.1:10248; "" where it does not."""
+def _health(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[tuple[str, ...], ...]:
+    """How to ask where it answers, by its flags, its configuration file, or 127.0.0.1:10248."""
     flags = flags_in(program_of(files, request.unit, NAME).words)
     path = last_value(flags, "config") or ""
     said = yamltext.parse(path, files[path])[1] if path in files else {}
     port = last_value(flags, "healthz-port") or str(said.get("healthzPort", 10248))
     address = last_value(flags, "healthz-bind-address") or str(said.get("healthzBindAddress") or "127.0.0.1")
-    if address in ("0.0.0.0", "::"):  # noqa: S104 - it listens everywhere, so here
-        address = "127.0.0.1"
-    host = f"[{address}]" if ":" in address else address
-    return "" if port == "0" else f"http://{host}:{port}/healthz"
+    return asks("http", address, port)

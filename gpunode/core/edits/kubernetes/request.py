@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,8 +13,8 @@ from gpunode.core.edits.kubernetes.kubelet_component import completed as complet
 from gpunode.core.edits.kubernetes.kubelet_component import kubelet_component
 from gpunode.core.edits.kubernetes.scheduler import PREFIX, SchedulerRequest
 from gpunode.core.edits.kubernetes.scheduler_component import MANIFEST, UNITS, completed, scheduler_component
-from gpunode.core.edits.undo import undo_from_data
-from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.edits.undo import recorded_edits
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import ConfigFile, Edit, Undo
 from gpunode.core.spec import parse_spec
@@ -130,21 +129,13 @@ def read_files(component: Component, files: Mapping[str, ConfigFile]) -> tuple[d
             raise RefusedError(f"{path} could not be read", fix="run as root; is it a file?")
         if not path.endswith("/undo.json"):
             texts[path] = file.data or b""
-    recorded = recorded_edits(files, component.label).values()
+    recorded = records(files, component.label).values()
     return texts, {*component.files(texts), *(path for one in recorded for path in one)}
 
 
-def recorded_edits(files: Mapping[str, ConfigFile], label: str) -> dict[str, Mapping[str, Undo]]:
+def records(files: Mapping[str, ConfigFile], label: str) -> dict[str, Mapping[str, Undo]]:
     """What edits of that label left in the node's journal, newest first: id → record."""
-    found: dict[str, Mapping[str, Undo]] = {}
-    for path in sorted((path for path in files if path.endswith("/undo.json")), reverse=True):
-        try:
-            data = json.loads(files[path].data or b"")
-            if isinstance(data, dict) and data.get("label") == label:
-                found[path.split("/")[-2]] = undo_from_data(data)
-        except (ValueError, RecursionError, GpunodeError) as error:
-            raise InputError(f"{path}: {error}", expected="an undo record", fix="move it away") from error
-    return found
+    return recorded_edits({path: file.data or b"" for path, file in files.items()}, label)
 
 
 def component_request(

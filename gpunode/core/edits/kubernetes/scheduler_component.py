@@ -71,13 +71,12 @@ def scheduler_component(request: SchedulerRequest, rules: SchedulerRules) -> Com
 def scheduler_activation(files: Mapping[str, bytes], edit: Edit, request: SchedulerRequest) -> Activation:
     """The kubelet starts a static pod anew by itself, and is awaited; a unit is restarted."""
     after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
-    url = _health_url(host_of(after, request).flags, minor_of(request.server_version))
     found = Activation(
         unit="kubelet.service",
         verb="await",
         process=NAME,
         config=request.manifest or request.unit,
-        health=asks(url) if url else (),
+        health=_health(host_of(after, request).flags, minor_of(request.server_version)),
         disrupts=f"{NAME} of this node restarts; pods wait for their node until it, or another one, leads again",
     )
     if request.unit:
@@ -86,14 +85,11 @@ def scheduler_activation(files: Mapping[str, bytes], edit: Edit, request: Schedu
     return found
 
 
-def _health_url(flags: Sequence[Flag], minor: int) -> str:
-    """Where it answers without a password; "" where it does not.  Source: cmd/kube-scheduler/app/options."""
+def _health(flags: Sequence[Flag], minor: int) -> tuple[tuple[str, ...], ...]:
+    """How to ask where it answers without a password.  Source: cmd/kube-scheduler/app/options."""
     secure = last_value(flags, "secure-port") or "10259"
     address = last_value(flags, "bind-address") or "127.0.0.1"
     if secure == "0" or minor < 13:
         secure, address = "", last_value(flags, "address") or "127.0.0.1"
     port = secure or (last_value(flags, "port") or "10251" if minor < 23 else "0")
-    if address in ("0.0.0.0", "::"):  # noqa: S104 - it listens everywhere, so here
-        address = "127.0.0.1"
-    host = f"[{address}]" if ":" in address else address
-    return "" if port == "0" else f"http{'s' * bool(secure)}://{host}:{port}/healthz"
+    return asks("https" if secure else "http", address, port)

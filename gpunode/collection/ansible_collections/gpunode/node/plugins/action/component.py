@@ -39,18 +39,18 @@ class ActionModule(NodeAction):
         return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
     def _attempt(self, kind, value):
-        from gpunode.core.edits.kubernetes.request import absent, component_request, recorded_edits
+        from gpunode.core.edits.kubernetes.request import absent, component_request, records
         from gpunode.core.errors import RefusedError
 
         remove = absent(value)
         component, facts, texts = self._read(kind, value)
-        records = recorded_edits(facts.files, component.label) if remove else {}
-        edit = component.unconfigure(texts, tuple(records.values())) if remove else component.configure(texts)
+        kept = records(facts.files, component.label) if remove else {}
+        edit = component.unconfigure(texts, tuple(kept.values())) if remove else component.configure(texts)
         if edit.problems:
             raise RefusedError.of(edit.problems)
         if not edit.changes:
             return {"changed": False, "msg": f"{component.name} is as it should be"}
-        used = tuple(records) if remove else None
+        used = tuple(kept) if remove else None
         request = component_request(component, edit, facts.files, texts, used=used, check=self.check)
         outcome, _text = self.node("commit.sh", request)
         reasons = [f"{reason.what}: {reason.why}" for reason in edit.reasons]
