@@ -13,13 +13,14 @@ import click
 
 from gpunode.cli.common import format_option, show_error
 from gpunode.cli.output import echo, print_json
+from gpunode.core.engines import ENGINES
 from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
     from gpunode.core.starter import Answers
     from gpunode.edge.detect import Detected
 
-ENGINES = ("auto", "containerd", "docker", "crio", "podman")
+CHOICES = ("auto", *ENGINES)
 STRATEGIES = ("none", "time-slicing", "mps", "mig", "gpushare", "dra")
 REBOOT = ("never", "if-needed", "always")
 
@@ -41,7 +42,7 @@ REBOOT = ("never", "if-needed", "always")
     "--accept-new-host-keys", is_flag=True, help="For --detect: add the keys of hosts that known_hosts does not know."
 )
 @click.option(
-    "--engine", type=click.Choice(ENGINES), help="auto configures what is there; containerd and docker install."
+    "--engine", type=click.Choice(CHOICES), help="auto configures what is there; containerd and docker install."
 )
 @click.option("--cuda", "cuda", multiple=True, metavar="V", help="CUDA toolkit on the host: 12.8, newest. Repeatable.")
 @click.option("--kubernetes", "server_version", metavar="V", help="The API server's version, such as 1.34.")
@@ -183,7 +184,7 @@ def _ask(answers: Answers, given: dict[str, Any]) -> Answers:
 
     from gpunode.core.starter import parse_instances
 
-    question("engine", "Container engine (auto: what is there)", type=click.Choice(ENGINES))
+    question("engine", "Container engine (auto: what is there)", type=click.Choice(CHOICES))
     question(
         "cuda",
         "CUDA toolkits on the host: versions, newest, or none (containers bring their own)",

@@ -13,6 +13,7 @@ import click
 from gpunode.cli.common import Command, format_option, options, show_error
 from gpunode.cli.edits import absolute, diffs, edit_data, exit_of, show_outcome
 from gpunode.cli.output import echo, print_json
+from gpunode.core.engines import ENGINES
 from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def _without_meaning(_: click.Context, option: click.Parameter, value: str | Non
 _ENGINE = click.option(
     "--runtime",
     "name",
-    type=click.Choice(("containerd", "docker", "crio", "podman")),
+    type=click.Choice(ENGINES),
     help="Which engine; may be left out where there is only one.",
 )
 _WHAT = (

@@ -12,12 +12,13 @@ from typing import Any, Literal
 
 import yaml
 
+from gpunode.core.engines import RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.model import NodeFacts
 from gpunode.core.spec import Spec
 from gpunode.core.spec.kubernetes import Strategy
 
-Engine = Literal["auto", "containerd", "docker", "crio", "podman"]
+Engine = Literal["auto", RuntimeName]
 Reboot = Literal["never", "if-needed", "always"]
 _INSTALLABLE = ("containerd", "docker")  # the others are configured, and never installed
 _WIDTH = 100  # columns of a comment

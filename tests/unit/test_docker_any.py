@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
-from gpunode.core.edits.engines.docker_settings import SETTINGS, is_known
+from gpunode.core.edits.engines.docker_file import SETTINGS, is_known
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import Edit
 

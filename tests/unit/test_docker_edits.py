@@ -15,7 +15,7 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engines.docker_settings import arguments, is_known
+from gpunode.core.edits.engines.docker_file import arguments, is_known
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit
 

@@ -16,7 +16,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.cli.init import ENGINES, REBOOT, STRATEGIES
+from gpunode.cli.init import CHOICES, REBOOT, STRATEGIES
 from gpunode.core import starter
 from gpunode.core.errors import InputError
 from gpunode.core.model import Distro, Kubernetes, NodeFacts, Runtime
@@ -32,14 +32,14 @@ Run = Callable[..., "subprocess.CompletedProcess[str]"]
 def test_the_options_choices_are_those_of_the_answers() -> None:
     from typing import get_args
 
-    assert get_args(starter.Engine) == ENGINES
+    assert get_args(starter.Engine) == CHOICES
     assert get_args(starter.Strategy) == STRATEGIES
     assert get_args(starter.Reboot) == REBOOT
 
 
 ANSWERS = st.builds(
     Answers,
-    engine=st.sampled_from(ENGINES),
+    engine=st.sampled_from(CHOICES),
     cuda=st.lists(st.sampled_from(["12.8", "13.0", "newest", "12.10"]), max_size=3).map(tuple),
     server_version=st.sampled_from(["", "1.25", "1.30", "1.34"]),
     strategy=st.sampled_from(STRATEGIES),

@@ -24,8 +24,8 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engines.k3s_node import has
-from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.engines.k3s import has
 from gpunode.core.edits.text import yamltext
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe

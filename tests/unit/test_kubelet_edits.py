@@ -15,8 +15,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.cli.main import cli
-from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, kubelet_files, unconfigure_kubelet
-from gpunode.core.edits.kubernetes.kubelet_component import kubelet_activation
+from gpunode.core.edits.kubernetes.kubelet import (
+    KubeletRequest,
+    configure_kubelet,
+    kubelet_activation,
+    kubelet_files,
+    unconfigure_kubelet,
+)
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.text.flags import flags_in, last_value
 from gpunode.core.edits.text.unitfile import program_of

@@ -168,7 +168,7 @@ tails = st.sampled_from(["", "---\n", "---\n# c\n---", "...\n---\n"])
 def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
     data: dict[str, Any], key: str, value: Any, flow: bool, head: str, tail: str
 ) -> None:
-    from gpunode.core.edits.request import Refusal
+    from gpunode.core.edits.engine import Refusal
 
     text = head + yaml.safe_dump(data, default_flow_style=flow, sort_keys=False) + tail
     try:

@@ -86,8 +86,13 @@ def diff(output_format: str, **given: Any) -> int:
 
 
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
-    from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, check_kubelet_request
-    from gpunode.core.edits.kubernetes.kubelet_component import UNITS, completed, kubelet_component
+    from gpunode.core.edits.kubernetes.kubelet import (
+        UNITS,
+        KubeletRequest,
+        check_kubelet_request,
+        completed,
+        kubelet_component,
+    )
     from gpunode.edge.host.component import Host, kubelet_version, read
     from gpunode.edge.load import load_scheduler_rules
 

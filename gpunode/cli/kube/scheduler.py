@@ -87,8 +87,13 @@ def diff(output_format: str, **given: Any) -> int:
 
 
 def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
-    from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest
-    from gpunode.core.edits.kubernetes.scheduler_component import MANIFEST, UNITS, completed, scheduler_component
+    from gpunode.core.edits.kubernetes.scheduler import (
+        MANIFEST,
+        UNITS,
+        SchedulerRequest,
+        completed,
+        scheduler_component,
+    )
     from gpunode.edge.host.component import Host, read
     from gpunode.edge.load import load_scheduler_rules
 

@@ -10,9 +10,9 @@ import fnmatch
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.edits.engine import Activation, Engine, RuntimeState
-from gpunode.core.edits.request import Refusal, RuntimeRequest, check_request
-from gpunode.core.edits.reverting import masked, quoting_no_secret, recorded, reverted
+from gpunode.core.edits.engine import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, check_request
+from gpunode.core.edits.undo import masked, quoting_no_secret, recorded, reverted
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.model import Edit, NodeFacts, Problem, Runtime, RuntimeWish, Undo
@@ -224,8 +224,7 @@ def request_of(runtime: Runtime, wish: RuntimeWish) -> RuntimeRequest:
 
 def flag_config(runtime: Runtime) -> str:
     """The config file that the daemon's own arguments name, "" when they name none."""
-    names = {"docker": ("--config-file",), "containerd": ("--config", "-c"), "crio": ("--config", "-c")}
-    return flag_value(runtime.flags, *names.get(runtime.name, ()))
+    return flag_value(runtime.flags, *ROWS[runtime.name].config_flags)
 
 
 def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:

@@ -8,6 +8,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import ConfigFile, Runtime, RuntimeName, Service
@@ -20,19 +21,6 @@ _RUNC_OPTIONS = re.compile(r"\[.*\.containerd\.runtimes\.[\"']?runc[\"']?\.optio
 _SYSTEMD_CGROUP = re.compile(r"SystemdCgroup *= *(true|false)\b")
 _EXEC_OPT = re.compile(r"native\.cgroupdriver=(systemd|cgroupfs)\b")
 _CGROUP_MANAGER = re.compile(r"^ *cgroup_manager *= *[\"'](systemd|cgroupfs)[\"']", re.MULTILINE)
-_DAEMONS: Mapping[RuntimeName, str] = {"containerd": "containerd", "docker": "dockerd", "crio": "crio", "podman": ""}
-_UNITS: Mapping[RuntimeName, str] = {
-    "containerd": "containerd",
-    "docker": "docker",
-    "crio": "crio",
-    "podman": "podman.socket",
-}
-_SOCKETS: Mapping[RuntimeName, tuple[str, ...]] = {
-    "containerd": ("/run/containerd/containerd.sock",),
-    "docker": ("/run/docker.sock", "/var/run/docker.sock"),
-    "crio": ("/run/crio/crio.sock",),
-    "podman": ("/run/podman/podman.sock",),
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,9 +73,9 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
     sockets = probe.values("runtimes", "socket")
     found = []
     for name, binary, version in _binaries(probe):
-        unit = "snap.docker.dockerd" if binary.startswith("/snap/docker/") else _UNITS[name]
+        unit = "snap.docker.dockerd" if binary.startswith("/snap/docker/") else ROWS[name].unit
         service = units.services.get(unit, Service(name=unit))
-        command = units.commands.get(unit) or _process(units, _DAEMONS[name])
+        command = units.commands.get(unit) or _process(units, ROWS[name].daemon)
         flags = command[1:]
         config = _root_config(probe, name, flags)
         dump = probe.text("containerd_dump") if name == "containerd" else ""
@@ -102,7 +90,7 @@ def read_runtimes(probe: Probe, units: Units, files: Mapping[str, ConfigFile]) -
                 or (not service.active and bool(command)),
                 enabled=service.enabled in ("enabled", "enabled-runtime", "alias"),
                 flags=flags,
-                socket=next((s for s in _SOCKETS[name] if s in sockets), ""),
+                socket=next((s for s in ROWS[name].sockets if s in sockets), ""),
                 config=config,
                 files=in_force,
                 effective_error=_error(probe) if name == "containerd" else "",
@@ -117,7 +105,7 @@ def _binaries(probe: Probe) -> list[tuple[RuntimeName, str, str]]:
     found: list[tuple[RuntimeName, str, str]] = []
     for line in probe.lines("runtimes"):
         words = line.split(" ", 2)
-        name = next((n for n in _DAEMONS if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
+        name = next((n for n in ENGINES if n == words[1]), None) if words[0] == "binary" and len(words) == 3 else None
         if name:
             found.append((name, words[2].strip(), ""))
         elif found and not found[-1][2] and "level=" not in line and (match := _DOTTED.search(line)):

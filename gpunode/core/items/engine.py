@@ -8,6 +8,7 @@ from typing import Any
 
 from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import activation, edit_runtime
+from gpunode.core.engines import DAEMONLESS, ENGINES
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
 from gpunode.core.items.activation import Module, Service, services_of
@@ -24,8 +25,6 @@ from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Ru
 from gpunode.core.spec import RuntimeSpec, Spec
 from gpunode.core.validation import check_one, flag, mapping, rows, text
 
-ENGINES: tuple[RuntimeName, ...] = ("containerd", "docker", "crio", "podman")
-DAEMONLESS = ("podman",)  # nothing to restart, and no cgroup of its own to lose devices in
 # Kubernetes and overlay snapshots need them (kubernetes.io, container runtimes); the nvidia runtime does not.
 ENGINE_MODULES = ("overlay", "br_netfilter")
 MODULES_CONF = "/etc/modules-load.d/gpunode.conf"

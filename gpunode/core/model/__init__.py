@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from gpunode.core.engines import RuntimeName
 from gpunode.core.model.choice import (
     CudaChoice,
     DriverChoice,
@@ -48,7 +49,6 @@ from gpunode.core.model.node import (
     PciDevice,
     Running,
     Runtime,
-    RuntimeName,
     Service,
     Sharing,
     Topology,

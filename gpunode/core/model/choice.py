@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpunode.core.model.node import RuntimeName
+from gpunode.core.engines import RuntimeName
 
 Flavour = Literal["open", "proprietary"]
 

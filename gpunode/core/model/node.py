@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-RuntimeName = Literal["containerd", "docker", "crio", "podman"]
+from gpunode.core.engines import RuntimeName
+
 Distribution = Literal["", "k3s", "rke2", "k0s", "microk8s"]
 GpuState = Literal["kept", "keepable", "exposed", "lost"]
 

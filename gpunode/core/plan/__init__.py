@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from gpunode.core.diff import unified
+from gpunode.core.engines import ENGINES
 from gpunode.core.facts import facts_hash, masked_hash
 from gpunode.core.facts.kubelet import kubelet_warnings
-from gpunode.core.items.engine import ENGINES, manages
+from gpunode.core.items.engine import manages
 from gpunode.core.items.file import File
 from gpunode.core.items.first_boot import image_problems, image_warnings, prepares
 from gpunode.core.items.item import Case, Item, Key, KeyOf, Question, Wanted

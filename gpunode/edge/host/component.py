@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from gpunode.core.edits import Activation
-from gpunode.core.edits.component import Component
+from gpunode.core.edits.engine import Component
 from gpunode.core.model import Edit, Outcome, Undo
 from gpunode.edge.host import transaction
 from gpunode.edge.host.tree import Found, Tree

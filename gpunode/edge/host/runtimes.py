@@ -21,7 +21,8 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.edits.commit import undo_label
-from gpunode.core.edits.request import PATH
+from gpunode.core.edits.engine import PATH
+from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.facts.kubelet import wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Outcome, Reason, Runtime, RuntimeName, RuntimeWish, Undo
@@ -138,17 +139,9 @@ def _packaged(options: Options) -> str:
         return ""
     for stanza in database.read_text(encoding="utf-8", errors="replace").split("\n\n"):
         fields = dict(re.findall(r"^(Package|Version|Status): *(.*)$", stanza, re.MULTILINE))
-        if fields.get("Package") in _PACKAGES.get(options.runtime, ()) and "installed" in fields.get("Status", ""):
+        if fields.get("Package") in ROWS[options.runtime].packages and "installed" in fields.get("Status", ""):
             return str(fields.get("Version", "")).rpartition(":")[2]
     return ""
-
-
-_PACKAGES: Mapping[str, tuple[str, ...]] = {
-    "containerd": ("containerd", "containerd.io"),
-    "docker": ("docker.io", "docker-ce", "moby-engine"),
-    "crio": ("cri-o",),
-    "podman": ("podman",),
-}
 
 
 # ---------------------------------------------------------------- editing

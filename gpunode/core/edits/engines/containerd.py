@@ -2,8 +2,8 @@
 
 containerd 1.x and engines of unknown version are edited in place, in the file whose CRI section is in force: there
 the CRI tables of an imported file replace those of the root.  From 2.0 on a drop-in holds only what is ours; it carries
-the root's version, because 2.3 does not start with a newer one.  What the files say together is in containerd_files.py,
-what they lack in containerd_wish.py; whatever is written is read again as the daemon does before it counts.
+the root's version, because 2.3 does not start with a newer one.  What the files say together, and what they
+lack, is in containerd_files.py; whatever is written is read again as the daemon does before it counts.
 """
 
 from __future__ import annotations
@@ -14,32 +14,33 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import Any
 
-from gpunode.core.edits.engine import Activation, RuntimeState
-from gpunode.core.edits.engines.containerd_file import (
+from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.engines.containerd_files import (
     CONFIG,
+    DEFAULT,
     IMAGES,
     NAMES,
-    File,
-    drop_in_path,
-    parse,
-    read,
-    resolve,
-    settings,
-)
-from gpunode.core.edits.engines.containerd_files import Config, dumped, in_force, load, unmeant
-from gpunode.core.edits.engines.containerd_wish import (
-    DEFAULT,
     RUNC,
     RUNTIMES,
     SOURCE,
+    Config,
+    File,
     Wish,
     built_in_runc,
     default_in_force,
+    drop_in_path,
+    dumped,
+    in_force,
+    load,
+    parse,
+    read,
+    resolve,
     runtimes_in_force,
+    settings,
+    unmeant,
     wish,
 )
 from gpunode.core.edits.engines.dropin import BOM, encode
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime

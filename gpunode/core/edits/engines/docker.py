@@ -1,6 +1,6 @@
 """Docker's daemon.json: one file, no drop-ins; merged key by key, all else of its bytes kept.
 
-What dockerd takes is in docker_settings.py and docker_file.py, how it takes a change up in docker_activation.py.
+What dockerd takes is in docker_file.py.
 """
 
 from __future__ import annotations
@@ -10,11 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gpunode.core.edits.engine import Activation, RuntimeState
-from gpunode.core.edits.engines.docker_checks import CGROUP_KEY
-from gpunode.core.edits.engines.docker_file import DaemonFile, DaemonRuntime, read
-from gpunode.core.edits.engines.docker_settings import arguments
-from gpunode.core.edits.request import PATH, Refusal, RuntimeRequest, changed
+from gpunode.core.edits.engine import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
+from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, DaemonRuntime, arguments, read
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime

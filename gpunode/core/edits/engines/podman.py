@@ -15,9 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.edits.engine import Activation, RuntimeState
+from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.request import Refusal, RuntimeRequest, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 

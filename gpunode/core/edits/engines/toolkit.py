@@ -11,11 +11,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from gpunode.core.edits.engine import Refusal
 from gpunode.core.edits.engines import dropin
-from gpunode.core.edits.request import Refusal
-from gpunode.core.edits.reverting import masked
 from gpunode.core.edits.text import toml
-from gpunode.core.edits.undo import record
+from gpunode.core.edits.undo import masked, record
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, Reason
 

@@ -6,13 +6,18 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.commit import runtime_request
-from gpunode.core.edits.component import Component
-from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, check_kubelet_request
-from gpunode.core.edits.kubernetes.kubelet_component import UNITS as KUBELET_UNITS
-from gpunode.core.edits.kubernetes.kubelet_component import completed as completed_kubelet
-from gpunode.core.edits.kubernetes.kubelet_component import kubelet_component
-from gpunode.core.edits.kubernetes.scheduler import PREFIX, SchedulerRequest
-from gpunode.core.edits.kubernetes.scheduler_component import MANIFEST, UNITS, completed, scheduler_component
+from gpunode.core.edits.engine import Component
+from gpunode.core.edits.kubernetes.kubelet import UNITS as KUBELET_UNITS
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, check_kubelet_request, kubelet_component
+from gpunode.core.edits.kubernetes.kubelet import completed as completed_kubelet
+from gpunode.core.edits.kubernetes.scheduler import (
+    MANIFEST,
+    PREFIX,
+    UNITS,
+    SchedulerRequest,
+    completed,
+    scheduler_component,
+)
 from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.scheduler import SchedulerRules

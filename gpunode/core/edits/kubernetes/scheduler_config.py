@@ -10,14 +10,188 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpunode.core.edits.kubernetes.scheduler_moved import moved_flags, with_profile
-from gpunode.core.edits.kubernetes.scheduler_ranges import profiles_of
-from gpunode.core.edits.kubernetes.schemas import extender_faults, scheduler_faults
-from gpunode.core.edits.request import Refusal
+from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.kubernetes.schemas import extender_faults, profiles_of, scheduler_faults
 from gpunode.core.edits.text import yamledit, yamltext
-from gpunode.core.edits.text.flags import Flag
+from gpunode.core.edits.text.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
 from gpunode.core.model import Reason
+
+# ---------------------------------------------------------------- a Policy, up to 1.22
+
+_SOURCE = "https://kubernetes.io/docs/reference/scheduling/config/ and github kubernetes/kubernetes pull request 105424"
+# predicates that the default filters contain
+_PREDICATES = frozenset(
+    "PodFitsHostPorts PodFitsPorts PodFitsResources HostName MatchNodeSelector NoVolumeZoneConflict NoDiskConflict "
+    "MaxEBSVolumeCount MaxGCEPDVolumeCount MaxAzureDiskVolumeCount MaxCinderVolumeCount MaxCSIVolumeCountPred "
+    "CheckVolumeBinding CheckNodeUnschedulable PodToleratesNodeTaints MatchInterPodAffinity GeneralPredicates "
+    "EvenPodsSpread CheckNodeCondition CheckNodeMemoryPressure CheckNodeDiskPressure CheckNodePIDPressure".split()
+)
+# priorities: the score plugin that does the same, and its weight by default
+_PRIORITIES = {
+    "LeastRequestedPriority": ("NodeResourcesFit", 1),
+    "BalancedResourceAllocation": ("NodeResourcesBalancedAllocation", 1),
+    "NodeAffinityPriority": ("NodeAffinity", 1),
+    "TaintTolerationPriority": ("TaintToleration", 1),
+    "InterPodAffinityPriority": ("InterPodAffinity", 1),
+    "ImageLocalityPriority": ("ImageLocality", 1),
+    "SelectorSpreadPriority": ("PodTopologySpread", 2),
+    "ServiceSpreadingPriority": ("PodTopologySpread", 2),
+    "EvenPodsSpreadPriority": ("PodTopologySpread", 2),
+    "MostRequestedPriority": ("NodeResourcesFit", 1),
+    "NodePreferAvoidPodsPriority": ("", 10000),
+    "EqualPriority": ("", 1),
+}
+_HAND = "write a KubeSchedulerConfiguration by hand, name it by --config, then run again"
+
+
+def converted_policy(path: str, data: bytes, wish: Wish) -> tuple[dict[str, Any], tuple[Reason, ...]]:
+    """What the Policy says but gpushare's extender, as keys of a KubeSchedulerConfiguration; and what became of it.
+
+    Refusal for what has no counterpart.
+    """
+    _, said = yamltext.parse(path, data)
+    if said.get("kind", "Policy") != "Policy":
+        raise Refusal(f"{path} holds {said['kind']}, not Policy", "name the right file")
+    known = {"kind", "apiVersion", "predicates", "priorities", "extenders", "hardPodAffinitySymmetricWeight"}
+    for key in said:
+        if key not in {*known, "alwaysCheckAllPredicates"}:
+            raise Refusal(f"{path}: {key} is not known of a Policy", _HAND)
+    profile: dict[str, Any] = {}
+    reasons = [Reason(what=path, why=f"the Policy becomes a configuration: 1.{wish.minor} reads none", source=_SOURCE)]
+    reasons += _predicates(path, said.get("predicates") or [])
+    weights = dict(_weights(path, said.get("priorities") or [], profile))
+    if weights:
+        disabled = [{"name": name} for name in sorted(weights)]
+        enabled = [{"name": name, "weight": weights[name]} for name in sorted(weights)]
+        profile["plugins"] = {"score": {"enabled": enabled, "disabled": disabled}}
+    if weight := said.get("hardPodAffinitySymmetricWeight"):
+        args = {"name": "InterPodAffinity", "args": {"hardPodAffinityWeight": weight}}
+        profile.setdefault("pluginConfig", []).append(args)
+    extenders = [_extender(path, one) for one in said.get("extenders") or [] if not ours(one, wish.rules)]
+    for one in extenders:
+        if manages(one, wish.rules) or one.get("bindVerb"):
+            raise Refusal(
+                f"{path}: another extender, {one.get('urlPrefix')}, binds or manages {wish.rules.resource}", _HAND
+            )
+    profiles = {"profiles": [{"schedulerName": "default-scheduler", **profile}]} if profile else {}
+    return {**profiles, **({"extenders": extenders} if extenders else {})}, tuple(reasons)
+
+
+def _predicates(path: str, predicates: list[Any]) -> Iterator[Reason]:
+    for one in predicates:
+        if not isinstance(one, dict) or one.get("name") not in _PREDICATES or one.get("argument"):
+            name = one.get("name") if isinstance(one, dict) else one
+            raise Refusal(f"{path}: the predicate {name} has no counterpart that gpunode knows", _HAND)
+    if predicates:
+        why = "the default filters of kube-scheduler contain them, and run in full"
+        yield Reason(what=f"{path}: predicates", why=why, source=_SOURCE)
+
+
+def _weights(path: str, priorities: list[Any], profile: dict[str, Any]) -> Iterator[tuple[str, int]]:
+    """Score plugins whose weight is not the default one; changes `profile` where one needs arguments."""
+    for one in priorities:
+        name = one.get("name") if isinstance(one, dict) else one
+        if not isinstance(one, dict) or name not in _PRIORITIES or one.get("argument"):
+            raise Refusal(f"{path}: the priority {name} has no counterpart that gpunode knows", _HAND)
+        plugin, default = _PRIORITIES[name]
+        if name == "MostRequestedPriority":
+            args = {"name": plugin, "args": most_allocated()}
+            profile.setdefault("pluginConfig", []).append(args)
+        weight = one.get("weight", 1)
+        if plugin and weight not in (1, default):
+            yield plugin, weight
+
+
+def _extender(path: str, one: Any) -> dict[str, Any]:
+    """An extender in today's spelling: keys in any case, enableHTTPS, a timeout in words."""
+    if not isinstance(one, Mapping):
+        raise Refusal(f"{path}: an extender is no mapping", _HAND)
+    names = (
+        "urlPrefix filterVerb preemptVerb prioritizeVerb weight bindVerb enableHTTPS tlsConfig httpTimeout "
+        "nodeCacheCapable managedResources ignorable"
+    ).split()
+    by_case = {name.lower(): name for name in names}
+    found: dict[str, Any] = {}
+    for key, value in one.items():
+        if (name := by_case.get(str(key).lower())) is None:
+            raise Refusal(f"{path}: an extender's key {key} is not known", _HAND)
+        found[name] = f"{value}ns" if name == "httpTimeout" and isinstance(value, int) else value
+    return found
+
+
+# ---------------------------------------------------------------- flags that --config makes void
+
+_MOST = "NodeResourcesMostAllocated"  # of v1beta1; from v1beta2 on NodeResourcesFit does it
+_LEAST = "NodeResourcesLeastAllocated"
+
+
+def moved_flags(flags: Sequence[Flag], rules: SchedulerRules) -> dict[str, Any]:
+    """Flags with a field of their own: `--kubeconfig`, `--leader-elect`, `--kube-api-qps` …"""
+    config: dict[str, Any] = {}
+    for moved in rules.moved:
+        value = last_value(flags, moved.flag)
+        if value is not None:
+            holder = config
+            for part in moved.field[:-1]:
+                holder = holder.setdefault(part, {})
+            holder[moved.field[-1]] = _typed(value, moved.type, moved.flag)
+    return config
+
+
+def with_profile(flags: Sequence[Flag], config: Mapping[str, Any], api: str) -> dict[str, Any]:
+    """The configuration with the flags that a profile says now: the scheduler's name, a weight, a provider.
+
+    Until 1.22 these were flags.  Arguments that the configuration has for a plugin already count over them.
+    Source: kubernetes 1.21, cmd/kube-scheduler/app/options/deprecated.go, pkg/scheduler/algorithmprovider/registry.go.
+    """
+    profile: dict[str, Any] = {"schedulerName": "default-scheduler", **next(iter(config.get("profiles", ())), {})}
+    before = dict(profile)
+    if name := last_value(flags, "scheduler-name"):
+        profile["schedulerName"] = name
+    if weight := last_value(flags, "hard-pod-affinity-symmetric-weight"):
+        number = _typed(weight, "int", "hard-pod-affinity-symmetric-weight")
+        _configured(profile, "InterPodAffinity", {"hardPodAffinityWeight": number})
+    provider = last_value(flags, "algorithm-provider") or "DefaultProvider"
+    if provider == "ClusterAutoscalerProvider":
+        _fullest_first(profile, api)
+    elif provider != "DefaultProvider":
+        raise Refusal(f"--algorithm-provider is {provider!r}, which no kube-scheduler has", "fix the flag first")
+    return dict(config) if profile == before else {**config, "profiles": [profile]}
+
+
+def most_allocated() -> dict[str, Any]:
+    """The arguments of NodeResourcesFit that prefer the fullest node."""
+    resources = [{"name": name, "weight": 1} for name in ("cpu", "memory")]
+    return {"scoringStrategy": {"type": "MostAllocated", "resources": resources}}
+
+
+def _fullest_first(profile: dict[str, Any], api: str) -> None:
+    """What ClusterAutoscalerProvider does; changes `profile`."""
+    if api != "v1beta1":
+        _configured(profile, "NodeResourcesFit", most_allocated())
+        return
+    score = {"enabled": [{"name": _MOST, "weight": 1}], "disabled": [{"name": _LEAST}]}
+    profile["plugins"] = {"score": score}
+
+
+def _configured(profile: dict[str, Any], plugin: str, args: Mapping[str, Any]) -> None:
+    """The profile with arguments of a plugin, where it has none; changes `profile`."""
+    configs = list(profile.get("pluginConfig", ()))
+    if not any(one["name"] == plugin for one in configs):
+        profile["pluginConfig"] = [*configs, {"name": plugin, "args": dict(args)}]
+
+
+def _typed(value: str, kind: str, flag: str) -> Any:
+    try:
+        if kind == "bool":
+            return {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}[value.lower()]
+        return int(value) if kind == "int" else float(value) if kind == "float" else value
+    except (KeyError, ValueError):
+        raise Refusal(f"--{flag} is {value!r}, no {kind}", "fix the flag first") from None
+
+
+# ---------------------------------------------------------------- the configuration
 
 _VERBS = {"filterVerb": "filter", "bindVerb": "bind", "nodeCacheCapable": True, "ignorable": False}
 _BY_HAND = "take it out, or into one extender, then run again"
