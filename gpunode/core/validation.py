@@ -92,6 +92,8 @@ def check_one(where: str, value: Any, shape: Shape) -> None:
         raise InputError(f"{where} is {value!r}", expected=f"one of {', '.join(map(str, shape.choices))}")
     if shape.pattern:
         checked(where, shape.pattern, value)
+    elif "str" in (shape.type, shape.elements) and not isinstance(value, str):
+        raise InputError(f"{where} is {value!r}", expected="a text")
     if shape.keys or any(shape.pair):
         if not isinstance(value, Mapping):
             raise InputError(f"{where} is {value!r}", expected="a mapping")

@@ -33,7 +33,7 @@ from gpunode.edge.ansible.shards import write_shards
 from gpunode.edge.desired import DesiredState, with_secrets
 from gpunode.edge.detect import Targets
 from gpunode.edge.fleet import workflow
-from gpunode.edge.fleet.provision import provision
+from gpunode.edge.fleet.provision import RunOptions, provision
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.secrets import handed_over, received
 from gpunode.edge.ssh.shell import Target
@@ -439,7 +439,8 @@ def test_a_run_leaves_no_secret_and_nothing_that_others_can_read(keys: list[Any]
     where = Targets(inventory=(inventory,), vault_password_files=tuple(word.partition("=")[2] for word in words))
     before = os.umask(0o022)
     try:
-        [result] = provision(local_plan(desired, over), where, desired, check=True, diff=True, arguments=["-vvv"])
+        options = RunOptions(check=True, diff=True, arguments=("-vvv",))
+        [result] = provision(local_plan(desired, over), where, desired, options=options)
     finally:
         os.umask(before)
     assert "not the node the plan was made for" in result.message
