@@ -139,11 +139,11 @@ def show_results(results: list[HostResult], output_format: str) -> None:
     Of a run that left hosts behind, also which, and the command to go on.
     """
     from gpunode.core.errors import Exit
-    from gpunode.core.report.fleet import fleet_text, going_on, stop_text
+    from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
     from gpunode.core.report.text import MANY, checks_text, results_data
 
     if output_format == "json":
-        run, command = going_on(results)
+        run, command = resume_command(results)
         print_json({"hosts": results_data(results), **({"run": run, "go_on": command} if run else {})})
         return
     for result in results if len(results) <= MANY else ():
@@ -154,7 +154,7 @@ def show_results(results: list[HostResult], output_format: str) -> None:
             echo(checks_text(result.checks))
     if len(results) > MANY:
         echo(fleet_text(results))
-    if text := stop_text(results):
+    if text := unfinished_text(results):
         echo(text)
 
 

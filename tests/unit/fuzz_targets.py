@@ -53,8 +53,8 @@ from gpunode.core.printable import printable
 from gpunode.core.remote import parse_outcome
 from gpunode.core.report.schema import seen_from
 from gpunode.core.spec import Spec, parse_spec
-from gpunode.core.undo.journal import parse_recall
-from gpunode.core.undo.plan import scope_of, take_back
+from gpunode.core.undo.journal import parse_snapshot
+from gpunode.core.undo.plan import plan_undo, scope_of
 from gpunode.core.undo.requests import compared, undo_requests
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.doctor import load_faults
@@ -265,9 +265,9 @@ def journals() -> list[str]:
 
 
 def journal(text: str) -> None:
-    recall = parse_recall(text)
+    recall = parse_snapshot(text)
     for verb, to in (("uninstall", None), ("rollback", None), ("rollback", "")):
-        back = take_back(recall, scope_of(recall, verb=verb, to=to))
+        back = plan_undo(recall, scope_of(recall, verb=verb, to=to))
         undo_requests(back)
         compared(back)
 

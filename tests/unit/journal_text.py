@@ -8,8 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from gpunode.core.edits.undo import record, undo_data
-from gpunode.core.undo.journal import parse_recall
-from gpunode.core.undo.plan import TakeBack, scope_of, take_back
+from gpunode.core.undo.journal import parse_snapshot
+from gpunode.core.undo.plan import UndoPlan, plan_undo, scope_of
 
 AT = "2026-11-22T01:00:00Z"
 OLD, OURS, THEIRS = "1" * 64, "2" * 64, "3" * 64  # hashes: before gpunode, as it wrote, somebody else's since
@@ -77,7 +77,7 @@ def undo_row(id: str, path: str, before: bytes | None, after: bytes) -> tuple[st
     return ("undo", id, coded(json.dumps(data).encode()))
 
 
-def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> TakeBack:
+def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> UndoPlan:
     """What takes back what the text of read_journal.sh tells."""
-    recall = parse_recall(text)
-    return take_back(recall, scope_of(recall, verb=verb, parts=parts, to=to))
+    recall = parse_snapshot(text)
+    return plan_undo(recall, scope_of(recall, verb=verb, parts=parts, to=to))

@@ -61,7 +61,7 @@ def activate(node: Path, loaded: str) -> tuple[Outcome, str]:
     return run(node, loaded, activate_request({"load": ["nvidia"], "version": "580.178.04"}))
 
 
-def foretell(node: Path, value: dict[str, Any], before: list[str]) -> Outcome:
+def list_dry_run(node: Path, value: dict[str, Any], before: list[str]) -> Outcome:
     """What check mode says, after steps that would have changed what `before` says; it changes nothing itself."""
     loaded = "nvidia_uvm nvidia_drm"
     outcome, left = run(node, loaded, activate_request({"load": ["nvidia"], **value}, check=True, after=before))
@@ -129,7 +129,7 @@ def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
 def test_check_mode_names_the_modules_that_packages_still_to_come_exchange(
     value: dict[str, Any], before: list[str], exchanged: bool, node: Path
 ) -> None:
-    outcome = foretell(node, value, before)
+    outcome = list_dry_run(node, value, before)
     modules = ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia"]
     said = sorted(f"{verb} {module}" for module in modules for verb in ("unload", "load")) if exchanged else []
     assert sorted(outcome.changed) == said
@@ -150,7 +150,7 @@ def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
     for release in ("6.1.0-1", "6.1.0-2"):
         (node / f"boot/vmlinuz-{release}").touch()
     (node / "boot/initrd.img-6.1.0-1").touch()
-    assert foretell(node, {"initramfs": True}, before).changed == stale
+    assert list_dry_run(node, {"initramfs": True}, before).changed == stale
 
 
 @pytest.mark.parametrize(
@@ -171,5 +171,5 @@ def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_bring
         (local / f"cuda-{version}").mkdir(parents=True)
     if link:
         (local / "cuda").symlink_to(local / f"cuda-{link}")
-    outcome = foretell(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
+    outcome = list_dry_run(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
     assert outcome.changed == tuple(line.format(local) for line in said)

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpunode.core.bundle.alpm import Alpm, Sync, compare, entry_text, parse_desc, parse_relation
-from gpunode.core.bundle.closure import puzzle
+from gpunode.core.bundle.closure import dependency_problem
 from gpunode.core.bundle.deb import Relation
 from gpunode.core.bundle.upstream import parse_sources
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
@@ -102,7 +102,7 @@ def test_the_comparison_has_two_sides(a: str, b: str) -> None:
 
 def closure(*lists: list[Alpm], want: str = "top", base: frozenset[str] = frozenset()) -> set[str]:
     universe, wants = Sync(package for some in lists for package in some), [PackageWant(name=want)]
-    return {f"{p.name} {p.version}" for p in chosen(puzzle(universe, wants, base=base))}
+    return {f"{p.name} {p.version}" for p in chosen(dependency_problem(universe, wants, base=base))}
 
 
 def test_the_closure_follows_versions_and_what_is_provided() -> None:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.bundle.closure import puzzle
+from gpunode.core.bundle.closure import dependency_problem
 from gpunode.core.bundle.deb import Relation, Universe, fits, parse_packages, parse_relations, version_key
 from gpunode.core.bundle.upstream import Upstream, parse_sources
 from gpunode.core.errors import InputError, RefusedError
@@ -80,7 +80,7 @@ def solved(stanzas: list[str], *wants: str, base: str = "", patterns: tuple[str,
 
     universe = Universe(parse_packages("\n".join(stanzas), repository="r", base="u"), arch="amd64", patterns=patterns)
     asked = [PackageWant(name=name, version=version) for name, _, version in (w.partition("=") for w in wants)]
-    found = puzzle(universe, asked, base=frozenset(base.split()))
+    found = dependency_problem(universe, asked, base=frozenset(base.split()))
     assert found.missing == ()
     return sorted(f"{deb.name}={deb.version}" for deb in chosen(found))
 
@@ -146,7 +146,7 @@ def test_what_cannot_be_had_together_is_said_by_name() -> None:
 def test_what_no_repository_has_is_named() -> None:
     universe = Universe(parse_packages(stanza("a", "1"), repository="r", base="u"), arch="amd64")
     asked = [PackageWant(name="a", version="2*"), PackageWant(name="b")]
-    assert puzzle(universe, asked, base=frozenset()).missing == ("a 2*", "b")
+    assert dependency_problem(universe, asked, base=frozenset()).missing == ("a 2*", "b")
 
 
 DEB822 = """\

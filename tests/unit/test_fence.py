@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.items.driver import FENCE_CONF
+from gpunode.core.items.driver import UNATTENDED_CONF
 from gpunode.core.model import ConfigFile, NodeFacts, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
@@ -34,7 +34,7 @@ def fence(facts: NodeFacts, spec: dict[str, Any] | None = None) -> str | None:
     """The file that the plan writes, "gone" when it removes it, None when it leaves it alone."""
     for step in DesiredState(spec or {}).plan("node1", facts).plan.steps:
         for file in step.value if step.id == "driver.sources" else ():
-            if file["path"] == FENCE_CONF:
+            if file["path"] == UNATTENDED_CONF:
                 return "gone" if file["content"] is None else str(file["content"])
     return None
 
@@ -80,9 +80,9 @@ def test_no_fence_without_unattended_upgrades_or_where_nothing_is_to_be_held(ser
 
 
 def test_a_fence_that_is_no_longer_wanted_goes() -> None:
-    file = ConfigFile(path=FENCE_CONF, sha256="1" * 64, data=b"// old\n")
+    file = ConfigFile(path=UNATTENDED_CONF, sha256="1" * 64, data=b"// old\n")
     facts = replace(probe("debian12-h100-provisioned"), services=UPGRADES)
-    facts = replace(facts, files={**facts.files, FENCE_CONF: file})
+    facts = replace(facts, files={**facts.files, UNATTENDED_CONF: file})
     assert fence(facts, {"driver": {"hold": False}}) == "gone"
 
 

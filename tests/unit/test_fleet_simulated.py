@@ -12,7 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gpunode.core.report.fleet import stop_text
+from gpunode.core.report.fleet import unfinished_text
 from gpunode.core.rollout import make_pools
 from gpunode.core.spec.rollout import RolloutSpec, parse_rollout
 
@@ -119,7 +119,7 @@ def test_a_breach_says_what_is_done_what_is_not_and_how_to_go_on(tmp_path: Path)
     world.provision({}, tmp_path, rollout={"waves": ["1", "100%"]})
     run = world.journal(tmp_path).latest(1)[0]
     assert run.status == "stopped"
-    assert stop_text(world.results).splitlines() == [
+    assert unfinished_text(world.results).splitlines() == [
         f"run {run.name}: 1 succeeded, 2 failed, 3 not started",
         "  failed: gpu0000, gpu0005",
         "  not started: gpu0001, gpu0002, gpu0003",

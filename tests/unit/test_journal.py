@@ -10,13 +10,13 @@ from hypothesis import strategies as st
 from journal_text import OLD, OURS, coded, line, packages, recall_text, state, wrote
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.undo.journal import after_run, parse_recall, present_request, runs, signature, standing
-from gpunode.core.undo.plan import scope_of, take_back
+from gpunode.core.undo.journal import after_run, parse_snapshot, present_request, runs, signature, standing
+from gpunode.core.undo.plan import plan_undo, scope_of
 from gpunode.core.undo.requests import undo_requests
 
 
 def records(*lines: dict[str, object]) -> tuple:  # type: ignore[type-arg]
-    return parse_recall(recall_text(lines)).records
+    return parse_snapshot(recall_text(lines)).records
 
 
 def run(name: str, at: str = "2026-11-22T01:00:00Z") -> dict[str, object]:
@@ -50,7 +50,7 @@ def test_the_present_is_asked_for_by_the_names_in_the_journal() -> None:
 
 
 def test_a_recall_has_the_journal_and_the_present() -> None:
-    found = parse_recall(
+    found = parse_snapshot(
         recall_text(
             [
                 *wrote("t1", ("/etc/a", OLD, OURS), run="r1", part="driver"),
@@ -87,7 +87,7 @@ def test_a_recall_has_the_journal_and_the_present() -> None:
 def test_a_line_that_the_power_cut_off_is_passed_over() -> None:
     whole = line("activate", id="a")
     text = recall_text([whole]).replace("recall\tmanager", 'recall\tjournal\t{"v":1,"id":"b","at":"20\nrecall\tmanager')
-    assert [r.id for r in parse_recall(text).records] == ["a"]
+    assert [r.id for r in parse_snapshot(text).records] == ["a"]
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_line_that_the_power_cut_off_is_passed_over() -> None:
 )
 def test_what_this_gpunode_did_not_write_is_refused(text: str, what: str) -> None:
     with pytest.raises(InputError, match=what):
-        parse_recall(text)
+        parse_snapshot(text)
 
 
 @given(st.lists(st.tuples(st.sampled_from(["journal", "copy", "file", "package", "undo", "follow", "x"]), st.text())))
 def test_any_text_is_read_or_refused_with_an_input_error(rows: list[tuple[str, str]]) -> None:
     text = "".join(f"recall\t{kind}\t{rest}\n" for kind, rest in rows) + "gpunode\tstatus\tunchanged\n"
     with contextlib.suppress(InputError):
-        parse_recall(text)
+        parse_snapshot(text)
 
 
 def test_neighbouring_records_of_one_run_are_one_run_and_those_of_none_too() -> None:
@@ -218,7 +218,7 @@ HOSTILE = ("{{lookup('pipe','id')}}", "{%x%}", "{#x#}", "a\x1b[31m", "a\x00b", "
 )
 def test_a_record_with_a_name_that_cannot_be_one_is_refused_with_the_name_escaped(lines: object, word: str) -> None:
     with pytest.raises(InputError) as caught:
-        parse_recall(recall_text(lines(word)))  # type: ignore[operator]
+        parse_snapshot(recall_text(lines(word)))  # type: ignore[operator]
     assert caught.value.what.startswith("the journal cannot be read: ")
     assert not {"\x1b", "\x00", "\x9b"} & set(caught.value.what)
     assert len(caught.value.what) < 400
@@ -244,7 +244,7 @@ def test_a_record_with_a_name_that_cannot_be_one_is_refused_with_the_name_escape
 )
 def test_a_present_that_cannot_be_is_refused(more: tuple[str, ...]) -> None:
     with pytest.raises(InputError, match="the journal cannot be read"):
-        parse_recall(recall_text([], more=[more]))
+        parse_snapshot(recall_text([], more=[more]))
 
 
 @pytest.mark.parametrize(
@@ -262,18 +262,18 @@ def test_a_present_that_cannot_be_is_refused(more: tuple[str, ...]) -> None:
 )
 def test_a_record_of_another_shape_is_refused(record: dict[str, object]) -> None:
     with pytest.raises(InputError, match="the journal cannot be read"):
-        parse_recall(recall_text([line("state", id="s") | record]))
+        parse_snapshot(recall_text([line("state", id="s") | record]))
 
 
 def test_deep_json_and_unknown_operations_take_nothing_else_along() -> None:
     text = recall_text([*wrote("t1", ("/etc/a", OLD, OURS)), line("of another version", id="x", what={"a": [1]})])
     assert len(records(*wrote("t1", ("/etc/a", OLD, OURS)))) == 2
     with pytest.raises(InputError):
-        parse_recall(text)
+        parse_snapshot(text)
     deep = text.replace('"of another version"', '"later"').replace(
         "recall\tjournal", "recall\tjournal\t" + "[" * 99_999, 1
     )
-    assert [(r.op, dict(r.more)) for r in parse_recall(deep).records if r.op == "later"] == [("later", {})]
+    assert [(r.op, dict(r.more)) for r in parse_snapshot(deep).records if r.op == "later"] == [("later", {})]
 
 
 @given(st.text(st.characters(blacklist_categories=())), st.sampled_from(range(1, 60)))
@@ -290,4 +290,4 @@ def test_any_word_in_a_journal_gives_what_is_to_be_undone_or_an_error_to_act_on(
     parts = text.split('"')
     parts[at % len(parts)] = word
     with contextlib.suppress(GpunodeError):
-        undo_requests(take_back(recall := parse_recall('"'.join(parts)), scope_of(recall, verb="uninstall")))
+        undo_requests(plan_undo(recall := parse_snapshot('"'.join(parts)), scope_of(recall, verb="uninstall")))

@@ -16,7 +16,7 @@ from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.remote import program
-from gpunode.core.undo.journal import Recall, parse_recall, present_request
+from gpunode.core.undo.journal import JournalSnapshot, parse_snapshot, present_request
 from gpunode.core.undo.journal_damage import Damage, damage_of
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
@@ -38,7 +38,7 @@ GARBAGE = bytes(range(128, 256)) + b"\n\x1b[31m\n"
 
 def recalled(
     folder: Path, journal: bytes | None, backups: tuple[str, ...], shell: list[str], request: Mapping[str, bytes] = {}
-) -> tuple[Recall, str]:
+) -> tuple[JournalSnapshot, str]:
     state = folder / "state"
     for name in backups:
         (state / "backup" / name).mkdir(parents=True)
@@ -49,7 +49,7 @@ def recalled(
     done = subprocess.run([*shell, "-s"], input=text.encode(), capture_output=True, check=False)
     said = done.stdout.decode()  # no byte of garbage comes along
     assert done.stderr == b""
-    return parse_recall(said), said
+    return parse_snapshot(said), said
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])

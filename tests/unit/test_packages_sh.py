@@ -164,7 +164,7 @@ def test_check_mode_names_all_that_the_package_manager_would_change(
 ) -> None:
     for name, text in ((".before", NOW), (".would", would), (".differences", differences)):
         (tmp_path / name).write_text(text)
-    done = call("foretell", tmp_path)
+    done = call("list_dry_run", tmp_path)
     assert done.stderr == ""
     assert done.stdout == foretold
 

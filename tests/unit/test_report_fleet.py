@@ -8,7 +8,7 @@ import pytest
 
 from gpunode.core.errors import Exit
 from gpunode.core.model import HostResult, Plan, Problem, Step
-from gpunode.core.report.fleet import fleet_text, going_on, plans_text, run_text, stop_text
+from gpunode.core.report.fleet import fleet_text, plans_text, resume_command, run_text, unfinished_text
 
 
 def result(number: int, exit: int = 0, message: str = "done", **more: Any) -> HostResult:
@@ -121,13 +121,13 @@ def test_a_run_that_stopped_says_what_is_left_and_how_to_go_on() -> None:
         result(1, 1, "broken", run="r1"),
         result(2, 3, "not begun", run="r1", started=False),
     ]
-    assert stop_text(results) == (
+    assert unfinished_text(results) == (
         "run r1: 1 succeeded, 1 failed, 1 not started\n"
         "  failed: gpu0001\n  not started: gpu0002\nresume: gpunode runs resume r1"
     )
-    assert going_on(results) == ("r1", "gpunode runs resume r1")
+    assert resume_command(results) == ("r1", "gpunode runs resume r1")
 
 
 @pytest.mark.parametrize("results", [[result(0, run="r1")], [result(0, 3)], [result(0, 4), result(1)]])
 def test_where_there_is_nothing_to_go_on_with_nothing_is_said(results: list[HostResult]) -> None:
-    assert stop_text(results) == "" and going_on(results) == ("", "")
+    assert unfinished_text(results) == "" and resume_command(results) == ("", "")

@@ -9,14 +9,14 @@ import pytest
 from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_text, state, undo_row, wrote
 
 from gpunode.core.errors import InputError
-from gpunode.core.undo.plan import GPU_UNITS, FileBack, TakeBack
+from gpunode.core.undo.plan import GPU_UNITS, FileRestore, UndoPlan
 from gpunode.core.undo.requests import UndoWish, compared, diffs, undo_requests, undo_wish
 from gpunode.node import part
 
 # ---------------------------------------------------------------- files
 
 
-def file_back(before: str, now: str, *, kept: bool = True) -> TakeBack:
+def file_back(before: str, now: str, *, kept: bool = True) -> UndoPlan:
     copies = [("t1", "/etc/x")] if kept else []
     return back(recall_text(wrote("t1", ("/etc/x", before, OURS)), files={"/etc/x": now}, kept=copies))
 
@@ -24,8 +24,8 @@ def file_back(before: str, now: str, *, kept: bool = True) -> TakeBack:
 @pytest.mark.parametrize(
     ("before", "now", "file"),
     [
-        ("absent", OURS, FileBack(path="/etc/x", expect=OURS)),
-        (OLD, OURS, FileBack(path="/etc/x", expect=OURS, held="t1/0.old")),
+        ("absent", OURS, FileRestore(path="/etc/x", expect=OURS)),
+        (OLD, OURS, FileRestore(path="/etc/x", expect=OURS, held="t1/0.old")),
         (OLD, "absent", None),
         (OLD, OLD, None),
         ("absent", "absent", None),
@@ -33,7 +33,9 @@ def file_back(before: str, now: str, *, kept: bool = True) -> TakeBack:
     ],
     ids=["made", "written", "removed by somebody", "back already", "gone already", "somebody else's"],
 )
-def test_a_file_is_put_back_unless_it_is_back_or_somebody_elses(before: str, now: str, file: FileBack | None) -> None:
+def test_a_file_is_put_back_unless_it_is_back_or_somebody_elses(
+    before: str, now: str, file: FileRestore | None
+) -> None:
     found = file_back(before, now)
     assert (found.files.files if found.files else ()) == ((file,) if file else ())
     assert found.nothing == (file is None)
@@ -49,21 +51,21 @@ def test_a_file_whose_copy_is_gone_is_a_problem() -> None:
 def test_of_several_writes_the_first_one_says_how_it_was() -> None:
     journal = [*wrote("t1", ("/etc/x", OLD, OURS)), *wrote("t2", ("/etc/x", OURS, "4" * 64))]
     found = back(recall_text(journal, files={"/etc/x": "4" * 64}, kept=[("t1", "/etc/x"), ("t2", "/etc/x")]))
-    assert found.files and found.files.files == (FileBack(path="/etc/x", expect="4" * 64, held="t1/0.old"),)
+    assert found.files and found.files.files == (FileRestore(path="/etc/x", expect="4" * 64, held="t1/0.old"),)
     assert found.files.used == ("t1", "t2")
 
 
 def test_what_was_undone_at_once_counts_for_nothing() -> None:
     journal = wrote("t1", ("/etc/x", "absent", OURS))
     journal[1]["phase"] = "undone"
-    assert back(recall_text(journal, files={"/etc/x": THEIRS})) == TakeBack()
+    assert back(recall_text(journal, files={"/etc/x": THEIRS})) == UndoPlan()
 
 
 def test_a_file_that_is_made_again_and_again_goes_whatever_it_says_now() -> None:
     found = back(
         recall_text(wrote("t1", ("/run/cdi/nvidia.yaml", "absent", "any")), files={"/run/cdi/nvidia.yaml": THEIRS})
     )
-    assert found.files and found.files.files == (FileBack(path="/run/cdi/nvidia.yaml", expect=THEIRS),)
+    assert found.files and found.files.files == (FileRestore(path="/run/cdi/nvidia.yaml", expect=THEIRS),)
 
 
 def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -> None:
@@ -75,7 +77,7 @@ def test_of_an_edited_file_that_somebody_has_changed_since_only_our_lines_go() -
         more=[undo_row("t1", "/etc/x", before, after), ("content", "/etc/x", coded(b"theirs\n" + after))],
     )
     found = back(text)
-    assert found.files and found.files.files == (FileBack(path="/etc/x", expect=THEIRS, data=b"theirs\n" + before),)
+    assert found.files and found.files.files == (FileRestore(path="/etc/x", expect=THEIRS, data=b"theirs\n" + before),)
     assert found.notes == ("/etc/x: somebody has changed it since; their lines stay",)
 
 
@@ -198,7 +200,7 @@ def test_a_file_that_a_package_brought_and_gpunode_edited_goes_after_the_package
     )
     found = back(text)
     assert found.engines == () and found.sources
-    assert found.sources.files == (FileBack(path=left, expect=None),)
+    assert found.sources.files == (FileRestore(path=left, expect=None),)
 
 
 @pytest.mark.parametrize(
@@ -429,8 +431,8 @@ def test_what_can_be_asked() -> None:
 
 
 def test_an_empty_journal_has_nothing_to_take_back() -> None:
-    assert back(recall_text([])) == TakeBack()
-    assert undo_requests(TakeBack()) == []
+    assert back(recall_text([])) == UndoPlan()
+    assert undo_requests(UndoPlan()) == []
 
 
 def test_the_scripts_stop_the_same_services_of_gpus() -> None:

@@ -10,7 +10,7 @@ from journal_text import back, packages, recall_text, state
 from gpunode.core.undo.requests import undo_requests
 
 
-def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
+def plan_package_undo(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
     found = back(recall_text(journal, **present))
     return {"value": found.packages.value, "notes": found.notes, "problems": [p.what for p in found.problems]}
 
@@ -44,7 +44,7 @@ def packages_back(*journal: dict[str, Any], **present: Any) -> dict[str, Any]:
 def test_a_package_transaction_is_taken_back(
     journal: dict[str, Any], present: dict[str, Any], value: dict[str, Any]
 ) -> None:
-    assert packages_back(packages("p", **journal), **present) == {"value": value, "notes": (), "problems": []}
+    assert plan_package_undo(packages("p", **journal), **present) == {"value": value, "notes": (), "problems": []}
 
 
 def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
@@ -79,7 +79,7 @@ def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
 def test_a_package_comes_back_as_it_was_asked_for(
     journal: dict[str, Any], marks: list[str], automatic: list[str]
 ) -> None:
-    found = packages_back(
+    found = plan_package_undo(
         packages("p", **journal),
         installed={"a": "2"} if "changed" in journal else {},
         available={"a": ["1"]},
@@ -90,17 +90,17 @@ def test_a_package_comes_back_as_it_was_asked_for(
 
 
 def test_a_version_that_nobody_has_any_more_is_a_problem() -> None:
-    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
+    found = plan_package_undo(packages("p", changed={"a": ("1", "2")}), installed={"a": "2"}, available={"a": ["2"]})
     assert found["problems"] == ["no repository of this node has a 1 any more"]
 
 
 def test_a_package_that_somebody_has_changed_since_stays() -> None:
-    found = packages_back(packages("p", changed={"a": ("1", "2")}), installed={"a": "3"}, available={"a": ["1"]})
+    found = plan_package_undo(packages("p", changed={"a": ("1", "2")}), installed={"a": "3"}, available={"a": ["1"]})
     assert found == {"value": {}, "notes": ("a stays at 3: somebody has changed it since",), "problems": []}
 
 
 def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
-    found = packages_back(
+    found = plan_package_undo(
         packages("p", added={"cuda": "1", "libcuda": "1", "dkms": "1"}),
         installed={"cuda": "1", "libcuda": "1", "dkms": "1", "app": "1"},
         more=[
@@ -114,7 +114,7 @@ def test_a_package_that_others_need_stays_with_what_it_needs_itself() -> None:
 
 
 def test_one_of_two_that_serve_a_need_may_go() -> None:
-    found = packages_back(
+    found = plan_package_undo(
         packages("p", added={"new": "1"}),
         installed={"new": "1", "old": "1", "app": "1"},
         more=[("needs", "app", "word"), ("gives", "new", "word"), ("gives", "old", "word")],
@@ -123,13 +123,15 @@ def test_one_of_two_that_serve_a_need_may_go() -> None:
 
 
 def test_configuration_that_somebody_has_edited_is_not_purged() -> None:
-    found = packages_back(packages("p", added={"a": "1"}), installed={"a": "1"}, more=[("edited", "a", "/etc/a.conf")])
+    found = plan_package_undo(
+        packages("p", added={"a": "1"}), installed={"a": "1"}, more=[("edited", "a", "/etc/a.conf")]
+    )
     assert found["value"] == {"remove": ["a"]}
     assert found["notes"] == ("the configuration of a stays: somebody has changed /etc/a.conf",)
 
 
 def test_kernel_headers_beside_those_that_were_there_go_alone() -> None:
-    found = packages_back(
+    found = plan_package_undo(
         packages(
             "p",
             added={"kernel-devel-5.14.0-2.x86_64": "5.14.0-2"},
@@ -179,5 +181,5 @@ def test_a_unit_that_ran_before_is_not_stopped() -> None:
 
 
 def test_a_transaction_that_failed_half_way_is_taken_back_as_far_as_it_came() -> None:
-    found = packages_back(packages("p", phase="failed", added={"a": "1"}), installed={"a": "1"})
+    found = plan_package_undo(packages("p", phase="failed", added={"a": "1"}), installed={"a": "1"})
     assert found["value"]["remove"] == ["a"]

@@ -45,7 +45,7 @@ Base = frozenset[str]  # names of packages that every node has
 
 
 @dataclass(frozen=True, kw_only=True)
-class Puzzle(Generic[P]):
+class DependencyProblem(Generic[P]):
     """Packages by number; for each its name, its rank among the versions of that name, what it needs and excludes.
 
     `needs[n]` are groups, one of each must be there; `excludes[n]` may not be beside n; `asked` are groups as well.
@@ -60,7 +60,9 @@ class Puzzle(Generic[P]):
     missing: tuple[str, ...]
 
 
-def puzzle(universe: Universe[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True) -> Puzzle[P]:
+def dependency_problem(
+    universe: Universe[P], wants: Sequence[PackageWant], *, base: Base, first: bool = True
+) -> DependencyProblem[P]:
     """All that can be reached from the wants.
 
     `first`: of alternatives only what the package manager itself would take first; else all of them.
@@ -106,7 +108,7 @@ def _numbered(
     asked: list[list[P]],
     missing: list[str],
     there: frozenset[str],
-) -> Puzzle[P]:
+) -> DependencyProblem[P]:
     debs = tuple(sorted(found.values(), key=lambda deb: (deb.name, universe.key(deb.version), deb.repository)))
     number = {id(deb): at for at, deb in enumerate(debs)}
     impossible = (len(debs),)  # a number that no package has: what cannot be met excludes its package
@@ -135,7 +137,7 @@ def _numbered(
         rank = 0 if deb.name != last[0] else last[2] + (deb.version != last[1])
         ranks.append(rank)
         last = (deb.name, deb.version, rank)
-    return Puzzle(
+    return DependencyProblem(
         packages=debs,
         ranks=tuple(ranks),
         needs=tuple(needs),

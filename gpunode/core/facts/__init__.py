@@ -72,12 +72,12 @@ __all__ = [
     "facts_from_data",
     "facts_hash",
     "facts_to_data",
-    "lasting",
     "masked_hash",
     "parse_probe",
     "redact",
     "secret_parts",
     "shown_facts",
+    "stable_facts",
 ]
 
 # what changes by itself, or by which no decision of a plan is taken
@@ -272,7 +272,7 @@ def shown_facts(facts: NodeFacts) -> dict[str, Any]:
     return data
 
 
-def lasting(facts: NodeFacts) -> dict[str, Any]:
+def stable_facts(facts: NodeFacts) -> dict[str, Any]:
     """What a plan rests on, as data: all facts but VOLATILE ones, files by their hashes, nothing secret.
 
     Equal for two probes of one node between which nothing of consequence changed, also across a reboot.
@@ -299,4 +299,4 @@ def secret_parts(facts: NodeFacts) -> tuple[object, ...]:
 
 def facts_hash(facts: NodeFacts) -> str:
     """sha256 (hex) over what a plan rests on, secrets left out."""
-    return hashlib.sha256(json.dumps(lasting(facts), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(stable_facts(facts), sort_keys=True).encode()).hexdigest()

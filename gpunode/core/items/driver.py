@@ -18,7 +18,7 @@ from gpunode.core.module_parameters import Parameters, not_in_force, shown
 from gpunode.core.repo_files import has_secret, repo_files, with_enabled
 
 MODULES = ("nvidia", "nvidia_uvm", "nvidia_modeset")
-FENCE_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
+UNATTENDED_CONF = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
 UNIT = "unattended-upgrades"
 FABRIC_CONF = "/etc/modules-load.d/gpunode-nvlink.conf"
 FABRIC_HEAD = "# written by gpunode: what the NVIDIA fabric manager needs of an NVLink 5 system\n"
@@ -180,9 +180,9 @@ def _sources(facts: NodeFacts, driver: DriverChoice, templates: Mapping[str, str
             )
     if patterns := fence_patterns(facts, driver):
         text = render(templates["unattended-upgrades.conf.j2"], patterns=patterns)
-        yield File(role="driver", option="sources", path=FENCE_CONF, text=text)
-    elif FENCE_CONF in facts.files:
-        yield File(role="driver", option="sources", path=FENCE_CONF, text=None)
+        yield File(role="driver", option="sources", path=UNATTENDED_CONF, text=text)
+    elif UNATTENDED_CONF in facts.files:
+        yield File(role="driver", option="sources", path=UNATTENDED_CONF, text=None)
 
 
 def _problems(facts: NodeFacts, driver: DriverChoice) -> Iterator[Problem]:

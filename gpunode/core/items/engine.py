@@ -173,7 +173,7 @@ def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
 def _runtime(facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:
     installed = facts.runtime(wish.runtime)
     if engine.manage == "install":
-        apart = ("docker-cli",) if wish.runtime == "docker" and facts.distro.key in DOCKER_CLI_APART else ()
+        apart = ("docker-cli",) if wish.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
         for name in (*ENGINE_PACKAGES[wish.runtime], *apart):
             yield Package(role="runtime", package=PackageWant(name=name))
         yield Service(role="runtime", unit=wish.runtime)
@@ -210,7 +210,7 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
 
 # Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).
 ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",), "docker": ("docker.io",)}
-DOCKER_CLI_APART = ("debian:13",)  # from trixie on the client is a package of its own, which docker.io only recommends
+DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends
 
 
 def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edit:

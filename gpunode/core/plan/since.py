@@ -1,7 +1,7 @@
 """What is other on a node than it was: two states of one node → sentences.
 
-A state is what a plan rests on (facts.lasting), as small as it can be kept for thousands of hosts: long texts, such as
-an engine's whole configuration, only by their hash.
+A state is what a plan rests on (facts.stable_facts), as small as it can be kept for thousands of hosts: long texts,
+such as an engine's whole configuration, only by their hash.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from gpunode.core.facts import lasting
+from gpunode.core.facts import stable_facts
 from gpunode.core.mask import mask
 from gpunode.core.model import Check, NodeFacts
 
@@ -22,7 +22,7 @@ _FILE = ("mode", "owner", "size")  # of a file whose hash changed
 
 def state_of(facts: NodeFacts) -> dict[str, Any]:
     """Plain data for JSON; nothing secret: files are in it by their hashes."""
-    data = lasting(facts)
+    data = stable_facts(facts)
     modes = {path: f"{file.mode:04o}" for path, file in facts.files.items()}
     data["files"] = {path: {**file, "mode": modes[path]} for path, file in data["files"].items()}
     return {key: _short(value) for key, value in data.items()}

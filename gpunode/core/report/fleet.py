@@ -73,15 +73,15 @@ def run_text(states: Mapping[str, str], ended: Sequence[HostResult]) -> str:
     return "\n".join([*lines, *_slowest(ended)])
 
 
-def going_on(results: Sequence[HostResult]) -> tuple[str, str]:
+def resume_command(results: Sequence[HostResult]) -> tuple[str, str]:
     """The run that the results are of, and the command to go on with it; ("", "") where there is none to go on with."""
     run = next((r.run for r in results if r.run), "")
     return ("", "") if not run or all(r.ok for r in results) else (run, f"gpunode runs resume {run}")
 
 
-def stop_text(results: Sequence[HostResult]) -> str:
+def unfinished_text(results: Sequence[HostResult]) -> str:
     """What a run that did not bring all hosts to their end leaves: done, failed, not started, and how to go on."""
-    run, command = going_on(results)
+    run, command = resume_command(results)
     if not run:
         return ""
     begun = [r for r in results if r.started]

@@ -41,7 +41,7 @@ def solve_driver(case: Case) -> DriverChoice | None:
     flavour = _flavour_asked(case)
     if flavour is None:
         return None
-    own = not by_runfile and (_own_packages(case, flavour) or _only_own(case, flavour))
+    own = not by_runfile and (_from_distro(case, flavour) or _only_distro(case, flavour))
     branch = _branch(case, flavour, own)
     if branch is None:
         return None
@@ -158,7 +158,7 @@ def _flavour(case: Case, branch: Branch, asked: str) -> Flavour | None:
 # ---------------------------------------------------------------- where from
 
 
-def _own_packages(case: Case, flavour: str) -> bool:
+def _from_distro(case: Case, flavour: str) -> bool:
     """Whether the distribution's own packages are taken: when asked for, or for their signature under Secure Boot."""
     spec = case.request.driver
     if spec.branch == "distro":
@@ -195,7 +195,7 @@ def _own_packages(case: Case, flavour: str) -> bool:
     return True
 
 
-def _only_own(case: Case, flavour: str) -> bool:
+def _only_distro(case: Case, flavour: str) -> bool:
     """Whether only the distribution itself has a branch that fits: an old GPU on a new release."""
     if case.request.driver.branch not in ("auto", "lts") or case.request.driver.version or not case.distro.own:
         return False

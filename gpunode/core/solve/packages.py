@@ -36,7 +36,7 @@ DRIVER_PACKAGE = re.compile(
     r"linux-(modules|objects|signatures)-nvidia"
 )
 _LEGACY = re.compile(r"nvidia-(tesla|legacy)-.*(driver|kernel-dkms)\Z")
-_RIVALS: dict[Flavour, tuple[str, ...]] = {
+_CONFLICTS: dict[Flavour, tuple[str, ...]] = {
     "open": ("nvidia-kernel-dkms", "nvidia-dkms", "cuda-drivers"),
     "proprietary": ("nvidia-kernel-open-dkms", "nvidia-open-kernel-dkms", "nvidia-dkms-open", "nvidia-open"),
 }
@@ -51,10 +51,10 @@ def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) ->
         f"{case.distro.family}-own" if own else "cuda-repository" if deb else case.distro.family
     ]
     wants = _WAYS[own, case.distro.family](case, branch, flavour)
-    joined_to = joined(case, branch, source, own=own)
-    if joined_to is None:
+    fabric_choice = joined(case, branch, source, own=own)
+    if fabric_choice is None:
         return None
-    fabric, services = joined_to
+    fabric, services = fabric_choice
     packages = tuple(
         PackageWant(name=p.name, version=p.version, hold=case.request.driver.hold and p.name not in case.distro.needs)
         for p in (*wants, *fabric)
@@ -244,7 +244,7 @@ def _conflicts(
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
-    rivals = names.get("rivals", _RIVALS)[flavour]
+    rivals = names.get("rivals", _CONFLICTS)[flavour]
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     found = []
     for name in case.request.installed:

@@ -1,6 +1,6 @@
 """The journal of a node, read: what gpunode changed there, in order, and how each thing is now.
 
-node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_recall` makes values of them.  Without a
+node/undo/read_journal.sh prints lines `recall<TAB>KIND<TAB>FIELD…`; `parse_snapshot` makes values of them.  Without a
 request it prints the journal alone; `present_request` names the things in it whose present state a second run prints:
 `states` (lines KIND<TAB>NAME), `paths`, `packages`, and `changed` (packages that had another version before).  A record
 is one JSON object (docs/uninstall.md describes it): `id` ties the intent of an operation and its outcome together,
@@ -98,7 +98,7 @@ class Copy:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Follow:
+class PostCommit:
     """What followed the writes of a transaction: the files after, validate and health of its request."""
 
     after: bytes
@@ -112,14 +112,14 @@ class Follow:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Recall:
+class JournalSnapshot:
     """A node's journal and the present.  Files by path are sha256 or "absent"; `contents` only of files with `undo`."""
 
     records: tuple[Record, ...] = ()
     damage: Damage = field(default_factory=Damage)
     copies: Mapping[tuple[str, str], Copy] = field(default_factory=dict)  # by id and path
     undo: Mapping[str, Mapping[str, Undo]] = field(default_factory=dict)  # by id, then by path
-    follow: Mapping[str, Follow] = field(default_factory=dict)  # by id
+    follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
@@ -183,7 +183,7 @@ def present_request(records: Sequence[Record]) -> dict[str, bytes]:
 # ---------------------------------------------------------------- what read_journal.sh prints
 
 
-def parse_recall(text: str) -> Recall:
+def parse_snapshot(text: str) -> JournalSnapshot:
     """What read_journal.sh printed.  Raises InputError when it is not whole, or from another version of gpunode."""
     told: dict[str, list[list[str]]] = {}
     ended = False
@@ -195,14 +195,14 @@ def parse_recall(text: str) -> Recall:
     if not ended:
         raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
     try:
-        return _recall(told)
+        return _snapshot(told)
     except (ValueError, IndexError, KeyError, TypeError, RecursionError, GpunodeError, binascii.Error) as error:
         raise InputError(
             f"the journal cannot be read: {printable(str(error))[:300]}", expected="what this version of gpunode wrote"
         ) from error
 
 
-def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
+def _snapshot(told: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot:
     def rows(kind: str, *grammars: Grammar) -> Sequence[Sequence[str]]:
         for row in told.get(kind, ()):
             for text, grammar in zip(row, grammars, strict=False):
@@ -212,7 +212,7 @@ def _recall(told: Mapping[str, Sequence[Sequence[str]]]) -> Recall:
     lines = [_record("\t".join(row)) for row in rows("journal")]
     records = tuple(record for record in lines if record)
     made = [row[0] for row in rows("backup")]
-    return Recall(
+    return JournalSnapshot(
         records=records,
         damage=damage_of(rows("damage"), made, [(r.id, r.at) for r in records], unparsed=lines.count(None)),
         copies={
@@ -295,8 +295,8 @@ def _undo(data: bytes) -> dict[str, Undo]:
     return undo
 
 
-def _follow(**files: bytes) -> Follow:
-    follow = Follow(**files)
+def _follow(**files: bytes) -> PostCommit:
+    follow = PostCommit(**files)
     _fit(follow.unit, UNIT)
     return follow
 

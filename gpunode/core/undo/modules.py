@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from gpunode.core.undo.journal import ABSENT, Recall, Record
+from gpunode.core.undo.journal import ABSENT, JournalSnapshot, Record
 
 DRIVER = "nvidia"
 # packages that bring the module, or that are the driver by another name; not the tools and libraries around it
@@ -36,16 +36,18 @@ class Booted:
         return not (self.goes and name.startswith(DRIVER))
 
 
-def by_boots(recall: Recall, records: Sequence[Record], known: Sequence[Record], remove: set[str]) -> Booted:
+def modules_loaded_at_boot(
+    recall: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], remove: set[str]
+) -> Booted:
     """Where the driver that `records` brought goes (with the packages `remove`), or has gone, and none was before."""
     baseline = next((record for record in known if record.op == "baseline"), None)
-    if baseline is None or baseline.more.get("driver") != "" or not _goes(recall, records, remove):
+    if baseline is None or baseline.more.get("driver") != "" or not _is_removed(recall, records, remove):
         return Booted()
     own = [name for name in baseline.more.get("modules", ()) if recall.states.get(("module", name)) == ABSENT]
     return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own), goes=True)
 
 
-def _goes(recall: Recall, records: Sequence[Record], remove: set[str]) -> bool:
+def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[str]) -> bool:
     """Whether the records brought a driver, and nothing of one is to stay: of packages, or of NVIDIA's installer."""
     ours = {
         item["name"]

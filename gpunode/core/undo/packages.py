@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.model import Problem
-from gpunode.core.undo.journal import ABSENT, Recall, Record
+from gpunode.core.undo.journal import ABSENT, JournalSnapshot, Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,8 +40,8 @@ class Packages:
         return replace(self, streams=tuple(named))
 
 
-def packages_back(
-    recall: Recall, records: Sequence[Record], known: Sequence[Record], *, restored: Sequence[str]
+def plan_package_undo(
+    recall: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], *, restored: Sequence[str]
 ) -> Packages:
     """The transaction that brings back what was installed before `records`; `restored` are sources that come back."""
     before = _before(records)
@@ -84,17 +84,17 @@ def _before(records: Sequence[Record]) -> dict[str, str]:
     return {name: version for name, version in found.items() if name not in side or version == ABSENT}
 
 
-def _whole(names: Sequence[str], recall: Recall) -> list[str]:
+def _whole(names: Sequence[str], recall: JournalSnapshot) -> list[str]:
     """Without NAME-VERSION where all of NAME goes."""
     bare = {name for name in names if name.startswith("kernel") and name in recall.packages}
     return [name for name in names if not any(name.startswith(f"{other}-") and name != other for other in bare)]
 
 
-def _differs(recall: Recall, name: str, version: str) -> bool:
+def _differs(recall: JournalSnapshot, name: str, version: str) -> bool:
     return recall.packages.get(name, (ABSENT, ""))[0] != version
 
 
-def _state(recall: Recall, name: str) -> str:
+def _state(recall: JournalSnapshot, name: str) -> str:
     return recall.packages.get(name, ("", ""))[1]
 
 
@@ -109,7 +109,7 @@ def _first(records: Sequence[Record], lost: str, gained: str) -> dict[str, bool]
     return found
 
 
-def _automatic(recall: Recall, marks: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
+def _automatic(recall: JournalSnapshot, marks: Mapping[str, bool], install: Sequence[str]) -> tuple[str, ...]:
     """Packages that nobody asked for: those that count as asked for now, and those that will by being named.
 
     A manager that keeps no such marks shows none at all.
@@ -137,7 +137,7 @@ def _files(known: Sequence[Record]) -> set[str]:
 
 
 def _install(
-    recall: Recall,
+    recall: JournalSnapshot,
     wanted: Mapping[str, str],
     held: Mapping[str, bool],
     ours: set[tuple[str, str]],
@@ -164,7 +164,9 @@ def _install(
     return items, problems, notes
 
 
-def _purge(recall: Recall, remove: Sequence[str], ours: set[str], files: set[str]) -> tuple[list[str], list[str]]:
+def _purge(
+    recall: JournalSnapshot, remove: Sequence[str], ours: set[str], files: set[str]
+) -> tuple[list[str], list[str]]:
     """Packages of which nothing is to be left, now or after an interrupted run; what somebody wrote there stays."""
     if recall.manager != "apt":
         return list(remove), []
@@ -178,7 +180,7 @@ def _purge(recall: Recall, remove: Sequence[str], ours: set[str], files: set[str
     return purge, notes
 
 
-def _needed(recall: Recall, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
+def _needed(recall: JournalSnapshot, remove: Sequence[str], reset: Sequence[str]) -> dict[str, set[str]]:
     """Packages that cannot go, with those that need them: packages of others, and what these keep."""
     kept: dict[str, set[str]] = {}
     while True:

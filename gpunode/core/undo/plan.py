@@ -15,9 +15,9 @@ from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
-from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, Follow, Recall, Record, after_run, era
-from gpunode.core.undo.modules import by_boots
-from gpunode.core.undo.packages import Packages, packages_back
+from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
+from gpunode.core.undo.modules import modules_loaded_at_boot
+from gpunode.core.undo.packages import Packages, plan_package_undo
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
 SOURCES = ("/etc/apt/", "/etc/yum.repos.d/", "/etc/zypp/", "/etc/pki/rpm-gpg/", "/usr/share/keyrings/")
@@ -53,7 +53,7 @@ _ON = (*_ENABLED, "static", "alias", "indirect", "generated")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FileBack:
+class FileRestore:
     """One file as it is to be again: from the copy `held` (below the journal's backup), as `data`, or gone (None).
 
     `expect` is its sha256 now, "" when it is not there, None when that may change until then.
@@ -66,26 +66,26 @@ class FileBack:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FilesBack:
+class FileTransaction:
     """One transaction: files, what follows it, and the transactions of the journal that it takes back."""
 
-    files: tuple[FileBack, ...]
+    files: tuple[FileRestore, ...]
     used: tuple[str, ...] = ()
-    follow: Follow | None = None
+    follow: PostCommit | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
-class TakeBack:
+class UndoPlan:
     """All that is to be done, in the order of the fields; `notes` say what stays as it is, and why."""
 
     stop: tuple[str, ...] = ()
     disable: tuple[str, ...] = ()
-    engines: tuple[FilesBack, ...] = ()
+    engines: tuple[FileTransaction, ...] = ()
     unload: tuple[str, ...] = ()
     installers: tuple[str, ...] = ()  # driver, cuda-VERSION: what NVIDIA's installers put there goes
-    files: FilesBack | None = None
+    files: FileTransaction | None = None
     packages: Packages = field(default_factory=Packages)
-    sources: FilesBack | None = None  # repositories go after the packages that came from them
+    sources: FileTransaction | None = None  # repositories go after the packages that came from them
     exchange: tuple[str, ...] = ()  # modules to load again in the version that is installed then
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # by kind, name → value
     load: tuple[str, ...] = ()
@@ -115,7 +115,7 @@ class Scope:
     whole: bool = True  # nothing of gpunode's stays
 
 
-def scope_of(recall: Recall, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
+def scope_of(recall: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
     """What `verb` (uninstall | rollback) is to take back.  Raises InputError for an unknown part or run."""
     for part in parts:
         if part not in PARTS:
@@ -128,13 +128,13 @@ def scope_of(recall: Recall, *, verb: str, parts: Sequence[str] = (), to: str | 
     return Scope(records=mine, known=known, whole=not parts)
 
 
-def take_back(recall: Recall, scope: Scope) -> TakeBack:
+def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
     files = _Files(recall, scope)
-    packages = packages_back(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
+    packages = plan_package_undo(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
     last = files.last(packages)
     states = dict(_states(recall, scope))
-    booted = by_boots(recall, scope.records, scope.known, set(packages.remove))
+    booted = modules_loaded_at_boot(recall, scope.records, scope.known, set(packages.remove))
     gone = packages.remove or any(_of(states, "runfile", ABSENT)) or booted.unload
     stop = [name for kind, name, _ in _of(states, "active", "inactive")]
     unload = [name for kind, name, _ in _of(states, "module", ABSENT)]
@@ -145,7 +145,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         kind: {name: value for (k, name), value in states.items() if k == kind}
         for kind in ("alternative", "sysctl", "link", "initramfs", "user", "group", "kernel")
     }
-    return TakeBack(
+    return UndoPlan(
         stop=(*stop, *(u for u in GPU_UNITS if gone and "nvidia" in unload and u not in stop)),
         disable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value not in _ON),
         engines=files.engines,
@@ -162,7 +162,7 @@ def take_back(recall: Recall, scope: Scope) -> TakeBack:
         idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
-        problems=(*files.problems, *packages.problems, *_left_standing(recall, scope)),
+        problems=(*files.problems, *packages.problems, *_kept_packages(recall, scope)),
     )
 
 
@@ -173,7 +173,7 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
 # ---------------------------------------------------------------- units, modules, settings
 
 
-def _states(recall: Recall, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
+def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
     for (kind, name), value in _first(scope).items():
         now = recall.states.get((kind, name))
@@ -200,7 +200,7 @@ def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
     return {more["to"] for more in mine} | {more["from"] for more in mine}
 
 
-def _left_behind(recall: Recall, scope: Scope) -> bool:
+def _left_behind(recall: JournalSnapshot, scope: Scope) -> bool:
     """Whether the driver is loaded that an interrupted run has taken off already."""
     done = (r for r in scope.records if r.op == "packages" and r.phase != "intent")
     return recall.stale and any(r.more.get("changed") or r.more.get("removed") for r in done)
@@ -219,7 +219,7 @@ def _unknown(scope: Scope) -> list[str]:
     return [f"what the journal calls {kind} cannot be undone by this version" for kind in sorted(kinds)]
 
 
-def _left_standing(recall: Recall, scope: Scope) -> list[Problem]:
+def _kept_packages(recall: JournalSnapshot, scope: Scope) -> list[Problem]:
     """The toolkit cannot go while engines are configured for it."""
     engines = {
         path
@@ -264,7 +264,7 @@ def _hashes(records: Sequence[Record], path: str) -> list[str]:
 class _Files:
     """The files of a scope, sorted into transactions."""
 
-    def __init__(self, recall: Recall, scope: Scope) -> None:
+    def __init__(self, recall: JournalSnapshot, scope: Scope) -> None:
         self.recall, self.scope = recall, scope
         self.notes: list[str] = []
         self.problems: list[Problem] = []
@@ -283,12 +283,12 @@ class _Files:
         at_boot = {path for path in first if path.startswith(AT_BOOT)}
         self.at_boot = bool(at_boot & set(back)) or bool(at_boot and recall.old_initramfs)
 
-    def last(self, packages: Packages) -> FilesBack | None:
+    def last(self, packages: Packages) -> FileTransaction | None:
         """Repositories, and what packages have left behind: it goes after them, where they all go."""
-        late = [*self._late, *(self._came_along() if not packages.kept else ())]
+        late = [*self._late, *(self._dependencies_added() if not packages.kept else ())]
         return self._together(late) if late else None
 
-    def _is_late(self, file: FileBack, first: Mapping[str, Record], back: Mapping[str, FileBack]) -> bool:
+    def _is_late(self, file: FileRestore, first: Mapping[str, Record], back: Mapping[str, FileRestore]) -> bool:
         """Whether it is a repository that packages may still be needed from.
 
         Not one whose transaction took another's place that comes back now: apt refuses to have both.
@@ -302,7 +302,7 @@ class _Files:
         files = self.first.files if self.first else ()
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
-    def _file(self, path: str) -> FileBack | None:
+    def _file(self, path: str) -> FileRestore | None:
         record, file = next(_file_records(self.scope.records, path))
         before, now = file["before"], self.recall.files.get(path, ABSENT)
         if now == before:
@@ -313,27 +313,27 @@ class _Files:
         if now not in ours and ANY not in ours:
             return self._changed_since(path, expect)
         if before == ABSENT:
-            return FileBack(path=path, expect=expect)
+            return FileRestore(path=path, expect=expect)
         copy = self.recall.copies.get((record.id, path))
         if copy is None or not copy.kept:
             what = f"the copy of {path} from before {record.at} is gone"
             self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
             return None
-        return FileBack(path=path, expect=expect, held=copy.held)
+        return FileRestore(path=path, expect=expect, held=copy.held)
 
-    def _came_along(self) -> list[FileBack]:
+    def _dependencies_added(self) -> list[FileRestore]:
         found = []
         for path in self._brought:
             now = self.recall.files.get(path, ABSENT)
             if now == ABSENT:
                 continue
             if now in _hashes(self.scope.known, path)[1:]:
-                found.append(FileBack(path=path, expect=None))
+                found.append(FileRestore(path=path, expect=None))
             else:
                 self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
         return found
 
-    def _changed_since(self, path: str, expect: str) -> FileBack | None:
+    def _changed_since(self, path: str, expect: str) -> FileRestore | None:
         """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.
 
         What is left of nvidia's in an engine's configuration goes by its meaning: the toolkit goes as well, and the
@@ -357,20 +357,20 @@ class _Files:
             return None
         lines = f"; {left} of gpunode's changes were not found again" if left else ""
         self.notes.append(f"{path}: somebody has changed it since; their lines stay{lines}")
-        return FileBack(path=path, expect=expect, data=data)
+        return FileRestore(path=path, expect=expect, data=data)
 
     def _unit_of(self, path: str) -> str:
         ids = [record.id for record, _ in _file_records(self.scope.records, path)]
         units = [self.recall.follow[id].unit for id in ids if id in self.recall.follow]
         return next(filter(None, reversed(units)), "")
 
-    def _follows(self, units: Any) -> dict[str, Follow]:
+    def _follows(self, units: Any) -> dict[str, PostCommit]:
         """What follows for each unit, as its latest transaction has it."""
         found = {follow.unit: follow for _id, follow in sorted(self.recall.follow.items()) if follow.unit in set(units)}
         found.pop("", None)
         return found
 
-    def _together(self, files: Sequence[FileBack], follow: Follow | None = None) -> FilesBack:
+    def _together(self, files: Sequence[FileRestore], follow: PostCommit | None = None) -> FileTransaction:
         paths = {file.path for file in files}
         used = dict.fromkeys(r.id for r, f in _file_records(self.scope.records) if f["path"] in paths)
-        return FilesBack(files=tuple(files), used=tuple(used), follow=follow)
+        return FileTransaction(files=tuple(files), used=tuple(used), follow=follow)

@@ -1,4 +1,4 @@
-"""The requests that carry out a TakeBack: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
+"""The requests that carry out a UndoPlan: for node/undo/restore.sh, commit.sh, activate.sh and packages.sh, in order.
 
 Request files of restore.sh: `stop`, `disable`, `enable`, `start` units and `load` modules, one name a line;
 `alternative` lines NAME auto, NAME manual PATH, NAME link PATH or NAME absent; `sysctl` lines KEY VALUE; `link` and
@@ -19,7 +19,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.plan import PARTS, UNITS, FileBack, FilesBack, TakeBack
+from gpunode.core.undo.plan import PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
@@ -61,7 +61,7 @@ def undo_wish(value: Mapping[str, Any]) -> UndoWish:
     return wish
 
 
-def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
+def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     """What has to be run on the node, in order; what is not needed is left out."""
     asks = [_putback("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
@@ -76,12 +76,12 @@ def undo_requests(back: TakeBack, *, check: bool = False) -> list[Ask]:
     return [ask for ask in asks if ask]
 
 
-def compared(back: TakeBack) -> list[str]:
+def compared(back: UndoPlan) -> list[str]:
     """The files of the node that `diffs` needs: those that are put back or go, and the copies from before."""
     return sorted({path for file in _all_files(back) for path in (file.path, _copy(file)) if path})
 
 
-def diffs(back: TakeBack, files: Mapping[str, bytes]) -> list[str]:
+def diffs(back: UndoPlan, files: Mapping[str, bytes]) -> list[str]:
     """Masked unified diffs of what happens to files, from the bytes of those that are there and can be read."""
     found = []
     for file in _all_files(back):
@@ -92,11 +92,11 @@ def diffs(back: TakeBack, files: Mapping[str, bytes]) -> list[str]:
     return [text for text in found if text]
 
 
-def _all_files(back: TakeBack) -> list[FileBack]:
+def _all_files(back: UndoPlan) -> list[FileRestore]:
     return [file for files in (*back.engines, back.files, back.sources) if files for file in files.files]
 
 
-def _copy(file: FileBack) -> str:
+def _copy(file: FileRestore) -> str:
     return f"{BACKUP}/{file.held}" if file.held else ""
 
 
@@ -106,15 +106,15 @@ def close_request(wish: UndoWish, to: str, *, keep: bool = False) -> dict[str, b
     return request | ({"keep": b"1\n"} if keep else {})
 
 
-def _packages(back: TakeBack, check: bool) -> dict[str, bytes]:
+def _packages(back: UndoPlan, check: bool) -> dict[str, bytes]:
     return packages_request(back.packages.value, check=check)
 
 
-def _exchange(back: TakeBack) -> dict[str, Any]:
+def _exchange(back: UndoPlan) -> dict[str, Any]:
     return {"load": list(back.exchange), "reboot": "never"} if back.exchange else {}
 
 
-def _last(back: TakeBack, check: bool) -> dict[str, Sequence[str]]:
+def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
     """Settings; and the units that package scripts have started, which a check does not let run."""
     words = {kind: tuple(f"{name} {value}" for name, value in values.items()) for kind, values in back.settings.items()}
     units = [f for files in (back.files, *back.engines) if files for f in files.files if f.path.startswith(UNITS)]
@@ -139,7 +139,7 @@ def _installer(name: str, check: bool) -> Ask:
     return Ask(title=title, script="runfile.sh", request=runfile_request("uninstall", value, check=check))
 
 
-def _files(title: str, files: FilesBack | None, check: bool) -> Ask | None:
+def _files(title: str, files: FileTransaction | None, check: bool) -> Ask | None:
     if files is None:
         return None
     changes = [FileChange(path=f.path, data=f.data, expect=f.expect, held=f.held) for f in files.files]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from gpunode.core.bundle import closure
 from gpunode.core.bundle.alpm import Alpm, Sync
-from gpunode.core.bundle.closure import P, puzzle
+from gpunode.core.bundle.closure import P, dependency_problem
 from gpunode.core.bundle.deb import Deb, Universe
 from gpunode.core.bundle.rpm import Rpm
 from gpunode.core.bundle.target import MANAGERS, Target, Wants
@@ -65,7 +65,7 @@ def _debs(
 
 def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -> tuple[P, ...]:
     """The packages for one kind of machine; where the first alternatives exclude each other, by the others."""
-    first = puzzle(universe, want.packages, base=base)
+    first = dependency_problem(universe, want.packages, base=base)
     if first.missing:
         raise RefusedError(
             f"no repository has {', '.join(first.missing)}",
@@ -74,7 +74,7 @@ def _closure(universe: closure.Universe[P], want: Wants, base: frozenset[str]) -
     try:
         return chosen(first)
     except RefusedError:
-        return chosen(puzzle(universe, want.packages, base=base, first=False))
+        return chosen(dependency_problem(universe, want.packages, base=base, first=False))
 
 
 def _alpms(

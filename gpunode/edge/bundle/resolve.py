@@ -1,10 +1,10 @@
-"""The exact closure of a puzzle, by libsolv, the solver of zypper and dnf."""
+"""The exact closure of a dependency_problem, by libsolv, the solver of zypper and dnf."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from gpunode.core.bundle.closure import P, Puzzle
+from gpunode.core.bundle.closure import DependencyProblem, P
 from gpunode.core.errors import GpunodeError, RefusedError
 
 
@@ -19,14 +19,14 @@ def libsolv() -> Any:
     return solv
 
 
-def chosen(puzzle: Puzzle[P]) -> tuple[P, ...]:
+def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
     """The packages that together are what was asked.  Raises RefusedError that says what stands against it."""
     solv = libsolv()
     pool = solv.Pool()
     pool.setarch("noarch")
     repository = pool.add_repo("all")
     solvables = []
-    for deb, rank in zip(puzzle.packages, puzzle.ranks, strict=True):
+    for deb, rank in zip(problem.packages, problem.ranks, strict=True):
         one = repository.add_solvable()
         one.name, one.evr, one.arch = deb.name, str(rank), "noarch"
         solvables.append(one)
@@ -41,28 +41,29 @@ def chosen(puzzle: Puzzle[P]) -> tuple[P, ...]:
                     solvables[number].add_provides(tokens[group])
         return tokens[group]
 
-    for one, needs, excludes in zip(solvables, puzzle.needs, puzzle.excludes, strict=True):
+    for one, needs, excludes in zip(solvables, problem.needs, problem.excludes, strict=True):
         for group in needs:
             one.add_requires(token(group))
         if excludes:
             one.add_conflicts(token(excludes))
     jobs = [
-        pool.Job(solv.Job.SOLVER_INSTALL | solv.Job.SOLVER_SOLVABLE_PROVIDES, token(group).id) for group in puzzle.asked
+        pool.Job(solv.Job.SOLVER_INSTALL | solv.Job.SOLVER_SOLVABLE_PROVIDES, token(group).id)
+        for group in problem.asked
     ]
     pool.createwhatprovides()
     solver = pool.Solver()
     problems = solver.solve(jobs)
     if problems:
-        raise RefusedError(_words(problems, puzzle, {dep.id: group for group, dep in tokens.items()}))
-    by_id = {one.id: deb for one, deb in zip(solvables, puzzle.packages, strict=True)}
+        raise RefusedError(_words(problems, problem, {dep.id: group for group, dep in tokens.items()}))
+    by_id = {one.id: deb for one, deb in zip(solvables, problem.packages, strict=True)}
     return tuple(by_id[one.id] for one in solver.transaction().newsolvables())
 
 
-def _words(problems: Any, puzzle: Puzzle[Any], groups: dict[int, tuple[int, ...]]) -> str:
+def _words(problems: Any, problem: DependencyProblem[Any], groups: dict[int, tuple[int, ...]]) -> str:
     """The first rules that contradict each other, with the names of packages in place of tokens."""
-    said = "; ".join(str(problem) for problem in problems[:3])
+    said = "; ".join(str(one) for one in problems[:3])
     for token_id, group in groups.items():
-        names = sorted({puzzle.packages[n].name for n in group if n < len(puzzle.packages)}) or [
+        names = sorted({problem.packages[n].name for n in group if n < len(problem.packages)}) or [
             "something no repository has"
         ]
         place = list(groups).index(token_id)

@@ -36,7 +36,7 @@ from gpunode.edge.fleet.workflow import (
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.nodes import ClusterNodes, give_back_all, open_again, take_all
+from gpunode.edge.kube.nodes import ClusterNodes, claim_all, open_again, release_all
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
@@ -217,14 +217,14 @@ class _Run:
     def _do(self, job: Job) -> Results:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
-        taken, refused = ({}, {}) if self.options.check else take_all(self.nodes, planned, self.drains)
+        taken, refused = ({}, {}) if self.options.check else claim_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
         played = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
         if isinstance(played, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
             played = {host: error_result(host, played) for host in left}
         results = {**refused, **played}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
-        return results | give_back_all(self.nodes, taken, results, self.drains, boots)
+        return results | release_all(self.nodes, taken, results, self.drains, boots)
 
     def _play(self, job: Job) -> Results:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""

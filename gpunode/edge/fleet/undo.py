@@ -11,7 +11,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.undo.journal import Run, parse_recall, standing
+from gpunode.core.undo.journal import Run, parse_snapshot, standing
 from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.workflow import (
@@ -102,7 +102,7 @@ def _standing(host: str, ran: Ran) -> list[Run]:
     if outcome.status != "unchanged":
         raise GpunodeError(f"{host}: {outcome.message}", fix=outcome.fix)
     try:
-        recall = parse_recall(ran.stdout)
+        recall = parse_snapshot(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node's journal that is not as it should be
         raise GpunodeError(f"{host}: {error.what}", expected=error.expected) from error
     if recall.damage.problem:

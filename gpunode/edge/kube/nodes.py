@@ -128,7 +128,7 @@ class ClusterNodes:
 # ---------------------------------------------------------------- many at once
 
 
-def take_all(
+def claim_all(
     nodes: ClusterNodes, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]
 ) -> tuple[dict[str, Taken], dict[str, HostResult]]:
     """Those of `hosts` that were emptied; and the results of those that could not be, and get no play."""
@@ -149,7 +149,7 @@ def take_all(
     return taken, refused
 
 
-def give_back_all(
+def release_all(
     nodes: ClusterNodes,
     taken: Mapping[str, Taken],
     results: Mapping[str, HostResult],

@@ -217,7 +217,7 @@ prepare() {
   load "$journal_id"
   note_processes
   plugin_was=ok
-  [ -z "$unit" ] || plugin_ok || plugin_was=bad
+  [ -z "$unit" ] || cri_plugin_ok || plugin_was=bad
   { printf 'plugin_was %s\n' "$plugin_was" >>"$backup/after" && judge_before; } 2>>"$log" || no_room
   flush "$backup"/* "$backup" "$GPUNODE_STATE/backup" "$GPUNODE_STATE" || no_room
   (journal files intent ",\"files\":[${list#,}],\"unit\":$(json_text "$unit")") || {
@@ -252,9 +252,9 @@ stage_all() {
   done <"$backup/plan"
 }
 
-# try_beside: when the root config alone changes, the daemon judges the new bytes before they are in place
+# validate_staged: when the root config alone changes, the daemon judges the new bytes before they are in place
 # sets: tried fix verdict
-try_beside() {
+validate_staged() {
   tried=0
   [ "$(grep -c . "$backup/plan")" = 1 ] || return 0
   IFS=$TAB read -r n action _ _ _ _ _ path <"$backup/plan"
@@ -264,7 +264,7 @@ try_beside() {
 }
 
 # sets: foreign fix
-place_all() {
+install_all() {
   while IFS=$TAB read -r n action before _ _ _ _ path; do
     [ "$(hash_of "$path")" = "$before" ] || {
       foreign=$path
@@ -313,8 +313,8 @@ fi
 checking && changed "$(grep -c . "$GPUNODE_IN/.todo") file(s) would change"
 prepare
 stage_all
-try_beside
-place_all
+validate_staged
+install_all
 [ "$tried" = 1 ] || validate "$config" || undo "$verdict" "nothing was restarted; $fix"
 told=''
 if [ -n "$verb" ]; then

@@ -170,8 +170,8 @@ health_command_succeeds() {
   done <"$backup/health"
 }
 
-# plugin_ok: containerd's plugin list calls the wanted plugin ok; true where nobody can be asked, 2 when the plugin has failed
-plugin_ok() {
+# cri_plugin_ok: containerd's plugin list calls the wanted plugin ok; true where nobody can be asked, 2 when the plugin has failed
+cri_plugin_ok() {
   [ -n "$plugin" ] && [ "$kind" = containerd ] || return 0
   client plugins ls >"$GPUNODE_IN/.plugins" 2>"$GPUNODE_IN/.answer" || return 1
   awk -v id="$plugin" '$2 == id && $NF == "ok" { found = 1 } ($2 == id || $1 == "io.containerd.cri.v1") && $NF == "error" { bad = 1 }
@@ -253,7 +253,7 @@ is_healthy() {
   health_error="$unit does not answer"
   engine_answers || return 1
   health_error="$unit did not load its plugin $plugin"
-  [ "$plugin_was" = bad ] || plugin_ok || {
+  [ "$plugin_was" = bad ] || cri_plugin_ok || {
     [ $? != 2 ] || final=1
     return 1
   }

@@ -11,7 +11,7 @@ in_check_mode() {
     say note "the repository is not configured yet: the package manager was not asked"
   elif manager_ simulate >"$GPUNODE_IN/.would"; then
     refuse_surprises
-    foretell >"$GPUNODE_IN/.foretold"
+    list_dry_run >"$GPUNODE_IN/.foretold"
   else
     finish failed "the package manager cannot do it: $(manager_ why_not)" "see the plan's package list"
   fi
@@ -24,9 +24,9 @@ in_check_mode() {
   finish changed "$(wc -l <"$GPUNODE_IN/.foretold") change(s) to packages would be made"
 }
 
-# foretell: the differences, and in place of their packages all that the package manager would change, in the same words;
+# list_dry_run: the differences, and in place of their packages all that the package manager would change, in the same words;
 # a kernel package comes beside the one that is there, under a name of its own (NAME-VERSION)
-foretell() {
+list_dry_run() {
   awk '
     FILENAME == ARGV[1] { now[$1] = $2; broken[$1] = $3 == "broken"; next }
     FILENAME == ARGV[2] && told[$2]++ { next }

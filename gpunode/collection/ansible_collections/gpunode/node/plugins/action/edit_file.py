@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
 
 
 class ActionModule(NodeAction):
@@ -29,14 +29,14 @@ class ActionModule(NodeAction):
             for name, request in requests.items():
                 if not result.get("failed"):
                     outcome, _text = self.node(name, request | ({"check": b"1\n"} if self.check else {}))
-                    result = joined(result, result_of(outcome))
+                    result = combined_results(result, result_of(outcome))
         if args["files"] and not result.get("failed"):
-            result = joined(result, self._files(args["files"]))
+            result = combined_results(result, self._files(args["files"]))
         for value in args["runtimes"]:
             if not result.get("failed"):
-                result = joined(result, self._again(self._attempt, value))
+                result = combined_results(result, self._again(self._attempt, value))
         if args["toolkit"] and not result.get("failed"):
-            result = joined(result, self._again(self._toolkit, args["toolkit"]))
+            result = combined_results(result, self._again(self._toolkit, args["toolkit"]))
         return result
 
     def _files(self, files):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
 
 
 class ActionModule(NodeAction):
@@ -22,7 +22,7 @@ class ActionModule(NodeAction):
         for mode in self.ARGUMENTS:
             for value in args[mode]:
                 if not result.get("failed"):
-                    result = joined(result, self._fetch(value) if mode == "fetch" else self._run(mode, value))
+                    result = combined_results(result, self._fetch(value) if mode == "fetch" else self._run(mode, value))
         return result
 
     def _run(self, mode, value):

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, joined, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, combined_results, result_of
 
 TRIES = 3
 
@@ -25,7 +25,7 @@ class ActionModule(NodeAction):
         result = {} if self.check else self._recovered()
         recall, scope, back = self._back(wish)
         back, done = self._settled(wish, scope, back)
-        result = joined(result, done)
+        result = combined_results(result, done)
         result["notes"] = [*recall.damage.notes, *result.get("notes", [])]
         if result.get("failed"):
             return result
@@ -52,23 +52,23 @@ class ActionModule(NodeAction):
 
     def _back(self, wish, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
-        from gpunode.core.undo.plan import scope_of, take_back
+        from gpunode.core.undo.plan import plan_undo, scope_of
 
         recall = self._recall()
         scope = scope_of(recall, verb=wish.verb, parts=wish.parts, to=wish.to if to is None else to)
-        return recall, scope, take_back(recall, scope)
+        return recall, scope, plan_undo(recall, scope)
 
     def _recall(self):
         """The journal, and how the things that it names are now."""
         from gpunode.core.errors import RefusedError
-        from gpunode.core.undo.journal import parse_recall, present_request
+        from gpunode.core.undo.journal import parse_snapshot, present_request
 
         request = {}
         for _ in range(1 + TRIES):
             outcome, text = self.node("read_journal.sh", request)
             if outcome.status != "unchanged":
                 raise RefusedError(outcome.message, fix=outcome.fix)
-            recall = parse_recall(text)
+            recall = parse_snapshot(text)
             if recall.damage.problem:
                 raise RefusedError.of([recall.damage.problem])
             asked, request = request, present_request(recall.records)
@@ -83,7 +83,7 @@ class ActionModule(NodeAction):
 
         files = result_of(self.node("commit.sh", commit_request())[0])
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
-        return joined(files, packages)
+        return combined_results(files, packages)
 
     def _settled(self, wish, scope, back):
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""
@@ -93,9 +93,9 @@ class ActionModule(NodeAction):
             stale, done = self._taken_back(back)
             if not stale or not left:
                 break
-            result = joined(result, {"changes": done["changes"], "changed": bool(done["changes"])})
+            result = combined_results(result, {"changes": done["changes"], "changed": bool(done["changes"])})
             back = self._back(wish, scope.to)[2]
-        return back, joined(result, joined(told, done))
+        return back, combined_results(result, combined_results(told, done))
 
     def _taken_back(self, back):
         """(whether a file changed since it was read, result)."""
@@ -108,7 +108,7 @@ class ActionModule(NodeAction):
         for ask in undo_requests(back, check=self.check):
             if not result.get("failed"):
                 stale, found = self._asked(ask)
-                result = joined(result, found)
+                result = combined_results(result, found)
         return stale, result
 
     def _asked(self, ask):

@@ -280,7 +280,7 @@ def result_of(outcome):
     }
 
 
-def joined(first, second):
+def combined_results(first, second):
     """Two results as one: changed when either is, lists one after the other."""
     both = first | second
     both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
