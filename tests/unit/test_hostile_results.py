@@ -139,7 +139,8 @@ def test_a_node_that_answers_a_module_with_variables_of_ours_is_refused(name: st
     (plays.folder / "library").mkdir()
     secret = plays.folder / "secret.yml"
     secret.write_text("a secret\n")
-    facts = {name: str(secret) if name == "gpunode_config" else {"proxy": plays.template}}
+    key = "kernel" if name == "preflight_expect" else "proxy"
+    facts = {name: str(secret) if name == "gpunode_config" else {key: plays.template}}
     (plays.folder / "library/answers.py").write_text(FACTS_MODULE.format(facts=facts))
     role = {"preflight_expect": "preflight"}.get(name, "node")
     tasks: list[dict[str, Any]] = [{"answers": {}}, {"import_role": {"name": f"gpunode.node.{role}"}}]
