@@ -35,8 +35,8 @@ class Ansible:
             {
                 "what": play["roles"][0]["vars"]["undo_what"],
                 "hosts": sorted(hosts),
-                "check": options["check"],
-                "diff": options["diff"],
+                "check": options["options"].check,
+                "diff": options["options"].diff,
                 "run": [w for w in options["arguments"] if w.startswith("gpunode_run=")]
                 == [f"gpunode_run={folder.name}"],
             }
