@@ -130,7 +130,7 @@ def test_k3s(site: Site, cluster: ApiServer) -> None:
 
 def test_mixed_fleet(site: Site) -> None:
     training = site.host("gpu1", distro="debian:12", gpus=("h100", "h100"), engines=("containerd",))
-    workstation = site.host("ws1", distro="debian:13", gpus=("10de:2204",))
+    workstation = site.host("ws1", distro="debian:12", gpus=("10de:2204",))
     site.follow("fleet.md", "Example: a mixed fleet")
     assert "cuda-12.8" in at(workstation, "ls /usr/local")
     assert "cuda" not in at(training, "ls /usr/local")

@@ -213,7 +213,7 @@ def test_a_repository_that_is_down_fails_clearly_and_leaves_the_packages_alone(d
     base = yaml.safe_load(docker.lab.spec.read_text())["sources"]
     packages = docker.sh("dpkg-query -W")
     away = base | {"nvidia-cuda": base["nvidia-cuda"] | {"url": base["nvidia-cuda"]["url"] + "/gone"}}
-    docker.set({"sources": away, "cuda": {"versions": ["12.8"]}, "driver": {"branch": "580"}})
+    docker.set({"sources": away, "cuda": {"versions": ["13.1"]}, "driver": {"branch": "580"}})
     try:
         host = docker.json("provision", "--yes", exit=1)
         assert "gone" in host["message"] or "nvidia-cuda" in host["message"]

@@ -127,7 +127,8 @@ def told_of_files(result: dict[str, Any]) -> set[str]:
 
 
 def test_after_uninstall_the_tree_is_what_it_was(node: Node) -> None:
-    node.provision(driver=OLD, cuda=CUDA)
+    newer = {"versions": ["13.1"]}  # the first that NVIDIA has for Debian 13
+    node.provision(driver=OLD, cuda=newer if node.lab.nodes[0].distro == "debian:13" else CUDA)
     checked = node.json("uninstall", "--check", "--diff", exit=3)
     assert "nvidia" in node.sh("lsmod"), "check mode changes nothing"
     assert any(diff.startswith(f"--- {DAEMON}\n+++ {DAEMON}\n") for diff in checked["extra"]["diffs"])
@@ -240,7 +241,7 @@ def test_a_node_that_a_person_set_up_is_adopted_and_given_back(
     sources = yaml.safe_load(lab.spec.read_text())["sources"]
     node.sh(HAND.format(cuda=sources["nvidia-cuda"], toolkit=sources["nvidia-container-toolkit"]))
     before = node.photo()
-    node.provision(driver=NEW, cuda=CUDA)
+    node.provision(driver=NEW, cuda={"versions": ["13.1"]})
     baseline = json.loads(node.sh("head -n 1 /var/lib/gpunode/journal.jsonl"))
     assert (baseline["op"], baseline["driver"]) == ("baseline", "580.95.05")
     assert "nvidia-open-580 580.95.05-1 ii " in baseline["packages"]

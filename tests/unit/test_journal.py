@@ -45,7 +45,7 @@ def test_the_present_is_asked_for_by_the_names_in_the_journal() -> None:
         "states": b'enabled\ta"quoted.service\nsysctl\tnet.ipv4.ip_forward\n',
         "paths": b"/etc/a b\n/etc/b\n",
         "packages": b"dkms\nlibc6\nold\n",
-        "changed": b"libc6\n",
+        "changed": b"libc6\nold\n",
     }
 
 

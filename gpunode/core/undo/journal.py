@@ -169,14 +169,14 @@ def signature(
 def present_request(records: Sequence[Record]) -> dict[str, bytes]:
     """Request files of read_journal.sh: what the journal names, in order."""
     packages = [record.more for record in records if record.op == "packages"]
-    changed = {one["name"] for more in packages for one in more.get("changed", ())}
-    names = changed | {one["name"] for more in packages for key in ("added", "removed") for one in more.get(key, ())}
+    gone = {one["name"] for more in packages for key in ("changed", "removed") for one in more.get(key, ())}
+    names = gone | {one["name"] for more in packages for one in more.get("added", ())}
     states = {(r.more["kind"], r.more["name"]) for r in records if r.op == "state" and r.more["kind"] in STATES}
     return {
         "states": as_lines(f"{kind}\t{name}" for kind, name in sorted(states)),
         "paths": as_lines(sorted({file["path"] for r in records for file in r.more.get("files", ())})),
         "packages": as_lines(sorted(names)),
-        "changed": as_lines(sorted(changed)),
+        "changed": as_lines(sorted(gone)),  # which a rollback may install again: has a repository them?
     }
 
 
