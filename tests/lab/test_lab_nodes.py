@@ -244,7 +244,7 @@ def test_an_interrupted_up_leaves_no_half_node(number, starting):
     os.killpg(process.pid, number)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "what was begun has been removed" in errors
+    assert "what was started has been removed" in errors
     assert left_of("t-stop") == []
 
 

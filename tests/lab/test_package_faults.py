@@ -112,7 +112,7 @@ class Node:
 
     def converge(self) -> dict[str, Any]:
         done = self.provision()
-        assert "the plan is empty now" in done["message"], done["message"]
+        assert "nothing pending" in done["message"], done["message"]
         self.check()
         return done
 
