@@ -22,7 +22,7 @@ DISTROS = ("debian:12", "debian:13", "debian:13+forky")
 TRACE = "/var/log/nvidia-container-runtime.trace"
 IMAGE = "localhost/gpunode-test:1"
 POD = (Path(__file__).parent / "pod.sh").read_text()
-MODULES = ("gpunode", "click", "jinja2", "markupsafe", "tomli", "yaml")
+MODULES = ("gpunode", "click", "jinja2", "markupsafe", "tomli", "tomlkit", "yaml")
 _TOOLKIT = """
 set -e
 mkdir -p /etc/apt/keyrings
