@@ -128,7 +128,7 @@ def test_a_create_that_was_killed_is_taken_up_by_the_next(site: Site, monkeypatc
     site.server.cut[file.name] = 100
     monkeypatch.setattr(store, "TRIES", 1)
     said = site.create(exit=1)
-    assert file.name in said and "goes on where it broke off" in said
+    assert file.name in said and "continues where it stopped" in said
     assert not site.bundle.exists()
     site.create()
     assert site.server.sent[file.name] == file.stat().st_size

@@ -134,7 +134,7 @@ def test_a_collection_of_another_version_than_the_package_fails_clearly(monkeypa
     result = node.NodeAction().run()
     assert (
         result["failed"]
-        and f"gpunode.node 9.9.9 does not work with the Python package gpunode {gpunode.__version__}" in (result["msg"])
+        and f"gpunode.node 9.9.9 does not work with the installed Python package gpunode {gpunode.__version__}" in (result["msg"])
     )
     assert "in one version" in result["fix"]
 
