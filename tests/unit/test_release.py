@@ -132,10 +132,8 @@ def test_a_collection_of_another_version_than_the_package_fails_clearly(monkeypa
     monkeypatch.setattr(node.ActionBase, "run", lambda *_: {})
     monkeypatch.setattr(node.NodeAction, "__init__", lambda self: None)
     result = node.NodeAction().run()
-    assert (
-        result["failed"]
-        and f"gpunode.node 9.9.9 does not work with the installed Python package gpunode {gpunode.__version__}" in (result["msg"])
-    )
+    words = f"gpunode.node 9.9.9 does not work with the installed Python package gpunode {gpunode.__version__}"
+    assert result["failed"] and words in result["msg"]
     assert "in one version" in result["fix"]
 
 
