@@ -443,8 +443,9 @@ def test_a_run_leaves_no_secret_and_nothing_that_others_can_read(keys: list[Any]
         [result] = provision(local_plan(desired, over), where, desired, options=options)
     finally:
         os.umask(before)
-    assert "not the node the plan was made for" in result.message
     state = tmp_path / "state"
+    logs = "".join(path.read_text() for path in state.rglob("hosts/localhost.log"))
+    assert "not the node the plan was made for" in result.message, logs
     assert list(state.rglob("job_events/*")) and list(state.rglob("hosts/localhost.log"))
     assert (holds(state), modes(state / "gpunode")) == ([], [])
 

@@ -31,7 +31,7 @@ else:
     GPUNODE_MISSING = ""
 
 LOG_TAIL = 40
-MOST_MEMORY = 256 << 20  # bytes in which an answer is read; the longest ones have some 16 MiB
+MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
 NO_TTY = ("must have a tty", "no tty present")
 
