@@ -30,9 +30,7 @@ def told(on_event: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["to its end", "Ansible fails", "interrupted", "a rehearsal"])
-def test_a_run_gives_back_the_hosts_that_ansible_worked_on(
-    how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: Path) -> None:
     world = World(["fresh"] * 4 + ["converged"] * 2)
     back: list[tuple[set[str], str, int]] = []
 
@@ -49,9 +47,9 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(
 
     planner = Offline({})
     hosts = [plan_one(found, planner) for found in world.detect()]
-    with world._patched(tmp_path):
-        monkeypatch.setattr(fleet, "run_playbook", run_playbook)
-        monkeypatch.setattr(fleet, "give_back", give_back)
+    with world._patched(tmp_path), pytest.MonkeyPatch.context() as patch:  # ends before the world's own patches
+        patch.setattr(fleet, "run_playbook", run_playbook)
+        patch.setattr(fleet, "give_back", give_back)
         fleet.provision(
             hosts, Targets(inventory=("x,",)), planner, options=fleet.RunOptions(check=how == "a rehearsal")
         )
