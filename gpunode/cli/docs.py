@@ -56,32 +56,31 @@ def pages(docs: Path) -> dict[str, str]:
 
 
 def spec_page() -> str:
-    """Every key of gpunode.yml with its values, default and meaning."""
-    rows = "\n".join(_spec_rows(Spec, ""))
+    """Every key of gpunode.yml under a heading of its own: values, default and meaning."""
+    keys = "\n".join(_spec_keys(Spec, ""))
     return (
         f"# gpunode.yml\n\n{NOTE}\n"
         "An empty file is a valid one: every key has a default. An unknown key is refused, with the nearest known one. "
         "The inventory variable `gpunode_spec` has the same shape and is merged over the file key by key, with "
-        "Ansible's own precedence, so a pool of nodes is an inventory group.\n\n"
-        f"| key | values | default | meaning |\n|---|---|---|---|\n{rows}\n"
+        "Ansible's own precedence, so a pool of nodes is an inventory group. Each key has a heading, so it can be "
+        f"linked to: `spec.md#driverbranch` is `driver.branch`.\n\n{keys}"
     )
 
 
-def _spec_rows(kind: type, prefix: str) -> Iterator[str]:
+def _spec_keys(kind: type, prefix: str) -> Iterator[str]:
     hints = typing.get_type_hints(kind)
     default = kind()
     for field in dataclasses.fields(kind):
         hint, doc = hints[field.name], field.metadata["doc"]
         path = f"{prefix}{field.name}"
-        if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-            yield f"| **`{path}`** | | | {doc} |"
-            yield from _spec_rows(hint, f"{path}.")
-        elif (inner := _mapped_dataclass(hint)) is not None:
-            yield f"| **`{path}`** | mapping | `{{}}` | {doc} |"
-            yield from _spec_rows(inner, f"{path}.NAME.")
-        else:
+        inner = _mapped_dataclass(hint)
+        record = hint if dataclasses.is_dataclass(hint) and isinstance(hint, type) else inner
+        yield f"{'###' if prefix else '##'} `{path}`\n\n{doc[0].upper()}{doc[1:]}.\n"
+        if record is None:
             shown = json.dumps(getattr(default, field.name), ensure_ascii=False)
-            yield f"| `{path}` | {_values(hint)} | `{shown}` | {_cell(doc)} |"
+            yield f"Values: {_values(hint)}. Default: `{shown}`.\n"
+        else:
+            yield from _spec_keys(record, f"{path}.NAME." if inner else f"{path}.")
 
 
 def _mapped_dataclass(hint: Any) -> type | None:

@@ -1,4 +1,4 @@
-"""Options for machines that are prepared before their GPU is there."""
+"""Options about GPUs: those that are still to come, and those that have to be there."""
 
 from __future__ import annotations
 
@@ -33,6 +33,24 @@ def image_options(command: Command) -> Command:
         return command(*args, spec_data=spec_data, **given)
 
     return options(*_OPTIONS)(with_image)  # type: ignore[return-value]
+
+
+_EXPECTED = (
+    click.option("--expect-gpus", type=click.IntRange(0), metavar="N", help="Fail where a node has not just N GPUs."),
+    click.option("--allow-no-gpu", is_flag=True, help="Accept machines without a GPU (else exit code 3)."),
+)
+
+
+def expected_options(command: Command) -> Command:
+    """`--expect-gpus` and `--allow-no-gpu`; the command gets `expected`, a part of gpunode.yml."""
+
+    @functools.wraps(command)
+    def with_expected(*args: Any, expect_gpus: int | None, allow_no_gpu: bool, **given: Any) -> Any:
+        verify = {} if expect_gpus is None else {"expect_gpus": expect_gpus}
+        verify |= {"allow_no_gpu": True} if allow_no_gpu else {}
+        return command(*args, expected={"verify": verify} if verify else {}, **given)
+
+    return options(*_EXPECTED)(with_expected)  # type: ignore[return-value]
 
 
 def _with_image(spec_data: Mapping[str, Any], names: tuple[str, ...], *, no_load: bool) -> Any:

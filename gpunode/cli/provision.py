@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
-from gpunode.cli.image import image_options
+from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, print_json
@@ -35,12 +35,13 @@ if TYPE_CHECKING:
     "  gpunode provision --lab --yes              (a throw-away node on this machine)\n"
     "  gpunode provision --local --for-gpu 10de:2330 --no-load   (an image, or a server before its GPUs come)\n"
     "  gpunode provision -i hosts.yml -- -vv      (arguments for ansible-playbook)\n\n"
-    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 differences (--check, stale plan), 4 unreachable, "
-    "5 refused, 130 declined."
+    "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 differences (--check, stale plan) or no GPU, "
+    "4 unreachable, 5 refused, 130 declined."
 )
 @target_options
 @spec_option
 @image_options
+@expected_options
 @locked_option
 @rollout_options
 @cluster_options
@@ -62,6 +63,7 @@ def provision(
     ctx: click.Context,
     targets: Targets,
     spec_data: dict[str, Any],
+    expected: dict[str, Any],
     lock: Lock | None,
     rollout: dict[str, Any],
     deadline: float,
@@ -84,6 +86,7 @@ def provision(
 
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
+    from gpunode.core.spec import merge_spec
     from gpunode.edge import saved
     from gpunode.edge.desired import DesiredState, with_secrets
     from gpunode.edge.detect import SETTLE, probe
@@ -98,7 +101,7 @@ def provision(
         targets, lock = reviewed.reach(targets), reviewed.lock
     if use_lab:
         targets, spec_data = _lab(targets, spec_data)
-    desired = DesiredState(spec_data, lock=lock, look_up=check_repositories)
+    desired = DesiredState(merge_spec(spec_data, expected), lock=lock, look_up=check_repositories)
     known = reviewed.find_hosts(targets) if reviewed else None
     with probing(output_format) as on_done:
         if known is None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
-from gpunode.cli.image import image_options
+from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo
 from gpunode.cli.provision import show_results
@@ -22,11 +22,13 @@ if TYPE_CHECKING:
     "  gpunode verify -i inventory/hosts.yml\n"
     "  gpunode verify gpu1 --no-smoke --format json\n"
     "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
-    "Exit codes: 0 all checks passed, 1 a check failed, 3 differences from the spec, 4 unreachable, 5 refused."
+    "Exit codes: 0 all checks passed, 1 a check failed (GPUs gone, say), 3 differences from the spec, or no GPU, "
+    "4 unreachable, 5 refused."
 )
 @target_options
 @spec_option
 @image_options
+@expected_options
 @locked_option
 @click.option("--smoke/--no-smoke", default=True, show_default=True, help="Run GPU smoke tests; --no-smoke only reads.")
 @click.option(
@@ -36,16 +38,23 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def verify(
-    targets: Targets, spec_data: dict[str, Any], lock: Lock | None, smoke: bool, since: str | None, output_format: str
+    targets: Targets,
+    spec_data: dict[str, Any],
+    expected: dict[str, Any],
+    lock: Lock | None,
+    smoke: bool,
+    since: str | None,
+    output_format: str,
 ) -> int:
     """Check that nodes match gpunode.yml and that their GPUs are healthy and usable."""
     from gpunode.cli.progress import probing
+    from gpunode.core.spec import merge_spec
     from gpunode.edge.desired import DesiredState
     from gpunode.edge.fleet import workflow
     from gpunode.edge.fleet.runs import Runs
     from gpunode.edge.fleet.since import verify_since
 
-    desired = DesiredState(spec_data, to_run=False, lock=lock)
+    desired = DesiredState(merge_spec(spec_data, expected), to_run=False, lock=lock)
     runs = Runs() if since else None
     run = runs.get(since).name if runs and since else ""
     with probing(output_format) as on_done:

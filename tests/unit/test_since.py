@@ -17,7 +17,7 @@ from gpunode.core.model import ConfigFile, HostResult, Kernel, NodeFacts, Packag
 from gpunode.core.plan.since import differences, since_checks, state_of
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets
-from gpunode.edge.fleet import since
+from gpunode.edge.fleet import since, workflow
 from gpunode.edge.fleet.runs import HostRow, Runs
 
 PROBE = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
@@ -142,3 +142,46 @@ def test_the_command_tells_the_hosts_that_changed_and_counts_the_others(
     assert [(h["host"], h["extra"]["same"]) for h in data] == [("gpu1", True), ("gpu2", False)]
     code, text = verify("--since", "r9")
     assert code == 2 and "not known" in text
+
+
+# ---------------------------------------------------------------- GPUs that are gone
+
+NO_GPU = parse_probe((PROBE.parents[1] / "debian12-no-gpu/probe.txt").read_text())
+OTHER = replace(FACTS.gpus[0], slot="0000:65:00.0")
+
+
+@pytest.mark.parametrize("verb", [["verify", "--no-smoke"], ["provision", "--yes"]], ids=["verify", "provision"])
+def test_a_machine_without_a_gpu_is_said_and_accepted_only_when_asked(
+    verb: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(workflow, "detect", lambda where, **_: [Detected(host="gpu1", facts=NO_GPU)])
+    run = CliRunner().invoke
+    done = run(cli, [*verb, "gpu1"], standalone_mode=False)
+    assert done.return_value == 3 and "no NVIDIA GPU on PCI" in done.output and "--allow-no-gpu" in done.output
+    assert run(cli, [*verb, "gpu1", "--allow-no-gpu"], standalone_mode=False).return_value == 0
+    done = run(cli, [*verb, "gpu1", "--expect-gpus", "8"], standalone_mode=False)
+    assert done.return_value == 1 and "0 GPUs on PCI, and 8 expected" in done.output
+
+
+def test_a_gpu_that_the_journal_knows_is_missed_until_its_absence_is_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    runs = Runs()
+    runs.keep({"two": replace(FACTS, gpus=(*FACTS.gpus, OTHER)), "one": FACTS})
+    row = HostRow(run="r1", host="gpu1", pool="", wave=0, plan="", state="done", exit=0, found="two")
+    runs.begin("r1", "provision", {}, "ctl:1", [row])
+    runs.begin("r2", "provision", {}, "ctl:1", [replace(row, run="r2", state="failed", exit=1, found="one")])
+    runs.close()
+    monkeypatch.setattr(workflow, "detect", lambda where, **_: [Detected(host="gpu1", facts=FACTS)])
+
+    def checks(*words: str) -> dict[str, str]:
+        done = CliRunner().invoke(cli, ["verify", "gpu1", "--no-smoke", "--format", "json", *words])
+        [host] = json.loads(done.output)["hosts"]
+        return {c["id"]: c["message"] for c in host["checks"] if c["status"] in ("failed", "not-proven")}
+
+    assert checks()["gpu.gone"] == "1 GPU gone since run r1: 0000:65:00.0"
+    assert "gpu.gone" not in checks("--expect-gpus", "1")
+    (tmp_path / "gpunode/runs.sqlite").write_bytes(b"no database" * 100)
+    assert "is damaged" in checks()["gpu.gone"]

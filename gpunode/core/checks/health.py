@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale
 from gpunode.core.facts.kubelet import kubelet_checks
@@ -16,8 +18,56 @@ from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge.xids import APPLICATION
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER
+from gpunode.core.spec import VerifySpec
 
 _PROVISION = "gpunode provision"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The GPUs that a node should have: what gpunode.yml says, and what a run that ended well found there."""
+
+    spec: VerifySpec = VerifySpec(allow_no_gpu=True)
+    run: str = ""  # the last run of the journal that this host ended well
+    before: Mapping[str, str] = field(default_factory=dict)  # the GPUs of that run: PCI slot → PCI id
+    unknown: str = ""  # why the journal does not say
+
+
+def presence_checks(facts: NodeFacts, expected: Expected) -> list[Check]:
+    """Whether the GPUs are there: any at all, as many as are expected, all that a run before has found.
+
+    A number that is given counts for more than the journal: GPUs are taken out on purpose, too.
+    """
+    spec, found = expected.spec, len(facts.gpus)
+    checks = []
+    if not found:
+        required = not (spec.allow_no_gpu or spec.expect_gpus == 0 or facts.has_gpu)
+        fix = "lspci -d 10de:" + ("; if that is right: --allow-no-gpu, or verify.allow_no_gpu: true" * required)
+        status: Literal["failed", "warning"] = "failed" if required else "warning"
+        checks.append(Check(id="gpu.present", status=status, message="no NVIDIA GPU on PCI", fix=fix))
+    if spec.expect_gpus is not None:
+        if found != spec.expect_gpus and not (facts.has_gpu and not found):
+            text = f"{_gpus(found)} on PCI, and {spec.expect_gpus} expected (verify.expect_gpus)"
+            checks.append(Check(id="gpu.expected", status="failed", message=text, fix=_LOST))
+        return checks
+    gone = Counter(expected.before.values()) - Counter(gpu.id for gpu in facts.gpus)
+    if gone:
+        now = {gpu.slot for gpu in facts.gpus}
+        slots = sorted(slot for slot, pci_id in expected.before.items() if pci_id in gone and slot not in now)
+        text = f"{_gpus(gone.total())} gone since run {expected.run}: {', '.join(slots) or ', '.join(sorted(gone))}"
+        fix = f"{_LOST}; if they were removed on purpose: --expect-gpus {found}, or verify.expect_gpus: {found}"
+        checks.append(Check(id="gpu.gone", status="failed", message=text, fix=fix))
+    elif expected.unknown:
+        text = f"which GPUs there were before is not known: {expected.unknown}"
+        checks.append(Check(id="gpu.gone", status="not-proven", message=text))
+    return checks
+
+
+_LOST = "dmesg | grep -e NVRM -e Xid; a GPU that fell off the bus needs a cold start"
+
+
+def _gpus(count: int) -> str:
+    return f"{count} GPU" + "s" * (count != 1)
 
 
 def sharing_checks(facts: NodeFacts) -> Iterator[Check]:
@@ -164,7 +214,9 @@ def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
         )
 
 
-def health_checks(facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool = True) -> list[Check]:
+def health_checks(
+    facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool = True, expected: Expected | None = None
+) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet.
 
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
@@ -172,9 +224,10 @@ def health_checks(facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool
     first = tuple(first_boot_checks(facts))
     if prepared(facts):
         return [*first, *drift_checks(facts, revoked)]
+    present = presence_checks(facts, expected or Expected())
     if not facts.gpus:
-        return [Check(id="gpu.present", status="warning", message="no NVIDIA GPU on PCI", fix="lspci -d 10de:"), *first]
-    gpus = (*_driver(facts, driver), *_memory(facts), *_links(facts), *_xids(facts))
+        return [*present, *first]
+    gpus = (*present, *_driver(facts, driver), *_memory(facts), *_links(facts), *_xids(facts))
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
@@ -226,8 +279,8 @@ def _memory(facts: NodeFacts) -> Iterator[Check]:
         ("gpu.remap-failure", "remap_failure", "a row remap failed", "have the GPU replaced (NVIDIA RMA)"),
         ("gpu.retirement-pending", "retired_pending", "a page retirement is pending", "reboot, or reset the GPU"),
     )
-    for check_id, field, text, fix in rules:
-        bad = [str(g.index) for g in facts.nvml if getattr(g, field).lower() in ("yes", "1")]
+    for check_id, key, text, fix in rules:
+        bad = [str(g.index) for g in facts.nvml if getattr(g, key).lower() in ("yes", "1")]
         if bad:
             yield Check(id=check_id, status="failed", message=f"GPU {', '.join(bad)}: {text}", fix=fix)
         elif facts.nvml:

@@ -17,7 +17,9 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "since.run": "(warning, with --since) the run did not bring this host to an end, or did not have it",
     },
     "Health, from the probe alone (`gpunode verify`)": {
-        "gpu.present": "(warning) no NVIDIA GPU is on PCI",
+        "gpu.present": "no NVIDIA GPU is on PCI (exit code 3; a warning with `--allow-no-gpu`)",
+        "gpu.expected": "there are not as many GPUs as `--expect-gpus` or `verify.expect_gpus` say",
+        "gpu.gone": "a GPU is gone that the last good run found on this host (the journal of this controller)",
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
         "driver.versions-match": "kernel module and user space have different versions",
         "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",

@@ -87,6 +87,10 @@ class RuntimesSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class VerifySpec:
+    expect_gpus: int | None = option(
+        None, "GPUs that each node must have, or `verify` and `provision` fail; null asks for one at least"
+    )
+    allow_no_gpu: bool = option(False, "accept nodes without any GPU (else exit code 3)")
     image: str = option("", "image for the container checks; empty makes a tiny local one from the node's own busybox")
 
 
@@ -235,6 +239,10 @@ def _check(spec: Spec, where: str) -> None:
         raise InputError(
             f"{where}: cuda.default is {spec.cuda.default!r}",
             expected=f"one of cuda.versions ({', '.join(spec.cuda.versions) or 'none'})",
+        )
+    if (spec.verify.expect_gpus or 0) < 0:
+        raise InputError(
+            f"{where}: verify.expect_gpus is {spec.verify.expect_gpus}", expected="a number of GPUs, or null"
         )
     check_toolkit(spec.toolkit, spec.fabric, where)
     check_runfiles(spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)

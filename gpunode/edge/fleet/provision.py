@@ -11,8 +11,10 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gpunode.core.checks.health import Expected, presence_checks
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
-from gpunode.core.model import Check, HostResult, Plan
+from gpunode.core.items.first_boot import prepares
+from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
@@ -28,6 +30,7 @@ from gpunode.edge.fleet.workflow import (
     INVENTORY,
     ansible_arguments,
     error_result,
+    expected_gpus,
     inventory_sources,
     plan_one,
     verify_found,
@@ -97,7 +100,10 @@ def provision(
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
     nodes = ClusterNodes(how.cluster or connect, callbacks.notice)
     quiet = [h for h in hosts if h.host not in todo]
-    untouched = {h.host: _untouched(h) for h in quiet} | ({} if how.check else open_again(_planned(quiet), nodes))
+    expected = expected_gpus(hosts)
+    untouched = {h.host: _untouched(h, expected.get(h.host)) for h in quiet} | (
+        {} if how.check else open_again(_planned(quiet), nodes)
+    )
     if not todo:
         return [untouched[h.host] for h in hosts]
     own = new_run()
@@ -113,7 +119,8 @@ def provision(
     run = _Run(
         name=own.name, own=own, targets=targets, desired=desired, options=how,
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
-        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes, generation=next_generation(),
+        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
+        generation=next_generation(), expected=expected,
     )  # fmt: skip
     progress = run.go(pools, how.deadline, [(h, untouched[h.host]) for h in quiet])
     left = run.of_run(HostResult(host="", outcome="pending", message=f"not started: {progress.stopped}", started=False))
@@ -141,6 +148,7 @@ class _Run:
     callbacks: RunCallbacks
     drains: Mapping[str, DrainSpec]
     nodes: ClusterNodes
+    expected: Mapping[str, Expected]
     generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
@@ -271,7 +279,8 @@ class _Run:
             give_back(found, self.targets, self.own, self._inventory, run=self.name, generation=self.generation)
 
     def _result(self, host: str, done: HostRun | None, after: HostPlan | None) -> HostResult:
-        result = isolated(host, lambda: _result(self.todo[host], done, after, check=self.options.check))
+        expected = self.expected.get(host)
+        result = isolated(host, lambda: _result(self.todo[host], done, after, expected, check=self.options.check))
         return result if isinstance(result, HostResult) else error_result(host, result)
 
     def _seen(self, hosts: Sequence[HostPlan]) -> None:
@@ -362,7 +371,7 @@ def _plan(host: HostPlan) -> Plan:
     return host.planned.plan
 
 
-def _untouched(host: HostPlan) -> HostResult:
+def _untouched(host: HostPlan, expected: Expected | None) -> HostResult:
     """A host that nothing is to be done on, or nothing can be."""
     if host.error:
         return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
@@ -370,10 +379,25 @@ def _untouched(host: HostPlan) -> HostResult:
     if plan.problems:
         text = "; ".join(f"{p.what} (fix: {p.fix})" for p in plan.problems)
         return HostResult(host=host.host, outcome="refused", message=text)
-    return HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
+    result = HostResult(host=host.host, message="; ".join(("nothing to do", *plan.warnings)))
+    return _with_gpus(result, host, expected)
 
 
-def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, check: bool) -> HostResult:
+def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) -> HostResult:
+    """The result, unless GPUs are missing: failed, or pending for a machine that has none."""
+    if host.planned is None or expected is None or prepares(host.planned.spec):
+        return result
+    missing = [check for check in presence_checks(host.planned.facts, expected) if check.status == "failed"]
+    if not missing:
+        return result
+    text = "; ".join(f"{check.message} (fix: {check.fix})" for check in missing)
+    outcome: HostOutcome = "pending" if all(check.id == "gpu.present" for check in missing) else "failed"
+    return replace(result, outcome=outcome, message=f"{result.message.partition(';')[0]}; {text}")
+
+
+def _result(
+    before: HostPlan, done: HostRun | None, after: HostPlan | None, expected: Expected | None, *, check: bool
+) -> HostResult:
     if done is None:
         return HostResult(host=before.host, outcome="failed", message="Ansible never got to this host")
     result = HostResult(
@@ -388,7 +412,8 @@ def _result(before: HostPlan, done: HostRun | None, after: HostPlan | None, *, c
         return result
     if check:
         return replace(result, outcome="pending", message=f"would change {len(done.changed)} things")
-    return _settled(result, after)
+    settled = _settled(result, after)
+    return _with_gpus(settled, after, expected) if settled.ok and after else settled
 
 
 def _settled(result: HostResult, after: HostPlan | None) -> HostResult:

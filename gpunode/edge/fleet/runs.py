@@ -217,6 +217,14 @@ class Runs:
         begun = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
         return {host: begun[host] for host in hosts if host in begun}
 
+    def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
+        """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""
+        rows = self._rows(
+            "select host, run, found, max(rowid) from hosts where state = 'done' and found != '' group by host"
+        )
+        found = {host: (run, key) for host, run, key, _ in rows}
+        return {host: (found[host][0], self.state(found[host][1])) for host in hosts if host in found}
+
     def started(self, run: str, hosts: Iterable[str], log: str) -> None:
         with self._changes() as db:
             db.executemany(

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from gpunode import __version__
-from gpunode.core.checks.health import health_checks
+from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.items.first_boot import prepares
 from gpunode.core.items.smoke import parse_checks, smoke_files
@@ -23,9 +23,10 @@ from gpunode.edge.ansible.runner import HostRun, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
+from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.ssh.shell import route
-from gpunode.edge.state import controller_name, new_run, write_private
+from gpunode.edge.state import controller_name, new_run, state_dir, write_private
 
 SMOKE_SECONDS = 600  # several containers, one after the other
 PLAYBOOK, INVENTORY, PLAN, CONFIG = "playbook.yml", "inventory.yml", "plan.json", "ansible.cfg"
@@ -126,12 +127,45 @@ def verify_found(
 ) -> list[HostResult]:
     """`verify` of hosts that have just been probed."""
     hosts = [plan_one(one, desired) for one in found]
+    expected = expected_gpus(hosts)
     smoked = _smoke([h for h in hosts if _can_smoke(h)], targets, desired) if smoke else {}
     results = []
     for host in hosts:
-        found_out = isolated(host.host, partial(_verified, host, desired, smoked.get(host.host, ())))
+        found_out = isolated(
+            host.host, partial(_verified, host, desired, smoked.get(host.host, ()), expected.get(host.host))
+        )
         results.append(found_out if isinstance(found_out, HostResult) else error_result(host.host, found_out))
     return results
+
+
+def expected_gpus(hosts: Sequence[HostPlan]) -> dict[str, Expected]:
+    """The GPUs that each planned host should have, by its spec and by the journal of this controller."""
+    planned = {host.host: host.planned for host in hosts if host.planned}
+    try:
+        known = _before(list(planned))
+        unknown = ""
+    except GpunodeError as error:  # what is there now can be checked all the same
+        known, unknown = {}, error.what
+    expected = {}
+    for name, plan in planned.items():
+        run, before = known.get(name, ("", {}))
+        expected[name] = Expected(spec=plan.spec.verify, run=run, before=before, unknown=unknown)
+    return expected
+
+
+def _before(hosts: Sequence[str]) -> dict[str, tuple[str, dict[str, str]]]:
+    """Host → the last run that ended well there, and its GPUs: PCI slot → PCI id."""
+    if not (state_dir() / "runs.sqlite").exists():
+        return {}
+    runs = Runs()
+    try:
+        found = runs.last_good(hosts)
+    finally:
+        runs.close()
+    return {
+        host: (run, {str(gpu.get("slot")): str(gpu.get("id")) for gpu in state.get("gpus") or ()})
+        for host, (run, state) in found.items()
+    }
 
 
 def plan_one(found: Detected, desired: DesiredState) -> HostPlan:
@@ -252,7 +286,7 @@ def _checks_of(run: HostRun) -> tuple[Check, ...]:
     return checks
 
 
-def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check]) -> HostResult:
+def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], expected: Expected | None) -> HostResult:
     if host.error or host.planned is None:
         return HostResult(host=host.host, outcome=host.outcome, message=str(host.error))
     problems = host.planned.plan.problems
@@ -264,7 +298,7 @@ def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check]) ->
             for k, text in left.items()
         ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
     wanted = host.planned.spec.driver.branch != "none"
-    checks += health_checks(host.planned.facts, desired.knowledge.revoked_keys(), driver=wanted)
+    checks += health_checks(host.planned.facts, desired.knowledge.revoked_keys(), driver=wanted, expected=expected)
     checks += smoked
     return HostResult(
         host=host.host, outcome=_verify_outcome(checks), message=_verify_message(checks), checks=tuple(checks)
@@ -275,7 +309,7 @@ def _verify_outcome(checks: Sequence[Check]) -> HostOutcome:
     failed = {c.id for c in checks if c.status == "failed"}
     if "plan.problem" in failed:
         return "refused"
-    if any(not f.startswith("plan.") for f in failed):
+    if any(not f.startswith("plan.") and f != "gpu.present" for f in failed):
         return "failed"
     return "pending" if failed else "ok"
 
