@@ -83,7 +83,8 @@ def test_the_list_counts_the_rows_of_each_table() -> None:
     assert tables["driver branch"]["rows"] == len(load_knowledge().branches)
     assert tables["distribution"]["rows"] == len(repos["distros"])
     assert set(tables) == {
-        "GPU", "driver branch", "CUDA release", "distribution", "repository key", "repository", "packages",
+        "GPU", "driver branch", "CUDA release", "distribution", "repository key", "repository", "built modules",
+        "packages",
     }  # fmt: skip
 
 

@@ -132,3 +132,19 @@ def test_enabling_a_repository_switches_that_one_and_nothing_else(lines: list[st
 @given(st.text())
 def test_looking_for_secrets_never_fails(text: str) -> None:
     assert has_secret(f"{text}\npassword=x\n")
+
+
+def test_a_repository_that_a_wanted_package_brings_is_no_rival() -> None:
+    url = "https://developer.download.nvidia.com/compute/cuda/repos/rhel9/x86_64/"
+    brought = "/etc/yum.repos.d/nvidia-cuda.repo"
+    node = replace(FRESH, distro=replace(FRESH.distro, id="almalinux"))
+    node = with_file(f"[nvidia-cuda]\nbaseurl={url}\n", brought, node)
+    cuda = {"versions": ["12.8"]}
+
+    def removed(modules: str) -> bool:
+        sources = values(plan(node, {"driver": {"modules": modules}, "cuda": cuda})).items()
+        assert sources, "the plan was not refused"
+        files = [file for step, value in sources if step.endswith(".sources") for file in value]
+        return any(file["path"] == brought and file.get("content") is None for file in files)
+
+    assert removed("dkms") and not removed("precompiled")

@@ -34,7 +34,7 @@ def request(ask: dict[str, Any]) -> SolveRequest:
     """A row's `ask` as a request; words are those of the command line."""
     fields = {k: tuple(v) if isinstance(v, list) else v for k, v in ask.items()}
     fields["kernels"] = tuple(Kernel(release=k, image=True) for k in ask.get("kernels", ()))
-    fields["driver"] = parse_driver(ask.get("driver", "auto"))
+    fields["driver"] = replace(parse_driver(ask.get("driver", "auto")), modules=fields.pop("modules", "auto"))
     fields["cuda"] = CudaSpec(versions=tuple(ask.get("cuda", ())))
     fields["toolkit"] = ToolkitSpec(version=ask.get("toolkit", "auto"))
     return SolveRequest(**fields)

@@ -88,7 +88,10 @@ def wanted(asked: Question) -> Found:
                 continue
             seen.add(repository.name)
             yield from _files(role, repository, facts, asked.templates)
+            kept = solution.driver.repository_files if solution.driver else ()
             for path in rival_files(repository, facts):
+                if path in kept:  # a package that is wanted brings it
+                    continue
                 yield File(role=role, option="sources", path=path, text=None)
     own = sources_path(DISTRIBUTION, facts)
     if DISTRIBUTION not in seen and own in facts.files:  # the spec names it no longer

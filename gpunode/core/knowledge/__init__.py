@@ -142,6 +142,30 @@ class DistroRow:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Precompiled:
+    """Kernel modules that are built for a distribution's kernels already (knowledge/repos.toml says each field)."""
+
+    keys: tuple[str, ...]
+    signer: str
+    source: str
+    own: bool = False
+    flavour: Literal["", "open", "proprietary"] = ""
+    branches: tuple[int, ...] = ()
+    archs: tuple[str, ...] = ()
+    trusted: bool = False
+    unasked: bool = False
+    since: str = ""
+    repositories: tuple[str, ...] = ()
+    setup: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    stream: str = ""
+    packages: tuple[str, ...] = ()
+    tools: tuple[str, ...] = ()
+    by_kernel: tuple[str, ...] = ()
+    conflicts: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class Knowledge:
     """Everything gpunode knows of the world, on the day `as_of`."""
 
@@ -162,6 +186,7 @@ class Knowledge:
     keys: Mapping[str, RepositoryKey]
     repositories: Mapping[str, Table]
     packages: Mapping[str, Table]
+    precompiled: tuple[Precompiled, ...] = ()
 
     def gpu(self, pci_id: str) -> GpuModel | None:
         """The model with that PCI id (10de:2330), None when it is not known or older than Kepler."""
@@ -170,6 +195,11 @@ class Knowledge:
     def distro(self, key: str) -> DistroRow | None:
         """The row of ID:VERSION_ID; rocky:9.4 has that of rocky:9."""
         return self.distros.get(key) or self.distros.get(key.partition(".")[0])
+
+    def built_modules(self, row: DistroRow, arch: str) -> Precompiled | None:
+        """The kernel modules that are built for that release already, None where nobody builds them."""
+        found = (one for one in self.precompiled if row.key in one.keys or row.family in one.keys)
+        return next((one for one in found if not one.archs or arch in one.archs), None)
 
     def revoked_keys(self) -> tuple[str, ...]:
         """Fingerprints of repository keys that their vendor has revoked."""
@@ -208,6 +238,10 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
         keys={r["id"]: RepositoryKey(**_sourced(r, repos)) for r in repos["keys"]},
         repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},
         packages={name: _sourced(row, repos) for name, row in repos["packages"].items()},
+        precompiled=tuple(
+            Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
+            for row in repos.get("precompiled", ())
+        ),
     )
 
 

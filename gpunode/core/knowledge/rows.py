@@ -50,6 +50,8 @@ def rows(tables: Mapping[str, Any], knowledge: Knowledge) -> Iterator[Row]:
         yield _row("repository key", (key["id"], key["fingerprint"]), key, repos)
     for name, row in repos["repositories"].items():
         yield _row("repository", (name,), row, repos)
+    for row in repos.get("precompiled", ()):
+        yield _row("built modules", (f"modules of {row['signer']}", *row["keys"]), row, repos)
     for name, row in repos["packages"].items():
         yield _row("packages", (name,), row, repos)
 

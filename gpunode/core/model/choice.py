@@ -96,6 +96,7 @@ class DriverChoice:
     runfile: Runfile | None = None  # of method runfile
     repository_packages: tuple[PackageWant, ...] = ()  # that set up repositories; installed before the others
     builder: str = ""  # id of a repository of the distribution's that is to be enabled
+    repository_files: tuple[str, ...] = ()  # what these bring of repositories that gpunode would set up itself
     modules: tuple[str, ...] = ()  # kernel modules beside its own that must be loaded, before the services start
 
 

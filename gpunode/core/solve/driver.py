@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import Branch, GpuModel, version_tuple
+from gpunode.core.knowledge import Branch, GpuModel, Precompiled, version_tuple
 from gpunode.core.model import DriverChoice, Flavour
 from gpunode.core.numbers import whole
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
 from gpunode.core.solve.packages import driver_choice
+from gpunode.core.solve.precompiled import alternative, built_modules, refused_modules, rules_of, say_modules
 from gpunode.core.solve.rules import SUPPORTED, Rule, best_branch, builds, in_repository, needs
 from gpunode.core.solve.runfile import runfile_driver
 
@@ -18,11 +19,6 @@ MOK = (
     "on the node: mokutil --import /var/lib/dkms/mok.pub, choose a password, reboot, and "
     "«Enroll MOK» in the blue screen; mokutil --test-key says whether it is enrolled"
 )
-
-_SIGNED = {
-    "ubuntu": "Ubuntu's own kernel modules are built and signed by Canonical",
-    "suse": "SUSE's own kernel modules are built and signed by SUSE",
-}
 
 
 def solve_driver(case: Case) -> DriverChoice | None:
@@ -42,21 +38,30 @@ def solve_driver(case: Case) -> DriverChoice | None:
     if flavour is None:
         return None
     own = not by_runfile and (_from_distro(case, flavour) or _only_distro(case, flavour))
-    branch = _branch(case, flavour, own)
+    built = None if by_runfile else built_modules(case, own=own, flavour=flavour)
+    if built and not built.own and not flavour and built.flavour:
+        flavour = built.flavour
+        case.because("flavour", f"{flavour}: those are the modules that {built.signer} builds", built.source)
+    branch = _branch(case, flavour, own, built)
     if branch is None:
         return None
     chosen = _flavour(case, branch, flavour)
     if chosen is None:
         return None
-    if case.request.secure_boot and not (own and case.distro.family in _SIGNED):
+    other = None if built or by_runfile else alternative(case, flavour)
+    say_modules(case, built, other)
+    if case.request.secure_boot and not (built and built.trusted):
+        whose = f"{built.signer} built" if built else "DKMS builds"
+        key = f"{built.signer}'s key" if built else "the node's own key"
+        hint = f"; or set driver.modules to precompiled: {other.signer} signs them" if other and other.trusted else ""
         case.because(
             "warning: Secure Boot",
-            f"it is on, and modules that DKMS builds load only once the node's own key is enrolled: {MOK}",
+            f"it is on, and modules that {whose} load only once {key} is enrolled: {MOK}{hint}",
             "https://wiki.debian.org/SecureBoot#DKMS_and_secure_boot",
         )
     if by_runfile:
         return runfile_driver(case, branch, chosen)
-    return driver_choice(case, branch, chosen, own=own)
+    return driver_choice(case, branch, chosen, own=own, built=built)
 
 
 def _refused(case: Case) -> bool:
@@ -76,6 +81,8 @@ def _refused(case: Case) -> bool:
             "driver.method is runfile and driver.branch is distro: a distribution has no runfile",
             "set driver.branch to auto or a number, or driver.method to packages",
         )
+        return True
+    if refused_modules(case):
         return True
     return case.distro.family == "arch" and spec.method != "runfile" and refused_on_arch(case)
 
@@ -171,13 +178,20 @@ def _from_distro(case: Case, flavour: str) -> bool:
             "repository", f"NVIDIA has no repository for {case.distro.key}: its own packages", case.distro.source
         )
         return True
+    own = case.knowledge.built_modules(case.distro, case.request.arch)
+    if spec.modules == "precompiled" and own and own.own:
+        why = f"driver.modules is precompiled: {own.signer} builds those of {case.distro.key}'s own driver"
+        case.because("repository", why, own.source)
+        return True
+    if spec.modules == "dkms":
+        return False
     if case.request.secure_boot and case.request.nvlink5_fabric and spec.branch != "distro":
         nvlink5 = case.knowledge.packages["nvlink5"]
         why = f"NVLink 5 needs {nvlink5['needs']}, which {case.distro.key} itself has not: NVIDIA's repository"
         case.because("repository", why, nvlink5["source"])
         return False
-    signed = case.distro.family == "ubuntu" or (case.distro.family == "suse" and flavour != "proprietary")
-    if not case.request.secure_boot or not signed or spec.version:
+    signed = own is not None and own.own and own.unasked and flavour in ("", own.flavour or flavour)
+    if own is None or not case.request.secure_boot or not signed or spec.version:
         return False
     fits = [
         b
@@ -189,7 +203,8 @@ def _from_distro(case: Case, flavour: str) -> bool:
         return False
     case.because(
         "repository",
-        f"Secure Boot is on: {_SIGNED[case.distro.family]}, they load without a MOK",
+        f"Secure Boot is on: {case.distro.key}'s own kernel modules are built and signed by {own.signer}, they load "
+        "without a MOK",
         case.knowledge.packages[f"{case.distro.family}-own"]["source"],
     )
     return True
@@ -234,8 +249,10 @@ def _best(case: Case, rules: Sequence[Rule]) -> Branch | None:
     return best_branch(case.knowledge, rules, kinds)
 
 
-def _branch(case: Case, flavour: str, own: bool) -> Branch | None:
+def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
     asked, where = needs(case, flavour), _where(case, own=own, flavour=flavour)
+    if built and not built.own:
+        where = [in_repository(case.distro, False), *rules_of(case, built, flavour)]
     rules = [*asked, *where]
     version = case.request.driver.version
     number = whole(version[:3]) if version else whole(case.request.driver.branch)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from gpunode.core.knowledge import Precompiled
 from gpunode.core.model import PackageWant
 from gpunode.core.solve.case import Case
 from gpunode.core.spec.source import DISTRIBUTION
@@ -17,10 +18,15 @@ _EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modula
 _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 
 
-def repository_packages(case: Case) -> tuple[PackageWant, ...] | None:
+def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[PackageWant, ...] | None:
     """What is installed before the driver's packages, in a transaction of its own; None with a problem in its notes."""
     if DISTRIBUTION in case.request.sources:  # the node's own repositories are not asked
         return ()
+    if built:  # nothing comes from EPEL
+        if built.setup:
+            why = f"{', '.join(built.setup)}, before the driver's packages: it sets up the repository of built modules"
+            case.because("repositories", why, built.source)
+        return tuple(PackageWant(name=name) for name in built.setup)
     if case.distro.epel and not case.distro.repositories:
         return () if _by_a_person(case) else None
     if case.distro.epel and _set_up_otherwise(case):
@@ -37,9 +43,9 @@ def repository_packages(case: Case) -> tuple[PackageWant, ...] | None:
     return tuple(PackageWant(name=name) for name in case.distro.repositories)
 
 
-def builder(case: Case) -> str:
+def builder(case: Case, built: Precompiled | None = None) -> str:
     """The id of the repository that is to be enabled beside EPEL, "" for none."""
-    return "" if DISTRIBUTION in case.request.sources else case.distro.builder
+    return "" if built or DISTRIBUTION in case.request.sources else case.distro.builder
 
 
 def _set_up_otherwise(case: Case) -> bool:

@@ -37,7 +37,9 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
         case.refuse(
             f"this node has an NVLink 5 fabric (HGX B200 and later), whose fabric manager needs {needs['needs']}, and "
             f"{case.distro.key} itself has none",
-            "set driver.branch to auto or a number: NVIDIA's repository has it",
+            "set driver.modules to auto: NVIDIA's repository has it"
+            if case.request.driver.modules == "precompiled"
+            else "set driver.branch to auto or a number: NVIDIA's repository has it",
         )
         return None
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import Branch, DistroRow, Table
+from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import Flavour, Kernel, PackageWant
 from gpunode.core.solve.case import Case
 
@@ -24,8 +24,20 @@ def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Package
     return [*(PackageWant(name=n) for n in needs), *(PackageWant(name=n, version=version) for n in meta)]
 
 
-def stream(case: Case, branch: Branch, flavour: Flavour) -> str:
+def precompiled_rpm(case: Case, branch: Branch, built: Precompiled) -> list[PackageWant]:
+    """The driver with modules that are built already; where the version is exact, those of each kernel by name."""
+    version, exact = version_wish(case, branch), case.request.driver.version
+    needs = [n for n in case.distro.needs if "versionlock" not in n or case.request.driver.hold]
+    kernels = [re.split(r"\.el\d", kernel.release)[0] for kernel in case.request.kernels] if exact else []
+    modules = [name.format(version=exact, kernel=kernel) for kernel in kernels for name in built.by_kernel]
+    plain = [PackageWant(name=name) for name in (*needs, *built.tools, *modules)]
+    return [*plain, *(PackageWant(name=name, version=version) for name in built.packages)]
+
+
+def stream(case: Case, branch: Branch, flavour: Flavour, built: Precompiled | None) -> str:
     """The stream of the dnf module that holds the branch (nvidia-driver:580-open), "" where there are no modules."""
+    if built and built.stream:
+        return built.stream.format(branch=branch.branch)
     return (
         str(case.knowledge.packages["rhel"]["stream"][flavour].format(branch=branch.branch))
         if case.distro.modular
@@ -72,8 +84,9 @@ def arch_own(case: Case, _branch: Branch, _flavour: Flavour) -> list[PackageWant
 
 
 def arch_dkms(case: Case) -> bool:
-    """Whether a kernel is there for which Arch has no package of built modules."""
-    return not set(_arch_kernels(case)) <= set(case.knowledge.packages["arch-own"]["modules"])
+    """Whether DKMS builds all: as asked, or a kernel is there for which Arch has no package of built modules."""
+    built = set(case.knowledge.packages["arch-own"]["modules"])
+    return case.request.driver.modules == "dkms" or not set(_arch_kernels(case)) <= built
 
 
 def _arch_kernels(case: Case) -> list[str]:

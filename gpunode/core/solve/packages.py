@@ -6,15 +6,15 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from gpunode.core.knowledge import Branch, DistroRow, Table
+from gpunode.core.knowledge import Branch, DistroRow, Precompiled, Table
 from gpunode.core.model import DriverChoice, Flavour, Kernel, PackageWant
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.fabric import extra_modules, fabric_modules, joined
 from gpunode.core.solve.families import (
-    arch_dkms,
     arch_own,
     header_packages,
+    precompiled_rpm,
     rpm_repository,
     stream,
     suse_leftovers,
@@ -42,32 +42,39 @@ _CONFLICTS: dict[Flavour, tuple[str, ...]] = {
 }
 
 
-def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) -> DriverChoice | None:
-    """The packages of the driver, held against unattended upgrades where the spec says so."""
+def driver_choice(
+    case: Case, branch: Branch, flavour: Flavour, *, own: bool, built: Precompiled | None = None
+) -> DriverChoice | None:
+    """The packages of the driver, held against unattended upgrades where the spec says so.
+
+    `built`: the kernel modules are taken as somebody built them.
+    """
     if own and case.distro.family == "debian" and not _has_components(case):
         return None
     deb = case.distro.family in ("ubuntu", "debian")
     source = case.knowledge.packages[
         f"{case.distro.family}-own" if own else "cuda-repository" if deb else case.distro.family
     ]
-    wants = _WAYS[own, case.distro.family](case, branch, flavour)
+    way = precompiled_rpm(case, branch, built) if built and not built.own else None
+    wants = way or _WAYS[own, case.distro.family](case, branch, flavour)
     fabric_choice = joined(case, branch, source, own=own)
     if fabric_choice is None:
         return None
     fabric, services = fabric_choice
+    unheld = (*case.distro.needs, *(built.tools if built else ()))
     packages = tuple(
-        PackageWant(name=p.name, version=p.version, hold=case.request.driver.hold and p.name not in case.distro.needs)
+        PackageWant(name=p.name, version=p.version, hold=case.request.driver.hold and p.name not in unheld)
         for p in (*wants, *fabric)
     )
-    case.because("packages", _names(packages), source["source"])
+    case.because("packages", _names(packages), built.source if way and built else source["source"])
     _say_version(case, branch, own=own)
-    dkms = not own or case.distro.family == "debian" or (case.distro.family == "arch" and arch_dkms(case))
-    headers = headers_of(case) if dkms else ()
-    before = repository_packages(case)
+    headers = headers_of(case) if built is None else ()
+    before = repository_packages(case, built)
     if headers is None or before is None:
         return None
     replaced = () if own else _replaced(case, branch)
-    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, source), *replaced]))
+    rivals = {"rivals": {flavour: built.conflicts}} if way and built else {}
+    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **rivals}), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
     changes_hands = bool(replaced) or (own and case.distro.family == "debian" and bool(removed))
     return DriverChoice(
@@ -77,16 +84,17 @@ def driver_choice(case: Case, branch: Branch, flavour: Flavour, *, own: bool) ->
         newest=branch.latest,
         method="packages",
         packages=packages,
-        repository="" if own and case.distro.family != "suse" else "nvidia-cuda",
+        repository="" if (own and case.distro.family != "suse") or (built and built.setup) else "nvidia-cuda",
         kernel_packages=(*headers, *extra_modules(case)),
         modules=fabric_modules(case),
         services=("nvidia-persistenced.service", *services),
         remove=removed,
         may_go=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
         pin="" if own or case.distro.modular else version_wish(case, branch),
-        stream="" if own else stream(case, branch, flavour),
+        stream="" if own else stream(case, branch, flavour, built),
         repository_packages=before,
-        builder=builder(case),
+        repository_files=built.files if built else (),
+        builder=builder(case, built),
     )
 
 
@@ -126,6 +134,9 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     version = version_wish(case, branch)
+    if case.request.driver.modules == "dkms":
+        dkms = PackageWant(name=names["dkms"].format(**words), version=version)
+        return [dkms, *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"])]
     modules: list[str] = []
     for kernel in case.request.kernels or ():
         modules.append(names["modules"].format(release=kernel.release, **words))

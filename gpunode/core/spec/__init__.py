@@ -33,6 +33,11 @@ class DriverSpec:
         "number such as 580, distro (the distribution's own), or none",
     )
     flavour: Literal["auto", "open", "proprietary"] = option("auto", "kernel modules: auto, open or proprietary")
+    modules: Literal["auto", "precompiled", "dkms"] = option(
+        "auto",
+        "kernel modules: precompiled (built by the distribution or NVIDIA), dkms (built on the node), or auto "
+        "(precompiled where their signature spares a MOK under Secure Boot, else dkms)",
+    )
     method: Literal["auto", "packages", "runfile", "preinstalled"] = option(
         "auto", "how: auto, packages, runfile, or preinstalled (only verify what is there)"
     )

@@ -1,0 +1,121 @@
+"""Kernel modules that are built already: by the distribution, or by NVIDIA for its kernels.
+
+They are there in seconds where DKMS compiles for minutes and needs headers, a compiler and often EPEL; in exchange a
+new kernel has to wait for its modules, and there are fewer branches.
+"""
+
+from __future__ import annotations
+
+from gpunode.core.knowledge import Precompiled, version_tuple
+from gpunode.core.solve.case import Case
+from gpunode.core.solve.families import arch_dkms
+from gpunode.core.solve.rules import Rule, best_branch, in_repository, needs
+
+_TRADE = "no compiler, no headers, seconds instead of minutes; a new kernel has to wait for its modules"
+
+
+def built_modules(case: Case, *, own: bool, flavour: str) -> Precompiled | None:
+    """The built modules that the driver is to use; None where DKMS builds them."""
+    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    spec = case.request.driver
+    if found is None or spec.modules == "dkms" or found.own != own:
+        return None
+    if own:
+        return None if case.distro.family == "arch" and arch_dkms(case) else found
+    wanted = spec.modules == "precompiled"
+    enabled = not found.repositories or any(name in case.request.repositories for name in found.repositories)
+    if not wanted and not (case.request.secure_boot and found.unasked and enabled and _fits(case, found, flavour)):
+        return None
+    if not enabled:
+        case.because(
+            "warning: modules",
+            f"{found.signer}'s built modules are in a repository of its own, which has to be enabled before: "
+            f"subscription-manager repos --enable {found.repositories[0]}"
+            + "".join(f" (in a cloud: dnf config-manager --set-enabled {name})" for name in found.repositories[1:]),
+            found.source,
+        )
+    return found
+
+
+def alternative(case: Case, flavour: str) -> Precompiled | None:
+    """Built modules that `driver.modules: precompiled` would take here in place of those of DKMS."""
+    spec = case.request.driver
+    if spec.modules == "dkms" or spec.branch == "distro" or case.request.nvlink5_fabric:
+        return None
+    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    return found if found and _new_enough(case, found) and _fits(case, found, flavour) else None
+
+
+def refused_modules(case: Case) -> bool:
+    """Whether built modules are asked for and nobody has any; the problem is noted."""
+    spec = case.request.driver
+    if spec.modules != "precompiled":
+        return False
+    found = case.knowledge.built_modules(case.distro, case.request.arch)
+    where = f"{case.request.distro} on {case.request.arch}"
+    asked = f"driver.modules is precompiled and driver.branch is distro: the modules for {where} are"
+    if spec.method == "runfile":
+        what = "driver.modules is precompiled and driver.method is runfile: NVIDIA's installer builds its modules"
+    elif found is None:
+        what = f"driver.modules is precompiled, and nobody builds kernel modules for {where}"
+    elif not _new_enough(case, found):
+        what = f"driver.modules is precompiled, and {found.signer} builds kernel modules from {found.since} on only"
+    elif spec.branch == "distro" and not found.own:
+        what = f"{asked} {found.signer}'s"
+    elif case.distro.family == "arch" and arch_dkms(case):
+        what = "driver.modules is precompiled, and a kernel is there that Arch builds no modules for"
+    else:
+        return False
+    case.refuse(what, "set driver.modules to auto or dkms")
+    return True
+
+
+def rules_of(case: Case, built: Precompiled, flavour: str) -> list[Rule]:
+    """What modules that are built ask of a branch."""
+    listed = ", ".join(map(str, built.branches))
+    rules = [
+        Rule(
+            what=f"is not among the modules that {built.signer} builds",
+            holds=lambda b: not built.branches or b.branch in built.branches,
+            why=f"{built.signer} builds kernel modules for {case.distro.key} of branches {listed or 'without a gap'}",
+            source=built.source,
+        )
+    ]
+    if flavour and built.flavour not in ("", flavour):
+        why = f"the kernel modules that {built.signer} builds for {case.distro.key} are the {built.flavour} ones"
+        rules.append(
+            Rule(what=f"is not built with {flavour} modules", holds=lambda _: False, why=why, source=built.source)
+        )
+    return rules
+
+
+def say_modules(case: Case, built: Precompiled | None, other: Precompiled | None) -> None:
+    """Note which modules are taken and what the choice costs; nothing where there is no choice."""
+    if built and case.distro.family != "arch":
+        case.because("modules", f"built by {built.signer}: {_TRADE}", built.source)
+    elif other:
+        which = f"the {other.flavour} modules" if other.flavour else "the modules"
+        branches = f" for branches {', '.join(map(str, other.branches))}" if other.branches else ""
+        case.because(
+            "modules",
+            f"DKMS builds them on the node for each kernel; driver.modules: precompiled would take {which} that "
+            f"{other.signer} builds{branches}: {_TRADE}",
+            other.source,
+        )
+
+
+def _new_enough(case: Case, found: Precompiled) -> bool:
+    release = version_tuple(case.request.distro.partition(":")[2])
+    return len(release) < 2 or release >= version_tuple(found.since)
+
+
+def _fits(case: Case, found: Precompiled, flavour: str) -> bool:
+    """Whether a branch of the built modules serves what is asked for."""
+    spec, flavour = case.request.driver, flavour or found.flavour
+    number = spec.version[:3] if spec.version else spec.branch
+    where = [in_repository(case.distro, found.own), *rules_of(case, found, flavour)]
+    if number.isdigit():
+        branch = case.knowledge.branches.get(int(number))
+        return branch is not None and all(rule.holds(branch) for rule in [*needs(case, flavour), *where])
+    best = best_branch(case.knowledge, [*needs(case, flavour), *where])
+    return best is not None and not best.ended(case.knowledge.as_of)
