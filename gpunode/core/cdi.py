@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
 from gpunode.core.content import check_size, decode
+from gpunode.core.engines import ROWS, RuntimeName
 from gpunode.core.errors import InputError
+from gpunode.core.knowledge import version_tuple
 from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import CdiSpec, NodeFacts
 
@@ -44,6 +46,7 @@ def read_spec(path: str, data: bytes) -> CdiSpec:
         minors=tuple(sorted({int(m[1]) for node in nodes if (m := _DEVICE.search(node))})),
         driver=next((m[1] for need in needs if (m := _LIBRARY.search(need))), ""),
         needs=tuple(dict.fromkeys(needs)),
+        version=str(doc.get("cdiVersion") or ""),
     )
 
 
@@ -98,15 +101,44 @@ def _text(value: Any, path: str, what: str) -> str:
 # ---------------------------------------------------------------- do they fit?
 
 
-def stale(facts: NodeFacts) -> tuple[str, ...]:
-    """Why the node's specification does not fit its driver and GPUs; () when it does."""
+def stale(facts: NodeFacts, engines: Sequence[RuntimeName] = ("podman",)) -> tuple[str, ...]:
+    """Why the node's specification does not fit its driver, GPUs and the engines that read it; () when it does."""
     specs = [spec for spec in facts.cdi.specs if spec.error or spec.kind == KIND]
     if not specs:
         return (f"there is no CDI specification of {KIND} in {' or '.join(FOLDERS)}",)
     broken = tuple(f"it cannot be read: {spec.error}" for spec in specs if spec.error)
     if broken:
         return broken
-    return tuple(reason for spec in specs for reason in _misfits(spec, facts)) + tuple(_conflicts(specs))
+    unread = (reason for spec in specs for reason in _unread(spec, facts, engines))
+    misfits = (reason for spec in specs for reason in _misfits(spec, facts))
+    return (*misfits, *_conflicts(specs), *unread)
+
+
+def too_old(facts: NodeFacts, engines: Sequence[RuntimeName]) -> tuple[str, ...]:
+    """Those of the engines, with their versions, that cannot read CDI 0.7.0: one such file, and they find no device."""
+    found = (facts.runtime(name) for name in engines)
+    return tuple(
+        f"{one.name} {one.version}"
+        for one in found
+        if one and one.version and _below(one.version, ROWS[one.name].cdi_0_7)
+    )
+
+
+def _below(version: str, least: str) -> bool:
+    return bool(least) and version_tuple(version.partition("+")[0]) < version_tuple(least)
+
+
+def _unread(spec: CdiSpec, facts: NodeFacts, engines: Sequence[RuntimeName]) -> Iterator[str]:
+    if version_tuple(spec.version) >= (0, 7):
+        for engine in too_old(facts, engines):
+            yield f"{spec.path} follows CDI {spec.version}, which {engine} cannot read"
+
+
+def twice(facts: NodeFacts) -> tuple[str, ...]:
+    """nvidia-ctk's specifications in both folders: only that in the second one is renewed by itself."""
+    specs = made_by_ctk(facts).cdi.specs
+    folders = {posixpath.dirname(spec.path): spec.path for spec in specs}
+    return tuple(folders.values()) if set(FOLDERS) <= set(folders) else ()
 
 
 def made_by_ctk(facts: NodeFacts) -> NodeFacts:

@@ -16,7 +16,8 @@ class EngineRow(NamedTuple):
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
     is systemd's, `sockets` are where it answers, `packages` whose version is the engine's, `config_flags` the daemon's
-    arguments that name its root config.
+    arguments that name its root config.  `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known
+    issues of NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.
     """
 
     daemon: str
@@ -24,6 +25,7 @@ class EngineRow(NamedTuple):
     sockets: tuple[str, ...]
     packages: tuple[str, ...]
     config_flags: tuple[str, ...] = ()
+    cdi_0_7: str = ""
 
 
 ROWS: Mapping[RuntimeName, EngineRow] = {
@@ -33,6 +35,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         sockets=("/run/containerd/containerd.sock",),
         packages=("containerd", "containerd.io"),
         config_flags=("--config", "-c"),
+        cdi_0_7="1.7.16",
     ),
     "docker": EngineRow(
         daemon="dockerd",
@@ -40,6 +43,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         sockets=("/run/docker.sock", "/var/run/docker.sock"),
         packages=("docker.io", "docker-ce", "moby-engine"),
         config_flags=("--config-file",),
+        cdi_0_7="26.1",
     ),
     "crio": EngineRow(
         daemon="crio",
@@ -53,6 +57,7 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         unit="podman.socket",
         sockets=("/run/podman/podman.sock",),
         packages=("podman",),
+        cdi_0_7="5.1",
     ),
 }
 ENGINES: tuple[RuntimeName, ...] = tuple(ROWS)

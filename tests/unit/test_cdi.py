@@ -16,11 +16,13 @@ from gpunode.core.cdi import KIND, read_spec, stale
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.file import File
 from gpunode.core.items.item import Key, Question, Wanted
 from gpunode.core.model import (
     Cdi,
     CdiGpu,
     CdiSpec,
+    ConfigFile,
     DriverState,
     NodeFacts,
     NvmlGpu,
@@ -86,6 +88,7 @@ READ = CdiSpec(
     minors=(0, 1),
     driver="580.95.05",
     needs=("/usr/lib/x86_64-linux-gnu/libcuda.so.580.95.05", "/usr/bin/nvidia-cdi-hook"),
+    version="0.5.0",
 )
 GPUS = (CdiGpu(minor=0, uuid="GPU-aaaa"), CdiGpu(minor=1, uuid="GPU-bbbb", mig_devices=2))
 NVML = (NvmlGpu(index=0, uuid="GPU-aaaa"), NvmlGpu(index=1, uuid="GPU-bbbb", mig_current="Enabled"))
@@ -274,6 +277,66 @@ def test_the_plan_says_what_the_specification_is() -> None:
     fresh, old = NODE, replace(NODE, driver=DriverState(loaded="595.58.03", userspace="595.58.03"))
     assert want(fresh, {}).items[KEY].actual(fresh) == "fresh"
     assert want(old, {}).items[KEY].actual(old) == f"{PLACE} is made for driver 580.95.05; installed is 595.58.03"
+
+
+PODMAN_4 = Runtime(name="podman", version="4.9.3+ds1-1ubuntu0.2")
+FLAG = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes"
+SETTINGS_KEY = Key("runtime", "files", "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env")
+
+
+def setting(found: Wanted) -> str | None:
+    item = found.items.get(SETTINGS_KEY)
+    assert item is None or isinstance(item, File)
+    return item.text if item else "nothing asked for"
+
+
+def test_a_podman_that_cannot_read_cdi_0_7_gets_a_specification_without_additional_groups() -> None:
+    new = replace(NODE, runtimes=(PODMAN_4,), cdi=replace(NODE.cdi, specs=(replace(READ, version="0.7.0"),)))
+    says = f"{PLACE} follows CDI 0.7.0, which podman {PODMAN_4.version} cannot read"
+    assert stale(new) == (says,) and want(new, {}).items[KEY].actual(new) == says
+    assert setting(want(new, {})) == f"{FLAG}\n"
+    gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
+    assert [one.status for one in health_checks(replace(new, gpus=(gpu,))) if one.id == "cdi.fresh"] == ["failed"]
+    assert stale(replace(new, runtimes=(replace(PODMAN_4, version="5.1.0"),))) == ()
+
+
+@pytest.mark.parametrize(
+    ("engine", "spec", "asked"),
+    [
+        (Runtime(name="docker", version="25.0.3"), {"runtimes": {"docker": {"cdi": True}}}, True),
+        (Runtime(name="docker", version="25.0.3"), {}, False),
+        (Runtime(name="docker", version="26.1.0"), {"runtimes": {"docker": {"cdi": True}}}, False),
+        (Runtime(name="containerd", version="1.7.15"), {"runtimes": {"containerd": {"cdi": True}}}, True),
+        (Runtime(name="containerd", version="v1.7.16"), {"runtimes": {"containerd": {"cdi": True}}}, False),
+        (Runtime(name="podman", version="5.0.3"), {}, True),
+        (Runtime(name="podman", version=""), {}, False),
+    ],
+)
+def test_which_engines_need_an_older_specification(engine: Runtime, spec: dict[str, object], asked: bool) -> None:
+    assert (setting(want(replace(NODE, runtimes=(engine,)), spec)) == f"{FLAG}\n") is asked
+
+
+def test_settings_of_others_stay_and_ours_go_with_the_need() -> None:
+    def node(text: str, version: str) -> NodeFacts:
+        file = ConfigFile(path=SETTINGS_KEY.name, sha256="1" * 64, mode=0o644, size=len(text), data=text.encode())
+        return replace(NODE, runtimes=(replace(PODMAN_4, version=version),), files={file.path: file})
+
+    mine = "# mine\nNVIDIA_CTK_DEBUG=1\nNVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS='allow-x'\n"
+    flags = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=allow-x,no-additional-gids-for-device-nodes"
+    assert setting(want(node(mine, "4.9.3"), {})) == f"# mine\nNVIDIA_CTK_DEBUG=1\n{flags}\n"
+    assert setting(want(node(mine, "5.4.0"), {})) == "nothing asked for"
+    assert setting(want(node(f"{FLAG}\n", "4.9.3"), {})) == f"{FLAG}\n"
+    assert setting(want(node(f"{FLAG}\n", "5.4.0"), {})) is None
+    older = replace(TOOLKIT, toolkit=ToolkitChoice(version="1.18.1", method="packages", packages=(), repository=""))
+    asked = Question(facts=node("", "4.9.3"), spec=parse_spec({}), solution=older, templates=load_templates())
+    assert setting(wanted(asked)) == "nothing asked for"
+
+
+def test_two_specifications_in_two_folders_are_a_warning() -> None:
+    both = replace(NODE, cdi=replace(NODE.cdi, specs=(replace(READ, path="/etc/cdi/nvidia.yaml"), READ)))
+    both = replace(both, gpus=(PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302"),))
+    [check] = [one for one in health_checks(both) if one.id == "cdi.fresh"]
+    assert check.status == "warning" and check.fix.startswith("remove /etc/cdi/nvidia.yaml")
 
 
 @pytest.mark.parametrize("name", ["crio", "podman"])

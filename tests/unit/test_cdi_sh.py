@@ -33,6 +33,8 @@ case "$*" in
 "is-active "*) grep -qx "start $2" "$CALLS" || exit 3; echo active ;;
 "--no-reload enable "*) echo "$3" >>"$ENABLED" ;;
 "start "*) ;;
+"is-failed "*) [ -e "$CALLS.failed" ] && [ "$2" = nvidia-cdi-refresh.service ] && echo failed ;;
+"reset-failed "*) rm "$CALLS.failed" ;;
 *) exit 64 ;;
 esac"""
 
@@ -172,3 +174,14 @@ def test_a_folder_that_cannot_be_written_is_named(node: Node) -> None:
 def test_a_request_that_means_nothing_is_refused(value: dict[str, object]) -> None:
     with pytest.raises(InputError):
         cdi_request(value)
+
+
+def test_a_refresh_unit_that_hit_its_start_limit_is_cleared(node: Node) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", SYSTEMCTL)
+    node.run()
+    (node.folder / "calls.failed").touch()
+    assert node.run(check=True).changed == ("clears the failure of nvidia-cdi-refresh.service",)
+    assert (node.folder / "calls.failed").exists()
+    assert node.run().changed == ("clears the failure of nvidia-cdi-refresh.service",)
+    assert not (node.folder / "calls.failed").exists() and node.run().status == "unchanged"

@@ -19,7 +19,7 @@ from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Distro, Kernel, NodeFacts, Package, PackageWant, PciDevice, Solution
 from gpunode.core.solve import SolveRequest, find_gpu, parse_driver, request_of, solution_data, solve
 from gpunode.core.spec import CudaSpec, DriverSpec, SourceSpec, Spec, parse_spec
-from gpunode.core.spec.toolkit import ToolkitSpec
+from gpunode.core.spec.toolkit import ToolkitConfigSpec, ToolkitSpec
 from gpunode.edge.load import load_knowledge
 
 CASES = [
@@ -36,7 +36,9 @@ def request(ask: dict[str, Any]) -> SolveRequest:
     fields["kernels"] = tuple(Kernel(release=k, image=True) for k in ask.get("kernels", ()))
     fields["driver"] = replace(parse_driver(ask.get("driver", "auto")), modules=fields.pop("modules", "auto"))
     fields["cuda"] = CudaSpec(versions=tuple(ask.get("cuda", ())))
-    fields["toolkit"] = ToolkitSpec(version=ask.get("toolkit", "auto"))
+    fields["toolkit"] = ToolkitSpec(
+        version=ask.get("toolkit", "auto"), config=ToolkitConfigSpec(mode=fields.pop("toolkit_mode", None))
+    )
     return SolveRequest(**fields)
 
 

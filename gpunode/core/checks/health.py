@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.cdi import made_by_ctk, stale
+from gpunode.core.cdi import made_by_ctk, stale, twice
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
@@ -345,6 +345,11 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
     if not facts.cdi.specs and not facts.runtime("podman"):
         return
     reasons = stale(facts)
+    if not reasons and (paths := twice(facts)):
+        message = f"{' and '.join(paths)} are both there: after a new driver only the second one is renewed by itself"
+        fix = f"remove {paths[0]}, unless something of your own renews it"
+        yield Check(id="cdi.fresh", status="warning", message=message, fix=fix)
+        return
     if not reasons:
         yield Check(id="cdi.fresh", status="passed", message="the CDI specification fits the driver and the GPUs")
         return

@@ -187,6 +187,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "kind": CDI_KIND,
         "devices": CDI_DEVICE,
         "driver": VERSION,
+        "version": VERSION,
         "needs": PATH,
         "error": LINE,
     },

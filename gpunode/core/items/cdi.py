@@ -6,13 +6,16 @@ Request files: `output` the path of the specification (without it that of nvidia
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.cdi import PATH, made_by_ctk, stale
+from gpunode.core.cdi import PATH, made_by_ctk, stale, too_old
+from gpunode.core.engines import RuntimeName
+from gpunode.core.items.file import File
 from gpunode.core.items.item import Case, Item, StepKind
-from gpunode.core.model import NodeFacts
+from gpunode.core.knowledge import version_tuple
+from gpunode.core.model import NodeFacts, Reason
 from gpunode.core.validation import check_value, mapping, text
 
 SHAPE = mapping(
@@ -32,9 +35,10 @@ class Specification(Item):
     role: str = "runtime"
     option: str = "cdi"
     units: Mapping[str, str]  # texts of the service and the path
+    engines: tuple[RuntimeName, ...] = ("podman",)  # that read it
 
     def actual(self, facts: NodeFacts) -> str:
-        return "; ".join(stale(made_by_ctk(facts))) or self.wanted
+        return "; ".join(stale(made_by_ctk(facts), self.engines)) or self.wanted
 
     def difference(self, have: str) -> str:
         return have
@@ -43,6 +47,45 @@ class Specification(Item):
     def value(self) -> dict[str, Any]:
         """The value of its step."""
         return {"output": "", **self.units}
+
+
+SETTINGS = "/etc/nvidia-container-toolkit/nvidia-cdi-refresh.env"  # of nvidia-cdi-refresh.service, and of cdi.sh
+_FLAGS, _NO_GROUPS = "NVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS", "no-additional-gids-for-device-nodes"
+_WRITES_0_7 = (1, 19, 1)  # nvidia-container-toolkit issues 1860, 1865 and 1940
+_ISSUE = "https://github.com/NVIDIA/nvidia-container-toolkit/issues/1860"
+
+
+def settings(facts: NodeFacts, toolkit: str, engines: Sequence[RuntimeName]) -> Iterator[File]:
+    """What nvidia-ctk has to leave out for an engine that cannot read CDI 0.7.0; `toolkit` "" is the newest."""
+    found = facts.files.get(SETTINGS)
+    text = (found.data or b"").decode("utf-8", "replace") if found else ""
+    old = too_old(facts, engines)
+    if old and (not toolkit or version_tuple(toolkit) >= _WRITES_0_7):
+        why = (
+            f"{' and '.join(old)} cannot read CDI 0.7.0, which nvidia-ctk writes from 1.19.1 on: additional groups of "
+            "the devices are left out; users in containers who are not root reach only devices that are open to all"
+        )
+        reason = Reason(what="CDI specification", why=why, source=_ISSUE)
+        yield File(role="runtime", path=SETTINGS, text=without_groups(text), reasons=(reason,))
+    elif text and text == without_groups(""):
+        yield File(role="runtime", path=SETTINGS, text=None)
+
+
+def without_groups(text: str) -> str:
+    """The settings with the feature flag that leaves additional groups out; everything else stays.
+
+    >>> without_groups("NVIDIA_CTK_DEBUG=1\\n")
+    'NVIDIA_CTK_DEBUG=1\\nNVIDIA_CTK_CDI_GENERATE_FEATURE_FLAGS=no-additional-gids-for-device-nodes\\n'
+    """
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        key, _, flags = line.partition("=")
+        if key.strip() == _FLAGS:
+            every = [flag for flag in flags.strip().strip("\"'").split(",") if flag]
+            if _NO_GROUPS not in every:
+                lines[number] = f"{_FLAGS}={','.join([*every, _NO_GROUPS])}"
+            return "\n".join(lines) + "\n"
+    return "\n".join([*lines, f"{_FLAGS}={_NO_GROUPS}"]) + "\n"
 
 
 def value(case: Case, role: str, mine: Sequence[Item]) -> Any:

@@ -14,6 +14,7 @@ from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch,
 from gpunode.core.items.activation import Module, Service, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.cdi import Specification
+from gpunode.core.items.cdi import settings as cdi_settings
 from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question, StepKind
@@ -192,10 +193,12 @@ def _runtime(facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates
 def _cdi(asked: Question) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
     facts, templates = asked.facts, asked.templates
-    by_name = any(wish.runtime == "podman" or wish.cdi for wish, _ in wishes(facts, asked.spec))
+    engines = tuple(wish.runtime for wish, _ in wishes(facts, asked.spec) if wish.runtime == "podman" or wish.cdi)
     driver = asked.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
-    if driver and (by_name or made_by_ctk(facts).cdi.specs):
-        yield Specification(units={name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")})
+    if driver and (engines or made_by_ctk(facts).cdi.specs):
+        units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
+        yield from cdi_settings(facts, asked.solution.toolkit.version if asked.solution.toolkit else "", engines)
+        yield Specification(units=units, engines=engines)
 
 
 def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:

@@ -215,6 +215,7 @@ class CdiSpec:
     minors: tuple[int, ...] = ()  # N of every /dev/nvidiaN it brings
     driver: str = ""  # version in the names of the libraries it brings, "" where they have none
     needs: tuple[str, ...] = ()  # files of the host that it brings or runs
+    version: str = ""  # of the CDI specification that it follows
     error: str = ""
 
 

@@ -28,6 +28,12 @@ def solve_toolkit(case: Case) -> ToolkitChoice | None:
             f"write auto, none, or a version of three numbers such as {names['newest']}",
         )
         return None
+    if case.request.toolkit.config.mode == "jit-cdi" and version_tuple(version) < (1, 18):
+        case.refuse(
+            f"toolkit.config.mode is jit-cdi, and toolkit.version is {version}: that mode came with 1.18.0",
+            "set toolkit.version to auto, or toolkit.config.mode to auto or cdi",
+        )
+        return None
     if asked != "auto" and version_tuple(version) > version_tuple(names["newest"]):
         case.because(
             "warning: toolkit", f"{version} is newer than {names['newest']}, the newest known", names["source"]

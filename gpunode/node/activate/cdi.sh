@@ -63,6 +63,13 @@ start_unit() {
   checking || systemctl start "$1" >>"$log" 2>&1 || finish failed "cannot start $1: $(last_words)" "systemctl status $1"
 }
 
+# clear_failure UNIT: one that ran before the driver's libraries were there has hit its start limit and starts no more
+clear_failure() {
+  [ "$(systemctl is-failed "$1" 2>/dev/null)" = failed ] || return 0
+  changed "clears the failure of $1"
+  checking || systemctl reset-failed "$1" >>"$log" 2>&1 || finish failed "cannot reset $1: $(last_words)" "systemctl status $1"
+}
+
 keep_fresh() {
   systemctl show -p Version >/dev/null 2>&1 || {
     say note "no systemd here: after a new driver, run gpunode again"
@@ -75,6 +82,8 @@ keep_fresh() {
     install_file service "$UNITS/$name.service" # ours, where the toolkit is older than 1.18.0 and brings none
     install_file path "$UNITS/$name.path"
   fi
+  clear_failure "$name.service"
+  clear_failure "$name.path"
   enable_unit "$name.service"
   enable_unit "$name.path"
   start_unit "$name.path"

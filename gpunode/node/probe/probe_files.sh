@@ -105,7 +105,7 @@ probe_files() {
   set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
     "$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
     /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
-    /etc/nvidia-container-runtime/config.toml /etc/cdi/* /run/cdi/* \
+    /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
     /etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
     /etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
     /var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \
