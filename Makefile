@@ -15,14 +15,14 @@ help:  ## list the targets
 
 install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that its checks need
 
-$(VENV)/.installed: pyproject.toml | $(COLLECTION)/roles $(COLLECTION)/playbooks
+$(VENV)/.installed: pyproject.toml | roles playbooks
 	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
 	@touch $@
 
-# An sdist has the collection's folders once; an editable install finds them by links, as a clone has them.
-$(COLLECTION)/roles $(COLLECTION)/playbooks:
-	ln -s ../../../../../$(@F) $@
+# An sdist has the collection's folders once; the links to them at the top level are as in a clone.
+roles playbooks:
+	ln -s $(COLLECTION)/$@ $@
 
 $(VENV)/.release: $(VENV)/.installed
 	$(BIN)/pip install --quiet --editable '.[release]'

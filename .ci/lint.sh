@@ -22,12 +22,13 @@ shell_files() {
     fi
 }
 
+collection=gpunode/collection/ansible_collections/gpunode/node
 check ruff-format ruff format --check --quiet .
 check ruff ruff check --quiet .
 check mypy mypy
 # shellcheck disable=SC2046 # the list is meant to be split; no tracked name has a space
 check shellcheck shellcheck --external-sources $(shell_files)
-check ansible-lint ansible-lint --offline --profile production roles playbooks
+check ansible-lint ansible-lint --offline --profile production "$collection/roles" "$collection/playbooks"
 check site env NO_MKDOCS_2_WARNING=1 mkdocs build --strict
 [ -z "$failed" ] || echo "failed:$failed" >&2
 [ -z "$failed" ]

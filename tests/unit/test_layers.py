@@ -120,7 +120,7 @@ LAB_WORD = re.compile(r"(?<!--)(?<!gpunode )\blab\b|stand-in", re.IGNORECASE)
 
 def product_files() -> list[Path]:
     folders = [PACKAGE / f for f in ("core", "edge", "node", "knowledge", "templates")]
-    folders += [COLLECTION / "plugins", ROOT / "roles", ROOT / "playbooks"]
+    folders += [COLLECTION / f for f in ("plugins", "roles", "playbooks")]
     return sorted(p for f in folders for p in f.rglob("*") if p.is_file() and p.suffix != ".pyc")
 
 

@@ -88,8 +88,6 @@ def test_the_sdist_has_the_layout_of_the_sources(unpacked: Path) -> None:
     tops = {path.name for path in unpacked.iterdir()}
     wanted = {
         "gpunode",
-        "roles",
-        "playbooks",
         "tests",
         "docs",
         "molecule",
@@ -99,7 +97,8 @@ def test_the_sdist_has_the_layout_of_the_sources(unpacked: Path) -> None:
         "CHANGELOG.md",
     }
     assert wanted <= tops
-    assert not (unpacked / "gpunode/collection/ansible_collections/gpunode/node/roles").exists()  # one copy
+    assert (unpacked / "gpunode/collection/ansible_collections/gpunode/node/roles/driver/tasks/main.yml").is_file()
+    assert not (unpacked / "roles").exists()  # one copy; `make install` makes the link
 
 
 def test_ansible_galaxy_installs_the_collection_and_finds_it_whole(first: Path, tmp_path: Path) -> None:
@@ -115,6 +114,18 @@ def test_ansible_galaxy_installs_the_collection_and_finds_it_whole(first: Path, 
     (installed / "roles/driver/tasks/main.yml").write_text("[]\n")
     done = command(galaxy, "collection", "verify", "--offline", "gpunode.node", cwd=tmp_path, **paths)
     assert done.returncode != 0
+
+
+def test_the_collection_that_a_clone_gives_has_its_roles_playbooks_and_licence(tmp_path: Path) -> None:
+    """As `ansible-galaxy collection install git+…#/gpunode/collection/…` builds it: links out of it are left out."""
+    galaxy = Path(sys.executable).with_name("ansible-galaxy")
+    source = ROOT / "gpunode/collection/ansible_collections/gpunode/node"
+    done = command(galaxy, "collection", "build", "--output-path", tmp_path, source, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as archive:
+        names = set(archive.getnames())
+    assert {"roles/driver/tasks/main.yml", "playbooks/provision.yml", "LICENSE", "plugins/action/plan.py"} <= names
+    assert (source / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
 def test_the_collection_has_what_galaxy_and_ansible_builder_ask_for(first: Path) -> None:
