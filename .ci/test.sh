@@ -12,7 +12,7 @@ stage() {
 }
 
 nodes() {
-    gpunode lab list --format json | python -c 'import json, sys; print(*(n["name"] for n in json.load(sys.stdin)))'
+    gpunode lab list --format json | python -c 'import json, sys; print(*(n["name"] for n in json.load(sys.stdin)["nodes"]))'
 }
 
 # Nodes that were there before are somebody's own.

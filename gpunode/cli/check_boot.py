@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import GpunodeError, error_data
 
@@ -17,11 +18,12 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode check-boot --local\n"
     "  gpunode check-boot -i inventory/hosts.yml --format json\n"
     "  gpunode check-boot --probe saved/gpu1.probe\n\n"
-    "Exit codes: 0 for every kernel, 1 not for some kernel, 4 a host is unreachable."
+    "Exit codes: 0 for every kernel, 1 not for some kernel, 4 a host is unreachable.",
 )
 @target_options
 @PROBES

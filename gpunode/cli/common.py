@@ -53,12 +53,14 @@ def format_option(*formats: str) -> Callable[[Command], Command]:
     )
 
 
-def options(*given: Callable[[Any], Any]) -> Callable[[Command], Command]:
-    """Several click options at once, in their order."""
+def options(*given: Callable[[Any], Any], section: str = "") -> Callable[[Command], Command]:
+    """Several click options at once, in their order; `section` is their title in the command's help."""
 
     def wrap(command: Command) -> Command:
         for option in reversed(given):
             command = option(command)
+            if section:
+                command.__click_params__[-1].section = section  # type: ignore[attr-defined]
         return command
 
     return wrap
@@ -137,7 +139,8 @@ def target_options(command: Command) -> Command:
         found["become"] = found["become"] or asked
         return command(*args, targets=Targets(**found, become_password=password), **options)
 
-    return options(*_TARGETS)(with_where)  # type: ignore[return-value]
+    hosts = options(*_TARGETS[:4], section="Hosts")
+    return hosts(options(*_TARGETS[4:], section="Connection")(with_where))  # type: ignore[return-value]
 
 
 def _listing(sources: tuple[str, ...], limit: str, vault_password_files: tuple[str, ...]) -> Callable[[], Any]:
@@ -191,8 +194,12 @@ def _spec_option(text: str) -> Callable[[Command], Command]:
 
 def show_error(error: GpunodeError, *, host: str = "") -> None:
     """The error on stderr: what, what was expected, what to do next; `host` is put before it where it is not named."""
+    from gpunode.cli.terminal import keep
+
     named = not host or error.what.startswith(f"{host}: ")
-    echo(Styled("error: ", "red", bold=True), f"{'' if named else f'{host}: '}{error}", err=True)
+    text = f"{'' if named else f'{host}: '}{error}"
+    keep(text)
+    echo(Styled("error: ", "red", bold=True), text, err=True)
 
 
 def show_errors(errors: Sequence[tuple[str, GpunodeError]]) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
 import click
-from click.shell_completion import get_completion_class
+from click.shell_completion import CompletionItem, get_completion_class
+
+Completer = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
 
 
 @click.command(
@@ -19,3 +23,44 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     assert kind is not None  # click ships these three
     click.echo(kind(ctx.find_root().command, {}, "gpunode", "_GPUNODE_COMPLETE").source())
+
+
+def _completer(names: Callable[[], Iterable[str]]) -> Completer:
+    """Offers those of `names` that begin as what was typed; nothing where they cannot be had."""
+
+    def complete(_ctx: click.Context, _param: click.Parameter, typed: str) -> list[CompletionItem]:
+        try:
+            return [CompletionItem(name) for name in names() if name.startswith(typed)]
+        except Exception:  # a shell that waits for an answer has no use for an error
+            return []
+
+    return complete
+
+
+def _runs() -> Iterable[str]:
+    from gpunode.edge.fleet.runs import Runs
+    from gpunode.edge.state import state_path
+
+    return ["last", *(run.name for run in Runs().latest())] if (state_path() / "runs.sqlite").exists() else []
+
+
+def _lab_nodes() -> Iterable[str]:
+    from gpunode.lab.nodes import load_nodes
+
+    return [node.name for node in load_nodes()]
+
+
+def _distros() -> Iterable[str]:
+    from gpunode.edge.load import load_knowledge
+
+    return load_knowledge().distros
+
+
+def _lab_distros() -> Iterable[str]:
+    from gpunode.lab.images import RELEASES
+
+    return RELEASES
+
+
+complete_runs, complete_nodes = _completer(_runs), _completer(_lab_nodes)
+complete_distros, complete_lab_distros = _completer(_distros), _completer(_lab_distros)

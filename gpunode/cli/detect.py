@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.lazy import Verb
 from gpunode.cli.output import console, echo, print_drawn, print_json, print_yaml
 from gpunode.core.errors import GpunodeError, error_data
 
@@ -20,13 +21,14 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode detect --local\n"
     "  gpunode detect root@gpu1 gpu2:2222 --format json\n"
     "  gpunode detect -i inventory/hosts.yml --limit 'pool_a:!gpu7' --save probes/\n"
     "  gpunode detect --probe probes/*.probe\n"
     "  gpunode detect gpu1 --save report/ --redact     (to attach to a bug report)\n\n"
-    "Exit codes: 0 all read, 1 a host's answer was no use, 2 usage, 4 a host is unreachable."
+    "Exit codes: 0 all read, 1 a host's answer was no use, 2 usage, 4 a host is unreachable.",
 )
 @target_options
 @click.option(

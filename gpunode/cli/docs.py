@@ -21,6 +21,7 @@ from gpunode.cli import docs_collection, docs_tables
 from gpunode.cli.docs_api import api_page
 from gpunode.cli.docs_tables import NOTE
 from gpunode.cli.docs_tables import cell as _cell
+from gpunode.cli.lazy import LOG_OPTIONS
 from gpunode.core.doctor.table import LAYERS, Xid
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
@@ -239,7 +240,8 @@ def cli_page() -> str:
     body = "\n".join(_command(cli, click.Context(cli, info_name="gpunode")))
     codes = "\n".join(f"| {code.value} | {MEANING[code]} |" for code in Exit)
     return (
-        f"# The command line\n\n{NOTE}\n`python -m gpunode` is the same as `gpunode`.\n\n{body}"
+        f"# The command line\n\n{NOTE}\n`python -m gpunode` is the same as `gpunode`. "
+        f"`-v`, `-q` and `--log-file` may stand before or behind the name of a command.\n\n{body}"
         f"\n## Exit codes\n\nAll commands share them.\n\n| code | meaning |\n|---|---|\n{codes}\n\n"
         "Where several hosts end differently, the first that occurs of 1, 4, 5, 3. [Troubleshooting by exit code]"
         "(faq.md#troubleshooting-by-exit-code) says what to do about each.\n"
@@ -251,6 +253,7 @@ def _command(command: click.Command, ctx: click.Context) -> Iterator[str]:
         return
     arguments = [p for p in command.params if isinstance(p, click.Argument)]
     options = [p for p in command.params if isinstance(p, click.Option) and not p.hidden]
+    options = [p for p in options if ctx.parent is None or p not in LOG_OPTIONS]
     usage = " ".join([ctx.command_path, *(["[OPTIONS]"] if options else []), *map(_argument, arguments)])
     group = isinstance(command, click.Group)
     yield f"## {ctx.command_path}\n\n```\n{usage}{' COMMAND …' if group else ''}\n```\n\n{_text(command.help)}\n"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import error_data
 
@@ -16,12 +17,13 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode doctor --local\n"
     "  gpunode doctor -i inventory/hosts.yml\n"
     "  gpunode doctor --log /var/log/kern.log --log install.log.gz\n"
     "  journalctl -u kubelet | gpunode doctor --log - --format json\n\n"
-    "Exit codes: 0 nothing known is wrong, 1 something was found, 2 a log cannot be read, 4 a host is unreachable."
+    "Exit codes: 0 nothing known is wrong, 1 something was found, 2 a log cannot be read, 4 a host is unreachable.",
 )
 @target_options
 @click.option(

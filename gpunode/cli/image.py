@@ -32,7 +32,7 @@ def image_options(command: Command) -> Command:
             spec_data = _with_image(spec_data, for_gpus, no_load=no_load)
         return command(*args, spec_data=spec_data, **given)
 
-    return options(*_OPTIONS)(with_image)  # type: ignore[return-value]
+    return options(*_OPTIONS, section="GPUs")(with_image)  # type: ignore[return-value]
 
 
 _EXPECTED = (
@@ -50,7 +50,7 @@ def expected_options(command: Command) -> Command:
         verify |= {"allow_no_gpu": True} if allow_no_gpu else {}
         return command(*args, expected={"verify": verify} if verify else {}, **given)
 
-    return options(*_EXPECTED)(with_expected)  # type: ignore[return-value]
+    return options(*_EXPECTED, section="GPUs")(with_expected)  # type: ignore[return-value]
 
 
 def _with_image(spec_data: Mapping[str, Any], names: tuple[str, ...], *, no_load: bool) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, options
+from gpunode.cli.completion import complete_lab_distros, complete_nodes
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ _DISTRO = click.option(
     default="debian:12",
     show_default=True,
     metavar="DISTRO",
+    shell_complete=complete_lab_distros,
     help="debian:12, debian:13, debian:13+forky (newer engines), debian:12+non-free or debian:13+non-free (their own "
     "driver), rocky:8, rocky:9, rocky:10, fedora:43, sles:15 or arch.",
 )
@@ -80,7 +82,7 @@ def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_forma
 
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab down big\n  gpunode lab down big-2\n  gpunode lab down --all")
-@click.argument("names", nargs=-1, metavar="[NAME]...")
+@click.argument("names", nargs=-1, metavar="[NAME]...", shell_complete=complete_nodes)
 @click.option("--all", "everything", is_flag=True, help="All nodes of all labs, the network and the package server.")
 def down(names: tuple[str, ...], everything: bool) -> None:
     """Take nodes away: by name, or by the prefix they were made with."""
@@ -100,7 +102,7 @@ def list_(output_format: str) -> None:
 
     nodes, states = load_nodes(), running()
     if output_format == "json":
-        print_json([_node_data(node) | {"state": states.get(node.name, "missing")} for node in nodes])
+        print_json({"nodes": [_node_data(node) | {"state": states.get(node.name, "missing")} for node in nodes]})
     elif nodes:
         _print_nodes(nodes, states)
     else:
@@ -111,7 +113,7 @@ def list_(output_format: str) -> None:
     context_settings={"ignore_unknown_options": True},
     epilog="Examples:\n\n\b\n  gpunode lab ssh gpunode-1\n  gpunode lab ssh gpunode-1 -- nvidia-smi -L",
 )
-@click.argument("name")
+@click.argument("name", shell_complete=complete_nodes)
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def ssh(name: str, command: tuple[str, ...]) -> None:
     """Log in to a node as root, or run COMMAND there."""
@@ -122,7 +124,7 @@ def ssh(name: str, command: tuple[str, ...]) -> None:
 
 
 @lab.command(epilog="Examples:\n\n\b\n  gpunode lab reset gpunode-1")
-@click.argument("names", nargs=-1, required=True, metavar="NAME...")
+@click.argument("names", nargs=-1, required=True, metavar="NAME...", shell_complete=complete_nodes)
 def reset(names: tuple[str, ...]) -> None:
     """Put nodes back to their fresh image, with the same name and address."""
     from gpunode.lab import reset as lab_reset

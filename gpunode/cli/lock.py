@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import PROBES, Command, format_option, show_errors, target_options, with_probes, worst_exit
+from gpunode.cli.lazy import Verb
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import error_data
 
@@ -51,12 +52,13 @@ def read_lock(path: Path) -> Lock:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode lock -i inventory/hosts.yml\n"
     "  gpunode lock -i inventory/hosts.yml --update\n"
     "  gpunode provision -i inventory/hosts.yml --locked\n\n"
     "Exit codes: 0 written, or as the file has it, 2 the hosts of a class differ, 3 the file has something else, "
-    "4 a host is unreachable."
+    "4 a host is unreachable.",
 )
 @target_options
 @PROBES

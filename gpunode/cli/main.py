@@ -5,12 +5,14 @@ from __future__ import annotations
 import errno
 import gc
 import os
+import signal
 import sys
 from typing import Any, NoReturn
 
 import click
+from click.utils import PacifyFlushWrapper
 
-from gpunode.cli.lazy import LazyGroup, Table
+from gpunode.cli.lazy import LazyGroup, Table, with_log_options
 
 # `gpunode --help` imports nothing but click
 COMMANDS: Table = {
@@ -38,6 +40,17 @@ COMMANDS: Table = {
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
     "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
+    "version": ("gpunode.cli.about:version", "Show the versions of gpunode, Python and Ansible."),
+    "help": ("gpunode.cli.about:help_", "Show what --help shows, of a command."),
+}
+SECTIONS = {
+    "Everyday": ("init", "detect", "plan", "provision", "verify", "report", "doctor"),
+    "Undo": ("uninstall", "rollback"),
+    "Fleets": ("runs", "lock", "check-boot"),
+    "Kubernetes and this machine": ("kube", "runtime", "sharing"),
+    "Nodes without a network": ("bundle",),
+    "Without any node": ("solve", "knowledge", "lab"),
+    "About gpunode": ("man", "completion", "version", "help"),
 }
 
 
@@ -46,7 +59,7 @@ class Verbs(LazyGroup):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command; what it raises becomes a message and an exit code."""
-        from gpunode.cli.terminal import show_log
+        from gpunode.cli.terminal import forget, show_log
 
         show_log()
         try:
@@ -59,6 +72,8 @@ class Verbs(LazyGroup):
             from gpunode.cli.common import report_exception
 
             return report_exception(error, ctx)
+        finally:
+            forget()
 
 
 def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None:
@@ -73,6 +88,7 @@ def _version(ctx: click.Context, _option: click.Parameter, wanted: bool) -> None
 @click.group(
     cls=Verbs,
     table=COMMANDS,
+    sections=SECTIONS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
     epilog="Examples:\n\n\b\n"
     "  gpunode detect --local\n"
@@ -88,6 +104,9 @@ def cli(ctx: click.Context) -> None:
         ctx.color = False
 
 
+with_log_options(cli)
+
+
 def main(args: list[str] | None = None) -> NoReturn:
     """Run `gpunode ARGS` and exit; a command returns its exit code (None counts as 0)."""
     gc.set_threshold(200_000, 50)  # what imports and plans make is kept: looking through it was a seventh of the time
@@ -100,6 +119,9 @@ def main(args: list[str] | None = None) -> NoReturn:
     except click.Abort:
         click.echo("interrupted", err=True)
         code = 130
+    except SystemExit as end:
+        gone = isinstance(sys.stdout, PacifyFlushWrapper)  # gpunode detect … | head
+        code = 128 + signal.SIGPIPE if gone else end.code
     sys.exit(code)
 
 

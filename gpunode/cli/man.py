@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from gpunode.cli.lazy import LOG_OPTIONS
 from gpunode.cli.output import echo
 from gpunode.core.errors import InputError
 
@@ -75,6 +76,7 @@ def _page(name: str, command: click.Command, ctx: click.Context, inner: list[cli
     yield f".SH SYNOPSIS\n.B {_word(ctx.command_path)}\n{_line(' '.join(command.collect_usage_pieces(ctx)))}"
     yield ".SH DESCRIPTION\n" + "\n.PP\n".join(_line(" ".join(text.split())) for text in paragraphs)
     options = [option for option in command.params if isinstance(option, click.Option) and not option.hidden]
+    options = [option for option in options if ctx.parent is None or option not in LOG_OPTIONS]
     if options:
         yield ".SH OPTIONS"
         yield from (_entry(*record) for option in options if (record := option.get_help_record(ctx)))

@@ -9,6 +9,7 @@ import click
 
 from gpunode.cli.common import PROBES, format_option, show_error, spec_option, target_options, with_probes, worst_exit
 from gpunode.cli.image import image_options
+from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo, print_json
 
@@ -19,13 +20,14 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode plan -i inventory/hosts.yml --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
     "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
     "  gpunode plan -i inventory/hosts.yml -o review/ --shards 4\n\n"
-    "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused."
+    "Exit codes: 0 nothing to do, 3 steps pending, 4 a host is unreachable, 5 refused.",
 )
 @target_options
 @spec_option

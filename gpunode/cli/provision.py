@@ -11,6 +11,7 @@ import click
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
 from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.kube.options import cluster_options
+from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.cli.plan import show_plans
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode provision -i inventory/hosts.yml\n"
     "  gpunode provision -i inventory/hosts.yml --check --diff\n"
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
     "  gpunode provision --local --for-gpu 10de:2330 --no-load   (an image, or a server before its GPUs come)\n"
     "  gpunode provision -i hosts.yml -- -vv      (arguments for ansible-playbook)\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 differences (--check, stale plan) or no GPU, "
-    "4 unreachable, 5 refused, 130 declined."
+    "4 unreachable, 5 refused, 130 declined.",
 )
 @target_options
 @spec_option

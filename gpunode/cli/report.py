@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from gpunode.cli.common import format_option, spec_option
+from gpunode.cli.completion import complete_runs
 from gpunode.cli.output import echo, print_json
 from gpunode.core.printable import json_text
 
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     "  gpunode report --schema\n\n"
     "Exit codes: 0 the report was made, whatever it says; 2 there is nothing to make it from."
 )
-@click.argument("source", default="last", metavar="[RUN|PLAN]")
+@click.argument("source", default="last", metavar="[RUN|PLAN]", shell_complete=complete_runs)
 @click.option(
     "--from",
     "folder",
@@ -38,7 +40,9 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), help="Write it there.")
 @click.option("--schema", is_flag=True, help="Print the JSON Schema of --format json, and nothing else.")
 @format_option("html", "json", "junit", "markdown")
+@click.pass_context
 def report(
+    ctx: click.Context,
     source: str,
     folder: Path | None,
     spec_data: dict[str, Any],
@@ -50,7 +54,8 @@ def report(
     """The state of a fleet on one page: problems first, pools, versions, GPUs, drift, the timeline of a run.
 
     RUN is a run's name, the beginning of one, or `last`; PLAN a file or folder that `gpunode plan` wrote. With --from,
-    a gpunode.yml (-c, or that of the current folder) says what the probes are compared with.
+    a gpunode.yml (-c, or that of the current folder) says what the probes are compared with.  On a terminal, without
+    -o and --format, a summary is printed.
     """
     from dataclasses import replace
 
@@ -64,8 +69,11 @@ def report(
         return 0
     if folder and source != "last":
         raise InputError(f"{source} and --from given together", fix="name one of them")
-    if output_format == "html" and not output and sys.stdout.isatty():
-        raise InputError("a page of HTML is not for a terminal", fix="-o report.html, or --format markdown")
+    if output_format == "html" and not output and _on_terminal():
+        if ctx.get_parameter_source("output_format") is not ParameterSource.DEFAULT:
+            raise InputError("a page of HTML is not for a terminal", fix="-o report.html, or --format markdown")
+        output_format = "markdown"
+        echo("a summary; the whole report as a page: gpunode report -o report.html", err=True)
     made = sources.of_folder(folder, spec_data) if folder else sources.report_of(source)
     text = _text(replace(made, title=title or made.title), output_format)
     if output is None:
@@ -77,6 +85,10 @@ def report(
         raise InputError(f"cannot write to {output}: {error.strerror}", fix="choose another file") from error
     echo(f"written: {output}, {len(made.hosts)} hosts", err=True)
     return 0
+
+
+def _on_terminal() -> bool:
+    return sys.stdout.isatty()
 
 
 def _text(made: Report, output_format: str) -> str:

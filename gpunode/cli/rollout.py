@@ -73,7 +73,7 @@ def rollout_options(command: Command) -> Command:
         said = {name: value for name, value in rollout.items() if value is not None}
         return command(*args, rollout=said, **given)
 
-    return options(*_OPTIONS)(run_options(with_rollout))  # type: ignore[return-value]
+    return options(*_OPTIONS, section="Rollout")(run_options(with_rollout))  # type: ignore[return-value]
 
 
 def run_options(command: Command) -> Command:
@@ -89,7 +89,7 @@ def run_options(command: Command) -> Command:
             if events:
                 events.close()
 
-    return options(*_RUN)(with_events)  # type: ignore[return-value]
+    return options(*_RUN, section="Rollout")(with_events)  # type: ignore[return-value]
 
 
 def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, secrets_option, worst_exit
+from gpunode.cli.completion import complete_runs
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
 from gpunode.cli.rollout import run_options, with_log
@@ -55,7 +56,7 @@ def list_runs(limit: int, output_format: str) -> int:
 
 
 @runs.command("show", epilog="Examples:\n\n\b\n  gpunode runs show last\n  gpunode runs show 20261122T081500Z-1f2e3d")
-@click.argument("name", metavar="RUN", default="last")
+@click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
 @click.option("--hosts", "every", is_flag=True, help="A line for each host, however many they are.")
 @format_option("text", "json")
 def show(name: str, every: bool, output_format: str) -> int:
@@ -86,8 +87,8 @@ def show(name: str, every: bool, output_format: str) -> int:
 
 
 @runs.command("diff", epilog="Examples:\n\n\b\n  gpunode runs diff 20261121 last")
-@click.argument("first", metavar="RUN")
-@click.argument("second", metavar="RUN", default="last")
+@click.argument("first", metavar="RUN", shell_complete=complete_runs)
+@click.argument("second", metavar="RUN", default="last", shell_complete=complete_runs)
 @format_option("text", "json")
 def diff(first: str, second: str, output_format: str) -> int:
     """Differences between two runs: hosts, plans, results."""
@@ -112,7 +113,7 @@ def diff(first: str, second: str, output_format: str) -> int:
     "resume",
     epilog="Examples:\n\n\b\n  gpunode runs resume last\n  gpunode runs resume 20261122T081500Z-1f2e3d --yes",
 )
-@click.argument("name", metavar="RUN", default="last")
+@click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
 @secrets_option

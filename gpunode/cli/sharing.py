@@ -41,7 +41,7 @@ def profiles(gpu: str, output_format: str) -> int:
 
     found = (find_product(gpu, load_mig(), load_knowledge()),) if gpu else load_mig()
     if output_format == "json":
-        print_json([asdict(product) for product in found])
+        print_json({"products": [asdict(product) for product in found]})
     else:
         echo(products_table(found), nl=False)
     return Exit.OK

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import click
 
 from gpunode.cli.common import format_option, show_error, spec_option, worst_exit
+from gpunode.cli.completion import complete_distros
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit
 
@@ -32,7 +33,13 @@ if TYPE_CHECKING:
     metavar="ID|NAME",
     help="PCI id (10de:2330) or product name of a GPU or NVSwitch; again for each further kind.",
 )
-@click.option("--distro", default="", metavar="ID:VERSION_ID", help="Distribution, as os-release names it.")
+@click.option(
+    "--distro",
+    default="",
+    metavar="ID:VERSION_ID",
+    shell_complete=complete_distros,
+    help="Distribution, as os-release names it.",
+)
 @click.option(
     "--arch", type=click.Choice(("x86_64", "aarch64")), default="x86_64", show_default=True, help="Architecture."
 )

@@ -3,33 +3,117 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import os
 import sys
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from gpunode import __version__
+from gpunode.core.errors import InputError
 from gpunode.core.printable import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 
+LOG = logging.getLogger("gpunode")
+_SHOWN = {"shown": True}  # of a record that is on the screen already
+
+
+@dataclass(kw_only=True)
+class _Ears:
+    """How much a person wants to hear."""
+
+    level: int = logging.WARNING  # of messages that are shown on stderr
+    quiet: bool = False
+    file: str = ""
+
+
+_asked = _Ears()
+
+
+def listen(*, verbose: int = 0, quiet: bool = False, log_file: str = "") -> None:
+    """What -v, -q and --log-file ask for.  Raises InputError for a file that cannot be written."""
+    if verbose:
+        _asked.level, _asked.quiet = (logging.INFO if verbose == 1 else logging.DEBUG), False
+    if quiet:
+        _asked.level, _asked.quiet = logging.ERROR, True
+    if log_file and log_file != _asked.file:
+        LOG.addHandler(_file_handler(log_file))
+        _asked.file = log_file
+        LOG.setLevel(logging.DEBUG)
+        keep(f"gpunode {__version__}: {' '.join(sys.argv[1:])}", logging.INFO)
+    LOG.setLevel(logging.DEBUG if _asked.file else min(_asked.level, logging.WARNING))
+    if _asked.level == logging.DEBUG or _asked.file:
+        _hear_ssh()
+
+
+def forget() -> None:
+    """Back to the beginning: for several commands in one process."""
+    for handler in [one for one in LOG.handlers if isinstance(one, logging.FileHandler)]:
+        LOG.removeHandler(handler)
+        handler.close()
+    _asked.level, _asked.quiet, _asked.file = logging.WARNING, False, ""
+    LOG.setLevel(logging.WARNING)
+
+
 def say(text: str) -> None:
-    """A line on stderr, at once."""
-    print(printable(text), file=sys.stderr, flush=True)
+    """A line of progress on stderr, at once; -q has none."""
+    LOG.info("%s", text, extra=_SHOWN)
+    if not _asked.quiet:
+        print(printable(text), file=sys.stderr, flush=True)
+
+
+def keep(text: str, level: int = logging.ERROR) -> None:
+    """What is shown otherwise, for --log-file."""
+    LOG.log(level, "%s", text, extra=_SHOWN)
 
 
 def show_log() -> None:
     """What the package logs goes to stderr as well: a bug's traceback that cannot be kept, warnings of Ansible."""
-    import logging
 
     class Stderr(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
+            if record.levelno < _asked.level or getattr(record, "shown", False):
+                return
             with contextlib.suppress(OSError, ValueError):  # nobody may be listening
-                say(record.getMessage())
+                print(printable(record.getMessage()), file=sys.stderr, flush=True)
 
-    log = logging.getLogger("gpunode")
-    if not any(type(handler).__name__ == Stderr.__name__ for handler in log.handlers):
-        log.addHandler(Stderr())
-        log.propagate = False
+    if not any(type(handler).__name__ == Stderr.__name__ for handler in LOG.handlers):
+        LOG.addHandler(Stderr())
+        LOG.propagate = False
+
+
+def _file_handler(path: str) -> logging.Handler:
+    """Appends to a file that its owner alone may read; what looks like a secret is masked."""
+    from gpunode.core.mask import mask_quoted
+
+    class Masked(logging.Formatter):
+        def format(self, record: logging.LogRecord) -> str:
+            return printable(mask_quoted(super().format(record)))
+
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600))
+        handler = logging.FileHandler(path, encoding="utf-8")
+    except OSError as error:
+        raise InputError(f"cannot write to {path}: {error.strerror}", fix="choose another --log-file") from error
+    handler.setFormatter(Masked("%(asctime)s %(levelname)s %(message)s"))
+    return handler
+
+
+def _hear_ssh() -> None:
+    """What paramiko says of connections, as messages of ours."""
+
+    class Passed(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            LOG.debug("ssh: %s", record.getMessage())
+
+    ssh = logging.getLogger("paramiko")
+    if not any(type(handler).__name__ == Passed.__name__ for handler in ssh.handlers):
+        ssh.addHandler(Passed())
+        ssh.setLevel(logging.INFO)
+        ssh.propagate = False
 
 
 def screen(*, stderr: bool = False) -> Console:
@@ -51,6 +135,12 @@ def screen(*, stderr: bool = False) -> Console:
 
     stream = sys.stderr if stderr else sys.stdout
     # without a terminal rich would cut tables at 80 columns: a log or a grep wants whole lines
-    made = Console(stderr=stderr, highlight=False, soft_wrap=False, width=None if stream.isatty() else 1000)
+    made = Console(
+        stderr=stderr,
+        highlight=False,
+        soft_wrap=False,
+        width=None if stream.isatty() else 1000,
+        quiet=stderr and _asked.quiet,
+    )
     made.push_render_hook(Shows())
     return made

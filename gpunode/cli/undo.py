@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_errors, target_options, worst_exit
+from gpunode.cli.lazy import Verb
 from gpunode.cli.output import Styled, echo, print_json
 
 if TYPE_CHECKING:
@@ -21,13 +22,14 @@ _BREAK = click.option("--break-lock", is_flag=True, help="Take nodes over from a
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode uninstall -i inventory/hosts.yml --check --diff\n"
     "  gpunode uninstall -i inventory/hosts.yml\n"
     "  gpunode uninstall root@node7 --part toolkit --part runtime --yes\n"
     "  gpunode uninstall --local\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
-    "5 refused, 130 declined."
+    "5 refused, 130 declined.",
 )
 @target_options
 @click.option("--part", "parts", multiple=True, type=click.Choice(_PARTS), help="Only this part. Repeatable.")
@@ -46,13 +48,14 @@ def uninstall(targets: Targets, parts: tuple[str, ...], output_format: str, **ho
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode rollback -i inventory/hosts.yml --list\n"
     "  gpunode rollback -i inventory/hosts.yml                    (the last run)\n"
     "  gpunode rollback -i inventory/hosts.yml --to 20261122T013821Z-1f2e3d --check\n"
     "  gpunode rollback root@node7 --to 2026-11-22T01:00:00Z --yes\n\n"
     "Exit codes: 0 done or nothing to do, 1 failed, 2 usage, 3 something to undo (--check), 4 unreachable, "
-    "5 refused, 130 declined."
+    "5 refused, 130 declined.",
 )
 @target_options
 @click.option("--to", metavar="RUN", help="The run to return to, or a time (default: the one before the last).")

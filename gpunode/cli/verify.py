@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, spec_option, target_options, worst_exit
+from gpunode.cli.completion import complete_runs
 from gpunode.cli.image import expected_options, image_options
+from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo
 from gpunode.cli.provision import show_results
@@ -18,12 +20,13 @@ if TYPE_CHECKING:
 
 
 @click.command(
+    cls=Verb,
     epilog="Examples:\n\n\b\n"
     "  gpunode verify -i inventory/hosts.yml\n"
     "  gpunode verify gpu1 --no-smoke --format json\n"
     "  gpunode verify -i inventory/hosts.yml --since last      (what changed since the last run)\n\n"
     "Exit codes: 0 all checks passed, 1 a check failed (GPUs gone, say), 3 differences from the spec, or no GPU, "
-    "4 unreachable, 5 refused."
+    "4 unreachable, 5 refused.",
 )
 @target_options
 @spec_option
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
 @click.option(
     "--since",
     metavar="RUN",
+    shell_complete=complete_runs,
     help="Report changes since this run (gpunode runs list; last); smoke tests only on changed hosts.",
 )
 @format_option("text", "json")

@@ -62,6 +62,7 @@ class GpunodeError(Exception):
     """
 
     outcome: HostOutcome = "failed"
+    excerpt: str = ""  # the line of a file that it is about, with a caret below
 
     def __init__(self, what: str, *, expected: str = "", fix: str = "") -> None:
         self.what, self.expected, self.fix = (_shown(text) for text in (what, expected, fix))
@@ -73,6 +74,8 @@ class GpunodeError(Exception):
 
     def __str__(self) -> str:
         lines = [self.what]
+        if self.excerpt:
+            lines += _shown(self.excerpt).splitlines()
         if self.expected:
             lines.append(f"  expected: {self.expected}")
         if self.fix:
@@ -81,9 +84,26 @@ class GpunodeError(Exception):
 
 
 class InputError(GpunodeError):
-    """Usage, or input that cannot be read or is not valid; nothing was touched."""
+    """Usage, or input that cannot be read or is not valid; nothing was touched.
+
+    `others` are further mistakes of the same input: a person can fix all of them at once.
+    """
 
     outcome: HostOutcome = "invalid"
+    others: tuple[InputError, ...] = ()
+
+    @classmethod
+    def all_of(cls, errors: Sequence[InputError]) -> InputError:
+        """Several mistakes as one error, the first of which gives it its name."""
+        first, *others = errors
+        first.others = tuple(others)
+        return first
+
+    def __str__(self) -> str:
+        if not self.others:
+            return super().__str__()
+        texts = [super().__str__(), *map(str, self.others)]
+        return "\n".join([f"{len(texts)} mistakes", *texts])
 
 
 class StaleError(GpunodeError):
@@ -117,4 +137,6 @@ class InterruptedByUser(GpunodeError):
 
 def error_data(error: GpunodeError) -> dict[str, Any]:
     """The error as plain data, as `--format json` shows it."""
-    return {"what": error.what, "expected": error.expected, "fix": error.fix, "exit": int(error.exit)}
+    data = {"what": error.what, "expected": error.expected, "fix": error.fix, "exit": int(error.exit)}
+    others = error.others if isinstance(error, InputError) else ()
+    return data | ({"others": [error_data(other) for other in others]} if others else {})

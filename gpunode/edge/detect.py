@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import subprocess
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpunode.core.model import NodeFacts
     from gpunode.edge.ansible.inventory import InventoryHost
 
+_FILES = (".yml", ".yaml", ".ini", ".json", ".probe")  # no host name ends so
+LOG = logging.getLogger("gpunode")
 SETTLE = 90  # seconds, for those who are about to change nodes
 KILLED = 128  # a shell's exit status for a program that a signal ended is that and the signal's number
 
@@ -97,9 +100,11 @@ def probe(
         host = found[ran.target.name]
         read = isolated(host.host, lambda: _read(host, ran))
         found[host.host] = replace(host, probe=ran.stdout, error=read) if isinstance(read, GpunodeError) else read
+        LOG.debug("%s: probed, %d bytes, exit status %s", host.host, len(ran.stdout), ran.rc)
         on_done(found[host.host])
 
     direct = [host.target for host in hosts if host.target and host.target.connection in ("ssh", "local")]
+    LOG.info("probing %d hosts, %d at a time", len(hosts), targets.forks)
     ran = run_many(
         direct,
         _probe_program(targets.settle),
@@ -134,6 +139,11 @@ def find_hosts(targets: Targets) -> list[Detected]:
         return [Detected(host=h.name, target=_become(h.target, targets), groups=h.groups, spec=h.spec) for h in listed]
     if targets.local:
         return [Detected(host="localhost", target=_become(Target(name="localhost", connection="local"), targets))]
+    for text in targets.hosts:
+        if Path(text).suffix in _FILES and Path(text).is_file():
+            raise InputError(
+                f"{text} is a file, and no host", fix=f"an inventory is given by -i {text}, a probe by --probe"
+            )
     named = [_become(parse_host(text), targets) for text in targets.hosts]
     twice = [name for name, times in Counter((t.address, t.port or 22) for t in named).items() if times > 1]
     if twice:

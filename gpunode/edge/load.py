@@ -6,6 +6,7 @@ import contextlib
 import difflib
 import hashlib
 import os
+import re
 import tomllib
 import urllib.error
 import urllib.request
@@ -96,21 +97,75 @@ def _table(name: str) -> Any:
 
 
 def load_spec(path: str | Path) -> Spec:
-    """gpunode.yml as a Spec.  Raises InputError."""
-    return parse_spec(load_spec_data(path), where=str(path))
+    """gpunode.yml as a Spec.  Raises InputError, with the lines of its mistakes."""
+    raw = _spec_bytes(path)
+    return _parsed(_plain(path, raw), path, raw)
 
 
 def load_checked_data(path: str | Path) -> Any:
     """The plain data of gpunode.yml (for merging with an inventory's gpunode_spec), checked.  Raises InputError."""
-    data = load_spec_data(path)
-    parse_spec(data, where=str(path))
+    raw = _spec_bytes(path)
+    data = _plain(path, raw)
+    _parsed(data, path, raw)
     return data
 
 
 def load_spec_data(path: str | Path) -> Any:
     """The plain data of gpunode.yml: {} for an empty file; a repeated key is a mistake."""
+    return _plain(path, _spec_bytes(path))
+
+
+def _parsed(data: Any, path: str | Path, raw: bytes) -> Spec:
+    try:
+        return parse_spec(data, where=str(path))
+    except InputError as error:
+        for one in (error, *error.others):
+            _locate(one, str(path), raw)
+        raise
+
+
+def _locate(error: InputError, path: str, raw: bytes) -> None:
+    """Put the line and column of the key that the error names into it, with that line and a caret."""
     import yaml
 
+    said = error.what.removeprefix(f"{path}: ")
+    root = yaml.compose(raw, Loader=_loader())
+    found = (_mark(root, word.strip("',:")) for word in said.split()) if root and said != error.what else ()
+    mark = next(filter(None, found), None)
+    if mark:
+        error.what = f"{path}:{mark.line + 1}:{mark.column + 1}: {said}"
+        error.excerpt = _excerpt(raw, mark)
+        error.args = (error.what,)
+
+
+def _mark(node: yaml.Node, key: str) -> yaml.Mark | None:
+    """Where a key such as runtimes.docker.manage or cuda.versions[0] stands; a key may hold dots itself."""
+    import yaml
+
+    if isinstance(node, yaml.SequenceNode) and (item := re.match(r"\[(\d+)\](.*)", key)):
+        inner = node.value[int(item[1])]
+        return _mark(inner, item[2].removeprefix(".")) if item[2] else inner.start_mark
+    for name, value in node.value if isinstance(node, yaml.MappingNode) else ():
+        rest = key.removeprefix(str(name.value))
+        if rest == "" and key:
+            return value.start_mark if isinstance(value, yaml.ScalarNode) and value.value else name.start_mark
+        if rest != key and rest[0] in ".[" and (mark := _mark(value, rest.removeprefix("."))):
+            return mark
+    return None
+
+
+def _excerpt(raw: bytes, mark: yaml.Mark) -> str:
+    """The line of the mark and a caret below; what looks like a secret in it is masked."""
+    from gpunode.core.mask import mask
+
+    lines = raw.decode("utf-8", "replace").splitlines()
+    line = lines[mark.line] if mark.line < len(lines) else ""
+    masked, number = mask(line), f"{mark.line + 1}"
+    caret = f"\n  {' ' * len(number)} | {' ' * mark.column}^" if masked == line and mark.column <= len(line) else ""
+    return f"  {number} | {masked}{caret}" if line else ""
+
+
+def _spec_bytes(path: str | Path) -> bytes:
     try:
         raw = Path(path).read_bytes()
     except OSError as error:
@@ -119,14 +174,20 @@ def load_spec_data(path: str | Path) -> Any:
         ) from error
     if len(raw) > MAX_SPEC:
         raise InputError(f"{path} has {len(raw)} bytes", expected=f"at most {MAX_SPEC}", fix="is it the right file?")
+    return raw
+
+
+def _plain(path: str | Path, raw: bytes) -> Any:
+    import yaml
+
     try:
         data = yaml.load(raw, Loader=_loader())  # noqa: S506 - a subclass of SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         spot = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise InputError(
-            f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line"
-        ) from error
+        found = InputError(f"{path}{spot}: {error.problem or error.context}", expected="YAML", fix="fix that line")
+        found.excerpt = _excerpt(raw, mark) if mark else ""
+        raise found from error
     except (yaml.YAMLError, UnicodeError, ValueError, RecursionError) as error:
         first = str(error).partition("\n")[0]
         raise InputError(f"{path} is not YAML: {first}", expected="YAML in UTF-8", fix="fix the file") from error

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import re
+import signal
 import stat
 import subprocess
 import sys
@@ -16,8 +18,9 @@ import pytest
 
 from gpunode import __version__
 from gpunode.cli.common import report_exception, report_usage, worst_exit
-from gpunode.cli.main import COMMANDS, cli, main
+from gpunode.cli.main import COMMANDS, SECTIONS, cli, main
 from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedError, StaleError, UnreachableError
+from gpunode.edge.fleet.runs import Runs
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
 
@@ -77,6 +80,64 @@ def test_the_version_is_the_packages(run_gpunode: Run) -> None:
     assert run_gpunode("--version").stdout == f"gpunode {__version__}\n"
 
 
+def test_version_as_a_command_says_what_a_bug_report_needs(run_gpunode: Run) -> None:
+    assert run_gpunode("version").stdout.startswith(f"gpunode {__version__}\npython 3.")
+    found = json.loads(run_gpunode("version", "--format", "json").stdout)
+    assert found["gpunode"] == __version__ and set(found) == {"gpunode", "python", "ansible-core", "knowledge"}
+
+
+@pytest.mark.parametrize("words", [[], ["provision"], ["kube", "apply"]], ids=" ".join)
+def test_help_as_a_command_is_the_option(run_gpunode: Run, words: list[str]) -> None:
+    assert run_gpunode("help", *words).stdout == run_gpunode(*words, "--help").stdout
+    assert "No such command 'kube aply'" in run_gpunode("help", "kube", "aply", exit=2).stderr
+
+
+def test_every_command_is_in_one_section_of_the_help() -> None:
+    assert sorted(name for names in SECTIONS.values() for name in names) == sorted(COMMANDS)
+
+
+def test_options_of_hosts_are_in_sections_of_their_own(run_gpunode: Run) -> None:
+    text = run_gpunode("provision", "--help").stdout
+    titles = [line.rstrip(":") for line in text.splitlines() if re.fullmatch(r"[A-Z][A-Za-z]+:", line)]
+    assert titles == ["Options", "Hosts", "Connection", "GPUs", "Rollout", "Kubernetes", "Messages"]
+    assert text.index("Hosts:") < text.index("--inventory") < text.index("Connection:") < text.index("--forks")
+
+
+@pytest.mark.parametrize("word", ["review/", "./review", "~/review", "a/b"])
+def test_a_path_is_never_taken_for_a_host(run_gpunode: Run, word: str, tmp_path: Path) -> None:
+    ran = run_gpunode("provision", word, exit=2, cwd=tmp_path)
+    assert f"'{word}' is a path" in ran.stderr and "resolve" not in ran.stderr
+
+
+def test_an_inventory_without_its_option_is_not_taken_for_a_host(run_gpunode: Run, tmp_path: Path) -> None:
+    (tmp_path / "hosts.yml").write_text("all: {}")
+    assert "-i hosts.yml" in run_gpunode("plan", "hosts.yml", exit=2, cwd=tmp_path).stderr
+
+
+# ---------------------------------------------------------------- how much is said
+
+
+def test_what_is_done_is_said_as_asked_and_kept_in_a_file(run_gpunode: Run, tmp_path: Path) -> None:
+    log = tmp_path / "gpunode.log"
+    ask = ["verify", "--local", "--no-smoke", "--allow-no-gpu"]
+    usual = run_gpunode(*ask, "--log-file", log, exit=None).stderr
+    assert "probed" in usual and "probing 1 hosts" not in usual
+    assert "probing 1 hosts" in run_gpunode("-v", *ask, exit=None).stderr
+    assert "exit status 0" in run_gpunode(*ask, "-vv", exit=None).stderr
+    assert run_gpunode(*ask, "--quiet", exit=None).stderr == ""
+    text = log.read_text()
+    assert f"INFO gpunode {__version__}: verify --local" in text and "DEBUG localhost: probed, " in text
+    assert stat.S_IMODE(log.stat().st_mode) == 0o600
+
+
+def test_an_error_is_in_the_log_file_without_its_secrets(run_gpunode: Run, tmp_path: Path) -> None:
+    log = tmp_path / "gpunode.log"
+    (tmp_path / "gpunode.yml").write_text("proxy: {password: s3cret}\n")
+    run_gpunode("plan", "--local", "--log-file", log, cwd=tmp_path, exit=2)
+    assert "ERROR" not in log.read_text() or "s3cret" not in log.read_text()
+    assert "a log" in run_gpunode("plan", "x/", "--log-file", tmp_path / "a log" / "x", exit=2).stderr
+
+
 def test_an_unknown_command_is_answered_with_the_nearest(run_gpunode: Run) -> None:
     ran = run_gpunode("detct", exit=2)
     assert "Did you mean 'detect'?" in ran.stderr
@@ -108,6 +169,27 @@ def test_the_completion_of_bash_is_understood_and_completes_commands(run_gpunode
     subprocess.run(["bash", "-n"], input=script, text=True, check=True)
     ran = run_gpunode(env={"_GPUNODE_COMPLETE": "bash_complete", "COMP_WORDS": "gpunode det", "COMP_CWORD": "1"})
     assert ran.stdout == "plain,detect\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "number", "want"),
+    [
+        ("gpunode runs show ", 3, ["last", "20261122T081500Z-1f2e3d"]),
+        ("gpunode report 2026", 2, ["20261122T081500Z-1f2e3d"]),
+        ("gpunode solve --distro debian:1", 3, ["debian:11", "debian:12", "debian:13"]),
+        ("gpunode lab up --distro rocky:9", 4, ["rocky:9"]),
+        ("gpunode lab ssh x", 3, [""]),
+    ],
+)
+def test_names_are_completed(run_gpunode: Run, tmp_path: Path, words: str, number: int, want: list[str]) -> None:
+    state = tmp_path / "gpunode"
+    state.mkdir()
+    runs = Runs(state / "runs.sqlite")
+    runs.begin("20261122T081500Z-1f2e3d", "provision", {}, "ctl:1", [])
+    runs.close()
+    asked = {"_GPUNODE_COMPLETE": "bash_complete", "COMP_WORDS": words, "COMP_CWORD": str(number)}
+    ran = run_gpunode(env={**asked, "XDG_STATE_HOME": str(tmp_path)})
+    assert [line.partition(",")[2] for line in ran.stdout.splitlines()] == want
 
 
 # ---------------------------------------------------------------- exit codes
@@ -197,8 +279,14 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_reader_that_goes_away_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)
-    ran = subprocess.run([sys.executable, "-m", "gpunode", "--help"], stdout=write, stderr=subprocess.PIPE, check=False)
+    commands = [["--help"], ["man"]]
+    ends = [
+        subprocess.run([sys.executable, "-m", "gpunode", *words], stdout=write, stderr=subprocess.PIPE, check=False)
+        for words in commands
+    ]
     os.close(write)
+    assert [end.returncode for end in ends] == [128 + signal.SIGPIPE] * 2  # as a shell reports the signal
+    [ran, _] = ends
     assert b"Traceback" not in ran.stderr
     assert b"unexpected" not in ran.stderr
 

@@ -56,6 +56,44 @@ def test_a_mistake_in_the_file_is_told_with_its_place(text: bytes, says: str, tm
     assert says in str(error.value)
 
 
+MISTAKEN = """\
+driver:
+  branch: 580
+  flavour: opne
+cuda:
+  versions: ["12.8", "12"]
+  runfiles:
+    "12.8": {url: ftp://x}
+runtimes: {docker: {manage: never}}
+proxy: {a: 1}
+"""
+
+
+def test_every_mistake_is_shown_with_its_line_and_a_caret(tmp_path: Path) -> None:
+    path = tmp_path / "gpunode.yml"
+    path.write_text(MISTAKEN)
+    with pytest.raises(InputError) as error:
+        load_spec(path)
+    text = str(error.value).replace(str(path), "gpunode.yml")
+    assert text.startswith("3 mistakes\ngpunode.yml:3:12: driver.flavour is 'opne'\n")
+    assert "  3 |   flavour: opne\n    |            ^\n" in text
+    assert "  8 | runtimes: {docker: {manage: never}}\n    |                             ^\n" in text
+    path.write_text(MISTAKEN.replace("opne", "open").replace("never", "auto").replace("{a: 1}", "''"))
+    with pytest.raises(InputError) as error:
+        load_checked_data(path)
+    text = str(error.value).replace(str(path), "gpunode.yml")
+    assert "gpunode.yml:5:3: cuda.versions has '12'" in text
+    assert "gpunode.yml:7:19: cuda.runfiles.12.8.url is 'ftp://x'" in text
+
+
+def test_the_line_of_a_mistake_is_shown_without_secrets(tmp_path: Path) -> None:
+    path = tmp_path / "gpunode.yml"
+    path.write_text("proxy: {url: 'http://user:s3cret@proxy'}\n")
+    with pytest.raises(InputError) as error:
+        load_spec(path)
+    assert "gpunode.yml:1:1: proxy is" in str(error.value) and "s3cret" not in str(error.value)
+
+
 def test_a_merge_key_may_stand_beside_others(tmp_path: Path) -> None:
     path = tmp_path / "gpunode.yml"
     path.write_text("a: &a {x: 1}\nb:\n  <<: *a\n  y: 2\n")

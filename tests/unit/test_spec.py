@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, error_data
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 
 ACCEPTED = [
@@ -24,7 +24,7 @@ REFUSED = [
     ({"driver": {"version": "new"}}, "driver.version is 'new'", ""),
     ({"driver": []}, "driver is []", "docs/spec.md"),
     ({"driver": {"hold": "yes"}}, "driver.hold is 'yes'", ""),
-    ({"cuda": {"versions": ["12"]}}, "CUDA version '12'", ""),
+    ({"cuda": {"versions": ["12"]}}, "cuda.versions has '12'", ""),
     ({"cuda": {"versions": ["12.8"], "default": "13.0"}}, "cuda.default is '13.0'", ""),
     ({"sources": {"nvidia-cuda": {"fingerprint": "abc"}}}, "sources.nvidia-cuda.fingerprint is 'abc'", ""),
     ({"reboot": "ifneeded"}, "reboot is 'ifneeded'", "if-needed"),
@@ -46,6 +46,36 @@ def test_a_mistake_is_named_with_its_place_and_what_to_do(data: object, what: st
     assert what in error.value.what
     assert error.value.what.startswith("gpunode.yml: ")
     assert fix in error.value.fix
+
+
+def test_all_mistakes_are_named_at_once() -> None:
+    data = {
+        "drver": {},
+        "cuda": 12.8,
+        "driver": {"flavour": "opne", "hold": "yes", "branch": "580"},
+        "runtimes": {"docker": {"manage": "never"}},
+    }
+    with pytest.raises(InputError) as error:
+        parse_spec(data)
+    assert [e.what.removeprefix("gpunode.yml: ") for e in (error.value, *error.value.others)] == [
+        "unknown key 'drver'",
+        "cuda is 12.8",
+        "driver.flavour is 'opne'",
+        "driver.hold is 'yes'",
+        "runtimes.docker.manage is 'never'",
+    ]
+    assert error.value.others[0].expected == "a mapping with keys of versions, default, method, runfiles"
+    assert str(error.value).startswith("5 mistakes\n") and len(error_data(error.value)["others"]) == 4
+
+
+def test_rules_between_keys_are_all_checked_once_each_key_is_right() -> None:
+    with pytest.raises(InputError) as error:
+        parse_spec({"driver": {"branch": "new", "version": "new"}, "cuda": {"default": "13.0"}, "proxy": ""})
+    assert [e.what for e in (error.value, *error.value.others)] == [
+        "gpunode.yml: driver.branch is 'new'",
+        "gpunode.yml: driver.version is 'new'",
+        "gpunode.yml: cuda.default is '13.0'",
+    ]
 
 
 def test_a_host_overrides_key_by_key_and_keeps_the_rest() -> None:

@@ -58,7 +58,7 @@ def cluster_options(command: Command) -> Command:
 
         return command(*args, connect=connect, **given)
 
-    return options(*_CLUSTER)(with_cluster)  # type: ignore[return-value]
+    return options(*_CLUSTER, section="Kubernetes")(with_cluster)  # type: ignore[return-value]
 
 
 def pool_options(command: Command) -> Command:

@@ -7,8 +7,10 @@ import difflib
 import re
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 from gpunode.core.errors import InputError
@@ -128,11 +130,17 @@ def parse_spec(data: Any, *, where: str = "gpunode.yml") -> Spec:
     """Plain data (what a YAML loader gives) → Spec.
 
     Unknown keys are refused with the nearest known one, wrong types and values with the path of the key.
-    Raises InputError.
+    Raises InputError, with all mistakes in it (`others`).
     """
-    spec = _structure(Spec, {} if data is None else data, path="", where=where)
-    _check(spec, where)
-    return typing.cast(Spec, spec)
+    reader = _Reader(where)
+    spec = typing.cast(Spec, reader.read(Spec, {} if data is None else data, ""))
+    if not reader.mistakes:  # rules between keys only where each key is right by itself
+        for rule in _rules(spec, where):
+            with reader.collecting():
+                rule()
+    if reader.mistakes:
+        raise InputError.all_of(reader.mistakes)
+    return spec
 
 
 def merge_spec(base: Any, over: Any) -> Any:
@@ -146,45 +154,72 @@ def merge_spec(base: Any, over: Any) -> Any:
     return over
 
 
-def _structure(kind: Any, value: Any, *, path: str, where: str) -> Any:
-    """The value as `kind` has it; what does not fit is an InputError that names `path` in `where`."""
-    origin, inner = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _record(kind, value, path=path, where=where)
-    if origin is Literal:
-        return _choice(inner, value, path=path, where=where)
-    if origin is tuple:
-        items = value if isinstance(value, list | tuple) else [value]
-        return tuple(_structure(inner[0], v, path=f"{path}[{i}]", where=where) for i, v in enumerate(items))
-    if origin in (Mapping, dict) or kind is Mapping:
-        found = _mapping(value, path, where)
-        return {str(k): _structure(inner[1], v, path=_join(path, k), where=where) for k, v in found.items()}
-    if origin in (types.UnionType, typing.Union):
-        some = next(a for a in inner if a is not type(None))
-        return None if value is None else _structure(some, value, path=path, where=where)
-    return _scalar(kind, value, path=path, where=where)
+class _Reader:
+    """Plain data → values of a type.  What does not fit becomes a mistake that names its key, and has its default."""
+
+    def __init__(self, where: str) -> None:
+        self.where = where
+        self.mistakes: list[InputError] = []
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        try:
+            yield
+        except InputError as error:
+            self.mistakes.append(error)
+
+    def read(self, kind: Any, value: Any, path: str) -> Any:
+        """The value as `kind` has it.  Raises InputError for one that has no parts."""
+        origin, inner = typing.get_origin(kind), typing.get_args(kind)
+        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+            return self._record(kind, value, path)
+        if origin is Literal:
+            return _choice(inner, value, path=path, where=self.where)
+        if origin is tuple:
+            items = value if isinstance(value, list | tuple) else [value]
+            return tuple(self._parts(inner[0], [(f"{path}[{i}]", i, v) for i, v in enumerate(items)]).values())
+        if origin in (Mapping, dict) or kind is Mapping:
+            found = self._mapping(value, path, "")
+            return self._parts(inner[1], [(_join(path, k), str(k), v) for k, v in found.items()])
+        if origin in (types.UnionType, typing.Union):
+            some = next(a for a in inner if a is not type(None))
+            return None if value is None else self.read(some, value, path)
+        return _scalar(kind, value, path=path, where=self.where)
+
+    def _parts(self, kind: Any, parts: list[tuple[str, Any, Any]]) -> dict[Any, Any]:
+        """(path, name, value) of each → name → value as `kind` has it, those that fit."""
+        found = {}
+        for path, name, value in parts:
+            with self.collecting():
+                found[name] = self.read(kind, value, path)
+        return found
+
+    def _record(self, kind: type, value: Any, path: str) -> Any:
+        if value is None:
+            return kind()
+        hints, fields = typing.get_type_hints(kind), {}
+        for key, inner in self._mapping(value, path, ", ".join(hints)).items():
+            with self.collecting():
+                if key not in hints:
+                    raise _unknown(key, hints, path=path, where=self.where)
+                fields[key] = self.read(hints[key], inner, _join(path, key))
+        return kind(**fields)
+
+    def _mapping(self, value: Any, path: str, keys: str) -> Mapping[Any, Any]:
+        if not isinstance(value, Mapping):
+            expected = f"a mapping with keys of {keys}" if keys else "a mapping"
+            spot = path or "the top level"
+            raise InputError(f"{self.where}: {spot} is {value!r}", expected=expected, fix="see docs/spec.md")
+        return value
 
 
-def _record(kind: type, value: Any, *, path: str, where: str) -> Any:
-    if value is None:
-        return kind()
-    hints, given = typing.get_type_hints(kind), _mapping(value, path, where)
-    for key in given:
-        if key not in hints:
-            near = difflib.get_close_matches(str(key), hints, n=1)
-            raise InputError(
-                f"{where}: unknown key {_join(path, key)!r}",
-                expected=f"one of {', '.join(hints)}",
-                fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
-            )
-    return kind(**{k: _structure(hints[k], v, path=_join(path, k), where=where) for k, v in given.items()})
-
-
-def _mapping(value: Any, path: str, where: str) -> Mapping[Any, Any]:
-    if not isinstance(value, Mapping):
-        spot = path or "the top level"
-        raise InputError(f"{where}: {spot} is {value!r}", expected="a mapping", fix="see docs/spec.md")
-    return value
+def _unknown(key: object, known: Iterable[str], *, path: str, where: str) -> InputError:
+    near = difflib.get_close_matches(str(key), known, n=1)
+    return InputError(
+        f"{where}: unknown key {_join(path, key)!r}",
+        expected=f"one of {', '.join(known)}",
+        fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
+    )
 
 
 def _choice(choices: tuple[Any, ...], value: Any, *, path: str, where: str) -> Any:
@@ -221,34 +256,51 @@ def _join(path: str, key: object) -> str:
     return f"{path}.{key}" if path else str(key)
 
 
-def _check(spec: Spec, where: str) -> None:
-    if not re.fullmatch(r"auto|lts|distro|none|\d{3}", spec.driver.branch):
+def _rules(spec: Spec, where: str) -> Iterator[Callable[[], None]]:
+    """What has to hold of and between values that fit each by itself; each raises InputError."""
+    yield partial(_check_branch, spec.driver, where)
+    yield partial(check_bundle, spec.bundle, where)
+    yield partial(check_image, spec.image, where)
+    yield partial(check_parameters, spec.driver.module_parameters, where)
+    yield partial(check_rollout, spec.rollout, where)
+    yield partial(_check_version, spec.driver, where)
+    yield partial(_check_cuda, spec.cuda, where)
+    yield partial(_check_gpus, spec.verify, where)
+    yield partial(check_toolkit, spec.toolkit, spec.fabric, where)
+    yield partial(check_runfiles, spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
+    yield partial(check_sources, spec.sources, where)
+
+
+def _check_branch(driver: DriverSpec, where: str) -> None:
+    if not re.fullmatch(r"auto|lts|distro|none|\d{3}", driver.branch):
         raise InputError(
-            f"{where}: driver.branch is {spec.driver.branch!r}",
+            f"{where}: driver.branch is {driver.branch!r}",
             expected="auto, lts, distro, none, or three digits such as 580",
             fix="gpunode solve --gpu … shows what fits",
         )
-    check_bundle(spec.bundle, where)
-    check_image(spec.image, where)
-    check_parameters(spec.driver.module_parameters, where)
-    check_rollout(spec.rollout, where)
-    if spec.driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", spec.driver.version):
-        raise InputError(f"{where}: driver.version is {spec.driver.version!r}", expected="a version such as 580.178.04")
-    for v in (*spec.cuda.versions, *filter(None, [spec.cuda.default])):
-        if not re.fullmatch(r"\d+\.\d+|newest", v):
+
+
+def _check_version(driver: DriverSpec, where: str) -> None:
+    if driver.version and not re.fullmatch(r"\d{3}\.\d+(\.\d+)?", driver.version):
+        raise InputError(f"{where}: driver.version is {driver.version!r}", expected="a version such as 580.178.04")
+
+
+def _check_cuda(cuda: CudaSpec, where: str) -> None:
+    given = [("cuda.versions has", version) for version in cuda.versions]
+    given += [("cuda.default is", cuda.default)] if cuda.default else []
+    for key, version in given:
+        if not re.fullmatch(r"\d+\.\d+|newest", version):
             raise InputError(
-                f"{where}: CUDA version {v!r}",
+                f"{where}: {key} {version!r}",
                 expected="newest, or MAJOR.MINOR such as '12.8' (in quotes: YAML reads 12.10 as 12.1)",
             )
-    if spec.cuda.default and spec.cuda.default not in spec.cuda.versions:
+    if cuda.default and cuda.default not in cuda.versions:
         raise InputError(
-            f"{where}: cuda.default is {spec.cuda.default!r}",
-            expected=f"one of cuda.versions ({', '.join(spec.cuda.versions) or 'none'})",
+            f"{where}: cuda.default is {cuda.default!r}",
+            expected=f"one of cuda.versions ({', '.join(cuda.versions) or 'none'})",
         )
-    if (spec.verify.expect_gpus or 0) < 0:
-        raise InputError(
-            f"{where}: verify.expect_gpus is {spec.verify.expect_gpus}", expected="a number of GPUs, or null"
-        )
-    check_toolkit(spec.toolkit, spec.fabric, where)
-    check_runfiles(spec.driver.runfile, spec.cuda.runfiles, spec.cuda.versions, where)
-    check_sources(spec.sources, where)
+
+
+def _check_gpus(verify: VerifySpec, where: str) -> None:
+    if (verify.expect_gpus or 0) < 0:
+        raise InputError(f"{where}: verify.expect_gpus is {verify.expect_gpus}", expected="a number of GPUs, or null")

@@ -38,13 +38,29 @@ def begin(act: Callable[[], T]) -> Callable[[], T]:
         with os.fdopen(reader, "rb") as answer:
             sent = answer.read()
         if os.waitpid(child, 0)[1] != 0:
-            return act()
+            return _quietly(act)
         made, warnings = pickle.loads(sent)  # noqa: S301  of our own child
         if warnings.strip():
             LOG.warning("%s", warnings.rstrip("\n"))
         return made  # type: ignore[no-any-return]
 
     return value
+
+
+def _quietly(act: Callable[[], T]) -> T:
+    """What `act` returns or raises; what it writes to stderr meanwhile is for those who ask for it (-v)."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as warnings:
+        os.dup2(warnings.fileno(), 2)
+        try:
+            return act()
+        finally:
+            sys.stderr.flush()
+            os.dup2(kept, 2)
+            os.close(kept)
+            warnings.seek(0)
+            LOG.info("%s", warnings.read().decode(errors="replace").rstrip("\n"))
 
 
 def _send(act: Callable[[], Any], writer: int) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import re
 import secrets
@@ -30,6 +31,7 @@ ENVIRONMENT = frozenset(
     "KRB5CCNAME PYTHONPATH VIRTUAL_ENV http_proxy https_proxy no_proxy HTTP_PROXY HTTPS_PROXY NO_PROXY CONTAINERS_CONF "
     "CONTAINER_HOST".split()
 )
+LOG = logging.getLogger("gpunode")
 ANSIBLE_PREFIX = "ANSIBLE_"
 TASK_SECONDS = (
     6 * 3600
@@ -98,6 +100,7 @@ def run_playbook(
             on_event(waits)
         event = _read(data, hosts)
         if event:
+            LOG.debug("%s: %s: %s (%.1f s) %s", event.host, event.task, event.kind, event.seconds, event.message)
             on_event(event)
         return bool(event and event.kind in ("failed", "unreachable"))  # else: no file of its own in artifacts/
 
@@ -130,6 +133,7 @@ def run_playbook(
         )
         run.config.command = [*leash.command, *run.config.command]
         leash.started = True
+        LOG.info("in %s: %s", folder, shlex.join(run.config.command))
         run.run()
         interrupted = leash.cut or run.rc in (130, 254)
     make_private(folder / "artifacts")  # its stderr is 0644

@@ -80,7 +80,14 @@ def _leading(words: Sequence[str]) -> Iterator[str]:
 
 def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = False, become_password: str = "") -> Target:
     """[user@]host[:port], [user@][IPv6]:port or ssh://… → Target."""
-    user, _, rest = text.removeprefix("ssh://").rpartition("@")
+    bare = text.removeprefix("ssh://").rstrip("/") if text.startswith("ssh://") else text
+    if "/" in bare or bare.startswith(("~", ".")):
+        raise InputError(
+            f"{text!r} is a path, and no such folder is there for this command",
+            expected="[user@]host[:port]",
+            fix="an inventory is given by -i, a saved probe by --probe; gpunode plan -o DIR writes a plan's folder",
+        )
+    user, _, rest = bare.rpartition("@")
     host, port = rest, ""
     if rest.startswith("["):
         host, _, port = rest[1:].partition("]")
