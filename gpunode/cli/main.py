@@ -10,7 +10,6 @@ import sys
 from typing import Any, NoReturn
 
 import click
-from click.utils import PacifyFlushWrapper
 
 from gpunode.cli.lazy import LazyGroup, Table, with_log_options
 
@@ -110,6 +109,7 @@ with_log_options(cli)
 def main(args: list[str] | None = None) -> NoReturn:
     """Run `gpunode ARGS` and exit; a command returns its exit code (None counts as 0)."""
     gc.set_threshold(200_000, 50)  # what imports and plans make is kept: looking through it was a seventh of the time
+    stdout = sys.stdout
     try:
         code = cli.main(args, prog_name="gpunode", standalone_mode=False)
     except click.ClickException as error:
@@ -120,8 +120,8 @@ def main(args: list[str] | None = None) -> NoReturn:
         click.echo("interrupted", err=True)
         code = 130
     except SystemExit as end:
-        gone = isinstance(sys.stdout, PacifyFlushWrapper)  # gpunode detect … | head
-        code = 128 + signal.SIGPIPE if gone else end.code
+        # click puts another stdout there when the reader of ours went away: gpunode detect … | head
+        code = end.code if sys.stdout is stdout else 128 + signal.SIGPIPE
     sys.exit(code)
 
 

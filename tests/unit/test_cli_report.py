@@ -72,6 +72,16 @@ def test_a_folder_of_probes_with_pools(tmp_path: Path) -> None:
     assert data["source"] == "folder probes" and data["title"] == "probes"
 
 
+def test_on_a_terminal_a_summary_is_printed_and_no_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "probes").mkdir()
+    shutil.copy(PROBES / READY / "probe.txt", tmp_path / "probes/gpu1.probe")
+    monkeypatch.setattr("gpunode.cli.report._on_terminal", lambda: True)
+    code, text = run("report", "--from", "probes")
+    assert code == 0 and "1 hosts: **1 ok**" in text and "-o report.html" in text and "<html" not in text
+    assert run("report", "--from", "probes", "--format", "html")[0] == 99
+    assert "<html" in run("report", "--from", "probes", "-o", "page.html")[1] + (tmp_path / "page.html").read_text()
+
+
 def test_probes_in_folders_of_their_hosts(tmp_path: Path) -> None:
     for host in ("gpu1", "train/gpu2"):
         (tmp_path / "probes" / host).mkdir(parents=True)
