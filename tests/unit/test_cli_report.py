@@ -78,7 +78,7 @@ def test_on_a_terminal_a_summary_is_printed_and_no_page(tmp_path: Path, monkeypa
     monkeypatch.setattr("gpunode.cli.report._on_terminal", lambda: True)
     code, text = run("report", "--from", "probes")
     assert code == 0 and "1 hosts: **1 ok**" in text and "-o report.html" in text and "<html" not in text
-    assert run("report", "--from", "probes", "--format", "html")[0] == 99
+    assert run("report", "--from", "probes", "--format", "html")[0] == 2
     assert "<html" in run("report", "--from", "probes", "-o", "page.html")[1] + (tmp_path / "page.html").read_text()
 
 
