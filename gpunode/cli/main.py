@@ -28,6 +28,7 @@ COMMANDS: Table = {
     "lock": ("gpunode.cli.lock:lock", "Record exact versions for each class of hosts, for --locked."),
     "check-boot": ("gpunode.cli.check_boot:check_boot", "Check whether the GPU will work after the next boot."),
     "doctor": ("gpunode.cli.doctor:doctor", "Diagnose a node, or logs: cause, evidence, fix."),
+    "selftest": ("gpunode.cli.selftest:selftest", "Check gpunode against the GPUs of this machine; writes a record."),
     "runtime": (
         "gpunode.cli.runtime:runtime",
         "This machine's container engines: configure, unconfigure, status, diff.",

@@ -158,7 +158,7 @@ ORDER = (
     "edits",
     "items",
     "checks plan",
-    "bundle doctor kube report undo",
+    "bundle doctor kube report selftest undo",
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 
 # sections that name software alone: a host called "debian" or a version 1.2.3.4 must not change them
 _STRUCTURAL = frozenset(("os_release", "packages", "tools", "kernels", "pci", "lspci", "dkms", "cuda", "secure_boot"))
@@ -26,9 +26,26 @@ def redact(text: str) -> str:
     The same thing gets the same placeholder everywhere in one text, and the result parses as before.
     """
     text = text.replace("\r\n", "\n")
+    bodies = [body for chunk in re.split(r"(?m)^(?=#: )", text) if (body := _file_text(chunk))]
+    return _probe(text, _replacer("\n".join([text, *bodies])))
+
+
+def redact_texts(texts: Mapping[str, str], *, without: Collection[str] = ()) -> dict[str, str]:
+    """Several texts of one machine, redacted alike: probe texts as `redact` does, others as plain text.
+
+    `without` are further words (serial numbers) that get a placeholder wherever they are.
+    """
+    probes = {name for name, text in texts.items() if text.startswith("#: gpunode-probe ")}
+    bodies = [
+        body for name in probes for chunk in re.split(r"(?m)^(?=#: )", texts[name]) if (body := _file_text(chunk))
+    ]
+    replace = _replacer("\n".join([*texts.values(), *bodies]), without)
+    return {name: _probe(text, replace) if name in probes else replace(text) for name, text in texts.items()}
+
+
+def _probe(text: str, replace: Callable[[str], str]) -> str:
     chunks = re.split(r"(?m)^(?=#: )", text)
     bodies = [_file_text(chunk) for chunk in chunks]
-    replace = _replacer("\n".join([text, *filter(None, bodies)]))
     return "".join(
         chunk if _section(chunk) in _STRUCTURAL else replace(chunk) if body is None else _file(chunk, body, replace)
         for chunk, body in zip(chunks, bodies, strict=True)
@@ -62,13 +79,14 @@ def _file(chunk: str, body: str, replace: Callable[[str], str]) -> str:
     return "\n".join([kept[0], mode, *kept[1:], *encoded]) + "\n"
 
 
-def _replacer(text: str) -> Callable[[str], str]:
+def _replacer(text: str, without: Collection[str] = ()) -> Callable[[str], str]:
     """text → redacted text; `text` is all there is, where the names are found."""
     from gpunode.core.mask import mask
 
     names = {name: "host-1" for name in re.findall(r"(?m)^\| hostname (\S+)", text) if name != "localhost"}
     people = {*re.findall(r"(?m)^\| user (\S+)", text), *_HOME.findall(text)} - {"root"}
     names |= {name: f"user-{i}" for i, name in enumerate(sorted(people), 1)}
+    names |= {word: f"serial-{i}" for i, word in enumerate(sorted(without), 1)}
     words = re.compile(rf"(?<![\w-])(?:{'|'.join(map(re.escape, names))})(?![\w-])") if names else None
     seen: dict[str, str] = {}
 

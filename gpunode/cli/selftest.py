@@ -1,0 +1,146 @@
+"""gpunode selftest."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from gpunode.cli.common import format_option
+from gpunode.cli.output import echo, print_json
+from gpunode.core.errors import Exit, InputError
+
+if TYPE_CHECKING:
+    from gpunode.core.selftest.record import Record
+    from gpunode.edge.selftest.run import Options
+
+
+@click.command(
+    epilog="Examples:\n\n\b\n"
+    "  gpunode selftest\n"
+    "  gpunode selftest --load 0 --no-containers        (only read)\n"
+    "  gpunode selftest --change                        (as root; asks before it changes a setting)\n"
+    "  gpunode selftest --from gpunode-selftest-20261123-100000.tar.gz --format json\n"
+    "  gpunode selftest --list\n\n"
+    "Exit codes: 0 nothing failed, 1 a check failed, 2 usage, or the archive cannot be written or read,\n"
+    "5 this machine has no NVIDIA GPU, or --change without root, 130 interrupted."
+)
+@click.option("--change", is_flag=True, help="Change settings of the GPUs and put them back: root, and it asks.")
+@click.option("--yes", is_flag=True, help="With --change: do not ask.")
+@click.option("--containers/--no-containers", default=True, show_default=True, help="Start containers with GPUs.")
+@click.option(
+    "--load",
+    type=click.IntRange(0, 120),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="Seconds of work on each GPU that nobody uses; 0 leaves it out.",
+)
+@click.option(
+    "--limit", type=click.FloatRange(10), default=460, show_default=True, metavar="S", help="Seconds for all of it."
+)
+@click.option("-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="The archive.")
+@click.option(
+    "--from",
+    "source",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="RECORD",
+    help="Judge an archive, or its folder, again; nothing of this machine is read.",
+)
+@click.option("--list", "listed", is_flag=True, help="Print the checks and what they compare, and nothing else.")
+@format_option("text", "json")
+def selftest(
+    change: bool,
+    yes: bool,
+    containers: bool,
+    load: int,
+    limit: float,
+    output: Path | None,
+    source: Path | None,
+    listed: bool,
+    output_format: str,
+) -> int:
+    """Find out on this machine whether gpunode reports its GPUs correctly.
+
+    Facts are compared field by field with nvidia-smi, NVML, lspci, sysfs and /proc, the knowledge with the devices; a
+    container and 30 seconds of work use them. No setting is changed without --change. A redacted archive is written.
+    """
+    from gpunode.edge.selftest.run import Options, load_record, write_archive
+
+    if listed:
+        return _list(output_format)
+    if source and (change or output):
+        raise click.UsageError("--from reads a record: leave out --change and --output")
+    if source:
+        return _show(load_record(source), None, output_format)
+    if change and not yes:
+        _ask()
+    name = f"gpunode-selftest-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
+    path = output or Path(name)
+    if path.exists():
+        raise InputError(f"{path} is there already", fix="choose another file: -o FILE")
+    record = _run(Options(change=change, containers=containers, load=load, limit=limit))
+    write_archive(path, record)
+    return _show(record, path, output_format)
+
+
+def _list(output_format: str) -> int:
+    from gpunode.core.selftest.checks import CHECKS
+
+    if output_format == "json":
+        rows = [{"id": c.id, "part": c.part, "compares": c.compares, "needs": list(c.needs)} for c in CHECKS]
+        print_json({"checks": rows})
+        return Exit.OK
+    width = max(len(check.id) for check in CHECKS)
+    for check in CHECKS:
+        echo(f"{check.id:<{width}}  {check.part:<10}  {check.compares}")
+    return Exit.OK
+
+
+def _ask() -> None:
+    """Before any setting is changed: what it will be."""
+    import os
+    import sys
+
+    from gpunode.core.errors import InterruptedByUser, RefusedError
+
+    if os.geteuid() != 0:
+        raise RefusedError("--change needs root", fix="run it by sudo, or leave out --change")
+    echo(
+        "--change sets, and puts back: persistence mode and power limit of one GPU of each model that nobody uses,\n"
+        "a MIG instance on a GPU in MIG mode that has none; a GPU reset is tried while the GPU is open, which the\n"
+        "driver has to refuse. Is this machine yours, and may its GPUs be changed for some seconds?",
+        err=True,
+    )
+    if not sys.stdin.isatty():
+        raise InputError("a question, and no terminal to ask it on", fix="--yes")
+    if not click.confirm("go on?", err=True):
+        raise InterruptedByUser("nothing was changed")
+
+
+def _run(options: Options) -> Record:
+    from gpunode.cli.output import console
+    from gpunode.edge.selftest.run import examine
+
+    screen = console(stderr=True)
+    if not screen.is_terminal:
+        return examine(options)
+    with screen.status("probe") as status:
+        return examine(options, on_step=lambda step: status.update(f"after {step}"))
+
+
+def _show(record: Record, path: Path | None, output_format: str) -> int:
+    from gpunode.core.selftest.record import outcome_of, results_data, results_text, times_text
+    from gpunode.edge.selftest.run import gpus_of, results_of
+
+    results = results_of(record)
+    if output_format == "json":
+        print_json({**results_data(record, results), "archive": str(path) if path else None})
+    else:
+        echo(results_text(results))
+        echo(times_text(record))
+        if path:
+            echo(f"written: {path}, redacted; look through it, then send it: docs/selftest.md")
+    return Exit.of(outcome_of(results, gpus=gpus_of(record)))

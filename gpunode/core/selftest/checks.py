@@ -1,0 +1,744 @@
+"""The checks of a selftest: one row each, with what it compares, what it needs, and the function that judges it.
+
+A function gives back what was compared and the differences that it found; where a comparison makes no sense on this
+machine it raises NotPossible with the reason.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+from typing import Any
+
+from gpunode.core.cdi import read_spec
+from gpunode.core.checks.health import health_checks
+from gpunode.core.errors import GpunodeError
+from gpunode.core.facts import parse_probe, stable_facts
+from gpunode.core.knowledge import GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge.xids import APPLICATION
+from gpunode.core.model import NodeFacts
+from gpunode.core.selftest import readings
+from gpunode.core.selftest.readings import Reading
+from gpunode.core.selftest.record import Capture, Part, Record, Result
+from gpunode.core.sharing.mig import Product, product_of
+from gpunode.core.solve import parse_driver, request_of, solve
+from gpunode.core.spec import Spec
+
+MEMORY = 0.12  # of what the model has on paper may be missing: ECC and firmware keep some, and GB are not GiB
+CLOCK = 0.5  # of the highest clock is the least that a GPU without a reason to slow down reaches under load
+SLOWDOWNS = ("hw_slowdown", "hw_thermal_slowdown", "hw_power_brake_slowdown", "sw_thermal_slowdown")
+
+
+class NotPossible(Exception):
+    """Why a check says nothing on this machine."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """What a check compared, and the differences."""
+
+    message: str
+    differences: Sequence[str] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Seen:
+    """One record with all that the checks read out of it, each thing once."""
+
+    record: Record
+    knowledge: Knowledge
+    products: tuple[Product, ...]
+
+    @cached_property
+    def facts(self) -> NodeFacts:
+        return parse_probe(self.record.text("probe.txt"))
+
+    @cached_property
+    def smi(self) -> Reading:
+        return readings.read_smi(self.record.text("nvidia-smi.xml"))
+
+    @cached_property
+    def nvml(self) -> Reading:
+        return readings.read_nvml(self.record.data("nvml.json"))
+
+    def reading(self, source: str) -> Reading:
+        text = self.record.text
+        if source in ("smi", "nvml"):
+            return self.smi if source == "smi" else self.nvml
+        if source == "facts":
+            return readings.read_facts(self.facts)
+        if source == "proc":
+            return readings.read_proc(text("proc.txt"))
+        return readings.read_lspci(text("lspci.txt")) if source == "lspci" else readings.read_sysfs(text("sysfs.json"))
+
+    @cached_property
+    def models(self) -> Mapping[str, GpuModel]:
+        """Slot → what the knowledge has of the GPU there."""
+        found = {gpu.slot: self.knowledge.gpu(gpu.id) for gpu in self.facts.gpus}
+        return {slot: model for slot, model in found.items() if model}
+
+    @property
+    def virtual(self) -> frozenset[str]:
+        """Slots of GPUs that a hypervisor shares out (vGPU)."""
+        said = {slot: gpu.get("virtualization", "") for slot, gpu in self.smi.gpus.items()}
+        return frozenset(slot for slot, mode in said.items() if mode.upper() == "VGPU")
+
+    @cached_property
+    def xids(self) -> tuple[int, ...]:
+        """Codes of the kernel log since boot, without those that applications cause."""
+        found = re.findall(r"NVRM: Xid \(PCI:[^)]*\): (\d+)", self.record.text("dmesg.txt"))
+        return tuple(code for code in map(int, found) if code not in APPLICATION)
+
+
+@dataclass(frozen=True)
+class Check:
+    """A row of the table: what it compares, the captures that it needs, and who judges them."""
+
+    id: str
+    part: Part
+    compares: str
+    needs: tuple[str, ...]
+    judge: Callable[[Seen], Finding]
+
+
+def judge(seen: Seen) -> tuple[Result, ...]:
+    """Every check of the table on one record, in the table's order."""
+    return tuple(_result(check, seen) for check in CHECKS)
+
+
+def _result(check: Check, seen: Seen) -> Result:
+    row = partial(Result, id=check.id, part=check.part)
+    for need in check.needs:
+        capture = seen.record.captures.get(need, Capture(error="it was not asked for"))
+        if not capture.text:
+            return row(status="not possible", message=f"no {need}: {capture.error or 'it is empty'}")
+    try:
+        found = check.judge(seen)
+    except NotPossible as why:
+        return row(status="not possible", message=str(why))
+    except Exception as error:  # what no check foresaw is what a selftest is to find, and others have to go on
+        what = error.what if isinstance(error, GpunodeError) else f"{type(error).__name__}: {error}"
+        return row(status="failed", message=f"cannot be judged: {what}")
+    if found.differences:
+        shown = tuple(found.differences)
+        return row(status="failed", message=f"{found.message}: {_counted(shown)}", details=shown)
+    return row(status="passed", message=found.message)
+
+
+def _counted(differences: Sequence[str]) -> str:
+    return "1 difference" if len(differences) == 1 else f"{len(differences)} differences"
+
+
+# ---------------------------------------------------------------- probe and driver
+
+SHELLS = ("dash", "bash", "busybox")
+
+
+def _shells(seen: Seen) -> Finding:
+    """Facts under each shell against those of /bin/sh, as far as they rest on the machine alone."""
+    asked = {shell: seen.record.captures.get(f"probe-{shell}.txt", Capture(error="not there")) for shell in SHELLS}
+    texts = {shell: one for shell, one in asked.items() if one.text or one.stopped}
+    if not texts:
+        raise NotPossible(f"none of {', '.join(SHELLS)} is on this machine")
+    wanted, differences = stable_facts(seen.facts), []
+    for shell, one in texts.items():
+        try:
+            found = stable_facts(parse_probe(one.text))
+        except GpunodeError as error:
+            differences.append(f"{shell}: {error.what}")
+            continue
+        differences += [f"{shell}: {name} differs" for name in wanted if found.get(name) != wanted[name]]
+    return Finding(message=f"the same facts under {', '.join(texts)}", differences=differences)
+
+
+def _readable(seen: Seen) -> Finding:
+    return Finding(message="every line of the probe was understood", differences=seen.facts.malformed)
+
+
+def _driver(seen: Seen) -> Finding:
+    facts, trouble = seen.facts, []
+    on_pci = [gpu for gpu in facts.gpus if gpu.driver != "vfio-pci"]
+    if not on_pci:
+        raise NotPossible("no NVIDIA GPU on PCI, or all are passed through to guests")
+    if not facts.driver.loaded:
+        trouble.append("no NVIDIA kernel module is loaded")
+    if facts.driver.userspace and facts.driver.loaded and facts.driver.userspace != facts.driver.loaded:
+        trouble.append(f"kernel module {facts.driver.loaded}, libraries {facts.driver.userspace}")
+    if facts.driver.smi:
+        trouble.append(f"nvidia-smi: {facts.driver.smi}")
+    return Finding(message=f"driver {facts.driver.loaded or 'none'} answers", differences=trouble)
+
+
+def _in_time(seen: Seen) -> Finding:
+    late = [f"{name}: {one.error}" for name, one in seen.record.captures.items() if one.stopped]
+    return Finding(message=f"{len(seen.record.captures)} captures ended within their limits", differences=late)
+
+
+# ---------------------------------------------------------------- facts, field by field
+
+
+def _compared(one: str, other: str, seen: Seen) -> Finding:
+    first, second = seen.reading(one), seen.reading(other)
+    passed_through = [gpu.slot for gpu in seen.facts.gpus if gpu.driver == "vfio-pci"]
+    absent = passed_through if {one, other} & {"smi", "nvml", "proc"} else ()
+    number, differences = readings.compare(first, second, absent=absent)
+    if not number and not differences:
+        raise NotPossible(f"{first.source} and {second.source} have no field in common")
+    return Finding(message=f"{first.source} and {second.source}: {number} fields compared", differences=differences)
+
+
+def _virtual(seen: Seen) -> Finding:
+    """Whether gpunode knows a virtual GPU as one: its driver comes from the vendor of the hypervisor."""
+    if not seen.virtual:
+        raise NotPossible("no virtual GPU here")
+    known = {gpu.slot for gpu in seen.facts.gpus if gpu.virtual_function}
+    missed = [
+        f"{slot}: nvidia-smi says VGPU, gpunode takes it for a whole GPU" for slot in sorted(seen.virtual - known)
+    ]
+    return Finding(message="virtual GPUs are known as such", differences=missed)
+
+
+def _nvlink(seen: Seen) -> Finding:
+    indexes = {gpu.slot: gpu.index for gpu in seen.facts.nvml}
+    links = {
+        indexes[slot]: gpu["nvlink"] for slot, gpu in seen.nvml.gpus.items() if "nvlink" in gpu and slot in indexes
+    }
+    if not any("1" in states for states in links.values()) or len(links) < 2:
+        raise NotPossible("no two GPUs with active NVLinks")
+    down = {
+        f"GPU {index} link {number}"
+        for index, states in links.items()
+        for number, state in enumerate(states)
+        if state == "0" and "1" in states
+    }
+    told = set(seen.facts.nvlink_inactive)
+    differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - told)]
+    differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(told - down)]
+    return Finding(message=f"{sum(map(len, links.values()))} NVLinks compared", differences=differences)
+
+
+# ---------------------------------------------------------------- knowledge against the device
+
+
+def _known(seen: Seen) -> Finding:
+    gpus = _gpus(seen)
+    unknown = [f"{gpu.slot} {gpu.id}: not in gpus.toml" for gpu in gpus if not seen.knowledge.gpu(gpu.id)]
+    names = sorted({model.name for model in seen.models.values()})
+    return Finding(message=f"PCI ids known: {', '.join(names) or 'none'}", differences=unknown)
+
+
+def _gpus(seen: Seen) -> tuple[Any, ...]:
+    if not seen.facts.gpus:
+        raise NotPossible("no NVIDIA GPU on PCI")
+    return seen.facts.gpus
+
+
+_BRANDS = (
+    (re.compile("geforce", re.I), ("geforce",)),
+    (re.compile("titan", re.I), ("geforce", "workstation")),
+    (re.compile("quadro|rtx", re.I), ("workstation",)),
+    (re.compile("tesla|nvidia", re.I), ("datacenter", "workstation", "mining", "grace-soc")),
+)
+
+
+def _class(seen: Seen) -> Finding:
+    """The kind that the knowledge has for the model against the brand that the driver says."""
+    compared, differences = 0, []
+    for slot, gpu, model in _known_gpus(seen):
+        kinds = next((kinds for brand, kinds in _BRANDS if brand.search(gpu.get("brand", ""))), ())
+        compared += bool(kinds)
+        if kinds and model.kind not in (*kinds, "unnamed"):
+            differences.append(f"{slot} {model.id}: {model.kind} in the knowledge, brand {gpu['brand']}")
+    return _found(compared, "brand", differences)
+
+
+def _known_gpus(seen: Seen) -> Iterator[tuple[str, Mapping[str, str], GpuModel]]:
+    """(slot, what nvidia-smi says, what the knowledge has) of each GPU that both have."""
+    for slot, gpu in seen.smi.gpus.items():
+        if slot in seen.models:
+            yield slot, gpu, seen.models[slot]
+
+
+def _found(compared: int, what: str, differences: Sequence[str]) -> Finding:
+    if not compared and not differences:
+        raise NotPossible(f"the driver does not say the {what} of a GPU that is known")
+    return Finding(message=f"{what} of {compared} GPUs as in the knowledge", differences=differences)
+
+
+def _architecture(seen: Seen) -> Finding:
+    rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(seen) if "architecture" in gpu]
+    differences = [
+        f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {said}"
+        for slot, said, model in rows
+        if _generation(said) != _generation(model.arch)
+    ]
+    return _found(len(rows), "architecture", differences)
+
+
+def _generation(name: str) -> str:
+    return name.lower().removesuffix(" lovelace")
+
+
+def _capability(seen: Seen) -> Finding:
+    said = {slot: gpu["compute_capability"] for slot, gpu in seen.nvml.gpus.items() if "compute_capability" in gpu}
+    rows = [(slot, said[slot], model) for slot, model in seen.models.items() if slot in said]
+    differences = [
+        f"{slot} {model.id}: {model.compute_capability} in the knowledge, NVML says {told}"
+        for slot, told, model in rows
+        if model.compute_capability and told != model.compute_capability
+    ]
+    return _found(len(rows), "compute capability", differences)
+
+
+def _memory(seen: Seen) -> Finding:
+    differences, compared = [], 0
+    for slot, gpu, model in _known_gpus(seen):
+        if slot in seen.virtual or not model.memory_gb or "memory_mib" not in gpu:
+            continue
+        compared += 1
+        # marketed GB are GiB on graphics cards, and powers of ten on B200 and later
+        least, most = model.memory_gb * 1000**3 * (1 - MEMORY), model.memory_gb * 1024**3 * 1.02
+        if not least <= int(gpu["memory_mib"]) << 20 <= most:
+            differences.append(
+                f"{slot} {model.id}: {model.memory_gb} GB in the knowledge, it has {gpu['memory_mib']} MiB"
+            )
+    return _found(compared, "memory", differences)
+
+
+def _mig_capability(seen: Seen) -> Finding:
+    differences, compared = [], 0
+    for slot, gpu, model in _known_gpus(seen):
+        if slot in seen.virtual or model.mig == "unknown":
+            continue
+        compared += 1
+        capable = "mig_current" in gpu
+        if capable != bool(model.mig):
+            has = "has MIG" if capable else "has no MIG"
+            differences.append(f"{slot} {model.id}: {'MIG' if model.mig else 'no MIG'} in the knowledge, the GPU {has}")
+    return _found(compared, "MIG capability", differences)
+
+
+def _mig_profiles(seen: Seen) -> Finding:
+    listed = readings.read_profiles(seen.record.text("mig-profiles.txt"))
+    if not listed:
+        raise NotPossible("nvidia-smi mig -lgip lists no profile: no GPU has MIG, or has it enabled")
+    slots = {gpu.index: gpu.slot for gpu in seen.facts.nvml}
+    ids = {gpu.slot: gpu.id for gpu in seen.facts.gpus}
+    memory = {gpu.slot: gpu.memory_mib for gpu in seen.facts.nvml}
+    branch = (version_tuple(seen.facts.driver.loaded) or (0,))[0]
+    differences: list[str] = []
+    for index in sorted({row.gpu for row in listed}):
+        slot = slots.get(index, "")
+        product = product_of(ids.get(slot, ""), seen.products, seen.knowledge, memory_mib=memory.get(slot))
+        rows = {row.name: row for row in listed if row.gpu == index}
+        known = {one.name: one for one in product.profiles if one.since <= branch}
+        where = f"GPU {index} ({product.name})"
+        differences += [f"{where} {name}: the GPU has it, the knowledge does not" for name in rows if name not in known]
+        differences += [
+            f"{where} {name}: in the knowledge, the GPU does not list it" for name in known if name not in rows
+        ]
+        for name in {*rows} & {*known}:
+            row, one = rows[name], known[name]
+            if one.id >= 0 and row.id != one.id:
+                differences.append(f"{where} {name}: profile ID {one.id} in the knowledge, {row.id} on the GPU")
+            if row.most != one.most:
+                differences.append(f"{where} {name}: at most {one.most} in the knowledge, {row.most} on the GPU")
+            if abs(row.gib - one.usable_gib) > max(0.3, 0.06 * row.gib):
+                differences.append(f"{where} {name}: {one.usable_gib} GiB in the knowledge, {row.gib} GiB on the GPU")
+    return Finding(message=f"{len(listed)} MIG profiles compared", differences=differences)
+
+
+def _open_module(seen: Seen) -> Finding:
+    flavour = seen.facts.driver.loaded_flavour
+    if not flavour or not seen.models:
+        raise NotPossible("no NVIDIA kernel module is loaded, or no GPU is known")
+    refused = {"open": "no", "proprietary": "only"}[flavour]
+    rows = [
+        (gpu.slot, seen.models[gpu.slot])
+        for gpu in seen.facts.gpus
+        if gpu.slot in seen.models and gpu.driver == "nvidia"
+    ]
+    driven = set(seen.smi.gpus)
+    differences = [
+        f"{slot} {model.id}: driven by the {flavour} modules, which the knowledge rules out"
+        for slot, model in rows
+        if model.open == refused and slot in driven
+    ]
+    return _found(len(rows), f"module flavour ({flavour})", differences)
+
+
+def _branch(seen: Seen) -> Finding:
+    """A driver that runs a GPU is within the range that the knowledge has for it, and its branch is known."""
+    loaded = seen.facts.driver.loaded
+    if not loaded:
+        raise NotPossible("no NVIDIA kernel module is loaded")
+    version = version_tuple(loaded)
+    differences = [] if version[0] in seen.knowledge.branches else [f"branch {version[0]}: not in drivers.toml"]
+    rows = [(slot, model) for slot, _, model in _known_gpus(seen)]
+    for slot, model in rows:
+        arch = seen.knowledge.architectures[model.arch]
+        first = version_tuple(model.first_release) or (arch.first_branch,)
+        if version[: len(first)] < first:
+            differences.append(
+                f"{slot} {model.id}: {loaded} runs it, first driver in the knowledge {'.'.join(map(str, first))}"
+            )
+        if arch.last_branch and version[0] > arch.last_branch:
+            differences.append(f"{slot} {model.id}: {loaded} runs it, last branch in the knowledge {arch.last_branch}")
+    return Finding(message=f"driver {loaded} is in the range of {len(rows)} GPUs", differences=differences)
+
+
+def _solver(seen: Seen) -> Finding:
+    """The solver, asked for the branch and flavour that run, has no objection."""
+    driver = seen.facts.driver
+    if not driver.loaded or not seen.facts.gpus:
+        raise NotPossible("no NVIDIA kernel module is loaded, or no GPU on PCI")
+    if seen.virtual:
+        raise NotPossible("a virtual GPU has its driver from the hypervisor's vendor")
+    if seen.facts.container:
+        raise NotPossible("a container has its driver from its host")
+    asked = f"{version_tuple(driver.loaded)[0]}" + (f"-{driver.loaded_flavour}" if driver.loaded_flavour else "")
+    spec = Spec(driver=parse_driver(asked))
+    solution = solve(request_of(replace(seen.facts), spec), seen.knowledge)
+    problems = [problem.what for problem in solution.problems]
+    return Finding(message=f"the solver accepts driver {asked} on {seen.facts.distro.key}", differences=problems)
+
+
+# ---------------------------------------------------------------- commands
+
+COMMANDS: Mapping[str, tuple[int, ...]] = {  # exit codes that a machine in any state may have
+    "detect": (0,),
+    "plan": (0, 3, 5),
+    "verify": (0, 1, 3, 5),
+    "doctor": (0, 1),
+    "report": (0,),
+}
+_BUG = re.compile(r"Traceback \(most recent call last\)|unexpected [A-Z]\w+(?:Error|Exception)\b")
+
+
+def _command(name: str, seen: Seen) -> Finding:
+    capture = seen.record.captures[f"{name}.json"]
+    trouble = [line.strip()[:200] for line in capture.text.splitlines() if _BUG.search(line)]
+    if capture.exit not in COMMANDS[name]:
+        said = seen.record.text(f"{name}.json").strip().splitlines()
+        trouble.append(f"exit code {capture.exit}: {said[-1][:200] if said else ''}")
+    elif not trouble and seen.record.data(f"{name}.json") is None:
+        trouble.append("it printed no JSON")
+    return Finding(message=f"gpunode {name}: exit code {capture.exit} in {capture.seconds:.1f} s", differences=trouble)
+
+
+def _any(name: str, *values: str) -> Callable[[Seen], bool]:
+    return lambda seen: any(gpu.get(name, "") in values for gpu in seen.nvml.gpus.values())
+
+
+# check of `gpunode verify` → whether NVML, or the kernel log, says the same
+_SIGNS: Mapping[str, Callable[[Seen], bool]] = {
+    "gpu.ecc": lambda seen: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in seen.nvml.gpus.values()),
+    "gpu.remap-pending": _any("remap_pending", "Yes"),
+    "gpu.remap-failure": _any("remap_failure", "Yes"),
+    "gpu.retirement-pending": _any("retired_pending", "Yes"),
+    "gpu.count": lambda seen: len(seen.nvml.gpus) != len(seen.facts.gpus),
+    "gpu.xid": lambda seen: bool(seen.xids),
+    "driver.loaded": lambda seen: not seen.nvml.machine.get("driver"),
+    "driver.versions-match": lambda seen: not seen.nvml.machine.get("driver"),
+    "fabric.state": _any("fabric_state", "Not Started", "In Progress"),
+}
+
+
+def _alarms(seen: Seen) -> Finding:
+    """gpunode's health checks that fail are those for which NVML has a sign, and no others."""
+    hosts = (seen.record.data("verify.json") or {}).get("hosts") or [{}]
+    status = {check["id"]: check for check in hosts[0].get("checks", ())}
+    rows = [(name, sign(seen)) for name, sign in _SIGNS.items() if name in status]
+    if not rows:
+        raise NotPossible("verify made no check that NVML has a sign for")
+    differences = []
+    for name, sick in rows:
+        failed = status[name]["status"] == "failed"
+        if failed and not sick:
+            differences.append(f"{name}: verify fails ({status[name]['message']}), NVML says the GPUs are healthy")
+        if sick and not failed:
+            differences.append(f"{name}: NVML says the GPUs are not healthy, verify does not")
+    return Finding(message=f"{len(rows)} health checks agree with NVML", differences=differences)
+
+
+_HARDWARE = ("kernel", "driver", "fabric")  # layers in which a machine that NVML calls healthy has no fault
+
+
+def _findings(seen: Seen) -> Finding:
+    """The doctor finds no root cause in the driver's layers where NVML says that all is well."""
+    hosts = (seen.record.data("doctor.json") or {}).get("hosts") or [{}]
+    if any(sign(seen) for sign in _SIGNS.values()):
+        raise NotPossible("NVML or the kernel log says that a GPU is not healthy")
+    found = hosts[0].get("findings", ())
+    wrong = [
+        f"{one['id']}: {(one['evidence'] or [''])[0][:160]}"
+        for one in found
+        if one["root"] and one["severity"] == "error" and one["layer"] in _HARDWARE
+    ]
+    return Finding(message=f"{len(found)} findings, none of them a false alarm about the driver", differences=wrong)
+
+
+# ---------------------------------------------------------------- containers
+
+
+def _cdi(seen: Seen) -> Finding:
+    """The CDI specification that nvidia-ctk makes today is one that gpunode reads, with every GPU in it."""
+    spec = read_spec("nvidia.yaml", seen.record.text("cdi.yaml").encode())
+    wanted = {gpu["uuid"] for gpu in seen.smi.gpus.values() if "uuid" in gpu and gpu.get("mig_current") != "Enabled"}
+    named = {name for name in spec.devices if name.startswith("GPU-")}
+    differences = [f"{uuid}: not in the specification" for uuid in sorted(wanted - named)] if named else []
+    if not named and len([name for name in spec.devices if name.isdigit()]) < len(wanted):
+        differences.append(f"{len(wanted)} GPUs, devices {', '.join(spec.devices)}")
+    if spec.driver and spec.driver != seen.facts.driver.loaded:
+        differences.append(f"made for driver {spec.driver}, loaded is {seen.facts.driver.loaded}")
+    return Finding(message=f"nvidia-ctk's specification has {len(spec.devices)} devices", differences=differences)
+
+
+def _container(what: str, seen: Seen) -> Finding:
+    """Containers that were given `what` (one GPU, a MIG device, all, none) saw just that, in every engine."""
+    data = seen.record.data("containers.json")
+    rows = [row for row in data.get("ran", ()) if row["what"] == what] if isinstance(data, dict) else []
+    if not rows:
+        raise NotPossible((data or {}).get("why", {}).get(what) or "no container was started with it")
+    differences = []
+    for row in rows:
+        who = f"{row['engine']} ({what})"
+        if "gpunode-selftest-ran" not in row["output"]:
+            differences.append(f"{who}: the container did not start: {row['output'].strip()[-200:]}")
+            continue
+        pattern = r"UUID: (MIG-[0-9a-f-]+)" if what == "mig" else r"UUID: (GPU-[0-9a-f-]+)"
+        seen_there = sorted(re.findall(pattern, row["output"]))
+        if seen_there != sorted(row["expected"]):
+            differences.append(
+                f"{who}: sees {', '.join(seen_there) or 'no GPU'}, not {', '.join(row['expected']) or 'none'}"
+            )
+    engines = ", ".join(dict.fromkeys(row["engine"] for row in rows))
+    return Finding(message=f"containers of {engines} see what they were given", differences=differences)
+
+
+# ---------------------------------------------------------------- --change, load
+
+
+def _change(step: str, seen: Seen) -> Finding:
+    """A setting took the value that was asked for, and has its old one again."""
+    rows = [row for row in (seen.record.data("change.json") or {}).get("steps", ()) if row["step"] == step]
+    done = [row for row in rows if not row.get("why")]
+    if not done:
+        raise NotPossible(rows[0]["why"] if rows else "it was not tried")
+    differences = []
+    for row in done:
+        if row["during"] != row["wanted"]:
+            differences.append(
+                f"{row['where']}: asked for {row['wanted']}, got {row['during']} {row.get('output', '')}".strip()
+            )
+        if row["after"] != row["before"]:
+            differences.append(f"{row['where']}: was {row['before']}, is {row['after']} now: put it back by hand")
+    return Finding(message=f"{len(done)} changed and put back", differences=differences)
+
+
+def _load(seen: Seen) -> dict[str, Any]:
+    data = seen.record.data("load.json") or {}
+    if not data.get("gpus"):
+        raise NotPossible(data.get("why") or "no load was run")
+    return dict(data)
+
+
+def _work(seen: Seen) -> Finding:
+    data = _load(seen)
+    differences = [f"{gpu['uuid']}: {gpu['error']}" for gpu in data["gpus"] if gpu["error"]]
+    return Finding(
+        message=f"{data['tool']} worked {data['seconds']} s on {len(data['gpus'])} GPUs", differences=differences
+    )
+
+
+def _samples(seen: Seen) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
+    data = _load(seen)
+    for gpu in data["gpus"]:
+        rows = [row for row in data["samples"] if row["uuid"] == gpu["uuid"]]
+        if rows and not gpu["error"]:
+            yield gpu["uuid"], rows
+
+
+def _clocks(seen: Seen) -> Finding:
+    """Under load the clock comes near the GPU's own highest, unless the power limit keeps it from that."""
+    highest = {gpu.get("uuid", ""): int(gpu.get("clock_sm_max_mhz", "0")) for gpu in seen.nvml.gpus.values()}
+    differences, told = [], []
+    for uuid, rows in _samples(seen):
+        reached = max(int(row["clock_sm_mhz"] or 0) for row in rows)
+        told.append(f"{reached} of {highest.get(uuid, 0)} MHz")
+        capped = any("sw_power_cap" in row["reasons"] for row in rows)
+        if reached < CLOCK * highest.get(uuid, 0) and not capped:
+            differences.append(f"{uuid}: {reached} MHz at most, of {highest[uuid]} MHz")
+    return _measured("clock", told, differences)
+
+
+def _power(seen: Seen) -> Finding:
+    """Under load the power rises, and stays near the limit that is set."""
+    limits = {gpu.get("uuid", ""): int(gpu.get("power_limit_watts", "0")) for gpu in seen.nvml.gpus.values()}
+    differences, told = [], []
+    for uuid, rows in _samples(seen):
+        watts = [float(row["power_watts"]) for row in rows if row["power_watts"] is not None]
+        if not watts or not limits.get(uuid):
+            continue
+        told.append(f"{min(watts):.0f} to {max(watts):.0f} of {limits[uuid]} W")
+        if max(watts) > 1.15 * limits[uuid]:
+            differences.append(f"{uuid}: {max(watts):.0f} W, its limit is {limits[uuid]} W")
+        if max(watts) < 0.2 * limits[uuid]:
+            differences.append(f"{uuid}: {max(watts):.0f} W at most, so it hardly worked (limit {limits[uuid]} W)")
+    return _measured("power", told, differences)
+
+
+def _temperature(seen: Seen) -> Finding:
+    slowdown = {gpu.get("uuid", ""): int(gpu.get("temperature_slowdown", "0")) for gpu in seen.nvml.gpus.values()}
+    differences, told = [], []
+    for uuid, rows in _samples(seen):
+        reached = max(int(row["temperature"] or 0) for row in rows)
+        told.append(f"{reached} °C")
+        if slowdown.get(uuid) and reached >= slowdown[uuid]:
+            differences.append(f"{uuid}: {reached} °C, it slows down at {slowdown[uuid]} °C")
+    return _measured("temperature", told, differences)
+
+
+def _measured(what: str, told: Sequence[str], differences: Sequence[str]) -> Finding:
+    if not told:
+        raise NotPossible(f"no sample of the {what}")
+    return Finding(message=f"{what}: {', '.join(told)}", differences=differences)
+
+
+def _throttling(seen: Seen) -> Finding:
+    differences, number = [], 0
+    for uuid, rows in _samples(seen):
+        number += len(rows)
+        reasons = sorted({reason for row in rows for reason in row["reasons"]} & set(SLOWDOWNS))
+        differences += [f"{uuid}: {reason}" for reason in reasons]
+    if not number:
+        raise NotPossible("no sample of the clocks' event reasons")
+    return Finding(message=f"no slowdown by heat or power brake in {number} samples", differences=differences)
+
+
+def _health_after(seen: Seen) -> Finding:
+    """gpunode's own health checks after the load, of what was well before it."""
+    _load(seen)
+    before = {check.id for check in health_checks(seen.facts) if check.status == "failed"}
+    after = health_checks(parse_probe(seen.record.text("probe-after.txt")))
+    new = [f"{check.id}: {check.message}" for check in after if check.status == "failed" and check.id not in before]
+    return Finding(message=f"{len(after)} health checks after the load, none newly failed", differences=new)
+
+
+# ---------------------------------------------------------------- the table
+
+_PROBE, _SMI, _NVML = "probe.txt", "nvidia-smi.xml", "nvml.json"
+
+CHECKS: tuple[Check, ...] = (
+    Check("probe.shells", "read", "the probe under dash, bash and busybox", (_PROBE,), _shells),
+    Check("probe.readable", "read", "every line of the probe with the form that is known", (_PROBE,), _readable),
+    Check("driver.works", "read", "loaded kernel module, libraries and nvidia-smi", (_PROBE,), _driver),
+    Check("captures.in-time", "read", "each command with its time limit", (), _in_time),
+    Check("facts.smi", "read", "facts with nvidia-smi -q -x", (_PROBE, _SMI), partial(_compared, "facts", "smi")),
+    Check("facts.nvml", "read", "facts with NVML", (_PROBE, _NVML), partial(_compared, "facts", "nvml")),
+    Check("smi.nvml", "read", "nvidia-smi -q -x with NVML", (_PROBE, _SMI, _NVML), partial(_compared, "smi", "nvml")),
+    Check("facts.lspci", "read", "facts with lspci -nn", (_PROBE, "lspci.txt"), partial(_compared, "facts", "lspci")),
+    Check("facts.sysfs", "read", "facts with sysfs", (_PROBE, "sysfs.json"), partial(_compared, "facts", "sysfs")),
+    Check(
+        "smi.sysfs",
+        "read",
+        "nvidia-smi -q -x with sysfs",
+        (_PROBE, _SMI, "sysfs.json"),
+        partial(_compared, "smi", "sysfs"),
+    ),
+    Check(
+        "facts.proc",
+        "read",
+        "facts with /proc/driver/nvidia",
+        (_PROBE, "proc.txt"),
+        partial(_compared, "facts", "proc"),
+    ),
+    Check(
+        "smi.proc",
+        "read",
+        "nvidia-smi -q -x with /proc/driver/nvidia",
+        (_PROBE, _SMI, "proc.txt"),
+        partial(_compared, "smi", "proc"),
+    ),
+    Check("facts.virtual", "read", "virtual GPUs in the facts with nvidia-smi", (_PROBE, _SMI), _virtual),
+    Check("facts.nvlink", "read", "NVLinks that are down with NVML", (_PROBE, _NVML), _nvlink),
+    Check("knowledge.pci-id", "read", "PCI ids with the table of GPUs", (_PROBE,), _known),
+    Check("knowledge.class", "read", "kind of GPU with the driver's brand", (_PROBE, _SMI), _class),
+    Check("knowledge.architecture", "read", "architecture with the driver's", (_PROBE, _SMI), _architecture),
+    Check("knowledge.compute-capability", "read", "compute capability with NVML's", (_PROBE, _NVML), _capability),
+    Check("knowledge.memory", "read", "memory of the model with the GPU's", (_PROBE, _SMI), _memory),
+    Check(
+        "knowledge.mig-capability", "read", "whether the model has MIG with the GPU", (_PROBE, _SMI), _mig_capability
+    ),
+    Check(
+        "knowledge.mig-profiles",
+        "read",
+        "MIG profiles with nvidia-smi mig -lgip",
+        (_PROBE, "mig-profiles.txt"),
+        _mig_profiles,
+    ),
+    Check(
+        "knowledge.open-module",
+        "read",
+        "whether open modules may drive it with those that do",
+        (_PROBE, _SMI),
+        _open_module,
+    ),
+    Check("knowledge.branch", "read", "branches of the model with the driver that runs", (_PROBE, _SMI), _branch),
+    Check("solver.accepts", "read", "the solver with the driver that runs", (_PROBE, _SMI), _solver),
+    *(
+        Check(
+            f"command.{name}",
+            "read",
+            f"gpunode {name}: exit code, no traceback, JSON",
+            (f"{name}.json",),
+            partial(_command, name),
+        )
+        for name in COMMANDS
+    ),
+    Check("verify.alarms", "read", "health checks of verify with NVML", (_PROBE, _NVML, "verify.json"), _alarms),
+    Check("doctor.alarms", "read", "findings of the doctor with NVML", (_PROBE, _NVML, "doctor.json"), _findings),
+    Check(
+        "containers.cdi", "containers", "nvidia-ctk's CDI specification with the GPUs", (_PROBE, _SMI, "cdi.yaml"), _cdi
+    ),
+    *(
+        Check(
+            f"containers.{what}",
+            "containers",
+            f"what a container sees that was given {given}",
+            ("containers.json",),
+            partial(_container, what),
+        )
+        for what, given in (("one", "one GPU"), ("mig", "a MIG device"), ("all", "all GPUs"), ("void", "none"))
+    ),
+    *(
+        Check(f"change.{step}", "change", compares, ("change.json",), partial(_change, step))
+        for step, compares in (
+            ("runtime", "engines' configuration on a copy of /etc, configured and unconfigured"),
+            ("persistence", "persistence mode, changed and put back"),
+            ("power", "power limit, changed and put back"),
+            ("mig", "a MIG instance, created and destroyed on a GPU that nobody uses"),
+            ("reset", "nvidia-smi -r, refused while a program has the GPU open"),
+        )
+    ),
+    Check("load.work", "load", "results of the work on each GPU", ("load.json",), _work),
+    Check("load.clocks", "load", "clock under load with the GPU's highest", (_NVML, "load.json"), _clocks),
+    Check("load.power", "load", "power under load with the limit that is set", (_NVML, "load.json"), _power),
+    Check(
+        "load.temperature",
+        "load",
+        "temperature under load with the slowdown threshold",
+        (_NVML, "load.json"),
+        _temperature,
+    ),
+    Check("load.throttling", "load", "event reasons of the clocks under load", ("load.json",), _throttling),
+    Check(
+        "load.health",
+        "load",
+        "gpunode's health checks before and after the load",
+        (_PROBE, "load.json", "probe-after.txt"),
+        _health_after,
+    ),
+)

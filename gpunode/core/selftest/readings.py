@@ -1,0 +1,312 @@
+"""Each source of a record in one shape: what it says of the machine, and of each GPU by its PCI slot.
+
+The fields of XML are those of nvsmi_device_v10.dtd to v13.dtd (`nvidia-smi --dtd`); releases moved some of them, so a
+field has several paths.  Values are in one notation: MiB, W and MHz as whole numbers, PCI ids as 10de:2330, slots as
+sysfs has them.  What a source does not say (N/A) is not in its reading.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from xml.etree import ElementTree
+
+from gpunode.core.errors import InputError
+from gpunode.core.model import NodeFacts
+
+Values = Mapping[str, str]
+_NOTHING = re.compile(
+    r"\[?(N/?A|Not Supported|Unknown Error|Not Found|Insufficient Permissions|Requested functionality .*|None|)\]?\Z",
+    re.I,
+)
+_DISPLAY = ("0300", "0302")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What one source says: of the machine, and of each GPU by slot."""
+
+    source: str
+    machine: Values = field(default_factory=dict)
+    gpus: Mapping[str, Values] = field(default_factory=dict)
+
+
+def compare(one: Reading, other: Reading, *, absent: Sequence[str] = ()) -> tuple[int, list[str]]:
+    """(how many fields both have, their differences); a GPU that only one has is one, but for slots in `absent`."""
+    compared, differences = 0, []
+    for slot in sorted({*one.gpus, *other.gpus} - set(absent)):
+        for here, there in ((one, other), (other, one)):
+            if slot not in here.gpus:
+                differences.append(f"{slot}: {there.source} has this GPU, {here.source} does not")
+    pairs = [("machine", one.machine, other.machine)]
+    pairs += [(slot, one.gpus[slot], other.gpus[slot]) for slot in sorted({*one.gpus} & {*other.gpus})]
+    for where, first, second in pairs:
+        for name in sorted({*first} & {*second}):
+            compared += 1
+            if not _same(name, first[name], second[name]):
+                differences.append(f"{where} {name}: {one.source} {first[name]}, {other.source} {second[name]}")
+    return compared, differences
+
+
+def _same(name: str, one: str, other: str) -> bool:
+    if one == other:
+        return True
+    close = name.endswith(("_mib", "_watts", "_mhz"))  # each source rounds for itself
+    return close and one.isdigit() and other.isdigit() and abs(int(one) - int(other)) <= 1
+
+
+# ---------------------------------------------------------------- nvidia-smi -q -x
+
+
+def _number(text: str) -> str:
+    found = re.match(r"-?\d+(?:\.\d+)?", text)
+    return str(round(float(found[0]))) if found else ""
+
+
+def _swapped(text: str) -> str:
+    """233010DE (device, then vendor) → 10de:2330."""
+    digits = text.lower().removeprefix("0x").rjust(8, "0")
+    return f"{digits[4:]}:{digits[:4]}" if re.fullmatch(r"[0-9a-f]{8}", digits) else ""
+
+
+def _as_is(text: str) -> str:
+    return text
+
+
+def _choice(*paths: str) -> tuple[str, ...]:
+    return paths
+
+
+# field → (where it is, its notation)
+_XML: Mapping[str, tuple[tuple[str, ...], Callable[[str], str]]] = {
+    "name": (_choice("product_name"), _as_is),
+    "brand": (_choice("product_brand"), _as_is),
+    "architecture": (_choice("product_architecture"), _as_is),
+    "uuid": (_choice("uuid"), _as_is),
+    "serial": (_choice("serial"), _as_is),
+    "minor": (_choice("minor_number"), _as_is),
+    "vbios": (_choice("vbios_version"), _as_is),
+    "firmware": (_choice("gsp_firmware_version"), _as_is),
+    "persistence": (_choice("persistence_mode"), _as_is),
+    "compute_mode": (_choice("compute_mode"), _as_is),
+    "virtualization": (_choice("gpu_virtualization_mode/virtualization_mode"), _as_is),
+    "mig_current": (_choice("mig_mode/current_mig"), _as_is),
+    "mig_pending": (_choice("mig_mode/pending_mig"), _as_is),
+    "ecc_current": (_choice("ecc_mode/current_ecc"), _as_is),
+    "ecc_pending": (_choice("ecc_mode/pending_ecc"), _as_is),
+    "pci_id": (_choice("pci/pci_device_id"), _swapped),
+    "subsystem": (_choice("pci/pci_sub_system_id"), _swapped),
+    "link_generation_max": (_choice("pci/pci_gpu_link_info/pcie_gen/max_link_gen"), _number),
+    "link_width_max": (_choice("pci/pci_gpu_link_info/link_widths/max_link_width"), _number),
+    "memory_mib": (_choice("fb_memory_usage/total"), _number),
+    "bar1_mib": (_choice("bar1_memory_usage/total"), _number),
+    "remapped_correctable": (_choice("remapped_rows/remapped_row_corr"), _number),
+    "remapped_uncorrectable": (_choice("remapped_rows/remapped_row_unc"), _number),
+    "remap_pending": (_choice("remapped_rows/remapped_row_pending"), _as_is),
+    "remap_failure": (_choice("remapped_rows/remapped_row_failure"), _as_is),
+    "retired_pending": (_choice("retired_pages/pending_retirement", "retired_pages/pending_blacklist"), _as_is),
+    "fabric_state": (_choice("fabric/state"), _as_is),
+    "power_limit_watts": (
+        _choice("gpu_power_readings/current_power_limit", "power_readings/enforced_power_limit"),
+        _number,
+    ),
+    "power_default_watts": (
+        _choice("gpu_power_readings/default_power_limit", "power_readings/default_power_limit"),
+        _number,
+    ),
+    "power_min_watts": (_choice("gpu_power_readings/min_power_limit", "power_readings/min_power_limit"), _number),
+    "power_max_watts": (_choice("gpu_power_readings/max_power_limit", "power_readings/max_power_limit"), _number),
+    "clock_sm_max_mhz": (_choice("max_clocks/sm_clock"), _number),
+    "clock_memory_max_mhz": (_choice("max_clocks/mem_clock"), _number),
+    "clock_graphics_max_mhz": (_choice("max_clocks/graphics_clock"), _number),
+    "temperature_slowdown": (_choice("temperature/gpu_temp_slow_threshold"), _number),
+}
+XML_FIELDS = (*_XML, "ecc_uncorrected", "mig_devices", "processes")
+
+
+def read_smi(text: str) -> Reading:
+    """`nvidia-smi -q -x`; InputError where it is none."""
+    start = text.find("<?xml")
+    if start < 0 or "<!ENTITY" in text:
+        raise InputError("nvidia-smi -q -x printed no XML", expected="<?xml …")
+    try:
+        log = ElementTree.fromstring(text[start:])  # noqa: S314 - no entities, nothing is fetched
+    except ElementTree.ParseError as error:
+        raise InputError(f"nvidia-smi -q -x: {error}", expected="XML of nvsmi_device_v12.dtd") from None
+    machine = {"driver": _at(log, "driver_version"), "cuda": _at(log, "cuda_version")}
+    gpus = {slot_of(gpu.get("id") or _at(gpu, "pci/pci_bus_id")): dict(_xml_fields(gpu)) for gpu in log.iter("gpu")}
+    machine["gpus"] = _at(log, "attached_gpus") or str(len(gpus))
+    return Reading(source="nvidia-smi -q -x", machine=_said(machine), gpus=gpus)
+
+
+def _xml_fields(gpu: ElementTree.Element) -> Iterator[tuple[str, str]]:
+    for name, (paths, notation) in _XML.items():
+        text = next((text for path in paths if (text := _at(gpu, path))), "")
+        if text and (value := notation(text)):
+            yield name, value
+    errors = gpu.find("ecc_errors/volatile")
+    counts = [one for one in (errors.iter() if errors is not None else ()) if "uncorrectable" in one.tag]
+    double = gpu.find("ecc_errors/volatile/double_bit/total")  # before Ampere
+    numbers = [int(text) for one in counts if (text := (one.text or "").strip()).isdigit()]
+    if numbers or (double is not None and (double.text or "").strip().isdigit()):
+        yield "ecc_uncorrected", str(sum(numbers)) if numbers else (double.text or "").strip()  # type: ignore[union-attr]
+    yield "mig_devices", str(len(gpu.findall("mig_devices/mig_device")))
+    yield "processes", str(len(gpu.findall("processes/process_info")))
+
+
+def _at(element: ElementTree.Element, path: str) -> str:
+    text = (element.findtext(path) or "").strip()
+    return "" if _NOTHING.match(text) else text
+
+
+def slot_of(bus_id: str) -> str:
+    """00000000:17:00.0 → 0000:17:00.0."""
+    domain, _, rest = bus_id.strip().lower().partition(":")
+    return f"{domain[-4:]}:{rest}" if rest else domain
+
+
+def _said(values: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in values.items() if value}
+
+
+# ---------------------------------------------------------------- NVML, sysfs, lspci, /proc, the facts
+
+
+def read_nvml(data: Any) -> Reading:
+    """The dump of edge/host/nvml.py: {"machine": {…}, "gpus": [{"slot": …, …}]}."""
+    if not isinstance(data, dict) or not isinstance(data.get("gpus"), list):
+        raise InputError("no dump of NVML", expected='{"machine": {…}, "gpus": […]}')
+    gpus = {
+        slot_of(str(gpu.get("slot", ""))): _said({k: str(v) for k, v in gpu.items() if k != "slot" and v is not None})
+        for gpu in data["gpus"]
+    }
+    machine = _said({name: str(value) for name, value in data.get("machine", {}).items() if value is not None})
+    return Reading(source="NVML", machine=machine, gpus=gpus)
+
+
+def read_sysfs(text: str) -> Reading:
+    """{slot: {vendor, device, class, subsystem_vendor, subsystem_device, driver, …}} as JSON."""
+    gpus = {}
+    for slot, one in json.loads(text).items():
+        hexes = {name: str(value).removeprefix("0x") for name, value in one.items()}
+        if hexes.get("class", "")[:4] not in _DISPLAY:
+            continue
+        gpus[slot] = {
+            "pci_id": f"{hexes['vendor']}:{hexes['device']}",
+            "subsystem": f"{hexes['subsystem_vendor']}:{hexes['subsystem_device']}",
+            "class": hexes["class"][:4],
+            "kernel_driver": one.get("driver", ""),
+        }
+    return Reading(source="sysfs", gpus={slot: _said(one) for slot, one in gpus.items()})
+
+
+# 0000:17:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev a1)
+_LSPCI = re.compile(r"([0-9a-f:.]+) [^\[\n]*\[(\w{4})\]: .*\[(\w{4}:\w{4})\]")
+
+
+def read_lspci(text: str) -> Reading:
+    """`lspci -D -nn -k -d 10de:`."""
+    gpus: dict[str, dict[str, str]] = {}
+    current: dict[str, str] = {}
+    for line in text.splitlines():
+        if match := _LSPCI.match(line):
+            current = {"class": match[2], "pci_id": match[3]}
+            if match[2] in _DISPLAY:
+                gpus[match[1] if match[1].count(":") == 2 else f"0000:{match[1]}"] = current
+        elif match := re.match(r"\s+Subsystem: .*\[(\w{4}:\w{4})\]", line):
+            current["subsystem"] = match[1]
+        elif match := re.match(r"\s+Kernel driver in use: (\S+)", line):
+            current["kernel_driver"] = match[1]
+    return Reading(source="lspci", gpus=gpus)
+
+
+_INFORMATION = {
+    "Model": "name",
+    "GPU UUID": "uuid",
+    "Device Minor": "minor",
+    "Video BIOS": "vbios",
+    "GPU Firmware": "firmware",
+}
+
+
+def read_proc(text: str) -> Reading:
+    """Files of /proc/driver/nvidia, each behind a line `=== PATH`."""
+    machine: dict[str, str] = {}
+    gpus: dict[str, dict[str, str]] = {}
+    path = ""
+    for line in text.splitlines():
+        if line.startswith("=== "):
+            path = line.removeprefix("=== ")
+        elif path.endswith("/version") and line.startswith("NVRM version"):
+            found = re.search(r"\b\d{3,4}\.\d{1,4}(?:\.\d{1,4})?\b", line)
+            machine = {"driver": found[0] if found else ""}
+            machine["flavour"] = "open" if "Open Kernel Module" in line else "proprietary"
+        elif match := re.search(r"/gpus/([^/]+)/information\Z", path):
+            key, _, value = (part.strip() for part in line.partition(":"))
+            one = gpus.setdefault(match[1].lower(), {})
+            if key in _INFORMATION and not _NOTHING.match(value) and "?" not in value:
+                one[_INFORMATION[key]] = value
+    return Reading(source="/proc/driver/nvidia", machine=_said(machine), gpus=gpus)
+
+
+def read_facts(facts: NodeFacts) -> Reading:
+    """What gpunode made of its probe: the GPUs on PCI, and what nvidia-smi's table said of them."""
+    minors = {gpu.uuid: str(gpu.minor) for gpu in facts.cdi.gpus if gpu.uuid}
+    driver = {
+        gpu.slot: {
+            "name": gpu.name,
+            "uuid": gpu.uuid,
+            "minor": minors.get(gpu.uuid, ""),
+            "memory_mib": "" if gpu.memory_mib is None else str(gpu.memory_mib),
+            "mig_current": gpu.mig_current,
+            "mig_pending": gpu.mig_pending,
+            "persistence": gpu.persistence,
+            "ecc_current": gpu.ecc_current,
+            "ecc_uncorrected": "" if gpu.ecc_uncorrected is None else str(gpu.ecc_uncorrected),
+            "retired_pending": gpu.retired_pending,
+            "remap_pending": gpu.remap_pending,
+            "remap_failure": gpu.remap_failure,
+            "fabric_state": gpu.fabric_state,
+        }
+        for gpu in facts.nvml
+    }
+    pci = {
+        gpu.slot: {
+            "pci_id": gpu.id,
+            "subsystem": gpu.subsystem,
+            "class": gpu.class_code,
+            "kernel_driver": gpu.driver,
+        }
+        for gpu in facts.gpus
+    }
+    gpus = {slot: _said({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}
+    machine = {"driver": facts.driver.loaded, "flavour": facts.driver.loaded_flavour}
+    return Reading(source="gpunode", machine=_said(machine), gpus=gpus)
+
+
+# ---------------------------------------------------------------- nvidia-smi mig -lgip
+
+# |   0  MIG 1g.10gb       19     7/7        9.62       No     14     0     0   |
+_PROFILE = re.compile(r"\|\s*(\d+)\s+MIG (\S+)\s+(\d+)\s+(\d+)/(\d+)\s+(\d+\.\d+)\s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedProfile:
+    """A row of `nvidia-smi mig -lgip`."""
+
+    gpu: int
+    name: str
+    id: int
+    most: int
+    gib: float
+
+
+def read_profiles(text: str) -> tuple[ListedProfile, ...]:
+    """The rows of `nvidia-smi mig -lgip`, () where no GPU has MIG, or has it enabled."""
+    found = (_PROFILE.match(line.strip()) for line in text.splitlines())
+    return tuple(
+        ListedProfile(gpu=int(m[1]), name=m[2], id=int(m[3]), most=int(m[5]), gib=float(m[6])) for m in found if m
+    )

@@ -1,0 +1,225 @@
+"""What a selftest captured on one machine, what came of it, and the redacted archive of both."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from gpunode.core.errors import InputError
+from gpunode.core.facts.redact import redact_texts
+from gpunode.core.model import HostOutcome
+from gpunode.core.printable import json_text, printable
+
+Status = Literal["passed", "failed", "not possible"]
+Part = Literal["read", "containers", "change", "load"]
+PARTS: tuple[Part, ...] = ("read", "containers", "change", "load")
+META, RESULTS, GUIDE = "record.json", "results.json", "README.txt"
+FORMAT = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Capture:
+    """What one program printed, or one file held.  `error` says why nothing came, or why it came to no good end."""
+
+    text: str = ""
+    error: str = ""
+    stopped: bool = False  # at its time limit
+    exit: int | None = None
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """Captures by the names that they have in the archive, and what is known of the run itself."""
+
+    captures: Mapping[str, Capture] = field(default_factory=dict)
+    gpunode: str = ""  # its version
+    at: str = ""  # when, 2026-11-23T10:00:00Z
+    root: bool = False
+    seconds: float = 0.0
+
+    def text(self, name: str) -> str:
+        """What was captured under that name, "" where nothing was."""
+        return self.captures.get(name, Capture()).text
+
+    def data(self, name: str) -> Any:
+        """The JSON that was captured under that name, None where it is none."""
+        try:
+            return json.loads(self.text(name))
+        except (ValueError, RecursionError):
+            return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One row of the table at the end; `details` are the differences, one a line."""
+
+    id: str
+    part: Part
+    status: Status
+    message: str
+    details: tuple[str, ...] = ()
+
+
+def outcome_of(results: Sequence[Result], *, gpus: int) -> HostOutcome:
+    """failed: a check failed; refused: there is no NVIDIA GPU, so that nothing could be checked; else ok."""
+    if any(result.status == "failed" for result in results):
+        return "failed"
+    return "ok" if gpus else "refused"
+
+
+def summary(results: Sequence[Result]) -> str:
+    """12 passed, 1 failed, 3 not possible here."""
+    counts = Counter(result.status for result in results)
+    return f"{counts['passed']} passed, {counts['failed']} failed, {counts['not possible']} not possible here"
+
+
+def results_text(results: Sequence[Result]) -> str:
+    """The table for people: one line a check, the differences below it."""
+    width = max((len(result.id) for result in results), default=0)
+    lines = []
+    for part in PARTS:
+        rows = [result for result in results if result.part == part]
+        lines += [f"{part}"] if rows else []
+        for one in rows:
+            lines.append(f"  {one.status:<12} {one.id:<{width}}  {one.message}")
+            lines += [f"  {'':<12} {'':<{width}}    {line}" for line in one.details]
+    return "\n".join([*lines, summary(results)])
+
+
+def times_text(record: Record) -> str:
+    """How long each capture took, the slowest first; what took less than a tenth of a second is left out."""
+    slow = sorted(record.captures.items(), key=lambda item: -item[1].seconds)
+    shown = [f"{name} {one.seconds:.1f} s" for name, one in slow if one.seconds >= 0.1]
+    return f"times: {', '.join(shown)}; all {record.seconds:.0f} s" if shown else f"times: all {record.seconds:.0f} s"
+
+
+def results_data(record: Record, results: Sequence[Result]) -> dict[str, Any]:
+    """The shape of `gpunode selftest --format json` (docs/selftest.md)."""
+    counts = Counter(result.status for result in results)
+    return {
+        "format": FORMAT,
+        "gpunode": record.gpunode,
+        "at": record.at,
+        "seconds": round(record.seconds, 1),
+        "counts": {"passed": counts["passed"], "failed": counts["failed"], "not_possible": counts["not possible"]},
+        "checks": [
+            {"id": r.id, "part": r.part, "status": r.status, "message": r.message, "details": list(r.details)}
+            for r in results
+        ],
+        "times": {name: round(one.seconds, 2) for name, one in sorted(record.captures.items())},
+    }
+
+
+# ---------------------------------------------------------------- the archive
+
+# what names a machine in the output of nvidia-smi, NVML, dmidecode-like tools and /proc
+_SERIAL = re.compile(
+    r"(?i)(?:<(?:[a-z_]*serial(?:_number)?|gpu_pdi|host_id)>|\"(?:[a-z_]*serial|pdi)\": *\""
+    r"|\bserial(?: number)?[ \t]*:[ \t]*)"
+    r"([0-9a-z][0-9a-z-]{4,40})(?![0-9a-z-])"
+)
+_PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)")
+_BUILDER = re.compile(r"(NVRM version:[^\n]*\()[^()\n]*(\))")  # who compiled the module, and where
+
+
+def redacted(record: Record) -> dict[str, str]:
+    """The files of the archive: captures without serials, UUIDs, host and user names, addresses and process names.
+
+    The same thing has the same placeholder in all of them, so that they can still be compared.
+    """
+    meta = {
+        "format": FORMAT,
+        "gpunode": record.gpunode,
+        "at": record.at,
+        "root": record.root,
+        "seconds": round(record.seconds, 1),
+        "captures": {
+            name: {"error": one.error, "stopped": one.stopped, "exit": one.exit, "seconds": round(one.seconds, 2)}
+            for name, one in sorted(record.captures.items())
+        },
+    }
+    texts = {name: one.text for name, one in sorted(record.captures.items()) if one.text}
+    files = redact_texts({META: json_text(meta, indent=1) + "\n"} | texts, without=_serials(texts))
+    return {name: _BUILDER.sub(r"\1builder\2", _PROCESS.sub(r"\1process\2", text)) for name, text in files.items()}
+
+
+def _serials(texts: Mapping[str, str]) -> frozenset[str]:
+    found = (match[1] for text in texts.values() for match in _SERIAL.finditer(text))
+    return frozenset(word for word in found if any(c.isdigit() for c in word))
+
+
+def archive_files(record: Record, results: Sequence[Result]) -> dict[str, str]:
+    """All files of the archive, the guide first.  The results are those of the redacted record."""
+    files = redacted(record)
+    table = f"{printable(results_text(results))}\n{times_text(record)}\n"
+    data = json_text(results_data(record, results), indent=1) + "\n"
+    made = redact_texts({"results.txt": table, RESULTS: data} | files, without=_serials(files))
+    made = {name: made[name] for name in ("results.txt", RESULTS, *files)}
+    return {GUIDE: _guide(made)} | made
+
+
+def _guide(files: Mapping[str, str]) -> str:
+    width = max(map(len, files))
+    listed = "\n".join(f"  {name:<{width}}  {_MEANING.get(name, 'output of that command')}" for name in files)
+    return (
+        "What gpunode selftest saw on one machine, for a report «it works / does not work on my GPU».\n\n"
+        "Redacted, by placeholders that are the same in all files: serial numbers, UUIDs of GPUs, MIG devices, boots\n"
+        "and clusters, host names, names of users, IP and MAC addresses, names of processes, passwords and tokens.\n"
+        "Kept: models, PCI ids and slots, versions, kernel and distribution, names of packages, configuration of the\n"
+        "container engines, messages of the kernel about the driver.  Look through the files before you send them.\n\n"
+        f"Files:\n{listed}\n"
+    )
+
+
+_MEANING = {
+    "results.txt": "the table that was printed",
+    RESULTS: "the same as data",
+    META: "when, which version, how long and how each command ended",
+    "probe.txt": "what gpunode's probe saw (docs/probe.md)",
+    "nvml.json": "what NVML says of each GPU",
+    "sysfs.json": "/sys/bus/pci/devices of NVIDIA's functions",
+    "proc.txt": "files of /proc/driver/nvidia",
+    "dmesg.txt": "lines of the kernel log about NVIDIA's modules",
+    "containers.json": "containers that were started, and which GPUs they saw",
+    "change.json": "settings that were changed and put back (--change)",
+    "load.json": "samples during the load",
+}
+
+
+def read_record(files: Mapping[str, str]) -> Record:
+    """The record of an archive's files; InputError where they are none."""
+    try:
+        meta = json.loads(files[META])
+        if meta["format"] != FORMAT:
+            raise InputError(f"a record of format {meta['format']}", expected=f"format {FORMAT}", fix="update gpunode")
+        captures = {
+            name: Capture(text=files.get(name, ""), **{k: one[k] for k in ("error", "stopped", "exit", "seconds")})
+            for name, one in meta["captures"].items()
+        }
+        return Record(
+            captures=captures,
+            gpunode=str(meta["gpunode"]),
+            at=str(meta["at"]),
+            root=bool(meta["root"]),
+            seconds=float(meta["seconds"]),
+        )
+    except (KeyError, ValueError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"no record of a selftest: {type(error).__name__} {error}",
+            expected=f"the files of an archive that gpunode selftest wrote, with {META}",
+        ) from None
+
+
+def lines_about_nvidia(log: str, keep: Callable[[str], bool] | None = None) -> Iterator[str]:
+    """The lines of a kernel log that are about NVIDIA's modules and GPUs."""
+    for line in log.splitlines():
+        if _KERNEL.search(line) and (keep is None or keep(line)):
+            yield line
+
+
+_KERNEL = re.compile(r"NVRM|nvidia|nvswitch|nouveau|\bXid\b", re.IGNORECASE)
