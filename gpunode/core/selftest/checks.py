@@ -154,7 +154,8 @@ def _shells(seen: Seen) -> Finding:
 
 
 def _readable(seen: Seen) -> Finding:
-    return Finding(message="every line of the probe was understood", differences=seen.facts.malformed)
+    lost = [note for note in seen.facts.notes if ": not understood: " in note]
+    return Finding(message="every line of the probe was understood", differences=[*seen.facts.malformed, *lost])
 
 
 def _driver(seen: Seen) -> Finding:
@@ -248,6 +249,8 @@ def _class(seen: Seen) -> Finding:
     compared, differences = 0, []
     for slot, gpu, model in _known_gpus(seen):
         kinds = next((kinds for brand, kinds in _BRANDS if brand.search(gpu.get("brand", ""))), ())
+        if slot in seen.virtual:  # its brand is that of its licence
+            continue
         compared += bool(kinds)
         if kinds and model.kind not in (*kinds, "unnamed"):
             differences.append(f"{slot} {model.id}: {model.kind} in the knowledge, brand {gpu['brand']}")

@@ -52,7 +52,7 @@ def compare(one: Reading, other: Reading, *, absent: Sequence[str] = ()) -> tupl
 
 
 def _same(name: str, one: str, other: str) -> bool:
-    if one == other:
+    if one == other or (name == "vbios" and one.lower() == other.lower()):  # /proc has it in lower case
         return True
     close = name.endswith(("_mib", "_watts", "_mhz"))  # each source rounds for itself
     return close and one.isdigit() and other.isdigit() and abs(int(one) - int(other)) <= 1

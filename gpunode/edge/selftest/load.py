@@ -1,4 +1,4 @@
-"""Work on every GPU that nobody uses, by a known tool where there is one, else by cuda_work.py; what NVML says of it."""
+"""Work on every GPU that nobody uses, by a known tool where there is one, else by cuda_work.py; what NVML says."""
 
 from __future__ import annotations
 

@@ -1,0 +1,673 @@
+"""The selftest: healthy machines of many kinds pass, and every check has a machine on which it fails."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pynvml
+import pytest
+from click.testing import CliRunner
+from rows import over
+from selftest_machines import A100, H100, L4, RTX3090, VGPU, edited, json_edited, machine, swapped, without
+
+from gpunode.cli.main import cli
+from gpunode.core.errors import InputError
+from gpunode.core.selftest import CHECKS, Capture, Record, Result
+from gpunode.core.selftest.oci import Node, container, own_specification
+from gpunode.core.selftest.readings import XML_FIELDS, compare, read_profiles, read_smi
+from gpunode.core.selftest.record import archive_files, outcome_of, read_record, redacted, results_data, results_text
+from gpunode.edge.host.nvml import nvml_dump, nvml_samples
+from gpunode.edge.selftest import capture as capturing
+from gpunode.edge.selftest import change, containers, cuda_work, load, run
+from gpunode.edge.selftest.capture import Clock, capture
+from gpunode.edge.selftest.run import results_of
+
+NODE = machine(*[H100] * 8)
+CUT = machine(A100)
+NO_SMI = ("nvidia-smi.xml", "nvidia-smi-list.txt", "mig-profiles.txt", "nvml.json")
+NO_GPU_PARTS = ("containers.json", "change.json", "load.json", "cdi.yaml")
+
+
+def no_driver() -> Record:
+    def bare(text: str) -> str:
+        lines = [
+            line
+            for line in text.splitlines()
+            if not line.startswith(("| proc ", "| module nvidia", "| library ", "| fields ")) and "GPU-5a3c" not in line
+        ]
+        return "\n".join(lines).replace("driver=nvidia", "driver=-") + "\n"
+
+    record = without(machine(L4), *NO_SMI, *NO_GPU_PARTS, "proc.txt")
+    for name in ("probe.txt", "probe-dash.txt", "probe-bash.txt", "probe-busybox.txt"):
+        record = edited(record, name, bare)
+    record = edited(record, "sysfs.json", swapped('"driver": "nvidia"', '"driver": ""'))
+    return edited(record, "lspci.txt", swapped("\tKernel driver in use: nvidia\n", ""))
+
+
+def mismatch() -> Record:
+    why = "exit code 18: NVML library version: 580.105"
+    record = without(machine(L4), *NO_SMI, *NO_GPU_PARTS, why=why)
+
+    def other(text: str) -> str:
+        kept = [line for line in text.splitlines() if "GPU-5a3c" not in line]
+        at = next(n for n, line in enumerate(kept) if line.startswith("| fields "))
+        said = [
+            "| Failed to initialize NVML: Driver/library version mismatch",
+            "| NVML library version: 580.105",
+            "| exit: 18",
+        ]
+        kept[at + 1 : at + 1] = said
+        return "\n".join(kept).replace("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.580.105.08") + "\n"
+
+    for name in ("probe.txt", "probe-dash.txt", "probe-bash.txt", "probe-busybox.txt"):
+        record = edited(record, name, other)
+    return record
+
+
+MACHINES: Mapping[str, Record] = {
+    "all H100": NODE,
+    "A100 with MIG": CUT,
+    "L4, proprietary modules": machine(L4, flavour="proprietary"),
+    "two models": machine(RTX3090, L4),
+    "vGPU guest": machine(VGPU, virtual=True),
+}
+
+
+def failed(record: Record) -> dict[str, Result]:
+    return {result.id: result for result in results_of(record) if result.status == "failed"}
+
+
+@over(MACHINES.items(), name=lambda row: row[0])
+def test_a_healthy_machine_fails_no_check(name: str, record: Record) -> None:
+    assert {result.id: (result.message, result.details) for result in failed(record).values()} == {}
+
+
+def test_nearly_every_check_says_something_about_a_node_of_h100() -> None:
+    silent = {result.id: result.message for result in results_of(NODE) if result.status == "not possible"}
+    assert set(silent) == {"facts.virtual", "knowledge.mig-profiles", "containers.mig"}, silent
+    others = {result.id for name in MACHINES for result in results_of(MACHINES[name]) if result.status == "passed"}
+    assert others == {check.id for check in CHECKS}
+
+
+@over([("no driver", no_driver), ("driver mismatch", mismatch)], name=lambda row: row[0])
+def test_a_driver_that_does_not_work_is_one_failure_and_the_rest_is_not_possible(
+    name: str, record: Callable[[], Record]
+) -> None:
+    found = results_of(record())
+    assert {result.id for result in found if result.status == "failed"} == {"driver.works"}
+    possible = {result.id for result in found if result.status == "passed"}
+    assert {"probe.shells", "facts.lspci", "facts.sysfs", "knowledge.pci-id"} <= possible
+    assert not possible & {"facts.smi", "knowledge.memory", "load.work", "change.power", "containers.all"}
+
+
+# ---------------------------------------------------------------- each check can fail
+
+
+def broken_json(path: str, change: Callable[[Any], Any], base: Record = NODE) -> Record:
+    return edited(base, path, json_edited(change))
+
+
+def first_gpu(**values: Any) -> Callable[[Any], Any]:
+    return lambda data: data["gpus"][0].update(values)
+
+
+def sample(**values: Any) -> Callable[[Any], Any]:
+    return lambda data: [one.update(values) for one in data["samples"]]
+
+
+def ran(what: str, output: str) -> Callable[[Any], Any]:
+    return lambda data: [row.update(output=output) for row in data["ran"] if row["what"] == what]
+
+
+def step(name: str, **values: Any) -> Callable[[Any], Any]:
+    return lambda data: [row.update(values) for row in data["steps"] if row["step"] == name]
+
+
+def stopped(name: str) -> Record:
+    return with_capture(name, Capture(text="half", error="stopped after 45 s", stopped=True, seconds=45))
+
+
+def with_capture(name: str, one: Capture) -> Record:
+    return replace(NODE, captures={**NODE.captures, name: one})
+
+
+def crashed(name: str) -> Record:
+    return edited(NODE, f"{name}.json", lambda text: f"error: unexpected KeyError: 'gpus'\n{text}")
+
+
+def foreign(pci_id: str) -> Record:
+    """A node whose GPU nobody has in a table."""
+    return machine(replace(L4, id=pci_id))
+
+
+XID = "| [9.1] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus.\n"
+SAW_ALL = "gpunode-selftest-ran\nGPU 0: NVIDIA (UUID: GPU-00000000-0000-0000-0000-000000000000)"
+
+BROKEN: Mapping[str, Callable[[], Record]] = {
+    "probe.shells": lambda: edited(NODE, "probe-busybox.txt", swapped("kernel 6.1.0-41-amd64\n", "kernel 6.1\n")),
+    "probe.readable": lambda: edited(NODE, "probe.txt", swapped(" 10de:2330 0302 ", " 10de-2330 0302 ")),
+    "driver.works": mismatch,
+    "captures.in-time": lambda: stopped("nvidia-smi-topo.txt"),
+    "facts.smi": lambda: edited(NODE, "nvidia-smi.xml", swapped("<total>81559 MiB", "<total>81000 MiB")),
+    "facts.nvml": lambda: broken_json("nvml.json", lambda data: data["gpus"].pop()),
+    "smi.nvml": lambda: broken_json("nvml.json", first_gpu(power_limit_watts=500)),
+    "facts.lspci": lambda: edited(NODE, "lspci.txt", swapped("[10de:2330]", "[10de:2331]")),
+    "facts.sysfs": lambda: edited(NODE, "sysfs.json", swapped('"driver": "nvidia"', '"driver": "nouveau"')),
+    "smi.sysfs": lambda: edited(NODE, "nvidia-smi.xml", swapped("16C110DE", "16C210DE")),
+    "facts.proc": lambda: edited(NODE, "proc.txt", swapped("  580.95.05  ", "  580.95.06  ")),
+    "smi.proc": lambda: edited(NODE, "proc.txt", swapped("Device Minor: \t 3", "Device Minor: \t 4")),
+    "facts.virtual": lambda: machine(VGPU),
+    "facts.nvlink": lambda: broken_json("nvml.json", first_gpu(nvlink="101111111111111111")),
+    "knowledge.pci-id": lambda: foreign("10de:fffe"),
+    "knowledge.class": lambda: edited(NODE, "nvidia-smi.xml", swapped("brand>NVIDIA<", "brand>GeForce<")),
+    "knowledge.architecture": lambda: edited(NODE, "nvidia-smi.xml", swapped(">Hopper<", ">Blackwell<")),
+    "knowledge.compute-capability": lambda: broken_json("nvml.json", first_gpu(compute_capability="9.1")),
+    "knowledge.memory": lambda: machine(replace(H100, memory=40960)),
+    "knowledge.mig-capability": lambda: edited(
+        NODE, "nvidia-smi.xml", lambda text: text.replace(">Disabled</current_mig", ">N/A</current_mig")
+    ),
+    "knowledge.mig-profiles": lambda: edited(CUT, "mig-profiles.txt", swapped("2g.20gb ", "2g.21gb ")),
+    "knowledge.open-module": lambda: machine(replace(L4, id="10de:2901", name="NVIDIA B200"), flavour="proprietary"),
+    "knowledge.branch": lambda: machine(L4, driver="515.43.04"),
+    "solver.accepts": lambda: machine(L4, driver="440.33.01", flavour="proprietary"),
+    "command.detect": lambda: crashed("detect"),
+    "command.plan": lambda: edited(NODE, "plan.json", lambda text: "Traceback (most recent call last):\n"),
+    "command.verify": lambda: crashed("verify"),
+    "command.doctor": lambda: edited(NODE, "doctor.json", lambda text: "no JSON"),
+    "command.report": lambda: replace(
+        NODE, captures={**NODE.captures, "report.json": Capture(text="error: none", exit=2)}
+    ),
+    "verify.alarms": lambda: broken_json(
+        "verify.json", lambda data: data["hosts"][0]["checks"][4].update(status="failed", message="ECC errors")
+    ),
+    "doctor.alarms": lambda: broken_json(
+        "doctor.json",
+        lambda data: data["hosts"][0]["findings"].append(
+            {"id": "nouveau-in-use", "root": True, "severity": "error", "layer": "driver", "evidence": ["dmesg:1: …"]}
+        ),
+    ),
+    "containers.cdi": lambda: edited(NODE, "cdi.yaml", swapped(H100.uuid(0), "other")),
+    "containers.one": lambda: broken_json("containers.json", ran("one", SAW_ALL)),
+    "containers.mig": lambda: broken_json("containers.json", ran("mig", "gpunode-selftest-ran"), CUT),
+    "containers.all": lambda: broken_json("containers.json", ran("all", "Error: OCI runtime error")),
+    "containers.void": lambda: broken_json("containers.json", ran("void", SAW_ALL)),
+    "change.runtime": lambda: broken_json("change.json", step("runtime", during="refused by containerd")),
+    "change.persistence": lambda: broken_json("change.json", step("persistence", after="Disabled")),
+    "change.power": lambda: broken_json("change.json", step("power", during="700.00")),
+    "change.mig": lambda: broken_json("change.json", step("mig", after="1")),
+    "change.reset": lambda: broken_json("change.json", step("reset", during="reset")),
+    "load.work": lambda: broken_json("load.json", first_gpu(error="2 wrong results")),
+    "load.clocks": lambda: broken_json("load.json", sample(clock_sm_mhz=345, reasons=[])),
+    "load.power": lambda: broken_json("load.json", sample(power_watts=75)),
+    "load.temperature": lambda: broken_json("load.json", sample(temperature=91)),
+    "load.throttling": lambda: broken_json("load.json", sample(reasons=["hw_thermal_slowdown"])),
+    "load.health": lambda: edited(NODE, "probe-after.txt", swapped("#: xids\n", f"#: xids\n{XID}")),
+}
+
+
+def test_every_check_has_a_machine_on_which_it_fails() -> None:
+    assert set(BROKEN) == {check.id for check in CHECKS}
+
+
+@over(BROKEN.items(), name=lambda row: row[0])
+def test_a_check_fails_where_its_two_sides_differ(name: str, record: Callable[[], Record]) -> None:
+    found = failed(record())
+    assert name in found, [*found]
+    assert found[name].details, "what differs is shown"
+
+
+def test_what_a_check_cannot_read_is_its_failure_and_no_end_of_the_others() -> None:
+    record = edited(NODE, "nvidia-smi.xml", lambda text: text[:500])
+    found = failed(record)
+    assert "cannot be judged: nvidia-smi -q -x: " in found["facts.smi"].message
+    assert "facts.nvml" not in found
+
+
+# ---------------------------------------------------------------- readings
+
+
+def test_each_field_of_the_xml_is_read_from_the_form_that_drivers_print() -> None:
+    gpu = read_smi(NODE.text("nvidia-smi.xml")).gpus["0000:17:00.0"]
+    absent = {"virtualization", "retired_pending", "temperature_slowdown"}
+    assert set(XML_FIELDS) - set(gpu) == absent
+    assert (gpu["pci_id"], gpu["memory_mib"], gpu["power_limit_watts"]) == ("10de:2330", "81559", "700")
+    assert (gpu["ecc_uncorrected"], gpu["mig_devices"], gpu["processes"]) == ("0", "0", "0")
+
+
+def test_older_releases_have_some_fields_elsewhere() -> None:
+    old = (
+        '<?xml version="1.0" ?><nvidia_smi_log><driver_version>470.57</driver_version><gpu id="00000000:3B:00.0">'
+        "<power_readings><enforced_power_limit>250.00 W</enforced_power_limit></power_readings>"
+        "<retired_pages><pending_blacklist>No</pending_blacklist></retired_pages><temperature>"
+        "<gpu_temp_slow_threshold>90 C</gpu_temp_slow_threshold></temperature><ecc_errors><volatile><double_bit>"
+        "<total>3</total></double_bit></volatile></ecc_errors></gpu></nvidia_smi_log>"
+    )
+    gpu = read_smi(f"WARNING: infoROM is corrupted\n{old}").gpus["0000:3b:00.0"]
+    assert gpu["power_limit_watts"] == "250" and gpu["retired_pending"] == "No"
+    assert gpu["temperature_slowdown"] == "90" and gpu["ecc_uncorrected"] == "3"
+
+
+@over(["", "No devices were found", '<?xml version="1.0"?><!DOCTYPE a [<!ENTITY x "y">]><a/>', "<?xml <"])
+def test_what_is_no_output_of_nvidia_smi_is_refused(text: str) -> None:
+    with pytest.raises(InputError):
+        read_smi(text)
+
+
+def test_a_row_of_mig_profiles_is_read_as_nvidia_smi_prints_it() -> None:
+    text = "|   0  MIG 1g.5gb+me     20     0/1        4.75       No     14     1     0   |\n| 1 0 0 |\n"
+    [row] = read_profiles(text)
+    assert (row.gpu, row.name, row.id, row.most, row.gib) == (0, "1g.5gb+me", 20, 1, 4.75)
+
+
+def test_rounding_is_no_difference_and_a_gpu_that_only_one_source_has_is_one() -> None:
+    one = replace(read_smi(NODE.text("nvidia-smi.xml")), source="one", machine={})
+    other = replace(one, source="other", gpus={k: v for k, v in one.gpus.items() if k != "0000:17:00.0"})
+    slot = "0000:1e:00.0"
+    other = replace(other, gpus={**other.gpus, slot: {**other.gpus[slot], "memory_mib": "81560"}})
+    assert compare(one, other)[1] == ["0000:17:00.0: one has this GPU, other does not"]
+    assert compare(one, other, absent=["0000:17:00.0"])[1] == []
+
+
+# ---------------------------------------------------------------- results and archive
+
+
+def test_the_outcome_goes_by_the_worst_that_was_found() -> None:
+    well = Result(id="a", part="read", status="passed", message="")
+    bad = replace(well, status="failed")
+    assert outcome_of([well], gpus=1) == "ok"
+    assert outcome_of([well, bad], gpus=1) == "failed"
+    assert outcome_of([well], gpus=0) == "refused"
+
+
+def test_the_table_has_every_check_once_and_the_differences_below_it() -> None:
+    results = results_of(BROKEN["facts.smi"]())
+    text = results_text(results)
+    assert sum(f" {check.id} " in text for check in CHECKS) == len(CHECKS)
+    assert "0000:17:00.0 memory_mib: gpunode 81559, nvidia-smi -q -x 81000" in text
+    data = results_data(NODE, results)
+    assert (
+        data["counts"]["failed"] == len([r for r in results if r.status == "failed"]) and data["counts"]["passed"] > 20
+    )
+
+
+SECRETS = (  # of the machine of `private`
+    "GPU-5a3c0000",
+    "1654523000001",
+    "node-a01",
+    "10.20.30.40",
+    "/usr/bin/secret-model",
+    "hunter2",
+    "0a:1b:2c:3d:4e:5f",
+    "alice",
+)
+
+
+KERNEL_LINE = "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
+
+
+def private() -> Record:
+    """A node whose outputs name it, its people and what runs there."""
+    record = edited(
+        NODE, "dmesg.txt", lambda text: text + "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
+    )
+    record = edited(
+        record, "doctor.json", lambda text: text.replace('"xids": []', '"xids": [], "note": "password: hunter2"')
+    )
+    process = "<processes><process_info><process_name>/usr/bin/secret-model</process_name></process_info></processes>"
+    record = edited(record, "nvidia-smi.xml", swapped("<processes>\n\t\t</processes>", process))
+    return edited(record, "nvml.json", swapped('"name"', '"pdi": "1654523000001", "name"'))
+
+
+def test_the_archive_names_no_machine_and_no_person() -> None:
+    record = private()
+    raw = "".join(one.text for one in record.captures.values())
+    assert [secret for secret in SECRETS if secret not in raw] == []
+    files = archive_files(record, results_of(record))
+    assert {secret: name for name, text in files.items() for secret in SECRETS if secret in text} == {}
+    assert [name for name in files if name not in files["README.txt"] and name != "README.txt"] == []
+    assert "10de:2330" in files["nvml.json"] and "580.95.05" in files["probe.txt"]
+
+
+@over(MACHINES.items(), name=lambda row: row[0])
+def test_a_redacted_record_is_judged_as_the_machine_was(name: str, record: Record) -> None:
+    again = read_record(redacted(record))
+    assert [(r.id, r.status) for r in results_of(again)] == [(r.id, r.status) for r in results_of(record)]
+
+
+@over([{}, {"record.json": "[]"}, {"record.json": '{"format": 2}'}, {"record.json": '{"format": 1}'}])
+def test_what_is_no_record_is_refused(files: dict[str, str]) -> None:
+    with pytest.raises(InputError):
+        read_record(files)
+
+
+# ---------------------------------------------------------------- the command
+
+
+def gpunode(*words: str, **options: Any) -> Any:
+    return CliRunner().invoke(cli, ["selftest", *words], standalone_mode=False, **options)
+
+
+def test_a_written_archive_can_be_judged_again(tmp_path: Path) -> None:
+    archive = tmp_path / "gpu.tar.gz"
+    run.write_archive(archive, private())
+    assert stat.S_IMODE(archive.stat().st_mode) == 0o600
+    with tarfile.open(archive) as tar:
+        names = tar.getnames()
+        tar.extractall(tmp_path, filter="data")
+    assert names[:3] == ["gpu/README.txt", "gpu/results.txt", "gpu/results.json"]
+    from_file = gpunode("--from", str(archive), "--format", "json")
+    from_folder = gpunode("--from", str(tmp_path / "gpu"), "--format", "json")
+    assert from_file.return_value == from_folder.return_value == 0, from_file.output
+    assert json.loads(from_file.stdout) == json.loads(from_folder.stdout)
+    assert json.loads(from_file.stdout)["counts"] == {"passed": 44, "failed": 0, "not_possible": 3}
+    with pytest.raises(InputError, match="cannot write"):
+        run.write_archive(archive, NODE)
+
+
+def test_the_exit_code_says_what_was_found(tmp_path: Path) -> None:
+    run.write_archive(tmp_path / "bad.tar.gz", BROKEN["facts.smi"]())
+    assert gpunode("--from", str(tmp_path / "bad.tar.gz")).return_value == 1
+    (tmp_path / "no").mkdir()
+    assert isinstance(gpunode("--from", str(tmp_path / "no")).exception, InputError | None)
+
+
+def test_the_list_of_checks_is_shown() -> None:
+    shown = gpunode("--list").stdout
+    assert [check.id for check in CHECKS if f"{check.id} " not in shown] == []
+    data = json.loads(gpunode("--list", "--format", "json").stdout)
+    assert [row["id"] for row in data["checks"]] == [check.id for check in CHECKS]
+
+
+def test_nothing_is_changed_without_a_terminal_to_ask_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 0)
+    monkeypatch.setattr(run, "examine", lambda *_, **__: pytest.fail("it went on"))
+    done = gpunode("--change")
+    assert done.return_value == 2 and "no terminal" in done.stderr
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert gpunode("--change").return_value == 5
+
+
+# ---------------------------------------------------------------- captures on this machine
+
+
+def test_a_program_that_hangs_is_stopped_with_what_it_started() -> None:
+    done = capture(["sh", "-c", "echo begun; sleep 60 & wait"], Clock(60), 0.3)
+    assert (done.stopped, done.text, done.exit) == (True, "begun\n", None)
+    assert capture(["sh", "-c", "exit 0"], Clock(0), 5).stopped
+
+
+def test_a_program_that_fails_says_why_and_one_that_is_not_there_too() -> None:
+    done = capture(["sh", "-c", "echo no device; exit 9"], Clock(60), 5)
+    assert (done.exit, done.error) == (9, "exit code 9: no device")
+    assert capturing.only_if_good(done).text == ""
+    assert capture(["no-such-program-here"], Clock(60), 5).error == "no-such-program-here is not on this machine"
+
+
+STUB_SMI = """#!/bin/sh
+case "$*" in
+*-q*-x*) cat {folder}/nvidia-smi.xml ;;
+*-L*) cat {folder}/nvidia-smi-list.txt ;;
+*query-gpu=persistence_mode*) cat {folder}/persistence ;;
+*query-gpu=power.limit*) cat {folder}/power ;;
+*query-gpu=power.min*) echo 100.00 ;;
+*query-gpu=power.max*) echo 700.00 ;;
+*'-pm 0'*) echo Disabled >{folder}/persistence ;;
+*'-pm 1'*) echo Enabled >{folder}/persistence ;;
+*-pl*) echo "$*" | sed 's/.*-pl //' >{folder}/power ;;
+*--gpu-reset*) echo 'GPU 00000000:17:00.0 is currently in use by another client'; exit 19 ;;
+*-lgip*) cat {folder}/mig-profiles.txt ;;
+*-lgi*) cat {folder}/instances ;;
+*-cgi*) echo '|   0  MIG 1g.10gb         19        9          0:1     |' >{folder}/instances ;;
+*-dgi*) : >{folder}/instances ;;
+esac
+"""
+
+
+@pytest.fixture
+def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the answers of a stub nvidia-smi, which is the first on the PATH."""
+    folder = tmp_path / "answers"
+    folder.mkdir()
+    program = tmp_path / "bin" / "nvidia-smi"
+    program.parent.mkdir()
+    program.write_text(STUB_SMI.format(folder=folder))
+    program.chmod(0o755)
+    for name in ("nvidia-smi.xml", "nvidia-smi-list.txt", "mig-profiles.txt"):
+        (folder / name).write_text(CUT.text(name))
+    (folder / "persistence").write_text("Enabled\n")
+    (folder / "power").write_text("700.00\n")
+    (folder / "instances").write_text("")
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    return folder
+
+
+def facts_of(record: Record) -> Any:
+    return run._facts(record.captures["probe.txt"])
+
+
+def changed(smi: Path, busy: tuple[str, ...] = ()) -> Record:
+    facts = replace(facts_of(CUT), runtimes=())
+    data = change.run_changes(facts, busy, Clock(60), why="")
+    return with_capture("change.json", Capture(text=json.dumps(data)))
+
+
+def test_settings_are_changed_and_put_back(smi: Path) -> None:
+    status = {r.id: (r.status, r.message) for r in results_of(changed(smi)) if r.part == "change"}
+    assert {name: status[f"change.{name}"][0] for name in ("persistence", "power", "mig")} == dict.fromkeys(
+        ("persistence", "power", "mig"), "passed"
+    ), status
+    assert (smi / "persistence").read_text() == "Enabled\n" and (smi / "power").read_text() == "700.00\n"
+    assert (smi / "instances").read_text() == ""
+
+
+def test_a_gpu_that_somebody_uses_is_not_touched(smi: Path) -> None:
+    before = {path.name: path.read_text() for path in smi.iterdir()}
+    status = {r.id: r for r in results_of(changed(smi, (A100.uuid(0),))) if r.part == "change"}
+    assert status["change.power"].message == "a program uses GPU 0"
+    assert {path.name: path.read_text() for path in smi.iterdir()} == before
+
+
+def test_a_setting_is_put_back_when_gpunode_is_killed(tmp_path: Path) -> None:
+    code = (
+        "import os, signal\nfrom gpunode.edge.selftest.change import put_back\n"
+        f"with put_back(['touch', '{tmp_path}/back']):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    for _ in range(100):
+        if (tmp_path / "back").exists():
+            break
+        subprocess.run(["sleep", "0.05"], check=True)
+    assert (tmp_path / "back").exists()
+
+
+def test_a_machine_whose_owner_keeps_its_settings_is_left_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    facts = facts_of(CUT)
+    monkeypatch.setattr(change, "_unit_active", lambda name: False)
+    monkeypatch.setattr(change, "KEEP", tmp_path / "keep-settings")
+    monkeypatch.setattr(change, "STATE", tmp_path)
+    assert change.locked(facts, root=True) == ""
+    assert change.locked(facts, root=False) == "needs root"
+    assert "in a container" in change.locked(replace(facts, container=True), root=True)
+    monkeypatch.setenv(change.VARIABLE, "1")
+    assert "GPUNODE_KEEP_SETTINGS" in change.locked(facts, root=True)
+    monkeypatch.delenv(change.VARIABLE)
+    (tmp_path / "keep-settings").touch()
+    assert "stay as they are" in change.locked(facts, root=True)
+    (tmp_path / "keep-settings").unlink()
+    monkeypatch.setattr(change, "_unit_active", lambda name: name == "kubelet")
+    assert change.locked(facts, root=True).startswith("kubelet runs")
+    data = change.run_changes(facts, (), Clock(60), why="kubelet runs")
+    assert {row["why"] for row in data["steps"]} == {"kubelet runs"} and len(data["steps"]) == len(change.STEPS)
+
+
+def test_the_lock_of_another_gpunode_is_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import fcntl
+
+    monkeypatch.setattr(change, "STATE", tmp_path)
+    assert not change._held()
+    with (tmp_path / "lock").open("w") as file:
+        assert not change._held()
+        fcntl.flock(file, fcntl.LOCK_EX)
+        assert change._held()
+
+
+# ---------------------------------------------------------------- containers
+
+
+def test_a_listing_of_nvidia_smi_says_which_gpus_are_cut() -> None:
+    devices = containers.listed(CUT.text("nvidia-smi-list.txt"), {A100.uuid(0): 3})
+    assert devices.gpus == {A100.uuid(0): 3} and devices.cut == (A100.uuid(0),) and len(devices.mig) == 2
+
+
+def test_our_own_specification_gives_a_container_one_gpu_all_or_none() -> None:
+    nodes = [Node(path=path, major=195, minor=n) for n, path in enumerate(("/dev/nvidia0", "/dev/nvidia1"))]
+    nodes.append(Node(path="/dev/nvidiactl", major=195, minor=255))
+    made = own_specification({"GPU-a": 0, "GPU-b": 1}, nodes, ["/usr/lib/libcuda.so.1"])
+
+    def given(device: str) -> set[str]:
+        config = container(made, device, ["/bin/sh"])
+        allowed = [rule for rule in config["linux"]["resources"]["devices"] if rule["allow"]]
+        assert len(allowed) == len(config["linux"]["devices"])
+        return {node["path"] for node in config["linux"]["devices"]}
+
+    assert given("GPU-a") == {"/dev/nvidia0", "/dev/nvidiactl"}
+    assert given("all") == {"/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl"}
+    assert given("") == set()
+    assert [m["destination"] for m in container(made, "", ["sh"])["mounts"]] == ["/proc", "/dev"]
+    assert "/usr/lib/libcuda.so.1" in [m["destination"] for m in container(made, "all", ["sh"])["mounts"]]
+
+
+PODMAN = """#!/bin/sh
+echo "$*" >>{log}
+case $1 in
+run) echo gpunode-selftest-ran
+    case "$*" in *gpu=all*) cat {listing} ;; *gpu=GPU-*) 
+        grep "$(echo "$*" | grep -o 'GPU-[0-9a-f-]*')" {listing} ;; esac ;;
+esac
+"""
+
+
+def test_each_engine_gets_the_image_and_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    log, listing = tmp_path / "log", tmp_path / "listing"
+    listing.write_text(machine(H100, H100).text("nvidia-smi-list.txt"))
+    for name, text in {"podman": PODMAN.format(log=log, listing=listing), "nvidia-ctk": "#!/bin/sh\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(capturing, "SYSTEM_PATH", ())
+    devices = containers.listed(listing.read_text(), {})
+    data = containers.run_containers(devices, Clock(60))
+    record = with_capture("containers.json", Capture(text=json.dumps(data)))
+    rows = {r.id: r for r in results_of(record) if r.part == "containers"}
+    assert [rows[f"containers.{what}"].status for what in ("one", "all", "void")] == ["passed"] * 3, data
+    assert rows["containers.mig"].message == "no MIG device"
+    words = [line.split()[0] for line in log.read_text().splitlines()]
+    assert words[0] == "load" and words[-2:] == ["rm", "rmi"]
+
+
+# ---------------------------------------------------------------- load
+
+
+def test_the_work_is_what_the_kernel_computes() -> None:
+    assert cuda_work.expected(0, 2) == (1013904223 * 1664525 + 1013904223) & 0xFFFFFFFF
+    text = cuda_work.kernel().decode()
+    assert text.count("LOOP") == 2 and "MULTIPLIER" not in text and "SEED" not in text and "-1640531527" in text
+
+
+class FakeCuda:
+    """libcuda as ctypes sees it: every call succeeds, and what is copied back is right or wrong."""
+
+    def __init__(self, *, right: bool) -> None:
+        self.right = right
+
+    def __getattr__(self, name: str) -> Callable[..., int]:
+        def call(*values: Any) -> int:
+            if name == "cuMemcpyDtoH_v2":
+                for thread in cuda_work.CHECKED:
+                    values[0][thread] = cuda_work.expected(thread, cuda_work.ROUNDS) + (not self.right)
+            return 0
+
+        return call
+
+
+@pytest.mark.parametrize(("right", "wrong"), [(True, 0), (False, len(cuda_work.CHECKED))])
+def test_a_gpu_that_computes_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch, right: bool, wrong: int) -> None:
+    times = iter((0.0, 0.5, 2.0))
+    monkeypatch.setattr(cuda_work, "time", SimpleNamespace(monotonic=lambda: next(times)))
+    assert cuda_work.work(cuda_work.Driver(FakeCuda(right=right)), 1.0) == {"launches": 1, "wrong": wrong}
+
+
+def test_without_the_driver_library_the_work_says_so() -> None:
+    uuid = "GPU-0"
+    done = load._own(uuid, 1, Clock(60))
+    assert "libcuda.so.1" in load._error(done)
+
+
+def test_gpus_in_use_get_no_work() -> None:
+    data = load.run_load({"GPU-1": "a program uses a GPU"}, 1, Clock(60))
+    assert data["gpus"] == [] and data["why"] == "a program uses a GPU"
+
+
+# ---------------------------------------------------------------- NVML
+
+
+def test_the_dump_has_the_fields_that_nvidia_smi_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    answers: dict[str, Any] = {
+        "Name": b"NVIDIA H100 80GB HBM3",
+        "UUID": "GPU-1",
+        "PciInfo": SimpleNamespace(busId=b"00000000:17:00.0", pciDeviceId=0x233010DE, pciSubSystemId=0x16C110DE),
+        "MemoryInfo": SimpleNamespace(total=81559 << 20),
+        "EnforcedPowerLimit": 699_999,
+        "PowerManagementLimitConstraints": [200_000, 700_000],
+        "MigMode": (0, 1),
+        "CudaComputeCapability": (9, 0),
+        "NvLinkState": 1,
+        "PowerUsage": 70_120,
+        "CurrentClocksThrottleReasons": 0x4 | 0x40,
+        "ClockInfo": 1980,
+        "Temperature": 40,
+        "VirtualizationMode": 0,
+    }
+
+    def ask(name: str) -> Callable[..., Any]:
+        def answer(handle: Any, *more: Any) -> Any:
+            if name not in answers:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+            return answers[name]
+
+        return answer
+
+    for name in dir(pynvml):
+        if name.startswith("nvmlDeviceGet"):
+            monkeypatch.setattr(pynvml, name, ask(name.removeprefix("nvmlDeviceGet")))
+    for name, value in {
+        "Init": None,
+        "Shutdown": None,
+        "SystemGetCudaDriverVersion_v2": 13000,
+        "SystemGetDriverVersion": "580.1",
+    }.items():
+        monkeypatch.setattr(pynvml, f"nvml{name}", lambda value=value: value)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    dump = nvml_dump()
+    assert dump["machine"] == {"driver": "580.1", "cuda": "13.0", "gpus": 1}
+    [gpu] = dump["gpus"]
+    assert (gpu["pci_id"], gpu["subsystem"], gpu["memory_mib"]) == ("10de:2330", "10de:16c1", 81559)
+    assert (gpu["power_limit_watts"], gpu["power_min_watts"], gpu["mig_pending"]) == (700, 200, "Enabled")
+    assert gpu["nvlink"] == "1" * pynvml.NVML_NVLINK_MAX_LINKS and gpu["compute_capability"] == "9.0"
+    assert "virtualization" not in gpu and "serial" not in gpu
+    [sample] = nvml_samples()
+    assert sample["reasons"] == ["sw_power_cap", "hw_thermal_slowdown"] and sample["power_watts"] == 70.1
+    assert gpu["mig_pending"] == "Enabled"
