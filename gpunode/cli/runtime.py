@@ -18,7 +18,8 @@ from gpunode.core.errors import Exit, GpunodeError, InputError, RefusedError
 
 if TYPE_CHECKING:
     from gpunode.core.model import Edit, NodeFacts, Outcome, RuntimeName
-    from gpunode.edge.host.runtimes import Options, Subject
+    from gpunode.edge.host.runtimes import Engine, Options
+    from gpunode.edge.host.target import Subject
 
 
 @click.group(
@@ -228,10 +229,10 @@ def unconfigure(options: Options, dry_run: bool, output_format: str) -> int:
 @format_option("text", "json")
 def diff(options: Options, output_format: str) -> int:
     """Show what configure would change, as unified diffs without secrets."""
-    from gpunode.edge.host import cdi, runtimes
+    from gpunode.edge.host import cdi, runtimes, target
 
     subject = runtimes.look(options)
-    edit, misfits = runtimes.edit(subject), cdi.misfits(options)
+    edit, misfits = target.edit(subject), cdi.misfits(options)
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"cdi": misfits})
     else:
@@ -274,16 +275,16 @@ def _status_or_error(options: Options, output_format: str) -> tuple[dict[str, An
 
 
 def _status(options: Options, output_format: str) -> tuple[dict[str, Any], int]:
-    from gpunode.edge.host import cdi, runtimes
+    from gpunode.edge.host import cdi, runtimes, target
 
     subject = runtimes.look(options)
-    edit, misfits = runtimes.edit(subject), cdi.misfits(options)
+    edit, misfits = target.edit(subject), cdi.misfits(options)
     if output_format == "text":
         echo(_status_text(subject, edit, misfits))
     return _status_data(subject, edit, misfits), _pending(edit, output_format, misfits)
 
 
-# ---------------------------------------------------------------- saying
+# ---------------------------------------------------------------- output
 
 
 def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> int:
@@ -294,13 +295,13 @@ def _pending(edit: Edit, output_format: str, misfits: tuple[str, ...] = ()) -> i
     return Exit.PENDING if edit.changes or edit.restart or misfits else Exit.OK
 
 
-def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_format: str) -> int:
+def _done(result: tuple[Subject[Engine], Edit, Outcome | None], dry_run: bool, output_format: str) -> int:
     """Print what came of an edit and give the exit code."""
     subject, edit, outcome = result
     if output_format == "json":
         print_json(_edit_data(subject, edit) | {"dry_run": dry_run} | _outcome_data(outcome))
     elif outcome:
-        from gpunode.edge.host.runtimes import after
+        from gpunode.edge.host.target import after
 
         show_outcome(subject.texts, edit, outcome, disrupts=after(subject, edit).disrupts, dry_run=dry_run)
     if outcome is None:
@@ -308,10 +309,10 @@ def _done(result: tuple[Subject, Edit, Outcome | None], dry_run: bool, output_fo
     return exit_of(outcome)
 
 
-def _edit_data(subject: Subject, edit: Edit) -> dict[str, Any]:
-    from gpunode.edge.host.runtimes import after
+def _edit_data(subject: Subject[Engine], edit: Edit) -> dict[str, Any]:
+    from gpunode.edge.host.target import after
 
-    known = {key: getattr(subject.request, key) for key in ("runtime", "distribution", "version")}
+    known = {key: getattr(subject.host.request, key) for key in ("runtime", "distribution", "version")}
     return known | edit_data(subject.texts, edit, after(subject, edit).disrupts)
 
 
@@ -319,21 +320,23 @@ def _outcome_data(outcome: Outcome | None) -> dict[str, Any]:
     return {"outcome": asdict(outcome) if outcome else None}
 
 
-def _status_data(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
+def _status_data(subject: Subject[Engine], edit: Edit, misfits: tuple[str, ...]) -> dict[str, Any]:
+    from gpunode.edge.host.runtimes import state
+
     data = _edit_data(subject, edit)
     return {
         "configured": not edit.changes and not edit.restart and not edit.problems and not misfits,
         "cdi": misfits,
         "pending": [change["path"] for change in data.pop("changes")],
-        "state": _quoted(asdict(subject.state)),
+        "state": _quoted(asdict(state(subject))),
         **data,
     }
 
 
-def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
-    from gpunode.edge.host.runtimes import unread
+def _status_text(subject: Subject[Engine], edit: Edit, misfits: tuple[str, ...]) -> str:
+    from gpunode.edge.host import runtimes
 
-    state, request = subject.state, subject.request
+    state, request = runtimes.state(subject), subject.host.request
     where = f" of {request.distribution}" if request.distribution else ""
     rows = [
         ("engine", f"{request.runtime}{where} {request.version or '(version unknown)'}"),
@@ -343,7 +346,7 @@ def _status_text(subject: Subject, edit: Edit, misfits: tuple[str, ...]) -> str:
         (request.name, state.path or "not known to the engine"),
         ("CDI", {True: "on", False: "off", None: "not set"}[state.cdi]),
         ("cgroup driver", state.cgroup_driver or "not set"),
-        *(("note", f"{note.what}: {note.why}") for note in (*state.notes, *unread(subject))),
+        *(("note", f"{note.what}: {note.why}") for note in (*state.notes, *subject.host.notes)),
         *(("would change", path) for path in sorted(edit.changes)),
         *(("would restart", reason.what) for reason in edit.reasons if edit.restart),
         *(("CDI specification", reason) for reason in misfits),

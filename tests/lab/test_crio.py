@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 from daemon_node import IMAGE, DaemonNode
 
-from gpunode.core.edits import edit_runtime, request_of, unconfigure_runtime
+from gpunode.core.edits import RuntimeRequest, completed, edit_runtime, unconfigure_runtime
 from gpunode.core.edits.commit import edit_request
-from gpunode.core.model import NodeFacts, Outcome, RuntimeWish
+from gpunode.core.model import NodeFacts, Outcome
 
 FOLDER = os.environ.get("GPUNODE_CRIO_DIR", "")
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason="GPUNODE_CRIO_DIR names no folder")]
 
 DROP_IN = "/etc/crio/crio.conf.d/99-nvidia.toml"
-WISH = RuntimeWish(runtime="crio")
+WISH = RuntimeRequest(runtime="crio")
 # as CRI-O's own packages have it, with what a container in a container needs
 CONFIG = """[crio]
 storage_driver = "vfs"
@@ -123,7 +123,7 @@ def test_pods_go_through_the_nvidia_runtime_once_it_is_configured(node: DaemonNo
 def test_what_crio_does_not_start_with_is_rolled_back(node: DaemonNode) -> None:
     before = node.sh(f"cat {DROP_IN}")
     facts = node.facts()
-    wish = RuntimeWish(runtime="crio", nvidia_runtime_path="/usr/bin/not-there")
+    wish = RuntimeRequest(runtime="crio", path="/usr/bin/not-there")
     outcome = node.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
     assert outcome.status == "rolled_back"
     assert "not-there" in outcome.message
@@ -135,7 +135,7 @@ def test_unconfigured_without_a_record_crio_is_as_it_was(node: DaemonNode) -> No
     crio = facts.runtime("crio")
     assert crio
     files = {path: facts.files[path].data or b"" for path in crio.files}
-    edit = unconfigure_runtime(files, request_of(crio, WISH))
+    edit = unconfigure_runtime(files, completed(WISH, crio))
     assert edit.changes == {DROP_IN: None}
     assert node.commit(edit_request(facts, WISH, edit)).status == "changed"
     assert traces(node, "") == 0

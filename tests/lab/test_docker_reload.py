@@ -7,9 +7,8 @@ import time
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.core.edits import activation, edit_runtime
+from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.edits.commit import edit_request
-from gpunode.core.model import RuntimeWish
 
 pytestmark = pytest.mark.lab
 
@@ -23,7 +22,7 @@ PIDS = "docker inspect -f '{{.State.Pid}}' web db"
 
 
 def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daemons: DaemonNode) -> None:
-    node, wish = daemons, RuntimeWish(runtime="docker")
+    node, wish = daemons, RuntimeRequest(runtime="docker")
     node.sh("systemctl is-active docker || systemctl start docker")
     docker = node.facts().containers["docker"]
     assert (docker.count, docker.knows_hook, docker.reloads) == (0, False, True), "the toolkit is newer than dockerd"
@@ -56,7 +55,7 @@ def test_a_restart_is_told_with_the_names_of_the_containers_that_stop(daemons: D
     node = daemons
     facts = node.facts()
     driver = "cgroupfs" if facts.runtime("docker").cgroup_driver == "systemd" else "systemd"  # type: ignore[union-attr]
-    wish = RuntimeWish(runtime="docker", cgroup_driver=driver)  # type: ignore[arg-type]
+    wish = RuntimeRequest(runtime="docker", cgroup_driver=driver)  # type: ignore[arg-type]
     told = activation(facts, wish, edit_runtime(facts, wish))
     assert told.disrupts.startswith("restarts docker.service: 2 running containers stop: ")
     assert set(told.disrupts.rpartition(": ")[2].split(", ")) == {"db", "web"}
@@ -64,7 +63,7 @@ def test_a_restart_is_told_with_the_names_of_the_containers_that_stop(daemons: D
 
 def test_a_reload_that_brings_nothing_into_force_is_rolled_back(daemons: DaemonNode) -> None:
     """dockerd only logs what it does not like of a reload: the runtime it was to know decides."""
-    node, wish = daemons, RuntimeWish(runtime="docker", nvidia_runtime_path="/usr/bin/nvidia-container-runtime.cdi")
+    node, wish = daemons, RuntimeRequest(runtime="docker", path="/usr/bin/nvidia-container-runtime.cdi")
     node.sh("mkdir -p /etc/systemd/system/docker.service.d; ln -sf /bin/true /usr/local/bin/no-reload")
     node.sh(
         "printf '[Service]\\nExecReload=\\nExecReload=/usr/local/bin/no-reload\\n'"

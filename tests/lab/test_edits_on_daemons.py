@@ -7,9 +7,9 @@ import dataclasses
 import pytest
 from daemon_node import DaemonNode
 
-from gpunode.core.edits import Activation, activation, edit_runtime
+from gpunode.core.edits import Activation, RuntimeRequest, activation, edit_runtime
 from gpunode.core.edits.commit import FileChange, commit_request, edit_request
-from gpunode.core.model import Edit, NodeFacts, RuntimeName, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, RuntimeName
 
 pytestmark = pytest.mark.lab
 
@@ -24,7 +24,7 @@ BROKEN = {"containerd": b"version = 2\nfoo = [\n", "docker": b"{\n"}
 @pytest.mark.parametrize("engine", ["containerd", "docker"])
 def test_an_engine_is_edited_survives_broken_configs_and_goes_back(daemons: DaemonNode, engine: RuntimeName) -> None:
     facts = daemons.facts()
-    wish = RuntimeWish(runtime=engine)
+    wish = RuntimeRequest(runtime=engine)
     edit = edit_runtime(facts, wish)
     assert daemons.commit(edit_request(facts, wish, edit, check=True)).status == "changed"
     assert daemons.sh(EFFECTIVE[engine]).strip() in ("runc", "")
@@ -38,7 +38,7 @@ def test_an_engine_is_edited_survives_broken_configs_and_goes_back(daemons: Daem
     refuses(daemons, facts, after, BROKEN[engine])
     refuses(daemons, facts, dataclasses.replace(after, validate=()), BROKEN[engine])
 
-    back = RuntimeWish(runtime=engine, default_runtime="runc")
+    back = RuntimeRequest(runtime=engine, default_runtime="runc")
     assert daemons.commit(edit_request(facts, back, edit_runtime(facts, back))).status == "changed"
     assert daemons.sh(EFFECTIVE[engine]).strip() == "runc"
 

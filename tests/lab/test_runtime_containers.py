@@ -7,9 +7,9 @@ import re
 import pytest
 from daemon_node import IMAGE, DaemonNode
 
-from gpunode.core.edits import edit_runtime
+from gpunode.core.edits import RuntimeRequest, edit_runtime
 from gpunode.core.edits.commit import edit_request
-from gpunode.core.model import RuntimeName, RuntimeWish
+from gpunode.core.model import RuntimeName
 
 pytestmark = pytest.mark.lab
 
@@ -19,7 +19,7 @@ UUID = "GPU-5dd1e4a3-24b2-5c0a-8f3d-0f6a2f1c9a77"
 WISHES = ("1", "0,1", UUID, "all", "void")
 
 
-def configure(node: DaemonNode, wish: RuntimeWish) -> None:
+def configure(node: DaemonNode, wish: RuntimeRequest) -> None:
     facts = node.facts()
     edit = edit_runtime(facts, wish)
     assert edit.problems == ()
@@ -60,7 +60,7 @@ def test_containers_reach_the_nvidia_runtime_by_name_then_by_default(daemons: Da
     assert ask(node, engine, "", "NVIDIA_VISIBLE_DEVICES=all") == "NVIDIA_VISIBLE_DEVICES=all\n"
     assert created(node) == []
 
-    configure(node, RuntimeWish(runtime=engine, default_runtime="keep"))
+    configure(node, RuntimeRequest(runtime=engine, default_runtime="keep"))
     assert ask(node, engine, "", "NVIDIA_VISIBLE_DEVICES=all") == "NVIDIA_VISIBLE_DEVICES=all\n"
     assert created(node) == [], "who names no runtime gets runc as before"
     for wish in WISHES:
@@ -69,7 +69,7 @@ def test_containers_reach_the_nvidia_runtime_by_name_then_by_default(daemons: Da
         assert ask(node, engine, "nvidia", *pairs).splitlines() == pairs
         assert asked in created(node)
 
-    configure(node, RuntimeWish(runtime=engine, default_runtime="nvidia"))
+    configure(node, RuntimeRequest(runtime=engine, default_runtime="nvidia"))
     ask(node, engine, "", "NVIDIA_VISIBLE_DEVICES=0")
     assert {"NVIDIA_VISIBLE_DEVICES": "0"} in created(node)
     ask(node, engine, "runc", "NVIDIA_VISIBLE_DEVICES=0")

@@ -9,9 +9,9 @@ from dataclasses import replace
 import pytest
 from daemon_node import IMAGE, DaemonNode
 
-from gpunode.core.edits import edit_runtime
+from gpunode.core.edits import RuntimeRequest, edit_runtime
 from gpunode.core.edits.commit import edit_request
-from gpunode.core.model import Edit, NodeFacts, RuntimeName, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, RuntimeName
 
 pytestmark = pytest.mark.lab
 
@@ -59,7 +59,7 @@ BROKEN = [
 ]
 
 
-def broken(facts: NodeFacts, wish: RuntimeWish, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
+def broken(facts: NodeFacts, wish: RuntimeRequest, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
     """The right edit, and something in the root config that only the running daemon finds fault with."""
     edit, path = edit_runtime(facts, wish), CONFIG[wish.runtime]
     data = edit.changes.get(path) or facts.files[path].data
@@ -71,7 +71,7 @@ def broken(facts: NodeFacts, wish: RuntimeWish, spoil: Callable[[RuntimeName, by
 def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_container(
     busy: DaemonNode, engine: RuntimeName, spoil: Callable[[RuntimeName, bytes], bytes], word: str
 ) -> None:
-    facts, wish = busy.facts(), RuntimeWish(runtime=engine, default_runtime="keep")
+    facts, wish = busy.facts(), RuntimeRequest(runtime=engine, default_runtime="keep")
     running = {name: busy.sh(command) for name, command in RUNNING.items()}
     assert all(running.values())
     stat = f"stat -c '%a %u:%g %s' {CONFIG[engine]}"
@@ -94,7 +94,7 @@ def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_
 
 @pytest.mark.parametrize("engine", ["containerd", "docker"])
 def test_the_right_edit_succeeds_afterwards_and_loses_no_container(busy: DaemonNode, engine: RuntimeName) -> None:
-    facts, wish = busy.facts(), RuntimeWish(runtime=engine)
+    facts, wish = busy.facts(), RuntimeRequest(runtime=engine)
     running = {name: busy.sh(command) for name, command in RUNNING.items()}
     outcome = busy.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
     assert outcome.status == "changed", outcome

@@ -6,6 +6,7 @@ import hashlib
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -107,7 +108,7 @@ class Node:
         return self.finish(self.start(request))
 
     def run(self, *changes: FileChange, after: Activation | None = None, check: bool = False) -> Outcome:
-        return self.ask(commit_request(changes, after=after, settle=0, check=check))
+        return self.ask(commit_request(changes, after=after and replace(after, settle=0), check=check))
 
     def write(self, text: str, after: Activation | None = None) -> Outcome:
         """The root config alone gets another text."""

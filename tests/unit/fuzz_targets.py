@@ -27,8 +27,8 @@ from gpunode.core.doctor import diagnose, diagnosis_data, diagnosis_text
 from gpunode.core.doctor.logs import scan
 from gpunode.core.doctor.state import split_sections, state_faults
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
-from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
-from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
+from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe, redact
@@ -565,8 +565,8 @@ TARGETS = (
         run=edited(
             "kubelet",
             KubeletRequest,
-            lambda files, asked: configure_kubelet(files, asked, rules()),
-            unconfigure_kubelet,
+            lambda files, asked: kubelet_target(asked, rules()).configure(files),
+            lambda files, asked: kubelet_target(asked, rules()).unconfigure(files),
         ),
         inputs=600,
     ),
@@ -576,8 +576,8 @@ TARGETS = (
         run=edited(
             "scheduler",
             SchedulerRequest,
-            lambda files, asked: configure_scheduler(files, asked, rules()),
-            lambda files, asked: unconfigure_scheduler(files, asked, rules()),
+            lambda files, asked: scheduler_target(asked, rules()).configure(files),
+            lambda files, asked: scheduler_target(asked, rules()).unconfigure(files),
         ),
         inputs=500,
     ),

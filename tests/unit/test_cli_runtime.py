@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 
 from gpunode.cli.main import cli
 from gpunode.core.model import NodeFacts, Runtime
-from gpunode.edge.host import runtimes
+from gpunode.edge.host import runtimes, target
 
 DOCKER = '{\n  "log-driver": "journald"\n}\n'
 TOML = 'version = 2\n\n[plugins."io.containerd.grpc.v1.cri"]\n  sandbox_image = "pause:3.9" # ours\n'
@@ -187,16 +187,16 @@ def test_a_file_that_changes_between_reading_and_writing_is_read_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tree(tmp_path, "etc/docker/daemon.json", DOCKER)
-    look, times = runtimes.look, []
+    look, times = target.look, []
 
-    def and_then_somebody_writes(options: runtimes.Options) -> runtimes.Subject:
-        subject = look(options)
+    def and_then_somebody_writes(host: runtimes.Engine) -> target.Subject[runtimes.Engine]:
+        subject = look(host)
         times.append(1)
         if len(times) < 3:
             file.write_text(DOCKER + "\n" * len(times))
         return subject
 
-    monkeypatch.setattr(runtimes, "look", and_then_somebody_writes)
+    monkeypatch.setattr(target, "look", and_then_somebody_writes)
     assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
     assert len(times) == 3
     assert "nvidia" in file.read_text()
@@ -204,14 +204,14 @@ def test_a_file_that_changes_between_reading_and_writing_is_read_again(
 
 def test_a_file_that_never_rests_is_refused_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tree(tmp_path, "etc/docker/daemon.json", DOCKER)
-    look = runtimes.look
+    look = target.look
 
-    def and_then_somebody_writes(options: runtimes.Options) -> runtimes.Subject:
-        subject = look(options)
+    def and_then_somebody_writes(host: runtimes.Engine) -> target.Subject[runtimes.Engine]:
+        subject = look(host)
         file.write_text(file.read_text() + "\n")
         return subject
 
-    monkeypatch.setattr(runtimes, "look", and_then_somebody_writes)
+    monkeypatch.setattr(target, "look", and_then_somebody_writes)
     done = run("configure", tmp_path, "--runtime", "docker")
     assert done.return_value == 5
     assert "changed since" in done.output
@@ -364,5 +364,5 @@ def test_the_daemon_judges_files_of_its_own_release_without_a_restart_too(
 ) -> None:
     machine(monkeypatch, tmp_path, "containerd")
     subject = runtimes.look(runtimes.Options(runtime="containerd", version=version, restart=False))
-    after = runtimes.after(subject, runtimes.edit(subject))
+    after = target.after(subject, target.edit(subject))
     assert (bool(after.validate), after.unit) == (asked, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
+from dataclasses import replace
 
 import pytest
 from commit_node import Node, sha, unit
@@ -223,17 +224,17 @@ def records(label: str) -> dict[str, bytes]:
 
 def test_the_undo_record_is_kept_when_the_edit_stands_and_renamed_when_it_is_used_up(node: Node) -> None:
     change = FileChange(path=str(node.config), data=b"new\n")
-    request = commit_request((change,), after=unit(node), settle=0)
+    request = commit_request((change,), after=replace(unit(node), settle=0))
     assert node.ask(request | records("engine /etc/config")).status == "changed"
     [kept] = node.backups("undo.json")
     record = node.state / "backup" / kept / "undo.json"
     assert record.read_text() == '{"label": "engine /etc/config"}\n'
     assert record.stat().st_mode & 0o777 == 0o600
 
-    back = commit_request((FileChange(path=str(node.config), data=b"broken\n"),), after=unit(node), settle=0)
+    back = commit_request((FileChange(path=str(node.config), data=b"broken\n"),), after=replace(unit(node), settle=0))
     assert node.ask(back | {"used": f"{kept}\n".encode()}).status == "rolled_back"
     assert (node.backups("undo.json"), node.backups("undo.used.json")) == ([kept], [])
-    back = commit_request((FileChange(path=str(node.config), data=b"old\n"),), after=unit(node), settle=0)
+    back = commit_request((FileChange(path=str(node.config), data=b"old\n"),), after=replace(unit(node), settle=0))
     assert node.ask(back | {"used": f"{kept}\n".encode()}).status == "changed"
     assert (node.backups("undo.json"), node.backups("undo.used.json")) == ([], [kept])
 
@@ -248,7 +249,9 @@ def test_a_folder_that_an_edit_created_goes_with_it_when_it_is_empty(dash: Node)
 
 
 def test_an_edit_that_is_rolled_back_leaves_no_undo_record(dash: Node) -> None:
-    request = commit_request((FileChange(path=str(dash.config), data=b"broken\n"),), after=unit(dash), settle=0)
+    request = commit_request(
+        (FileChange(path=str(dash.config), data=b"broken\n"),), after=replace(unit(dash), settle=0)
+    )
     assert dash.ask(request | records("engine")).status == "rolled_back"
     assert (dash.backups("undo.json"), dash.backups("undo")) == ([], [])
 

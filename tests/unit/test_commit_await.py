@@ -7,6 +7,7 @@ import subprocess
 import threading
 import uuid
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -75,13 +76,14 @@ def change(node: Node, kubelet: Kubelet, text: str, limit: int = 20, health: tup
         process=kubelet.name_,
         config=str(node.config),
         health=(("not-there", "x"), health),
+        settle=1,
     )
     config = node.root / "etc/scheduler.yaml"
     files = [
         FileChange(path=str(config), data=b"extenders: []\n"),
         FileChange(path=str(node.config), data=text.encode()),
     ]
-    request = commit_request(files, after=after, settle=1)
+    request = commit_request(files, after=after)
     request["after"] += f"limit {limit}\n".encode()
     return node.ask(request)
 
@@ -130,13 +132,21 @@ def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) 
 
 
 def test_the_order_is_configuration_manifest_and_what_goes_last(tmp_path: Path) -> None:
-    from gpunode.core.edits.commit import runtime_request
-    from gpunode.core.model import Edit
+    from gpunode.core.edits.commit import target_request
+    from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
+    from gpunode.core.model import ConfigFile, Edit
+    from gpunode.edge.load import load_scheduler_rules
 
     after = Activation(unit="", verb="", config="/m/kube-scheduler.yaml")
-    read = {"/m/kube-scheduler.yaml": ("0" * 64, 0o600), "/z.yaml": ("", 0), "/a.yaml": ("1" * 64, 0o644)}
+    asked = SchedulerRequest(manifest="/m/kube-scheduler.yaml", server_version="1.34", config="/z.yaml")
+    target = replace(scheduler_target(asked, load_scheduler_rules()), patterns=lambda _files: ())
+    seen = {
+        "/m/kube-scheduler.yaml": ConfigFile(path="/m/kube-scheduler.yaml", sha256="0" * 64, mode=0o600),
+        "/z.yaml": None,
+        "/a.yaml": ConfigFile(path="/a.yaml", sha256="1" * 64),
+    }
     edit = Edit(changes={"/m/kube-scheduler.yaml": b"x", "/z.yaml": b"y", "/a.yaml": None})
-    rows = runtime_request(edit, read, after)["changes"].decode().splitlines()
+    rows = target_request(target, edit, seen, after)["changes"].decode().splitlines()
     assert [row.rpartition("\t")[2] for row in rows] == ["/z.yaml", "/m/kube-scheduler.yaml", "/a.yaml"]
 
 

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from commit_node import Node
 
-from gpunode.core.edits import Activation, RuntimeRequest, configure_runtime
-from gpunode.core.edits.commit import runtime_request, undo_label
-from gpunode.core.model import Outcome
+from gpunode.core.edits import Activation, RuntimeRequest, configure_runtime, runtime_target
+from gpunode.core.edits.commit import target_request
+from gpunode.core.model import ConfigFile, Outcome
 
 BINARIES = [Path(name) for name in os.environ.get("GPUNODE_CONTAINERDS", "").split(os.pathsep) if name]
 pytestmark = pytest.mark.skipif(not BINARIES, reason="GPUNODE_CONTAINERDS names no containerd")
@@ -44,17 +44,17 @@ def commit(node: Node, binary: Path, more: Mapping[bytes, bytes]) -> Outcome:
         assert text and old in text
         changes[str(node.config)] = text.replace(old, new)
     after = Activation(
-        unit="", verb="", config=str(node.config), validate=(str(binary), "-c", "@FILE@", "config", "dump")
-    )
-    read = {path: (hashlib.sha256(data).hexdigest(), 0o644) for path, data in files.items()}
-    asked = runtime_request(
-        type(edit)(changes=changes, undo=edit.undo, meant=edit.meant),
-        read,
-        after,
-        label=undo_label(request),
+        unit="",
+        verb="",
+        config=str(node.config),
+        validate=(str(binary), "-c", "@FILE@", "config", "dump"),
         handlers=("nvidia",),
     )
-    return node.ask(asked)
+    seen = {
+        path: ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), data=data) for path, data in files.items()
+    }
+    made = type(edit)(changes=changes, undo=edit.undo, meant=edit.meant)
+    return node.ask(target_request(runtime_target(request), made, seen, after))
 
 
 @pytest.fixture(params=BINARIES, ids=lambda path: path.name)

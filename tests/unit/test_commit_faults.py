@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ def edit(node: Node, new: str = "new\n") -> Outcome:
         FileChange(path=str(node.root / "etc/conf.d/x"), data=b"drop-in\n", like=str(node.config)),
         FileChange(path=str(node.config), data=new.encode()),
     )
-    return node.ask(commit_request(changes, after=unit(node), settle=0) | {"undo": b"{}\n"})
+    return node.ask(commit_request(changes, after=replace(unit(node), settle=0)) | {"undo": b"{}\n"})
 
 
 def check_whole(node: Node, outcome: Outcome, new: str = "new\n") -> None:

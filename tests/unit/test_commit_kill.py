@@ -7,6 +7,7 @@ import shutil
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import commit_node
@@ -61,7 +62,7 @@ def killed_at(node: Node, at: int, text: str) -> bool:
         FileChange(path=str(node.config), data=text.encode(), expect=sha("old\n")),
     )
     after = unit(node, validate=("daemon", "config", "dump"))
-    request = commit_request(changes, after=after, settle=0)
+    request = commit_request(changes, after=replace(after, settle=0))
     request |= {"undo": b'{"label": "engine"}\n', "used": f"{old.name}\n".encode()}
     process = node.start(request)
     node.finish(process)
@@ -136,7 +137,7 @@ def test_a_journal_that_was_torn_off_does_not_spoil_the_next_line(tmp_path: Path
 def test_writers_take_turns(tmp_path: Path) -> None:
     node = Node(tmp_path / "node")
     changes = [FileChange(path=str(node.root / f"etc/{i}"), data=b"x") for i in range(4)]
-    requests = [commit_request((change,), after=unit(node), settle=0) for change in changes]
+    requests = [commit_request((change,), after=replace(unit(node), settle=0)) for change in changes]
     outcomes = [node.finish(process) for process in [node.start(request) for request in requests]]
     assert [o.status for o in outcomes] == ["changed"] * 4
     assert [line["phase"] for line in node.journal] == ["intent", "done"] * 4, "never one inside another"

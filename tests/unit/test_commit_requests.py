@@ -9,10 +9,11 @@ from types import SimpleNamespace
 import pytest
 from ansible_collections.gpunode.node.plugins.action.edit_file import ActionModule
 
+from gpunode.core.edits import RuntimeRequest
 from gpunode.core.edits.commit import FileChange, commit_request, edit_request, file_changes
 from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.errors import InputError
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime
 
 
 def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
@@ -29,7 +30,7 @@ def test_an_edit_compares_all_that_was_read_and_writes_the_root_last() -> None:
     facts = NodeFacts(runtimes=(runtime,), files=files)
     undo = {path: record(None, data) for path, data in ((root, b"R"), (drop_in, b"D"))}
     edit = Edit(changes={root: b"R", drop_in: b"D"}, undo=undo)
-    request = edit_request(facts, RuntimeWish(runtime="containerd"), edit, check=True)
+    request = edit_request(facts, RuntimeRequest(runtime="containerd"), edit, check=True)
     assert request["changes"].decode() == (
         f"0\tread\t0644\tbb\t{root}\t{site}\n1\twrite\t0644\tabsent\t{root}\t{drop_in}\n"
         f"2\twrite\t0644\taa\t{root}\t{root}\n"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from commit_node import SYSTEMCTL, Node, unit
@@ -163,7 +164,7 @@ def edited(node: Node, text: str, *others: FileChange, handler: str = "nvidia") 
     """What comes of an edit that configures the runtime `handler`."""
     after = unit(node, validate=("daemon", "-c", "@FILE@", "config", "dump"))
     changes = (*others, FileChange(path=str(node.config), data=text.encode()))
-    request = commit_request(changes, after=after, settle=0)
+    request = commit_request(changes, after=replace(after, settle=0))
     request["after"] += f"handlers {handler}\n".encode()
     outcome = node.ask(request)
     assert "hunter" not in f"{outcome}{(node.state / 'journal.jsonl').read_text()}", "no password leaves the node"
@@ -283,7 +284,7 @@ def test_docker_has_to_know_the_runtime_afterwards(dash: Node, pod: int) -> None
     dash.shim("docker", DOCKERD.format(live="false", pid=pod))
     for text, status in (("forgets\n", "rolled_back"), ("new\n", "changed")):
         change = FileChange(path=str(dash.config), data=text.encode())
-        request = commit_request((change,), after=unit(dash, health=DOCKER), settle=0)
+        request = commit_request((change,), after=replace(unit(dash, health=DOCKER), settle=0))
         request["after"] += b"handlers nvidia\n"
         outcome = dash.ask(request)
         assert outcome.status == status

@@ -8,8 +8,8 @@ from __future__ import annotations
 import pytest
 from edit_cases import EDITS, EditCase, Kind, applied, every, problems, record
 
-from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, configure_kubelet, unconfigure_kubelet
-from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler, unconfigure_scheduler
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
+from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
 from gpunode.core.errors import GpunodeError
 from gpunode.edge.load import load_scheduler_rules
 
@@ -18,14 +18,14 @@ KINDS = (
     Kind(
         name="scheduler",
         request=SchedulerRequest,
-        configure=lambda before, request: configure_scheduler(before, request, RULES),
-        unconfigure=lambda after, request, undo: unconfigure_scheduler(after, request, RULES, [undo]),
+        configure=lambda before, request: scheduler_target(request, RULES).configure(before),
+        unconfigure=lambda after, request, undo: scheduler_target(request, RULES).unconfigure(after, [undo]),
     ),
     Kind(
         name="kubelet",
         request=KubeletRequest,
-        configure=lambda before, request: configure_kubelet(before, request, RULES),
-        unconfigure=lambda after, request, undo: unconfigure_kubelet(after, request, [undo]),
+        configure=lambda before, request: kubelet_target(request, RULES).configure(before),
+        unconfigure=lambda after, request, undo: kubelet_target(request, RULES).unconfigure(after, [undo]),
     ),
 )
 

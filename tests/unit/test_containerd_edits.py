@@ -21,7 +21,7 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.core.model import ConfigFile, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, NodeFacts, Runtime
 
 CONFIG = "/etc/containerd/config.toml"
 DROP_IN = "/etc/containerd/conf.d/99-nvidia.toml"
@@ -273,7 +273,7 @@ def test_containerd_is_restarted_and_its_cri_plugin_asked_for_unless_it_is_off()
     def plugin(text: str) -> str:
         engine = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=CONFIG, files=(CONFIG,))
         facts = NodeFacts(runtimes=(engine,), files={CONFIG: ConfigFile(path=CONFIG, data=text.encode())})
-        wish = RuntimeWish(runtime="containerd")
+        wish = RuntimeRequest(runtime="containerd")
         how = activation(facts, wish, edit_runtime(facts, wish))
         assert (how.verb, how.unit) == ("restart", "containerd.service")
         return how.plugin

@@ -29,7 +29,7 @@ from gpunode.core.edits import (
 from gpunode.core.edits.engines.crio import FOLDER, NAME
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Runtime
 
 ROOT = "/etc/crio/crio.conf"
 DROP_IN = f"{FOLDER}/{NAME}"
@@ -135,7 +135,7 @@ def test_every_file_of_the_folder_is_asked_for_whatever_its_name() -> None:
 def test_crio_is_restarted_and_judges_the_files_first() -> None:
     crio = Runtime(name="crio", version="1.31.13", binary="/usr/bin/crio", unit="crio.service", config=ROOT)
     facts = NodeFacts(runtimes=(crio,), files={ROOT: ConfigFile(path=ROOT, data=b"")})
-    found = activation(facts, RuntimeWish(runtime="crio"), Edit(changes={DROP_IN: b""}))
+    found = activation(facts, RuntimeRequest(runtime="crio"), Edit(changes={DROP_IN: b""}))
     assert (found.verb, found.unit, found.socket) == ("restart", "crio.service", "/run/crio/crio.sock")
     assert found.validate == ("/usr/bin/crio", "--config", "@FILE@", "--config-dir", FOLDER, "config")
     assert found.disrupts == "restarts crio.service: running containers keep running"
@@ -143,7 +143,7 @@ def test_crio_is_restarted_and_judges_the_files_first() -> None:
 
 def test_a_root_file_that_is_not_there_is_not_named_to_crio() -> None:
     facts = NodeFacts(runtimes=(Runtime(name="crio", version="1.31.13", config=ROOT),))
-    found = activation(facts, RuntimeWish(runtime="crio"), Edit())
+    found = activation(facts, RuntimeRequest(runtime="crio"), Edit())
     assert found.validate == ("crio", "--config-dir", FOLDER, "config")
     assert found.disrupts == ""
 
@@ -174,7 +174,7 @@ def test_the_files_that_the_daemon_was_started_with_are_those_in_force() -> None
     facts = parse_probe(PROBE)
     [crio] = facts.runtimes
     assert crio.files == ("/opt/crio.conf", "/opt/d/50-a", "/opt/d/50.d/x")
-    assert list(edit_runtime(facts, RuntimeWish(runtime="crio")).changes) == ["/opt/d/99-nvidia.toml"]
+    assert list(edit_runtime(facts, RuntimeRequest(runtime="crio")).changes) == ["/opt/d/99-nvidia.toml"]
 
 
 # ---------------------------------------------------------------- any input

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.edits import Activation, RuntimeRequest, activation, configure_runtime, edit_runtime
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Running, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Running, Runtime
 
 DOCKER = "/etc/docker/daemon.json"
 NVIDIA = {"path": "/usr/bin/nvidia-container-runtime", "runtimeArgs": []}
@@ -33,7 +33,7 @@ def taken_up(before: bytes, after: bytes, running: Running | None = READY, **run
         containers={} if running is None else {"docker": running},
         files={docker.config: ConfigFile(path=docker.config, data=before)},
     )
-    return activation(facts, RuntimeWish(runtime="docker"), Edit(changes={docker.config: after}))
+    return activation(facts, RuntimeRequest(runtime="docker"), Edit(changes={docker.config: after}))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +104,7 @@ def test_a_reload_would_forget_what_add_runtime_added() -> None:
 
 def test_an_edit_without_changes_disturbs_nothing() -> None:
     facts = NodeFacts(runtimes=(Runtime(name="docker", unit="docker.service", config=DOCKER),))
-    assert activation(facts, RuntimeWish(runtime="docker"), Edit()).disrupts == ""
+    assert activation(facts, RuntimeRequest(runtime="docker"), Edit()).disrupts == ""
 
 
 def test_the_daemons_own_check_gets_the_arguments_that_may_clash_with_the_file() -> None:
@@ -172,6 +172,6 @@ def test_the_snaps_docker_is_its_own_unit() -> None:
 def test_an_edit_from_a_nodes_facts_heeds_the_daemons_arguments() -> None:
     flags = ("-H", "fd://", "--config-file=/opt/d.json", "--default-runtime=crun")
     facts = NodeFacts(runtimes=(Runtime(name="docker", version="28.5.2", config=DOCKER, flags=flags),))
-    edit = edit_runtime(facts, RuntimeWish(runtime="docker"))
+    edit = edit_runtime(facts, RuntimeRequest(runtime="docker"))
     assert edit.changes == {}
     assert "gives --default-runtime as an argument" in edit.problems[0].what

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, unconfigure_runtime
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime
 
 ENGINES = ("containerd", "crio", "docker", "k0s", "k3s", "microk8s", "podman", "rke2")
 CONTAINERD = "/etc/containerd/config.toml"
@@ -147,7 +147,7 @@ def node(data: bytes | None, *, version: str = "1.7.24", size: int = 0, flags: t
     return NodeFacts(runtimes=(runtime,), files={CONTAINERD: file})
 
 
-WISH = RuntimeWish(runtime="containerd")
+WISH = RuntimeRequest(runtime="containerd")
 
 
 def test_an_edit_from_facts_is_the_edit_of_their_files() -> None:
@@ -188,14 +188,14 @@ def test_the_config_that_the_daemon_is_started_with_is_edited() -> None:
     runtime = Runtime(
         name="docker", version="26.1.5", config=DOCKER, flags=("-H", "fd://", "--config-file", "/opt/d.json")
     )
-    edit = edit_runtime(NodeFacts(runtimes=(runtime,)), RuntimeWish(runtime="docker"))
+    edit = edit_runtime(NodeFacts(runtimes=(runtime,)), RuntimeRequest(runtime="docker"))
     assert list(edit.changes) == ["/opt/d.json"]
 
 
 def test_activation_says_who_is_disturbed() -> None:
     docker = Runtime(name="docker", version="26.1.5", unit="docker.service", config=DOCKER, binary="/usr/sbin/dockerd")
     facts = NodeFacts(runtimes=(docker,))
-    wish = RuntimeWish(runtime="docker")
+    wish = RuntimeRequest(runtime="docker")
     edit = edit_runtime(facts, wish)
     assert activation(facts, wish, edit).disrupts == "restarts docker.service: running containers stop"
     assert activation(facts, wish, Edit()).disrupts == ""

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import gotemplate
 
 ACTIONS = st.sampled_from(

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
+from gpunode.core.edits import RuntimeRequest
 from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.gpu_containers import container_checks, needs_links, say_gpu_containers
-from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime, RuntimeWish
+from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
 
@@ -92,8 +93,8 @@ def test_the_command_that_keeps_the_gpus_of_a_container_is_said() -> None:
 )
 def test_links_are_wanted_where_the_driver_will_be_systemd_or_is_unknown(wanted: Any, has: str, needed: bool) -> None:
     facts = NodeFacts(runtimes=(Runtime(name="docker", cgroup_driver=has),))
-    assert needs_links(facts, RuntimeWish(runtime="docker", cgroup_driver=wanted)) is needed
-    assert needs_links(NodeFacts(), RuntimeWish(runtime="docker")) is True
+    assert needs_links(facts, RuntimeRequest(runtime="docker", cgroup_driver=wanted)) is needed
+    assert needs_links(NodeFacts(), RuntimeRequest(runtime="docker")) is True
 
 
 def test_device_files_count_in_the_hash_only_while_their_links_are_missing() -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import jsontext
 
 KEYS = st.sampled_from(["a", "b", "runtimes", "nvidia", "x y", 'q"\\', "ключ", ""])

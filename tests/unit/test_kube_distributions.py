@@ -24,15 +24,15 @@ from gpunode.core.edits import (
     runtime_state,
     unconfigure_runtime,
 )
-from gpunode.core.edits.engine import Refusal
 from gpunode.core.edits.engines.k3s import has
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamltext
 from gpunode.core.errors import InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
-WISH = RuntimeWish(runtime="containerd")
+WISH = RuntimeRequest(runtime="containerd")
 K3S = Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service")
 DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 

@@ -17,10 +17,7 @@ from hypothesis import strategies as st
 from gpunode.cli.main import cli
 from gpunode.core.edits.kubernetes.kubelet import (
     KubeletRequest,
-    configure_kubelet,
-    kubelet_activation,
-    kubelet_files,
-    unconfigure_kubelet,
+    kubelet_target,
 )
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.text.flags import flags_in, last_value
@@ -86,7 +83,7 @@ LABELS = [
 def test_labels_that_a_kubelet_does_not_start_with_are_refused(key: str, value: str, taken: bool) -> None:
     request = KubeletRequest(server_version="1.30", unit="/u", node_labels={key: value})
     with pytest.raises(GpunodeError) as caught:
-        configure_kubelet({}, request, RULES)
+        kubelet_target(request, RULES).configure({})
     assert isinstance(caught.value, InputError) is not taken  # else it says that /u is not there
 
 
@@ -94,7 +91,9 @@ def test_labels_that_a_kubelet_does_not_start_with_are_refused(key: str, value: 
 def test_a_reservation_that_is_no_quantity_is_an_input_error(key: str) -> None:
     name, _, value = key.partition("=")
     with pytest.raises(InputError):
-        configure_kubelet({}, KubeletRequest(server_version="1.30", unit="/u", kube_reserved={name: value}), RULES)
+        kubelet_target(KubeletRequest(server_version="1.30", unit="/u", kube_reserved={name: value}), RULES).configure(
+            {}
+        )
 
 
 def test_the_files_of_a_case_are_asked_for() -> None:
@@ -102,7 +101,9 @@ def test_the_files_of_a_case_are_asked_for() -> None:
     before, request = case.before, asked(case)
     read: dict[str, bytes] = {}
     while True:
-        patterns = [pattern.replace("*.conf", "10-kubeadm.conf") for pattern in kubelet_files(read, request)]
+        patterns = [
+            pattern.replace("*.conf", "10-kubeadm.conf") for pattern in kubelet_target(request, RULES).files(read)
+        ]
         found = {path for path in patterns if path in before}
         if found == set(read):
             break
@@ -113,15 +114,16 @@ def test_the_files_of_a_case_are_asked_for() -> None:
 def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_changed() -> None:
     case = case_of("kubelet", "kubeadm-1.30")
     before, request = case.before, asked(case)
-    found = kubelet_activation(before, configure_kubelet(before, request, RULES), request)
+    target = kubelet_target(request, RULES)
+    found = target.activation(before, target.configure(before))
     assert (found.unit, found.verb, found.reread) == ("kubelet.service", "restart", False)
     assert [words[-1] for words in found.health] == ["http://127.0.0.1:10248/healthz"] * 2
-    assert kubelet_activation(before, Edit(changes={request.unit: before[request.unit]}), request).reread
+    assert target.activation(before, Edit(changes={request.unit: before[request.unit]})).reread
 
 
 def test_without_a_record_nothing_is_taken_away() -> None:
     case = case_of("kubelet", "kubeadm-1.30")
-    assert unconfigure_kubelet(case.done, asked(case)) == Edit()
+    assert kubelet_target(asked(case), RULES).unconfigure(case.done) == Edit()
 
 
 names = st.text("abcAB", min_size=1, max_size=3)
@@ -137,7 +139,7 @@ def test_of_any_gates_those_that_are_gone_go_and_the_others_stay(
     unit = "/etc/systemd/system/kubelet.service"
     text = f"[Service]\nExecStart=/usr/bin/kubelet --v=2 {mark}--feature-gates={value}{mark} --max-pods=9\n"
     request = KubeletRequest(server_version="1.30", unit=unit)
-    edit = configure_kubelet({unit: text.encode()}, request, RULES)
+    edit = kubelet_target(request, RULES).configure({unit: text.encode()})
     assert edit.problems == ()
     words = program_of({unit: edit.changes[unit] or b""}, unit, "kubelet").words
     left = last_value(flags_in(words), "feature-gates")

@@ -17,7 +17,7 @@ from gpunode.core.edits import (
     unconfigure_runtime,
 )
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, Runtime
 
 ROOT = "/etc/containers/containers.conf"
 DROP_IN = f"{ROOT}.d/99-nvidia.conf"
@@ -68,7 +68,7 @@ def test_a_users_own_configuration_has_its_drop_in_beside_it() -> None:
 
 def test_nothing_is_restarted() -> None:
     podman = Runtime(name="podman", version="5.4.2", config=ROOT)
-    found = activation(NodeFacts(runtimes=(podman,)), RuntimeWish(runtime="podman"), Edit(changes={DROP_IN: b""}))
+    found = activation(NodeFacts(runtimes=(podman,)), RuntimeRequest(runtime="podman"), Edit(changes={DROP_IN: b""}))
     assert (found.unit, found.verb, found.disrupts) == ("", "", "")
 
 

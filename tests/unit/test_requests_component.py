@@ -10,18 +10,19 @@ from typing import Any
 import pytest
 from edit_cases import case
 
+from gpunode.core.edits.commit import target_request
 from gpunode.core.edits.kubernetes.request import (
     absent,
-    component_of,
     component_paths,
-    component_request,
-    read_files,
+    component_target,
     records,
     spec_values,
 )
+from gpunode.core.edits.target import Target, probed_files
+from gpunode.core.edits.target import texts as texts_of
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
-from gpunode.core.model import ConfigFile
+from gpunode.core.model import ConfigFile, Edit
 from gpunode.edge.load import load_scheduler_rules
 
 RULES = load_scheduler_rules()
@@ -41,14 +42,21 @@ def texts(files: dict[str, ConfigFile]) -> dict[str, bytes]:
     return {path: file.data or b"" for path, file in files.items()}
 
 
+def request_of(
+    target: Target, edit: Edit, files: Mapping[str, ConfigFile], used: tuple[str, ...] | None = None
+) -> dict[str, bytes]:
+    seen = probed_files(files, target.files)
+    return target_request(target, edit, seen, target.activation(texts_of(seen), edit), used=used)
+
+
 def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
     files = probed(case("scheduler", "kubeadm-1.34").before)
     assert MANIFEST in component_paths({"state": "present"})
-    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
-    read, wanted = read_files(component, files)
-    assert {MANIFEST, CONFIG} <= wanted
-    edit = component.configure(read)
-    request = component_request(component, edit, files, read)
+    component = component_target("scheduler", {"state": "present"}, texts(files), RULES)
+    seen = probed_files(files, component.files)
+    assert {MANIFEST, CONFIG} <= set(seen)
+    edit = component.configure(texts_of(seen))
+    request = request_of(component, edit, files)
     rows = [line.split("\t") for line in request["changes"].decode().splitlines()]
     assert [(row[1], row[5]) for row in rows if row[1] != "read"] == [("write", CONFIG), ("write", MANIFEST)]
     assert {row[5]: row[3] for row in rows}[MANIFEST] == files[MANIFEST].sha256
@@ -74,7 +82,7 @@ def test_a_manifest_is_found_read_and_edited_in_one_transaction() -> None:
 )
 def test_a_spec_says_where_the_extender_answers(gpushare: dict[str, Any], expected: dict[str, Any]) -> None:
     assert spec_values({"kubernetes": {"gpushare": gpushare}}) == expected
-    component_of("scheduler", expected, texts(probed(case("scheduler", "kubeadm-1.34").before)), RULES)
+    component_target("scheduler", expected, texts(probed(case("scheduler", "kubeadm-1.34").before)), RULES)
 
 
 def test_without_kube_proxy_a_spec_has_to_give_the_url() -> None:
@@ -86,19 +94,19 @@ def test_without_kube_proxy_a_spec_has_to_give_the_url() -> None:
 @pytest.mark.parametrize("port", [0, 70000, "x"])
 def test_a_port_is_a_port(port: Any) -> None:
     with pytest.raises(InputError, match="node_port"):
-        component_of("scheduler", {"node_port": port}, {}, RULES)
+        component_target("scheduler", {"node_port": port}, {}, RULES)
 
 
 def test_another_port_stands_in_the_configuration() -> None:
     files = probed(case("scheduler", "kubeadm-1.34").before)
-    component = component_of("scheduler", {"node_port": 31000}, texts(files), RULES)
-    read, _wanted = read_files(component, files)
+    component = component_target("scheduler", {"node_port": 31000}, texts(files), RULES)
+    read = texts_of(probed_files(files, component.files))
     assert b"urlPrefix: http://127.0.0.1:31000/gpushare-scheduler" in component.configure(read).changes[CONFIG]
 
 
 def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
     files = probed(case("scheduler", "kubeadm-1.34").before)
-    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
+    component = component_target("scheduler", {"state": "present"}, texts(files), RULES)
     edit = component.configure(texts(files))
     record = json.dumps({"label": component.label, **undo_data(edit.undo)}).encode()
     other = json.dumps({"label": "docker", **undo_data(edit.undo)}).encode()
@@ -108,11 +116,11 @@ def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
     )
     kept = records(later, component.label)
     assert list(kept) == ["2"]
-    read, wanted = read_files(component, later)
-    assert {MANIFEST, CONFIG} <= wanted
+    read = texts_of(probed_files(later, component.files))
+    assert {MANIFEST, CONFIG} <= set(read)
     back = component.unconfigure(read, tuple(kept.values()))
     assert back.changes == {MANIFEST: files[MANIFEST].data, CONFIG: None}
-    request = component_request(component, back, later, read, used=tuple(kept))
+    request = request_of(component, back, later, used=tuple(kept))
     assert (request["used"], "undo" in request) == (b"2\n", False)
     rows = [line.split("\t") for line in request["changes"].decode().splitlines()]
     changes = [(row[1], row[5]) for row in rows if row[1] != "read"]
@@ -122,10 +130,10 @@ def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
 def test_the_kubelets_unit_is_restarted() -> None:
     files = probed(case("kubelet", "kubeadm-1.34").before)
     value = {"server_version": "1.34", "node_labels": {"gpushare": True}, "kube_reserved": {"cpu": "200m"}}
-    component = component_of("kubelet", value, texts(files), RULES)
+    component = component_target("kubelet", value, texts(files), RULES)
     edit = component.configure(texts(files))
     assert b"--node-labels=gpushare=true\n" in (edit.changes["/etc/default/kubelet"] or b""), "a boolean in YAML"
-    request = component_request(component, edit, files, texts(files))
+    request = request_of(component, edit, files)
     assert {"unit kubelet.service", "verb restart"} <= set(request["after"].decode().splitlines())
 
 
@@ -147,7 +155,7 @@ def test_a_value_without_sense_is_one_clear_message(
 ) -> None:
     files = texts(probed(case("scheduler", "kubeadm-1.34").before))
     with pytest.raises(error) as caught:
-        component_of(kind, value, files, RULES).configure(files)
+        component_target(kind, value, files, RULES).configure(files)
     assert words in caught.value.what
 
 
@@ -159,11 +167,11 @@ def test_a_state_is_present_or_absent() -> None:
 
 def test_a_node_without_a_scheduler_and_a_file_that_cannot_be_read_are_refused() -> None:
     with pytest.raises(RefusedError):
-        component_of("scheduler", {"state": "present"}, {}, RULES)
+        component_target("scheduler", {"state": "present"}, {}, RULES)
     files = probed(case("scheduler", "kubeadm-1.34").before)
-    component = component_of("scheduler", {"state": "present"}, texts(files), RULES)
+    component = component_target("scheduler", {"state": "present"}, texts(files), RULES)
     with pytest.raises(RefusedError):
-        read_files(component, {MANIFEST: ConfigFile(path=MANIFEST, size=9)})
+        probed_files({MANIFEST: ConfigFile(path=MANIFEST, size=9)}, component.files)
 
 
 def test_a_damaged_record_is_named() -> None:

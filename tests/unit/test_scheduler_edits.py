@@ -16,9 +16,7 @@ from hypothesis import strategies as st
 
 from gpunode.core.edits.kubernetes.scheduler import (
     SchedulerRequest,
-    configure_scheduler,
-    scheduler_files,
-    unconfigure_scheduler,
+    scheduler_target,
 )
 from gpunode.core.edits.kubernetes.scheduler_pod import host_path, pod_of
 from gpunode.core.edits.kubernetes.schemas import scheduler_faults
@@ -86,13 +84,13 @@ def test_nothing_but_the_manifest_lies_in_the_folder_of_manifests(case: EditCase
 @over(AFTER)
 def test_without_a_record_the_extender_goes_and_the_scheduler_still_starts(case: EditCase) -> None:
     after, request = case.done, asked(case)
-    left = applied(after, unconfigure_scheduler(after, request, RULES))
+    left = applied(after, scheduler_target(request, RULES).unconfigure(after))
     flags = flags_in(words_of(left, request))
     for name in ("config", "policy-config-file"):
         if path := last_value(flags, name):
             place = host_path(pod_of(MANIFEST, left[MANIFEST]), path) if request.manifest else path
             assert RULES.resource.encode() not in left[place or ""]
-    assert unconfigure_scheduler(left, request, RULES).changes == {}
+    assert scheduler_target(request, RULES).unconfigure(left).changes == {}
 
 
 BAD = [
@@ -110,7 +108,7 @@ BAD = [
 @pytest.mark.parametrize(("request_", "what"), BAD, ids=[what for _, what in BAD])
 def test_a_request_without_sense_is_an_input_error(request_: dict[str, str], what: str) -> None:
     with pytest.raises(InputError) as caught:
-        configure_scheduler({}, SchedulerRequest(**request_), RULES)  # type: ignore[arg-type]
+        scheduler_target(SchedulerRequest(**request_), RULES).configure({})  # type: ignore[arg-type]
     assert caught.value.what == what
 
 
@@ -118,7 +116,7 @@ def test_the_files_of_a_case_are_asked_for() -> None:
     case = case_of("scheduler", "config-in-a-folder")
     before, request = case.before, asked(case)
     read: dict[str, bytes] = {}
-    while set(found := {path for path in scheduler_files(read, request, RULES) if path in before}) != set(read):
+    while set(found := {path for path in scheduler_target(request, RULES).files(read) if path in before}) != set(read):
         read = {path: before[path] for path in found}
     assert read == before
 
@@ -126,11 +124,11 @@ def test_the_files_of_a_case_are_asked_for() -> None:
 def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> None:
     case = case_of("scheduler", "kubeadm-1.30")
     before, request = case.before, asked(case)
-    edit = configure_scheduler(before, request, RULES)
+    edit = scheduler_target(request, RULES).configure(before)
     after = applied(before, edit)
     elect = b"    - --leader-elect=true\n"
     after[MANIFEST] = after[MANIFEST].replace(elect, elect + b"    - --v=5\n")
-    left = applied(after, unconfigure_scheduler(after, request, RULES, [edit.undo]))
+    left = applied(after, scheduler_target(request, RULES).unconfigure(after, [edit.undo]))
     assert left == {MANIFEST: before[MANIFEST].replace(elect, elect + b"    - --v=5\n")}
 
 
@@ -140,13 +138,13 @@ def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_anew()
     request = asked(case)
     after = case.done
     other = replace(request, extender_url="http://10.1.1.1/gpushare-scheduler")
-    edit = configure_scheduler(after, other, RULES)
+    edit = scheduler_target(other, RULES).configure(after)
     assert set(edit.changes) == {MANIFEST, RULES.config_file}
     metadata = yaml.safe_load(edit.changes[MANIFEST] or b"")["metadata"]
     assert list(metadata["annotations"]) == ["gpunode-scheduler-config"]
     both = applied(after, edit)
-    assert configure_scheduler(both, other, RULES).changes == {}
-    back = applied(both, unconfigure_scheduler(both, request, RULES, [edit.undo]))
+    assert scheduler_target(other, RULES).configure(both).changes == {}
+    back = applied(both, scheduler_target(request, RULES).unconfigure(both, [edit.undo]))
     assert back == after
 
 
@@ -168,7 +166,7 @@ tails = st.sampled_from(["", "---\n", "---\n# c\n---", "...\n---\n"])
 def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
     data: dict[str, Any], key: str, value: Any, flow: bool, head: str, tail: str
 ) -> None:
-    from gpunode.core.edits.engine import Refusal
+    from gpunode.core.edits.target import Refusal
 
     text = head + yaml.safe_dump(data, default_flow_style=flow, sort_keys=False) + tail
     try:

@@ -20,7 +20,7 @@ import pytest
 import yaml
 from edit_cases import case as case_of
 
-from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, configure_scheduler
+from gpunode.core.edits.kubernetes.scheduler import SchedulerRequest, scheduler_target
 from gpunode.edge.load import load_scheduler_rules
 
 ROOT = Path(__file__).parents[1]
@@ -116,7 +116,7 @@ def scheduler(version: str, url: str) -> Scheduler:
     """kube-scheduler with what configure writes for a release's stock manifest."""
     files = case_of("scheduler", f"kubeadm-{version}").before
     request = SchedulerRequest(server_version=version, manifest=MANIFEST, extender_url=url)
-    edit = configure_scheduler(files, request, RULES)
+    edit = scheduler_target(request, RULES).configure(files)
     assert edit.problems == ()
     config = next(data for path, data in edit.changes.items() if path != MANIFEST)
     return Scheduler(yaml.safe_load(config or b""))

@@ -12,11 +12,12 @@ from edit_cases import EditCase, cases, over
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
+from gpunode.core.edits.commit import target_request
+from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
 from gpunode.core.edits.undo import revert
 from gpunode.core.errors import InputError
 from gpunode.core.items.item import Question
-from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_request, toolkit_settings, wanted
+from gpunode.core.items.toolkit import config_edit, config_hints, toolkit_settings, wanted
 from gpunode.core.model import ConfigFile, NodeFacts, Reason, Solution
 from gpunode.core.spec import Spec, parse_spec
 
@@ -39,10 +40,10 @@ def test_every_case_says_what_comes_of_it() -> None:
 @over(AFTER)
 def test_the_file_becomes_that_of_the_case_once_and_goes_back_to_the_byte(case: EditCase) -> None:
     before, wanted = case.before, asked(case)
-    edit = configure_toolkit(before, wanted)
+    edit = toolkit_target(wanted).configure(before)
     after = {path: data for path, data in {**before, **edit.changes}.items() if data is not None}
     assert after == case.done
-    assert configure_toolkit(after, wanted).changes == {}
+    assert toolkit_target(wanted).configure(after).changes == {}
     back = {path: revert(after[path], undo)[0] for path, undo in edit.undo.items()}
     assert {path: data for path, data in {**after, **back}.items() if data is not None} == before
 
@@ -67,7 +68,7 @@ def leaves(data: bytes) -> set[tuple[str, str]]:
 
 @over(cases("toolkit", having="problem"))
 def test_what_cannot_be_edited_is_a_problem(case: EditCase) -> None:
-    edit = configure_toolkit(case.before, asked(case))
+    edit = toolkit_target(asked(case)).configure(case.before)
     assert edit.changes == {}
     assert [f"{p.what}\n{p.fix}\n" for p in edit.problems] == [case.problem]
 
@@ -75,7 +76,7 @@ def test_what_cannot_be_edited_is_a_problem(case: EditCase) -> None:
 @over(cases("toolkit", having="error"))
 def test_a_broken_file_or_setting_is_named(case: EditCase) -> None:
     with pytest.raises(InputError) as error:
-        configure_toolkit(case.before, asked(case))
+        toolkit_target(asked(case)).configure(case.before)
     assert f"{error.value}\n" == case.error
 
 
@@ -85,16 +86,16 @@ def test_a_broken_file_or_setting_is_named(case: EditCase) -> None:
 )
 def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, wanted: dict[str, Any]) -> None:
     try:
-        edit = configure_toolkit({CONFIG: data}, wanted)
+        edit = toolkit_target(wanted).configure({CONFIG: data})
     except InputError:
         return
     after = edit.changes.get(CONFIG, data)
-    assert edit.problems or (after is not None and configure_toolkit({CONFIG: after}, wanted).changes == {})
+    assert edit.problems or (after is not None and toolkit_target(wanted).configure({CONFIG: after}).changes == {})
 
 
 def test_lines_of_others_stay_when_the_edit_is_taken_back() -> None:
     before = b'[nvidia-container-runtime]\nmode = "auto"\n'
-    edit = configure_toolkit({CONFIG: before}, {"mode": "cdi"})
+    edit = toolkit_target({"mode": "cdi"}).configure({CONFIG: before})
     later = (edit.changes[CONFIG] or b"") + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'
     assert revert(later, edit.undo[CONFIG]) == (before + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n', ())
 
@@ -130,8 +131,9 @@ def test_a_file_that_the_probe_may_not_read_is_no_empty_file() -> None:
 
 
 def test_the_transaction_compares_the_file_and_restarts_nothing() -> None:
-    edit = config_edit(NodeFacts(), {"mode": "cdi"})
-    request = toolkit_request(NodeFacts(), edit, check=True)
+    target = toolkit_target({"mode": "cdi"})
+    edit = target.configure({})
+    request = target_request(target, edit, {CONFIG: None}, target.activation({}, edit), check=True)
     assert request["changes"] == f"0\twrite\t0644\tabsent\t-\t{CONFIG}\n".encode()
     assert request["after"] == f"config {CONFIG}\nsettle 3\n".encode()
     assert json.loads(request["undo"])["label"] == f"toolkit {CONFIG}"

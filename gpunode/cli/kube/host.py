@@ -14,8 +14,8 @@ from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, RefusedError
 
 if TYPE_CHECKING:
-    from gpunode.core.model import Edit, Outcome
-    from gpunode.edge.host.component import Host, Subject
+    from gpunode.core.model import Edit
+    from gpunode.edge.host.target import Host, Subject
 
 ROOT = click.option(
     "--root",
@@ -36,10 +36,10 @@ HOW = (
 
 def show_diff(host: Host, output_format: str) -> int:
     """What configure would change."""
-    from gpunode.edge.host import component
+    from gpunode.edge.host import target
 
-    subject = component.look(host)
-    edit = component.edit(subject)
+    subject = target.look(host)
+    edit = target.edit(subject)
     if output_format == "json":
         print_json(_data(subject, edit))
     else:
@@ -49,9 +49,11 @@ def show_diff(host: Host, output_format: str) -> int:
     return _pending(edit, output_format)
 
 
-def finish(result: tuple[Subject, Edit, Outcome | None], *, dry_run: bool, output_format: str) -> int:
-    """Print what came of configure or unconfigure, and give the exit code."""
-    subject, edit, outcome = result
+def configure_or_undo(host: Host, *, undo: bool, dry_run: bool, output_format: str) -> int:
+    """Configure or unconfigure, print what came of it, and give the exit code."""
+    from gpunode.edge.host import target
+
+    subject, edit, outcome = (target.unconfigure if undo else target.configure)(lambda _: host, check=dry_run)
     if output_format == "json":
         print_json(_data(subject, edit) | {"dry_run": dry_run, "outcome": asdict(outcome) if outcome else None})
     elif outcome:
@@ -59,13 +61,13 @@ def finish(result: tuple[Subject, Edit, Outcome | None], *, dry_run: bool, outpu
     return _pending(edit, output_format) if outcome is None else exit_of(outcome)
 
 
-def _data(subject: Subject, edit: Edit) -> dict[str, Any]:
-    known = {"component": subject.host.component.name, "root": subject.host.component.root}
+def _data(subject: Subject[Host], edit: Edit) -> dict[str, Any]:
+    known = {"component": subject.host.target.name, "root": subject.host.target.root}
     return known | edit_data(subject.texts, edit, _disrupts(subject, edit))
 
 
-def _disrupts(subject: Subject, edit: Edit) -> str:
-    from gpunode.edge.host.component import after
+def _disrupts(subject: Subject[Host], edit: Edit) -> str:
+    from gpunode.edge.host.target import after
 
     return after(subject, edit).disrupts if not edit.problems else ""
 

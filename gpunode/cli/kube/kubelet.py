@@ -9,11 +9,11 @@ import click
 
 from gpunode.cli.common import options
 from gpunode.cli.edits import absolute
-from gpunode.cli.kube.host import FORMAT, HOW, ROOT, VERSION, finish, show_diff
+from gpunode.cli.kube.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
 from gpunode.core.errors import InputError
 
 if TYPE_CHECKING:
-    from gpunode.edge.host.component import Host
+    from gpunode.edge.host.target import Host
 
 _WHAT = (
     VERSION,
@@ -54,9 +54,7 @@ def kubelet() -> None:
 @options(*_WHAT, *HOW, FORMAT)
 def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
     """Write the settings where they count, restart the kubelet, wait for health; rolled back if it fails."""
-    from gpunode.edge.host.component import configure as commit
-
-    return finish(commit(_host(given, wait=not no_wait), check=dry_run), dry_run=dry_run, output_format=output_format)
+    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
 
 
 @kubelet.command(
@@ -68,9 +66,7 @@ def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) ->
 @options(*_WHAT, *HOW, FORMAT)
 def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
     """Undo configure, to the byte."""
-    from gpunode.edge.host.component import unconfigure as commit
-
-    return finish(commit(_host(given, wait=not no_wait), check=dry_run), dry_run=dry_run, output_format=output_format)
+    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
 
 
 @kubelet.command(
@@ -89,11 +85,10 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
     from gpunode.core.edits.kubernetes.kubelet import (
         UNITS,
         KubeletRequest,
-        check_kubelet_request,
         completed,
-        kubelet_component,
+        kubelet_target,
     )
-    from gpunode.edge.host.component import Host, kubelet_version, read
+    from gpunode.edge.host.target import Host, kubelet_version, read
     from gpunode.edge.load import load_scheduler_rules
 
     root: Path = given["root"].resolve()
@@ -105,8 +100,7 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
         **{name: _pairs(name, given[name]) for name in ("node_labels", "system_reserved", "kube_reserved")},
     )
     request = completed(read(root, filter(None, (unit, *UNITS))), asked)
-    check_kubelet_request(request)
-    return Host(component=kubelet_component(request, load_scheduler_rules()), root=root, wait=wait)
+    return Host(target=kubelet_target(request, load_scheduler_rules()), root=root, wait=wait)
 
 
 def _pairs(name: str, given: tuple[str, ...]) -> dict[str, str]:

@@ -9,10 +9,10 @@ import click
 
 from gpunode.cli.common import options
 from gpunode.cli.edits import absolute
-from gpunode.cli.kube.host import FORMAT, HOW, ROOT, VERSION, finish, show_diff
+from gpunode.cli.kube.host import FORMAT, HOW, ROOT, VERSION, configure_or_undo, show_diff
 
 if TYPE_CHECKING:
-    from gpunode.edge.host.component import Host
+    from gpunode.edge.host.target import Host
 
 _WHAT = (
     VERSION,
@@ -55,9 +55,7 @@ def scheduler() -> None:
 @options(*_WHAT, *HOW, FORMAT)
 def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
     """Write the configuration, name it in the manifest or unit, wait for health; rolled back if it fails."""
-    from gpunode.edge.host.component import configure as commit
-
-    return finish(commit(_host(given, wait=not no_wait), check=dry_run), dry_run=dry_run, output_format=output_format)
+    return configure_or_undo(_host(given, wait=not no_wait), undo=False, dry_run=dry_run, output_format=output_format)
 
 
 @scheduler.command(
@@ -69,9 +67,7 @@ def configure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) ->
 @options(*_WHAT, *HOW, FORMAT)
 def unconfigure(dry_run: bool, no_wait: bool, output_format: str, **given: Any) -> int:
     """Undo configure, to the byte; of entries that others wrote only gpushare's extender is removed."""
-    from gpunode.edge.host.component import unconfigure as commit
-
-    return finish(commit(_host(given, wait=not no_wait), check=dry_run), dry_run=dry_run, output_format=output_format)
+    return configure_or_undo(_host(given, wait=not no_wait), undo=True, dry_run=dry_run, output_format=output_format)
 
 
 @scheduler.command(
@@ -92,9 +88,9 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
         UNITS,
         SchedulerRequest,
         completed,
-        scheduler_component,
+        scheduler_target,
     )
-    from gpunode.edge.host.component import Host, read
+    from gpunode.edge.host.target import Host, read
     from gpunode.edge.load import load_scheduler_rules
 
     root: Path = given.pop("root").resolve()
@@ -102,4 +98,4 @@ def _host(given: dict[str, Any], *, wait: bool = True) -> Host:
     port: int | None = given.pop("node_port")
     asked = SchedulerRequest(proxy_mode=given.pop("proxy_mode") or "", node_port=port or 0, **paths, **given)
     there = read(root, filter(None, (paths["manifest"], paths["unit"], MANIFEST, *UNITS)))
-    return Host(component=scheduler_component(completed(there, asked), load_scheduler_rules()), root=root, wait=wait)
+    return Host(target=scheduler_target(completed(there, asked), load_scheduler_rules()), root=root, wait=wait)

@@ -1,21 +1,33 @@
 """Rewriting the configuration of container engines: files → files, nothing else.
 
-`configure_runtime` and `unconfigure_runtime` edit files they are given, `runtime_files` says which those are;
-`edit_runtime` takes them from a node's facts; `activation` says how the engine takes the change up.
+`runtime_target` is a request as a `Target`; `configure_runtime` and `unconfigure_runtime` edit files they are given,
+`runtime_files` says which those are; `edit_runtime` takes them from a node's facts; `activation` says how the engine
+takes the change up.
 """
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.edits.engine import Activation, Engine, Refusal, RuntimeRequest, RuntimeState, check_request
-from gpunode.core.edits.undo import masked, quoting_no_secret, recorded, reverted
+from gpunode.core.edits.target import (
+    Activation,
+    Engine,
+    Files,
+    RuntimeRequest,
+    RuntimeState,
+    Target,
+    check_request,
+    probed_files,
+    problem_of,
+    quoting_no_secret,
+    refused,
+    texts,
+)
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.daemon_flags import flag_value
-from gpunode.core.model import Edit, NodeFacts, Problem, Runtime, RuntimeWish, Undo
+from gpunode.core.model import ConfigFile, Edit, NodeFacts, Problem, Runtime, Undo
 
 __all__ = [
     "SECTIONS",
@@ -23,12 +35,13 @@ __all__ = [
     "RuntimeRequest",
     "RuntimeState",
     "activation",
+    "completed",
     "configure_runtime",
     "edit_runtime",
-    "request_of",
-    "root_config",
+    "probed_runtime_files",
     "runtime_files",
     "runtime_state",
+    "runtime_target",
     "unconfigure_runtime",
 ]
 
@@ -90,13 +103,41 @@ def _engine(request: RuntimeRequest) -> Engine:
     return found
 
 
+def runtime_target(request: RuntimeRequest, facts: NodeFacts | None = None) -> Target:
+    """What is asked of an engine; `facts` say how it takes an edit up."""
+    engine = _engine(request)
+    name, root = request.distribution or request.runtime, request.config or engine.CONFIG
+
+    def usable(files: Files, left: Files) -> bool:
+        """Whether what is left can be read, and no runtime but nvidia's goes while others stay.
+
+        Somebody may have come to need what configure wrote: on containerd 1.x a table of their own with our runc.
+        """
+        try:
+            before, after = runtime_state(files, request).runtimes, runtime_state(left, request).runtimes
+        except GpunodeError:
+            return False
+        return not after or {*before} - {request.name} <= {*after}
+
+    return Target(
+        name=name,
+        root=root,
+        label=f"{name} {root} {request.name}",
+        patterns=lambda files: engine.patterns(files, request),
+        edit=lambda files: engine.configure(files, request),
+        remove=lambda files, _undo: engine.unconfigure(files, request),
+        activation=lambda _files, edit: activation(facts or NodeFacts(), request, edit),
+        usable=usable,
+    )
+
+
 def configure_runtime(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """What changes in the engine's files (absolute path → bytes) so that it knows the nvidia runtime.
 
     An Edit without changes and problems: it is configured already.  What cannot be done comes back as the Edit's
     Problem, with no change.  Raises InputError for files that are broken (path:line:column) and requests that are.
     """
-    return _edited(files, lambda engine: engine.configure(files, request), request)
+    return runtime_target(request).configure(files)
 
 
 def unconfigure_runtime(
@@ -108,36 +149,7 @@ def unconfigure_runtime(
     even if other lines have changed since.  Where a record does not fit any more, and without one, only nvidia's own
     entries go, and the reasons say what stays.
     """
-
-    def make(engine: Engine) -> Edit:
-        def take_out(left: Mapping[str, bytes]) -> Edit:
-            return engine.unconfigure(left, request)
-
-        return reverted(files, undo, take_out, lambda left: _stands(files, left, request))
-
-    return _edited(files, make, request)
-
-
-def _stands(files: Mapping[str, bytes], left: Mapping[str, bytes], request: RuntimeRequest) -> bool:
-    """Whether what is left can be read, and no runtime but nvidia's goes while others stay.
-
-    Somebody may have come to need what configure wrote: on containerd 1.x a table of their own beside our runc.
-    """
-    try:
-        before, after = runtime_state(files, request).runtimes, runtime_state(left, request).runtimes
-    except GpunodeError:
-        return False
-    return not after or {*before} - {request.name} <= {*after}
-
-
-def _edited(files: Mapping[str, bytes], make: Callable[[Engine], Edit], request: RuntimeRequest) -> Edit:
-    engine = _engine(request)
-    return recorded(files, lambda: make(engine))
-
-
-def root_config(request: RuntimeRequest) -> str:
-    """The root config that a request is about: the one that it names, or the engine's usual one."""
-    return request.config or _engine(request).CONFIG
+    return runtime_target(request).unconfigure(files, undo)
 
 
 def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
@@ -145,79 +157,55 @@ def runtime_files(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[
 
     Read them, ask again with what was read, and so on until it names nothing new: files import other files.
     """
-    try:
-        with masked():
-            return _engine(request).patterns(files, request)
-    except Refusal as refusal:
-        raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
+    return runtime_target(request).files(files)
 
 
 def runtime_state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
     """What the engine's files have in force.  Raises InputError for broken files, RefusedError for refused ones."""
-    try:
-        with masked():
-            state = _engine(request).state(files, request)
-    except Refusal as refusal:
-        raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
+    with refused():
+        state = _engine(request).state(files, request)
     return replace(state, notes=quoting_no_secret(state.notes))
 
 
 # ---------------------------------------------------------------- from a node's facts
 
 
-def edit_runtime(facts: NodeFacts, wish: RuntimeWish) -> Edit:
+def edit_runtime(facts: NodeFacts, request: RuntimeRequest) -> Edit:
     """The same for an engine as the probe found it; whatever stands against it is a Problem of the Edit."""
-    runtime = facts.runtime(wish.runtime)
+    runtime = facts.runtime(request.runtime)
     if runtime is None:
-        return _problem(f"{wish.runtime} is not installed", f"set runtimes.{wish.runtime}.manage to install, or ignore")
-    request = request_of(runtime, wish)
-    try:
-        files = _read(facts, runtime, request)
-        return configure_runtime(files, request)
-    except GpunodeError as error:
-        return _problem(f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}", error.fix)
-
-
-def _read(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> dict[str, bytes]:
-    """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
-    files: dict[str, bytes] = {}
-    for path in runtime.files:
-        if path != request.config and path not in facts.files:
-            raise RefusedError(f"{path} is in force, and the probe did not read it", fix="probe again as root")
-    while True:
-        wanted = (*runtime.files, *runtime_files(files, request))
-        named = {path for path in facts.files if any(fnmatch.fnmatchcase(path, pattern) for pattern in wanted)}
-        if named <= set(files):
-            return files
-        files |= {path: _data(facts, path) for path in sorted(named - set(files))}
-
-
-def _data(facts: NodeFacts, path: str) -> bytes:
-    found = facts.files[path]
-    if found.data is not None:
-        return found.data
-    if found.size > 1 << 20:
-        raise RefusedError(
-            f"{path} has {found.size} bytes", fix="no engine's configuration is that large: look into it"
+        name = request.runtime
+        return Edit(
+            problems=(
+                Problem(what=f"{name} is not installed", fix=f"set runtimes.{name}.manage to install, or ignore"),
+            )
         )
-    raise RefusedError(f"{path} could not be read", fix="probe again as root")
+    try:
+        target = runtime_target(completed(request, runtime))
+        return target.configure(texts(probed_runtime_files(facts, runtime, target)))
+    except GpunodeError as error:
+        return Edit(problems=(problem_of(error),))
 
 
-def _problem(what: str, fix: str) -> Edit:
-    return Edit(problems=(Problem(what=what, fix=fix),))
+def probed_runtime_files(facts: NodeFacts, runtime: Runtime, target: Target) -> dict[str, ConfigFile | None]:
+    """The files that the edit needs, out of those that the probe read; RefusedError when one of them is not there."""
+    for path in runtime.files:
+        if path != target.root and path not in facts.files:
+            raise RefusedError(f"{path} is in force, and the probe did not read it", fix="probe again as root")
+
+    def wanted(files: Files) -> Iterable[str]:
+        return (*runtime.files, *target.files(files))
+
+    return probed_files(facts.files, wanted)
 
 
-def request_of(runtime: Runtime, wish: RuntimeWish) -> RuntimeRequest:
-    """What to ask of the edit of an engine that the probe found."""
-    return RuntimeRequest(
-        runtime=wish.runtime,
+def completed(request: RuntimeRequest, runtime: Runtime) -> RuntimeRequest:
+    """The request with what the probe knows of the engine."""
+    return replace(
+        request,
         distribution=runtime.distribution,
         config=flag_config(runtime) or runtime.config,
         version=runtime.version,
-        default_runtime=wish.default_runtime,
-        path=wish.nvidia_runtime_path,
-        cdi=wish.cdi,
-        cgroup_driver=wish.cgroup_driver,
         flags=runtime.flags,
     )
 
@@ -227,9 +215,9 @@ def flag_config(runtime: Runtime) -> str:
     return flag_value(runtime.flags, *ROWS[runtime.name].config_flags)
 
 
-def activation(facts: NodeFacts, wish: RuntimeWish, edit: Edit) -> Activation:
+def activation(facts: NodeFacts, request: RuntimeRequest, edit: Edit) -> Activation:
     """How the engine takes an edit up.  An Edit without changes disturbs nothing."""
-    runtime = facts.runtime(wish.runtime) or Runtime(name=wish.runtime)
-    engine = _engine(request_of(runtime, wish))
+    runtime = facts.runtime(request.runtime) or Runtime(name=request.runtime, distribution=request.distribution)
+    engine = _engine(completed(request, runtime))
     runtime = replace(runtime, config=flag_config(runtime) or runtime.config or engine.CONFIG)
-    return engine.activation(facts, runtime, edit)
+    return replace(engine.activation(facts, runtime, edit), handlers=(request.name,))

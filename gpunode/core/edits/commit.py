@@ -3,17 +3,17 @@
 Request files:
   changes   lines N, `write` | `remove` | `read` | `restore`, mode of a new file, expected hash, file that a new one is
             like or `-`, path; separated by tabs.  The hash is sha256 in hex, `absent`, or `any`; `read` only compares;
-            `restore` takes an earlier transaction's copy, which stands in place of the file it is like
+            `restore` takes an earlier transaction's copy, which is in place of the file it is like
   data.N    the new bytes of a file to write
   after     lines `KEY VALUE` of what follows the writes: unit, verb (restart | reload | await), config (the file to
             validate), socket, plugin (what `ctr plugins ls` must call ok), settle (seconds the unit has to stay up),
             handlers (runtimes the engine has to know), dump (yes: what `validate` prints is what is in force),
-            process (the program that the unit starts anew by itself: await), limit (seconds it has for that), reread
-            (yes: systemd reads its units again before the unit is told)
+            process (the program that the unit restarts by itself: await), limit (seconds it has for that), reread
+            (yes: systemd reads its units again before the unit is notified)
   validate  the words of a command, one a line; @FILE@ stands for the config
   health    commands, one a line, words separated by tabs: the first whose tool is there has to succeed
   undo      JSON, kept as backup/ID/undo.json when the transaction is done: whose record it is (`label`), and how the
-            edit is taken back (core/edits/undo.py)
+            edit is undone (core/edits/undo.py)
   used      ids of transactions whose records are used up when this one is done: undo.json becomes undo.used.json
   check     1 in check mode
 Without changes the script only finishes or undoes what an interrupted run left.
@@ -21,16 +21,16 @@ Without changes the script only finishes or undoes what an interrupted run left.
 
 from __future__ import annotations
 
-import fnmatch
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gpunode.core.edits import Activation, RuntimeRequest, activation, request_of, root_config, runtime_files
+from gpunode.core.edits import completed, probed_runtime_files, runtime_target
+from gpunode.core.edits.target import Activation, RuntimeRequest, Seen, Target, texts
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, NodeFacts, Runtime, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts
 from gpunode.core.validation import as_lines
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
@@ -57,7 +57,7 @@ class FileChange:
 
 
 def commit_request(
-    changes: Sequence[FileChange] = (), *, after: Activation | None = None, settle: int = 3, check: bool = False
+    changes: Sequence[FileChange] = (), *, after: Activation | None = None, check: bool = False
 ) -> dict[str, bytes]:
     """Request files for one transaction, in the order in which the files are to be written."""
     request: dict[str, bytes] = {}
@@ -77,22 +77,23 @@ def commit_request(
             request[f"data.{n}"] = change.data
     request["changes"] = "".join(lines).encode()
     if after:
-        request |= _after(after, settle)
+        request |= _after(after)
     return request | ({"check": b"1\n"} if check else {})
 
 
-def _after(after: Activation, settle: int) -> dict[str, bytes]:
+def _after(after: Activation) -> dict[str, bytes]:
     keys = {
         "unit": after.unit,
         "verb": after.verb,
         "config": after.config,
         "socket": after.socket,
         "plugin": after.plugin,
-        "settle": str(settle),
+        "settle": str(after.settle),
         # `containerd config dump` prints all that is in force; `crio config` leaves out what is default
         "dump": "yes" if after.validate[-2:] == ("config", "dump") else "",
         "process": after.process,
         "reread": "yes" if after.reread else "",
+        "handlers": " ".join(after.handlers),
     }
     return {
         "after": "".join(f"{key} {value}\n" for key, value in keys.items() if value).encode(),
@@ -101,90 +102,64 @@ def _after(after: Activation, settle: int) -> dict[str, bytes]:
     }
 
 
-def runtime_request(
+def target_request(
+    target: Target,
     edit: Edit,
-    files_read: Mapping[str, tuple[str, int]],
+    seen: Mapping[str, Seen | None],
     after: Activation,
     *,
-    label: str = "",
-    used: Sequence[str] = (),
-    handlers: Sequence[str] = (),
+    used: Sequence[str] | None = None,
     place: Callable[[str], str] = str,
-    settle: int = 3,
     check: bool = False,
 ) -> dict[str, bytes]:
-    """The transaction of an engine's edit: every file that was read is compared, the root config is written last, and
-    after it what goes is removed.
+    """The transaction of an edit: every file that was read, or was not there, is compared, the root config is written
+    last, and after it what goes is removed.
 
-    `files_read` is path → (sha256, mode), with "" as hash of a file that must stay absent.  A new file is never more
-    readable than the root config, whose settings it may repeat; where there is none, than the most private file that
-    was read.  `label` says whose undo record to keep (`undo_label`), "" keeps none: taking an edit back is not itself
-    taken back.  `used` are the ids of the records that the edit has used up, `handlers` the runtimes that the engine
-    must know afterwards.  `place` gives the place on this machine of a path, where paths are those of another tree.
+    `seen` are the files that were read, None for one that must stay absent.  A new file is never more readable than
+    the root config, whose settings it may repeat; where there is none, than the most private file that was read.
+    `used` are the ids of the records that an edit which undoes others has used up: such an edit leaves none of its
+    own.  `place` gives the place on this machine of a path, where paths are those of another tree.
     """
 
     def order(path: str) -> tuple[bool, bool, str]:
         """The root config last, since it names the others; behind it those that go, which it names no more."""
-        return edit.changes.get(path, b"") is None, place(path) == after.config, path
+        return edit.changes.get(path, b"") is None, path == after.config, path
 
-    there = {path: mode for path, (sha256, mode) in files_read.items() if sha256}
-    like = min(there, key=lambda path: (place(path) != after.config, there[path] & 0o077, path), default="")
+    paths = {*seen, *edit.changes, *(path for path in target.files(texts(seen)) if not set(path) & set("*?["))}
+    there = {path: found.mode for path, found in seen.items() if found and found.sha256}
+    like = min(there, key=lambda path: (path != after.config, there[path] & 0o077, path), default="")
     changes = [
         FileChange(
             path=place(path),
             data=edit.changes.get(path),
             like=place(like) if like else "",
-            expect=files_read.get(path, ("", 0))[0],
+            expect=found.sha256 if (found := seen.get(path)) else "",
             read=path not in edit.changes,
         )
-        for path in sorted({*edit.changes, *files_read}, key=order)
+        for path in sorted(paths, key=order)
     ]
-    request = commit_request(changes, after=after, settle=settle, check=check)
-    if handlers:
-        request["after"] += f"handlers {' '.join(handlers)}\n".encode()
-    for one in used:
+    keep = used is None
+    request = commit_request(
+        changes, after=replace(after, config=place(after.config), handlers=after.handlers if keep else ()), check=check
+    )
+    for one in used or ():
         if not _ID.match(one):
             raise InputError(f"transaction {one!r}", expected="the name of a folder in the journal's backup")
-    undo = {"label": label, **undo_data(edit.undo)}
+    undo = {"label": target.label, **undo_data(edit.undo)}
     return request | {
-        **({"undo": json.dumps(undo).encode() + b"\n"} if label else {}),
+        **({"undo": json.dumps(undo).encode() + b"\n"} if keep else {}),
         **({"used": as_lines(used)} if used else {}),
     }
 
 
-def undo_label(request: RuntimeRequest) -> str:
-    """Whose undo record: the engine, or the Kubernetes that brings it, its root config, and the runtime's name."""
-    return f"{request.distribution or request.runtime} {root_config(request)} {request.name}"
-
-
-def edit_request(
-    facts: NodeFacts, wish: RuntimeWish, edit: Edit, *, settle: int = 3, check: bool = False
-) -> dict[str, bytes]:
+def edit_request(facts: NodeFacts, request: RuntimeRequest, edit: Edit, *, check: bool = False) -> dict[str, bytes]:
     """The same for an engine as the probe found it, whose nvidia runtime the edit configures."""
-    after, runtime = activation(facts, wish, edit), facts.runtime(wish.runtime)
+    runtime = facts.runtime(request.runtime)
     if runtime is None:
-        raise InputError(f"{wish.runtime} is not installed", expected="an engine that the probe found")
-    asked = request_of(runtime, wish)
-    paths = {*edit.changes, *_read(facts, runtime, asked), after.config}
-    read = {
-        path: (facts.files[path].sha256, facts.files[path].mode) if path in facts.files else ("", 0) for path in paths
-    }
-    return runtime_request(
-        edit, read, after, label=undo_label(asked), handlers=(asked.name,), settle=settle, check=check
-    )
-
-
-def _read(facts: NodeFacts, runtime: Runtime, request: RuntimeRequest) -> set[str]:
-    """The paths that the edit rests on, with those that are named and not there."""
-    read: set[str] = set(runtime.files)
-    while True:
-        texts = {path: facts.files[path].data or b"" for path in read if path in facts.files}
-        patterns = runtime_files(texts, request)
-        more = {path for path in facts.files if any(fnmatch.fnmatchcase(path, pattern) for pattern in patterns)}
-        more |= {pattern for pattern in patterns if not set(pattern) & set("*?[")}
-        if more <= read:
-            return read
-        read |= more
+        raise InputError(f"{request.runtime} is not installed", expected="an engine that the probe found")
+    target = runtime_target(completed(request, runtime), facts)
+    seen = probed_runtime_files(facts, runtime, target)
+    return target_request(target, edit, seen, target.activation(texts(seen), edit), check=check)
 
 
 def file_changes(files: Sequence[Mapping[str, object]]) -> list[FileChange]:

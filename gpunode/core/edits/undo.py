@@ -9,14 +9,11 @@ import io
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, TypeVar
 
-from gpunode.core.edits.engine import Refusal
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import Edit, Hunk, Reason, Undo
 
 FORMAT = 1
@@ -307,38 +304,6 @@ def _is(kind: type[T], value: Any) -> T:
 # ---------------------------------------------------------------- back by records
 
 Files = Mapping[str, bytes]
-
-
-def recorded(files: Files, make: Callable[[], Edit]) -> Edit:
-    """What `make` gives, with the record of how to take it back; a Refusal becomes its Problem."""
-    try:
-        with masked():
-            edit = make()
-    except Refusal as refusal:
-        return Edit(problems=(refusal.problem,))
-    except RecursionError:
-        raise InputError("the files are nested too deeply", expected="less than a hundred levels") from None
-    return replace(
-        edit,
-        reasons=quoting_no_secret(edit.reasons),
-        undo={path: record(files.get(path), data) for path, data in edit.changes.items()},
-    )
-
-
-def quoting_no_secret(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
-    """The reasons without the secrets of what they quote."""
-    return tuple(replace(one, what=mask_quoted(one.what), why=mask_quoted(one.why)) for one in reasons)
-
-
-@contextmanager
-def masked() -> Iterator[None]:
-    """No secret of a person's file in an error, whatever of the file it quotes."""
-    try:
-        with masked_errors():
-            yield
-    except Refusal as refusal:
-        problem = refusal.problem
-        raise Refusal(mask_quoted(problem.what), mask_quoted(problem.fix)) from None
 
 
 def reverted(

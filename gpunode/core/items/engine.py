@@ -1,4 +1,4 @@
-"""The container engines: what is installed for them, their configuration, and what Kubernetes needs beside them."""
+"""The container engines: what is installed for them, their configuration, and what Kubernetes needs with them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.cdi import made_by_ctk
-from gpunode.core.edits import activation, edit_runtime
+from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.engines import DAEMONLESS, ENGINES
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
@@ -22,7 +22,7 @@ from gpunode.core.items.package import Package
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Setting
-from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName, RuntimeWish
+from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName
 from gpunode.core.spec import RuntimeSpec, Spec
 from gpunode.core.validation import check_one, flag, mapping, rows, text
 
@@ -39,7 +39,14 @@ SHAPE = rows(
     restart=flag("Whether it is restarted when nothing is to be edited."),
     expect=mapping("Paths with the SHA-256 of the files that the plan was made for."),
 )
-_WISH = ("runtime", "default_runtime", "cdi", "cgroup_driver", "nvidia_runtime_path")
+# key of the value → field of the request
+_FIELDS = {
+    "runtime": "runtime",
+    "default_runtime": "default_runtime",
+    "cdi": "cdi",
+    "cgroup_driver": "cgroup_driver",
+    "nvidia_runtime_path": "path",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,12 +56,12 @@ class Configured(Item):
     WANTED = "configured"
     role: str = "runtime"
     option: str = "edits"
-    wish: RuntimeWish
+    request: RuntimeRequest
     edit: Edit
 
     @property
     def name(self) -> str:
-        return self.wish.runtime
+        return self.request.runtime
 
     def actual(self, facts: NodeFacts) -> str:
         pending = facts.runtime(self.name) is None or self.edit.changes or facts.unfinished
@@ -79,9 +86,9 @@ def wanted(asked: Question) -> Found:
     facts, spec = asked.facts, asked.spec
     if not asked.solution.toolkit:
         return
-    for wish, engine in wishes(facts, spec):
-        yield from _runtime(facts, wish, engine, asked.templates)
-        if problem := driver_problem(facts, wish.runtime, engine.cgroup_driver):
+    for request, engine in requests(facts, spec):
+        yield from _runtime(facts, request, engine, asked.templates)
+        if problem := driver_problem(facts, request.runtime, engine.cgroup_driver):
             yield problem
     yield from _absent_engines(facts, spec)
     yield from _cdi(asked)
@@ -96,7 +103,7 @@ def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
     runtime = facts.runtime(item.name)
     expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
     return {
-        **{key: getattr(item.wish, key) for key in _WISH},
+        **{key: getattr(item.request, name) for key, name in _FIELDS.items()},
         "restart": item.name not in DAEMONLESS and not item.edit.changes,
         "expect": expect,
     }
@@ -121,16 +128,16 @@ ACTIVATION = activation_step(activation_value)
 
 
 def disruption(case: Case, mine: Sequence[Item]) -> str:
-    """What the engines that are told of their configuration disturb: one whose files stay as they are is restarted."""
-    facts, said = _with_new_toolkit(case), []
+    """What applying the configuration disturbs: one whose files stay as they are is restarted."""
+    facts, sentences = _with_new_toolkit(case), []
     for item in mine:
         if isinstance(item, Configured):
             edit, runtime = item.edit, facts.runtime(item.name)
             if not edit.changes and runtime:
                 again = {path: facts.files[path].data for path in runtime.files if path in facts.files}
                 edit = replace(edit, changes=again)
-            said.append(activation(facts, item.wish, edit).disrupts)
-    return "; ".join(filter(None, said))
+            sentences.append(activation(facts, item.request, edit).disrupts)
+    return "; ".join(filter(None, sentences))
 
 
 def _with_new_toolkit(case: Case) -> NodeFacts:
@@ -144,7 +151,7 @@ def _with_new_toolkit(case: Case) -> NodeFacts:
 STEP = StepKind(shape=SHAPE, action="edit_file", argument="runtimes", value=value, disrupts=disruption)
 
 
-def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeSpec]]:
+def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, RuntimeSpec]]:
     """The engines to configure, each with what its configuration should say."""
     for name in ENGINES:
         engine: RuntimeSpec = getattr(spec.runtimes, name)
@@ -152,7 +159,7 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
             continue
         driver = wanted_driver(facts, facts.runtime(name)) if engine.cgroup_driver == "auto" else engine.cgroup_driver
         yield (
-            RuntimeWish(
+            RuntimeRequest(
                 runtime=name,
                 default_runtime=engine.default_runtime,
                 cdi=engine.cdi,
@@ -163,7 +170,7 @@ def wishes(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeWish, RuntimeS
 
 
 def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
-    """Whether an engine is to be configured: auto takes those that are there, beside a kubelet only its own."""
+    """Whether an engine is to be configured: auto takes those that are there, next to a kubelet only its own."""
     installed = facts.runtime(name) is not None
     if engine.manage == "auto":
         kubelets = kubelet_engine(facts)
@@ -171,29 +178,30 @@ def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
     return engine.manage == "install" or (engine.manage == "configure" and installed)
 
 
-def _runtime(facts: NodeFacts, wish: RuntimeWish, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:
-    installed = facts.runtime(wish.runtime)
+def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, templates: Mapping[str, str]) -> Found:
+    installed = facts.runtime(request.runtime)
     if engine.manage == "install":
-        apart = ("docker-cli",) if wish.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
-        for name in (*ENGINE_PACKAGES[wish.runtime], *apart):
+        separate = ("docker-cli",) if request.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
+        for name in (*ENGINE_PACKAGES[request.runtime], *separate):
             yield Package(role="runtime", package=PackageWant(name=name))
-        yield Service(role="runtime", unit=wish.runtime)
-    if facts.kubernetes.present or (wish.runtime == "containerd" and engine.manage == "install"):
+        yield Service(role="runtime", unit=request.runtime)
+    if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
-    if wish.runtime not in DAEMONLESS and needs_links(facts, wish):
+    if request.runtime not in DAEMONLESS and needs_links(facts, request):
         yield File(role="runtime", path=LINKS_RULE, text=templates["dev-char.rules.j2"])
         yield Links()
-    edit = _edit(facts, wish, installed)
+    edit = _edit(facts, request, installed)
     yield from edit.problems
-    sentence = mismatch(facts) if wish.cgroup_driver and installed == kubelet_engine(facts) else ""
+    sentence = mismatch(facts) if request.cgroup_driver and installed == kubelet_engine(facts) else ""
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
-    yield Configured(wish=wish, edit=edit, reasons=(*edit.reasons, *why))
+    yield Configured(request=request, edit=edit, reasons=(*edit.reasons, *why))
 
 
 def _cdi(asked: Question) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
     facts, templates = asked.facts, asked.templates
-    engines = tuple(wish.runtime for wish, _ in wishes(facts, asked.spec) if wish.runtime == "podman" or wish.cdi)
+    configured = (request for request, _ in requests(facts, asked.spec))
+    engines = tuple(request.runtime for request in configured if request.runtime == "podman" or request.cdi)
     driver = asked.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
     if driver and (engines or made_by_ctk(facts).cdi.specs):
         units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
@@ -216,10 +224,12 @@ ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",),
 DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends
 
 
-def _edit(facts: NodeFacts, wish: RuntimeWish, installed: Runtime | None) -> Edit:
+def _edit(facts: NodeFacts, request: RuntimeRequest, installed: Runtime | None) -> Edit:
     if installed is None:
-        return Edit(reasons=(Reason(what=wish.runtime, why="it is installed first, then its configuration is edited"),))
-    return edit_runtime(facts, wish)
+        return Edit(
+            reasons=(Reason(what=request.runtime, why="it is installed first, then its configuration is edited"),)
+        )
+    return edit_runtime(facts, request)
 
 
 def _not_installable(name: RuntimeName, engine: RuntimeSpec) -> bool:
@@ -247,13 +257,13 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
     ]
 
 
-def runtime_wish(value: Mapping[str, Any]) -> RuntimeWish:
-    """{runtime, default_runtime, cdi, cgroup_driver, nvidia_runtime_path, restart, expect} → RuntimeWish.
+def runtime_request(value: Mapping[str, Any]) -> RuntimeRequest:
+    """{runtime, default_runtime, cdi, cgroup_driver, nvidia_runtime_path, restart, expect} → what is asked.
 
     `restart` and `expect` are the transaction's affair.  Raises InputError.
     """
     check_one("runtime edit", value, SHAPE)
-    return RuntimeWish(**{key: value[key] for key in _WISH if key in value})
+    return RuntimeRequest(**{name: value[key] for key, name in _FIELDS.items() if key in value})
 
 
 def changed_files(expect: Mapping[str, str], facts: NodeFacts) -> list[str]:

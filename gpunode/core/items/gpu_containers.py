@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
+from gpunode.core.edits import RuntimeRequest
 from gpunode.core.items.item import Item, Key
-from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, RuntimeWish, Step
+from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
 LINKS_RULE = "/etc/udev/rules.d/72-gpunode-nvidia-dev-char.rules"
 LINKED = "all in /dev/char"
@@ -37,10 +38,10 @@ class Links(Item):
         return any(key.role == "driver" for key in pending)
 
 
-def needs_links(facts: NodeFacts, wish: RuntimeWish) -> bool:
+def needs_links(facts: NodeFacts, request: RuntimeRequest) -> bool:
     """Whether an engine may leave its containers' devices to systemd; unknown is as good as yes."""
-    found = facts.runtime(wish.runtime)
-    return (wish.cgroup_driver or (found.cgroup_driver if found else "")) != "cgroupfs"
+    found = facts.runtime(request.runtime)
+    return (request.cgroup_driver or (found.cgroup_driver if found else "")) != "cgroupfs"
 
 
 def links_found(facts: NodeFacts) -> str:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, get_args, get_type_hints
 
-from gpunode.core.edits import Activation
-from gpunode.core.edits.commit import runtime_request
-from gpunode.core.edits.engines.toolkit import CONFIG, configure_toolkit
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.edits.engines.toolkit import CONFIG, toolkit_target
+from gpunode.core.edits.target import probed_files, problem_of, texts
+from gpunode.core.errors import GpunodeError
 from gpunode.core.items.item import Case, Found, Item, KeyOf, Question, StepKind
 from gpunode.core.items.package import NoPackage, Package
-from gpunode.core.model import Edit, NodeFacts, Problem, Reason
+from gpunode.core.model import Edit, NodeFacts, Reason
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec
 from gpunode.core.validation import Shape, flag, mapping, text
 
-LABEL = f"toolkit {CONFIG}"  # of the undo records
 _ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
 ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
 
@@ -98,15 +96,12 @@ STEP = StepKind(shape=SHAPE, action="edit_file", argument="toolkit", value=value
 
 def config_edit(facts: NodeFacts, settings: Mapping[str, Any]) -> Edit:
     """What changes in the toolkit's file as the probe read it; what stands against it is a Problem of the Edit."""
-    file = facts.files.get(CONFIG)
     try:
-        if file is not None and file.sha256 and file.data is None and file.size:
-            raise RefusedError(f"{CONFIG} could not be read", fix="probe again as root")
-        data = {CONFIG: file.data or b""} if file is not None else {}
-        return configure_toolkit(data, settings)
+        target = toolkit_target(settings)
+        return target.configure(texts(probed_files(facts.files, target.files)))
     except GpunodeError as error:
-        what = f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}"
-        return Edit(problems=(Problem(what=what, fix=error.fix or "fix the file, or take the key out"),))
+        problem = problem_of(error)
+        return Edit(problems=(replace(problem, fix=problem.fix or "fix the file, or take the key out"),))
 
 
 def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
@@ -126,10 +121,3 @@ def config_hints(facts: NodeFacts, spec: Spec) -> tuple[Reason, ...]:
 def toolkit_settings(value: Mapping[str, Any]) -> dict[str, bool | str]:
     """The role's value as settings, checked as gpunode.yml is.  Raises InputError."""
     return parse_spec({"toolkit": {"config": dict(value)}}, where="toolkit_config").toolkit.config.settings
-
-
-def toolkit_request(facts: NodeFacts, edit: Edit, *, check: bool = False) -> dict[str, bytes]:
-    """The transaction of the edit: the file must be as it was read; nothing is told of it, nothing restarts."""
-    file = facts.files.get(CONFIG)
-    read: Mapping[str, Any] = {CONFIG: (file.sha256, file.mode) if file else ("", 0o644)}
-    return runtime_request(edit, read, Activation(unit="", verb="", config=CONFIG), label=LABEL, check=check)

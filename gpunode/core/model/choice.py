@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gpunode.core.engines import RuntimeName
-
 Flavour = Literal["open", "proprietary"]
 
 
@@ -176,17 +174,6 @@ class Solution:
     revoked_keys: tuple[str, ...] = ()  # fingerprints of repository keys that must go
     reasons: tuple[Reason, ...] = ()
     problems: tuple[Problem, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class RuntimeWish:
-    """What an engine's configuration should say.  `cdi` and `cgroup_driver` None/"" leave what is there."""
-
-    runtime: RuntimeName
-    default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
-    cdi: bool | None = None
-    cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
-    nvidia_runtime_path: str = "/usr/bin/nvidia-container-runtime"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -214,6 +214,37 @@ option() {
   done
 }
 
+# engine_files COMMAND…: runs it with the paths of the engines' configuration files behind
+# sets: flags units docker_config REPLY
+engine_files() {
+  [ "${units+set}" ] || units=$(probe_units)
+  [ "${containerd_config:-}" ] || containerd_root >/dev/null
+  unit_flags dockerd
+  docker_config=/etc/docker/daemon.json
+  have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
+  docker_pid
+  # of one that runs, with what stands in the variables of its unit
+  # shellcheck disable=SC2034 # option reads $flags
+  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
+  option --config-file --config-file
+  docker_config=${REPLY:-$docker_config}
+  line "docker_config $docker_config"
+  crio_places
+  "$@" "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
+    "$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
+    /etc/containers/containers.conf /etc/containers/containers.conf.d/*
+}
+
+# crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
+# sets: crio_config crio_folder REPLY
+crio_places() {
+  process_flags crio
+  option --config -c
+  crio_config=${REPLY:-/etc/crio/crio.conf}
+  option --config-dir -d
+  crio_folder=${REPLY:-/etc/crio/crio.conf.d}
+}
+
 # ---------------------------------------------------------------- what runs in the engines
 
 NAMED=20 # containers and pods that are named; all are counted

@@ -77,35 +77,13 @@ probe_locks() {
 
 FILE_MAX=1048576 # bytes of a file that are sent
 
-# crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon
-# sets: crio_config crio_folder REPLY
-crio_places() {
-  process_flags crio
-  option --config -c
-  crio_config=${REPLY:-/etc/crio/crio.conf}
-  option --config-dir -d
-  crio_folder=${REPLY:-/etc/crio/crio.conf.d}
+probe_files() {
+  engine_files configuration_files
 }
 
-# sets: flags units
-probe_files() {
-  [ "${units+set}" ] || units=$(probe_units)
-  [ "${containerd_config:-}" ] || containerd_root >/dev/null
-  unit_flags dockerd
-  docker_config=/etc/docker/daemon.json
-  have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
-  docker_pid
-  # of one that runs, with what stands in the variables of its unit
-  # shellcheck disable=SC2034 # option reads $flags
-  [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
-  option --config-file --config-file
-  docker_config=${REPLY:-$docker_config}
-  line "docker_config $docker_config"
-  crio_places
-  set -- "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
-    "$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
-    /etc/containers/containers.conf /etc/containers/containers.conf.d/* \
-    /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
+# configuration_files ENGINE_FILE…: those, and all others whose content counts
+configuration_files() {
+  set -- "$@" /etc/nvidia-container-runtime/config.toml /etc/nvidia-container-toolkit/*.env /etc/cdi/* /run/cdi/* \
     /etc/rancher/k3s/config.yaml /etc/rancher/k3s/config.yaml.d/* /etc/rancher/rke2/config.yaml \
     /etc/rancher/rke2/config.yaml.d/* /run/k0s/kubelet/config.yaml /var/lib/k0s/kubelet-config.yaml \
     /var/snap/microk8s/current/args/kubelet /var/lib/rancher/*/agent/etc/containerd/config*.toml.d/*.toml \

@@ -14,7 +14,6 @@ from dataclasses import replace
 from itertools import chain, product
 from typing import Any
 
-from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.engines.containerd_files import (
     CONFIG,
     DEFAULT,
@@ -41,6 +40,7 @@ from gpunode.core.edits.engines.containerd_files import (
     wish,
 )
 from gpunode.core.edits.engines.dropin import BOM, encode
+from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime

@@ -19,8 +19,8 @@ from itertools import pairwise
 from typing import Any
 
 from gpunode.core.content import place
-from gpunode.core.edits.engine import Refusal, RuntimeRequest
 from gpunode.core.edits.engines.dropin import BOM
+from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import toml
 from gpunode.core.numbers import release, whole
 

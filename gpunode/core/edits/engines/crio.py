@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.edits.engine import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.facts.daemon_flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime

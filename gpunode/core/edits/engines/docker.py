@@ -10,8 +10,8 @@ import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-from gpunode.core.edits.engine import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.engines.docker_file import CGROUP_KEY, DaemonFile, DaemonRuntime, arguments, read
+from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Running, Runtime

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.edits.engine import Refusal, RuntimeRequest
+from gpunode.core.edits.target import Refusal, RuntimeRequest
 from gpunode.core.edits.text import jsontext
 from gpunode.core.errors import InputError
 from gpunode.core.mask import shown

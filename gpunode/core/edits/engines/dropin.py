@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import toml
 
 BOM = b"\xef\xbb\xbf"  # BurntSushi/toml, which CRI-O and podman read with, skips it

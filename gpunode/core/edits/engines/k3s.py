@@ -21,8 +21,8 @@ from functools import cached_property
 from typing import Any
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.engines import containerd
+from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import gotemplate, toml, yamltext
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime

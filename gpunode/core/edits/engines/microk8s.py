@@ -14,8 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 
 from gpunode.core.content import check_size
-from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.engines import containerd
+from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Runtime
 from gpunode.core.numbers import release

@@ -15,8 +15,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from gpunode.core.edits.engine import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 

@@ -8,13 +8,11 @@ Sources: NVIDIA/nvidia-container-toolkit api/config/v1, packaging/debian/nvidia-
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
-from gpunode.core.edits.engine import Refusal
 from gpunode.core.edits.engines import dropin
+from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target
 from gpunode.core.edits.text import toml
-from gpunode.core.edits.undo import masked, record
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, Reason
 
@@ -44,32 +42,41 @@ _LOGS: Mapping[toml.Path, str] = {
 }
 
 
-@masked()
-def configure_toolkit(files: Mapping[str, bytes], settings: Mapping[str, Any]) -> Edit:
-    """What changes in the file so that it says `settings` (keys of toolkit.config in gpunode.yml).
-
-    An Edit without changes and problems: it says so already.  Where the file is written in a way that cannot be edited,
-    a Problem and no change.  Raises InputError for a file that is no TOML, and for settings that do not exist.
-    """
+def toolkit_target(settings: Mapping[str, Any]) -> Target:
+    """The file with `settings` (keys of toolkit.config in gpunode.yml).  Raises InputError for unknown ones."""
     unknown = [key for key in settings if key not in (*_PLACES, "debug")]
     if unknown:
         raise InputError(f"toolkit config: unknown key {unknown[0]!r}", expected=", ".join((*_PLACES, "debug")))
+
+    def kept(_files: Files, _undo: Records) -> Edit:
+        raise Refusal(f"{CONFIG}: nobody knows which settings are gpunode's", "edit the file by hand")
+
+    return Target(
+        name="the container toolkit",
+        root=CONFIG,
+        label=f"toolkit {CONFIG}",
+        patterns=lambda _files: (CONFIG,),
+        edit=lambda files: _edited(files, settings),
+        remove=kept,
+        activation=lambda _files, _edit: Activation(unit="", verb="", config=CONFIG),
+    )
+
+
+def _edited(files: Files, settings: Mapping[str, Any]) -> Edit:
     data = files.get(CONFIG)
     text, doc = dropin.load(CONFIG, data or b"")
     try:
         sets, removes = _wanted(doc, settings)
         after = toml.edit(text, sets, removes)
     except Refusal as refusal:
-        return Edit(problems=(replace(refusal.problem, what=f"{CONFIG}: {refusal.problem.what}"),))
+        raise Refusal(f"{CONFIG}: {refusal.problem.what}", refusal.problem.fix) from None
     if after == text:
         return Edit()
-    said = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
-    said += [f"removes {'.'.join(key)}" for key in removes]
-    changes = {CONFIG: dropin.encode(after, data or b"")}
+    changes = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
+    changes += [f"removes {'.'.join(key)}" for key in removes]
     return Edit(
-        changes=changes,
-        undo={CONFIG: record(data, changes[CONFIG])},
-        reasons=(Reason(what=CONFIG, why="; ".join(said), source=SOURCE),),
+        changes={CONFIG: dropin.encode(after, data or b"")},
+        reasons=(Reason(what=CONFIG, why="; ".join(changes), source=SOURCE),),
     )
 
 
@@ -78,7 +85,7 @@ def _wanted(doc: Mapping[str, Any], settings: Mapping[str, Any]) -> tuple[dict[t
     asked: dict[toml.Path, Any] = {_PLACES[key]: value for key, value in settings.items() if key in _PLACES}
     asked |= dict(_LOGS) if settings.get("debug") else {}
     removes = [key for key in _LOGS if settings.get("debug") is False and _logs(doc, key)]
-    # a value of another type has to be written anew: 0 is not false to the toolkit
+    # a value of another type has to be written again: 0 is not false to the toolkit
     sets = {key: value for key, value in asked.items() if repr(toml.lookup(doc, key)) != repr(value)}
     return sets, removes
 

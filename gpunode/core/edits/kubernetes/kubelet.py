@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from gpunode.core.edits.engine import Activation, Component, Refusal, asks, units_changed
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
+from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target, asks, units_changed
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, append_word, change_program, program_of, unit_patterns
-from gpunode.core.edits.undo import masked, recorded, reverted
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.scheduler import Gone, SchedulerRules, minor_of
-from gpunode.core.model import Edit, Reason, Undo
+from gpunode.core.model import Edit, Reason
 
 NAME = "kubelet"
 CONFIG = "/var/lib/kubelet/config.yaml"
@@ -55,9 +54,7 @@ class KubeletRequest:
     kube_reserved: Mapping[str, str] = field(default_factory=dict)
 
 
-@masked()
-def kubelet_files(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[str, ...]:
-    """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
+def _patterns(files: Files, request: KubeletRequest) -> tuple[str, ...]:
     found = [*unit_patterns(files, request.unit), *_FLAGS_FILES]
     if request.unit not in files:
         return tuple(found)
@@ -65,29 +62,17 @@ def kubelet_files(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[
         path = last_value(flags_in(program_of(files, request.unit, NAME).words), "config")
     except Refusal:  # configure says it
         path = None
-    return tuple(dict.fromkeys([*found, *([path] if path else [])]))
+    return (*found, *([path] if path else []))
 
 
-def configure_kubelet(files: Mapping[str, bytes], request: KubeletRequest, rules: SchedulerRules) -> Edit:
-    """What changes so that the kubelet has the settings; problems and errors as of every edit."""
-    check_kubelet_request(request)
-    return recorded(files, lambda: _configured(files, request, rules))
-
-
-def unconfigure_kubelet(
-    files: Mapping[str, bytes], request: KubeletRequest, undo: Sequence[Mapping[str, Undo]] = ()
-) -> Edit:
-    """What takes configure back, by its records, newest first; without one nobody knows whose a setting is."""
-
-    def left(after: Mapping[str, bytes]) -> Edit:
-        if undo:
-            raise Refusal(
-                "lines that configure wrote have changed since, and cannot be distinguished from others",
-                "take them out by hand: gpunode kube kubelet diff shows what is asked for",
-            )
-        return Edit()
-
-    return recorded(files, lambda: reverted(files, undo, left))
+def _not_removed(_files: Files, undo: Records) -> Edit:
+    """Without a record nobody knows whose a setting is."""
+    if undo:
+        raise Refusal(
+            "lines that configure wrote have changed since, and cannot be distinguished from others",
+            "take them out by hand: gpunode kube kubelet diff shows what is asked for",
+        )
+    return Edit()
 
 
 def check_kubelet_request(request: KubeletRequest) -> None:
@@ -336,20 +321,21 @@ def completed(files: Mapping[str, bytes], request: KubeletRequest) -> KubeletReq
     return replace(request, unit=unit)
 
 
-def kubelet_component(request: KubeletRequest, rules: SchedulerRules) -> Component:
-    """What is asked, for whoever reads and writes the files of a host."""
-    return Component(
+def kubelet_target(request: KubeletRequest, rules: SchedulerRules) -> Target:
+    """What is asked of the kubelet.  Raises InputError for what none takes."""
+    check_kubelet_request(request)
+    return Target(
         name=NAME,
         root=request.unit,
         label=f"{NAME} {request.unit}",
-        files=lambda files: kubelet_files(files, request),
-        configure=lambda files: configure_kubelet(files, request, rules),
-        unconfigure=lambda files, undo: unconfigure_kubelet(files, request, undo),
-        activation=lambda files, edit: kubelet_activation(files, edit, request),
+        patterns=lambda files: _patterns(files, request),
+        edit=lambda files: _configured(files, request, rules),
+        remove=_not_removed,
+        activation=lambda files, edit: _activation(files, edit, request),
     )
 
 
-def kubelet_activation(files: Mapping[str, bytes], edit: Edit, request: KubeletRequest) -> Activation:
+def _activation(files: Files, edit: Edit, request: KubeletRequest) -> Activation:
     """Its unit is restarted; running containers stay."""
     after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
     return Activation(
@@ -359,6 +345,7 @@ def kubelet_activation(files: Mapping[str, bytes], edit: Edit, request: KubeletR
         health=_health(after, request),
         reread=units_changed(edit),
         disrupts="the kubelet restarts; containers run on, and nothing new starts on this node for some seconds",
+        settle=10,
     )
 
 

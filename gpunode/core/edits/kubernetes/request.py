@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from gpunode.core.edits.commit import runtime_request
-from gpunode.core.edits.engine import Component
 from gpunode.core.edits.kubernetes.kubelet import UNITS as KUBELET_UNITS
-from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, check_kubelet_request, kubelet_component
+from gpunode.core.edits.kubernetes.kubelet import KubeletRequest, kubelet_target
 from gpunode.core.edits.kubernetes.kubelet import completed as completed_kubelet
 from gpunode.core.edits.kubernetes.scheduler import (
     MANIFEST,
@@ -16,12 +14,13 @@ from gpunode.core.edits.kubernetes.scheduler import (
     UNITS,
     SchedulerRequest,
     completed,
-    scheduler_component,
+    scheduler_target,
 )
+from gpunode.core.edits.target import Files, Target
 from gpunode.core.edits.undo import recorded_edits
-from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.errors import InputError
 from gpunode.core.knowledge.scheduler import SchedulerRules
-from gpunode.core.model import ConfigFile, Edit, Undo
+from gpunode.core.model import ConfigFile, Undo
 from gpunode.core.spec import parse_spec
 from gpunode.core.validation import check_keys, mapping, number, text
 
@@ -53,7 +52,6 @@ SHAPES = {
     ),
 }
 _PAIRS = ("node_labels", "system_reserved", "kube_reserved")
-Files = Mapping[str, bytes]
 
 
 def component_paths(value: Mapping[str, Any]) -> tuple[str, ...]:
@@ -62,17 +60,15 @@ def component_paths(value: Mapping[str, Any]) -> tuple[str, ...]:
     return (*named, MANIFEST, *UNITS, *KUBELET_UNITS, RECORDS)
 
 
-def component_of(kind: str, value: Mapping[str, Any], files: Files, rules: SchedulerRules) -> Component:
+def component_target(kind: str, value: Mapping[str, Any], files: Files, rules: SchedulerRules) -> Target:
     """{state, server_version, …} of a role's option → what is asked; `files` are those of component_paths.
 
     Raises InputError for what makes no sense, RefusedError where the node has no such component.
     """
     asked = _checked(kind, value)
     if kind == "scheduler":
-        return scheduler_component(completed(files, SchedulerRequest(**asked)), rules)
-    request = completed_kubelet(files, KubeletRequest(**asked))
-    check_kubelet_request(request)
-    return kubelet_component(request, rules)
+        return scheduler_target(completed(files, SchedulerRequest(**asked)), rules)
+    return kubelet_target(completed_kubelet(files, KubeletRequest(**asked)), rules)
 
 
 def spec_values(data: Mapping[str, Any]) -> dict[str, Any]:
@@ -93,7 +89,7 @@ def spec_values(data: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def absent(value: Mapping[str, Any]) -> bool:
-    """Whether the edit is to be taken back."""
+    """Whether the edit is to be undone."""
     if value.get("state", "present") not in ("present", "absent"):
         raise InputError(f"state is {value['state']!r}", expected="present or absent")
     return value.get("state") == "absent"
@@ -102,23 +98,23 @@ def absent(value: Mapping[str, Any]) -> bool:
 def _checked(kind: str, value: Mapping[str, Any]) -> dict[str, Any]:
     shape = SHAPES[kind]
     check_keys(f"{kind} edit", value, shape.keys)
-    for key, said in value.items():
+    for key, given in value.items():
         choices = shape.keys[key].choices
-        if key != "state" and choices and said not in choices:
-            raise InputError(f"{kind} edit: {key} is {said!r}", expected=f"one of {', '.join(choices[1:])}")
-        if key in _PAIRS and not isinstance(said, Mapping):
-            raise InputError(f"{kind} edit: {key} is {said!r}", expected="a mapping")
-    return {key: _value(key, said) for key, said in value.items() if key != "state"}
+        if key != "state" and choices and given not in choices:
+            raise InputError(f"{kind} edit: {key} is {given!r}", expected=f"one of {', '.join(choices[1:])}")
+        if key in _PAIRS and not isinstance(given, Mapping):
+            raise InputError(f"{kind} edit: {key} is {given!r}", expected="a mapping")
+    return {key: _value(key, given) for key, given in value.items() if key != "state"}
 
 
-def _value(key: str, said: Any) -> Any:
+def _value(key: str, given: Any) -> Any:
     if key in _PAIRS:
-        return {str(name): _text(one) for name, one in said.items()}
+        return {str(name): _text(one) for name, one in given.items()}
     if key != "node_port":
-        return str(said)
-    if not str(said).isdecimal() or not 0 < int(said) < 65536:
-        raise InputError(f"scheduler edit: node_port is {said!r}", expected="a port, 1 to 65535")
-    return int(said)
+        return str(given)
+    if not str(given).isdecimal() or not 0 < int(given) < 65536:
+        raise InputError(f"scheduler edit: node_port is {given!r}", expected="a port, 1 to 65535")
+    return int(given)
 
 
 def _text(value: Any) -> str:
@@ -126,44 +122,6 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def read_files(component: Component, files: Mapping[str, ConfigFile]) -> tuple[dict[str, bytes], set[str]]:
-    """Those of the probe's files that count, and the paths and globs that the edit, or the way back, needs."""
-    texts: dict[str, bytes] = {}
-    for path, file in files.items():
-        if file.data is None and (file.size or not file.sha256):
-            raise RefusedError(f"{path} could not be read", fix="run as root; is it a file?")
-        if not path.endswith("/undo.json"):
-            texts[path] = file.data or b""
-    recorded = records(files, component.label).values()
-    return texts, {*component.files(texts), *(path for one in recorded for path in one)}
-
-
 def records(files: Mapping[str, ConfigFile], label: str) -> dict[str, Mapping[str, Undo]]:
     """What edits of that label left in the node's journal, newest first: id → record."""
     return recorded_edits({path: file.data or b"" for path, file in files.items()}, label)
-
-
-def component_request(
-    component: Component,
-    edit: Edit,
-    files: Mapping[str, ConfigFile],
-    texts: Files,
-    *,
-    used: Sequence[str] | None = None,
-    check: bool = False,
-) -> dict[str, bytes]:
-    """The transaction on the node: every file that was read, or was not there, is compared.
-
-    `used` are the records that an edit which takes others back has used up; such an edit leaves none of its own.
-    """
-    paths = {*texts, *edit.changes, *(path for path in component.files(texts) if not set(path) & set("*?["))}
-    read = {path: (files[path].sha256, files[path].mode) if path in files else ("", 0) for path in paths}
-    return runtime_request(
-        edit,
-        read,
-        component.activation(texts, edit),
-        label=component.label if used is None else "",
-        used=used or (),
-        settle=component.settle,
-        check=check,
-    )

@@ -1,7 +1,6 @@
 """gpushare's extender in a kube-scheduler: its configuration, and the static pod or systemd unit that names it.
 
-Files → files, as for container engines: `configure_scheduler` and `unconfigure_scheduler` edit the files they are
-given, `scheduler_files` says which those are.
+Files → files, as for container engines: `scheduler_target`.
 """
 
 from __future__ import annotations
@@ -15,7 +14,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 from urllib.parse import urlsplit
 
-from gpunode.core.edits.engine import Activation, Component, Refusal, asks, units_changed
 from gpunode.core.edits.kubernetes import scheduler_pod
 from gpunode.core.edits.kubernetes.scheduler_config import (
     Wish,
@@ -27,13 +25,13 @@ from gpunode.core.edits.kubernetes.scheduler_config import (
     without_extender,
 )
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
+from gpunode.core.edits.target import Activation, Files, Refusal, Target, asks, units_changed
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, change_program, program_of, unit_patterns
-from gpunode.core.edits.undo import masked, recorded, reverted
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
-from gpunode.core.model import Edit, Reason, Undo
+from gpunode.core.model import Edit, Reason
 
 NAME = "kube-scheduler"
 
@@ -59,9 +57,7 @@ class SchedulerRequest:
     config: str = ""
 
 
-@masked()
-def scheduler_files(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> tuple[str, ...]:
-    """Paths and globs of the files that an edit has to be given; ask again with what was read, until nothing is new."""
+def _patterns(files: Files, request: SchedulerRequest, rules: SchedulerRules) -> tuple[str, ...]:
     found = [request.config or rules.config_file, rules.policy_file]
     if request.unit:
         found += unit_patterns(files, request.unit)
@@ -76,28 +72,7 @@ def scheduler_files(files: Mapping[str, bytes], request: SchedulerRequest, rules
                 found.append(host.path_of(path))
     except Refusal:  # configure says it
         pass
-    return tuple(dict.fromkeys(found))
-
-
-def configure_scheduler(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
-    """What changes so that kube-scheduler asks gpushare's extender.
-
-    An Edit without changes and problems: it does already.  What would not work is the Edit's Problem, with no change.
-    Raises InputError for files that cannot be read and requests that make no sense.
-    """
-    _check_request(request)
-    return recorded(files, lambda: _configured(files, request, rules))
-
-
-def unconfigure_scheduler(
-    files: Mapping[str, bytes],
-    request: SchedulerRequest,
-    rules: SchedulerRules,
-    undo: Sequence[Mapping[str, Undo]] = (),
-) -> Edit:
-    """What changes so that kube-scheduler no longer asks it: to the byte by configure's records, newest first."""
-    _check_request(request)
-    return recorded(files, lambda: reverted(files, undo, lambda left: _taken_out(left, request, rules)))
+    return tuple(found)
 
 
 def _check_request(request: SchedulerRequest) -> None:
@@ -305,7 +280,7 @@ def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wi
 # ---------------------------------------------------------------- taking it out, without a record
 
 
-def _taken_out(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
+def _without_extender(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     host = host_of(files, request)
     after, reasons = dict(files), tuple[Reason, ...]()
     for flag in ("config", "policy-config-file"):
@@ -366,22 +341,23 @@ def completed(files: Mapping[str, bytes], request: SchedulerRequest) -> Schedule
     return replace(request, server_version=version)
 
 
-def scheduler_component(request: SchedulerRequest, rules: SchedulerRules) -> Component:
-    """What is asked, for whoever reads and writes the files of a host."""
+def scheduler_target(request: SchedulerRequest, rules: SchedulerRules) -> Target:
+    """What is asked of kube-scheduler: that it asks gpushare's extender.  Raises InputError for what makes no sense."""
+    _check_request(request)
     root = request.manifest or request.unit
-    return Component(
+    return Target(
         name=NAME,
         root=root,
         label=f"{NAME} {root}",
-        files=lambda files: scheduler_files(files, request, rules),
-        configure=lambda files: configure_scheduler(files, request, rules),
-        unconfigure=lambda files, undo: unconfigure_scheduler(files, request, rules, undo),
-        activation=lambda files, edit: scheduler_activation(files, edit, request),
+        patterns=lambda files: _patterns(files, request, rules),
+        edit=lambda files: _configured(files, request, rules),
+        remove=lambda files, _undo: _without_extender(files, request, rules),
+        activation=lambda files, edit: _activation(files, edit, request),
     )
 
 
-def scheduler_activation(files: Mapping[str, bytes], edit: Edit, request: SchedulerRequest) -> Activation:
-    """The kubelet starts a static pod anew by itself, and is awaited; a unit is restarted."""
+def _activation(files: Files, edit: Edit, request: SchedulerRequest) -> Activation:
+    """The kubelet restarts a static pod by itself, and is awaited; a unit is restarted."""
     after = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
     found = Activation(
         unit="kubelet.service",
@@ -390,6 +366,7 @@ def scheduler_activation(files: Mapping[str, bytes], edit: Edit, request: Schedu
         config=request.manifest or request.unit,
         health=_health(host_of(after, request).flags, minor_of(request.server_version)),
         disrupts=f"{NAME} of this node restarts; pods wait for their node until it, or another one, leads again",
+        settle=10,
     )
     if request.unit:
         unit = posixpath.basename(request.unit)

@@ -10,8 +10,8 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from gpunode.core.edits.engine import Refusal
 from gpunode.core.edits.kubernetes.schemas import extender_faults, profiles_of, scheduler_faults
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules

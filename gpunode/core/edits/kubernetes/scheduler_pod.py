@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamledit, yamltext
 from gpunode.core.edits.text.flags import WordChange, apply_words, words_in
 from gpunode.core.model import Reason

@@ -12,7 +12,7 @@ import re
 import tomllib
 from dataclasses import dataclass
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 
 _ACTION = re.compile(r"\{\{.*?\}\}", re.DOTALL)
 _BLOCK = re.compile(r"\{\{-?\s*(if|range|with|define|block|else|end)\b([^}]*)")

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text.yamltext import document, load, without
 
 Path = Sequence[str | int]

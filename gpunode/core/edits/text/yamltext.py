@@ -13,7 +13,7 @@ import yaml
 from yaml.composer import ComposerError
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.edits.engine import Refusal
+from gpunode.core.edits.target import Refusal
 from gpunode.core.errors import InputError
 
 _BY_HAND = "edit the file by hand, then run again"

@@ -14,9 +14,9 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from gpunode.core.edits.engine import Refusal
 from gpunode.core.edits.kubernetes.scheduler_config import Wish, converted_policy, new_config, ours
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults, scheduler_faults
+from gpunode.core.edits.target import Refusal
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Right, Server
 from gpunode.core.knowledge.kubernetes_old import OldForms

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction, result_of
+from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 
 class ActionModule(NodeAction):
@@ -18,17 +18,11 @@ class ActionModule(NodeAction):
     }
 
     def act(self, args):
-        from gpunode.core.edits.commit import TRIES
-
         kind = next((kind for kind in ("scheduler", "kubelet") if args[kind]), "")
         if not kind:
             return {"msg": "nothing is asked for"}
         value = self._of_spec(args["config"]) | args[kind] if kind == "scheduler" else args[kind]
-        for _try in range(TRIES):  # once more when somebody else wrote the same files in between
-            result = self._attempt(kind, value)
-            if not result.get("stale"):
-                break
-        return result
+        return self.again(self._attempt, kind, value)
 
     def _of_spec(self, config):
         """What gpunode.yml and gpunode_spec say of where the extender answers."""
@@ -39,43 +33,31 @@ class ActionModule(NodeAction):
         return spec_values(merge_spec(load_spec_data(config) if config else {}, self.inventory_spec()))
 
     def _attempt(self, kind, value):
-        from gpunode.core.edits.kubernetes.request import absent, component_request, records
-        from gpunode.core.errors import RefusedError
+        from gpunode.core.edits.kubernetes.request import absent, records
+        from gpunode.core.edits.target import probed_files, texts
 
         remove = absent(value)
-        component, facts, texts = self._read(kind, value)
-        kept = records(facts.files, component.label) if remove else {}
-        edit = component.unconfigure(texts, tuple(kept.values())) if remove else component.configure(texts)
-        if edit.problems:
-            raise RefusedError.of(edit.problems)
-        if not edit.changes:
-            return {"changed": False, "msg": f"{component.name} is as it should be"}
-        used = tuple(kept) if remove else None
-        request = component_request(component, edit, facts.files, texts, used=used, check=self.check)
-        outcome, _text = self.node("commit.sh", request)
-        reasons = [f"{reason.what}: {reason.why}" for reason in edit.reasons]
-        found = result_of(outcome) | {"stale": list(outcome.stale), "diff": self._diff(edit, texts)}
-        return found | {"notes": [*found["notes"], *reasons]}
+        target, files = self._read(kind, value)
+        kept = records(files, target.label) if remove else {}
+        named = {path for one in kept.values() for path in one}
+        seen = probed_files(files, lambda there: (*target.files(there), *named))
+        edit = target.unconfigure(texts(seen), tuple(kept.values())) if remove else target.configure(texts(seen))
+        result = self.commit(target, edit, seen, used=tuple(kept) if remove else None)
+        reasons = [f"{reason.what}: {reason.why}" for reason in edit.reasons] if edit.changes else []
+        return result | {"notes": [*result["notes"], *reasons]} if reasons else result
 
     def _read(self, kind, value):
-        """The component, the probe of its files, and their bytes; asked again until the files name no further one."""
-        from gpunode.core.edits.kubernetes.request import component_of, component_paths, read_files
+        """What is asked, and the probe of the files; asked again until the files name no further one."""
+        from gpunode.core.edits.kubernetes.request import component_paths, component_target, records
         from gpunode.edge.load import load_scheduler_rules
 
         paths = set(component_paths(value))
         while True:
             _text, facts = self.probe(paths=paths)
             there = {path: file.data or b"" for path, file in facts.files.items()}
-            component = component_of(kind, value, there, load_scheduler_rules())
-            texts, wanted = read_files(component, facts.files)
+            target = component_target(kind, value, there, load_scheduler_rules())
+            named = {path for one in records(facts.files, target.label).values() for path in one}
+            wanted = {*target.files(there), *named}
             if wanted <= paths:
-                return component, facts, texts
+                return target, facts.files
             paths |= wanted
-
-    def _diff(self, edit, texts):
-        from gpunode.core.diff import unified
-
-        if not self._task.diff:
-            return []
-        found = [unified(texts.get(path), data, path) for path, data in edit.changes.items()]
-        return [{"prepared": text} for text in found if text]

@@ -149,6 +149,41 @@ class NodeAction(ActionBase):
         stdout, rc = self.send(name, request | self._signature())
         return parse_outcome(stdout, rc), stdout
 
+    def again(self, attempt, *args):
+        """One edit; read and made again when somebody else wrote the same files in between."""
+        from gpunode.core.edits.commit import TRIES
+
+        for _try in range(TRIES):
+            result = attempt(*args)
+            if not result.get("stale"):
+                break
+        return result
+
+    def commit(self, target, edit, seen, used=None):
+        """The result of an edit in one transaction; `used` are the records that an undo uses up."""
+        from gpunode.core.edits.commit import target_request
+        from gpunode.core.edits.target import texts
+
+        if edit.problems:
+            raise RefusedError.of(edit.problems)
+        if not edit.changes:
+            msg = f"{target.name} is configured" if used is None else f"{target.name}: nothing to undo"
+            return {"changed": False, "msg": msg}
+        after = target.activation(texts(seen), edit)
+        request = target_request(target, edit, seen, after, used=used, check=self.check)
+        outcome, _text = self.node("commit.sh", request)
+        return result_of(outcome) | {"diff": self.diff(edit.changes, seen), "stale": list(outcome.stale)}
+
+    def diff(self, changes, files):
+        """Masked unified diffs of what changes, with --diff."""
+        from gpunode.core.diff import unified
+
+        if not self._task.diff:
+            return []
+        before = {path: files[path].data if files.get(path) else None for path in changes}
+        found = [unified(before[path], data, path) for path, data in changes.items()]
+        return [{"prepared": text} for text in found if text]
+
     def _signature(self):
         """Who the lines in the node's journal are from: the run (gpunode_run of a play) and the role at work."""
         from gpunode.core.undo.journal import signature

@@ -1,0 +1,329 @@
+"""Editing the files of a program on a host: the one interface, for container engines and Kubernetes' components.
+
+A `Target` is what somebody asks of a program, as functions of its files, and all that a commit loop needs
+(edge/host/target.py on this machine, the actions component and edit_file on a node).  `RuntimeRequest` is what is asked
+of a container engine, `Engine` what an engine's module offers.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+import posixpath
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
+
+from gpunode.core.edits.undo import record, reverted
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.mask import mask_quoted, masked_errors
+from gpunode.core.model import (
+    ConfigFile,
+    Distribution,
+    Edit,
+    NodeFacts,
+    Problem,
+    Reason,
+    Runtime,
+    RuntimeName,
+    Undo,
+)
+
+Files = Mapping[str, bytes]
+Records = Sequence[Mapping[str, Undo]]
+
+
+class Refusal(Exception):
+    """An edit that would not work: becomes the Problem of the Edit, and no file changes."""
+
+    def __init__(self, what: str, fix: str) -> None:
+        super().__init__(what)
+        self.problem = Problem(what=what, fix=fix)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Activation:
+    """What follows an edit: the unit and how it is notified, what checks the files before, what proves health after.
+
+    `verb` is restart, reload, "" where the engine takes the files up by itself, or await: then the unit (the kubelet)
+    restarts `process` by itself, which has to answer and stay up.  `reread`: systemd has to read its units again.
+    `validate` is a command's words, in which @FILE@ stands for the root config.  `health` are commands that prove that
+    the engine answers on `socket`: the first whose tool is there counts.  `plugin` is what `ctr plugins ls` must call
+    ok.  `disrupts` is a sentence, "" when nothing is disturbed.  `settle` is how many seconds the unit has to stay up,
+    `handlers` are the runtimes that the engine has to know once it is configured.
+    """
+
+    unit: str
+    verb: str
+    config: str
+    validate: tuple[str, ...] = ()
+    socket: str = ""
+    plugin: str = ""
+    health: tuple[tuple[str, ...], ...] = ()
+    disrupts: str = ""
+    process: str = ""
+    reread: bool = False
+    settle: int = 3
+    handlers: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """What is asked of a program, as functions of its files (absolute path → bytes; a path not there has no file).
+
+    `root` is the file that names the others: it is written last.  `label` says whose an undo record is.  `patterns`
+    gives paths and globs, asked again with what was read until it names nothing new.  `edit` is what changes, `remove`
+    what changes so that nothing of it is left; it gets the records that did not suffice.  `usable` says whether the
+    program can work with what the records leave of files that have changed since.
+    """
+
+    name: str
+    root: str
+    label: str
+    patterns: Callable[[Files], Iterable[str]]
+    edit: Callable[[Files], Edit]
+    remove: Callable[[Files, Records], Edit]
+    activation: Callable[[Files, Edit], Activation]
+    usable: Callable[[Files, Files], bool] = lambda _before, _left: True
+
+    def files(self, files: Files) -> tuple[str, ...]:
+        """Paths and globs of the files that an edit has to be given; RefusedError where that cannot be said."""
+        with refused():
+            return tuple(dict.fromkeys(self.patterns(files)))
+
+    def configure(self, files: Files) -> Edit:
+        """What changes so that the files say what is asked; what cannot be done is the Edit's Problem.
+
+        An Edit without changes and problems: they say so already.  Raises InputError for files that are broken.
+        """
+        return _recorded(files, lambda: self.edit(files))
+
+    def unconfigure(self, files: Files, undo: Records = ()) -> Edit:
+        """What undoes it: to the byte by configure's records, newest first, else only gpunode's own entries go."""
+        return _recorded(
+            files,
+            lambda: reverted(files, undo, lambda left: self.remove(left, undo), lambda left: self.usable(files, left)),
+        )
+
+
+def _recorded(files: Files, make: Callable[[], Edit]) -> Edit:
+    """What `make` gives, with the record of how to undo it; a Refusal becomes its Problem."""
+    try:
+        with masked():
+            edit = make()
+    except Refusal as refusal:
+        return Edit(problems=(refusal.problem,))
+    except RecursionError:
+        raise InputError("the files are nested too deeply", expected="less than a hundred levels") from None
+    return replace(
+        edit,
+        reasons=quoting_no_secret(edit.reasons),
+        undo={path: record(files.get(path), data) for path, data in edit.changes.items()},
+    )
+
+
+def quoting_no_secret(reasons: Sequence[Reason]) -> tuple[Reason, ...]:
+    """The reasons without the secrets of what they quote."""
+    return tuple(replace(one, what=mask_quoted(one.what), why=mask_quoted(one.why)) for one in reasons)
+
+
+@contextmanager
+def masked() -> Iterator[None]:
+    """No secret of a person's file in an error, whatever of the file it quotes."""
+    try:
+        with masked_errors():
+            yield
+    except Refusal as refusal:
+        problem = refusal.problem
+        raise Refusal(mask_quoted(problem.what), mask_quoted(problem.fix)) from None
+
+
+@contextmanager
+def refused() -> Iterator[None]:
+    """A Refusal as RefusedError, without secrets."""
+    try:
+        with masked():
+            yield
+    except Refusal as refusal:
+        raise RefusedError(refusal.problem.what, fix=refusal.problem.fix) from None
+
+
+def problem_of(error: GpunodeError) -> Problem:
+    """An error as what stands against an edit."""
+    return Problem(what=f"{error.what}{f' (expected: {error.expected})' if error.expected else ''}", fix=error.fix)
+
+
+# ---------------------------------------------------------------- the files of a host
+
+
+class Seen(Protocol):
+    """A file as it was read."""
+
+    @property
+    def data(self) -> bytes | None: ...
+    @property
+    def sha256(self) -> str: ...
+    @property
+    def mode(self) -> int: ...
+
+
+S = TypeVar("S", bound=Seen)
+
+
+def gathered(
+    wanted: Callable[[Files], Iterable[str]],
+    matching: Callable[[str], Iterable[str]],
+    read: Callable[[str], S | None],
+) -> dict[str, S | None]:
+    """All files that an edit needs, None for one that is not there: asked for again until nothing new is named.
+
+    `matching` gives the paths of a path or glob, `read` the file of a path.
+    """
+    seen = dict[str, S | None]()
+    while fresh := {path for pattern in wanted(texts(seen)) for path in matching(pattern)} - set(seen):
+        seen |= {path: read(path) for path in sorted(fresh)}
+    return seen
+
+
+def texts(seen: Mapping[str, Seen | None]) -> dict[str, bytes]:
+    """The files that are there."""
+    return {path: found.data or b"" for path, found in seen.items() if found}
+
+
+def probed_files(
+    files: Mapping[str, ConfigFile], wanted: Callable[[Files], Iterable[str]]
+) -> dict[str, ConfigFile | None]:
+    """`gathered` from what the probe read.  Raises RefusedError for a file that it could not read."""
+
+    def matching(pattern: str) -> Iterable[str]:
+        named = [] if set(pattern) & set("*?[") else [pattern]
+        return [*named, *(path for path in files if fnmatch.fnmatchcase(path, pattern))]
+
+    def read(path: str) -> ConfigFile | None:
+        found = files.get(path)
+        if found is None or found.data is not None:
+            return found
+        if found.size > 1 << 20:
+            raise RefusedError(f"{path} has {found.size} bytes", fix="no configuration is that large: look into it")
+        raise RefusedError(f"{path} could not be read", fix="probe again as root")
+
+    return gathered(wanted, matching, read)
+
+
+# ---------------------------------------------------------------- helpers of several editors
+
+
+def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Those files of `after` that differ from `before`."""
+    return {path: data for path, data in after.items() if before.get(path) != data}
+
+
+def asks(scheme: str, address: str, port: str) -> tuple[tuple[str, ...], ...]:
+    """Health commands that ask where a program answers, with the tools that a node may have; () where port is 0.
+
+    Its certificate is its own.  What listens everywhere is asked at 127.0.0.1.
+    """
+    if port == "0":
+        return ()
+    address = "127.0.0.1" if address in ("0.0.0.0", "::") else address  # noqa: S104
+    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}/healthz"
+    return (
+        ("curl", "-fsSk", "--noproxy", "*", "--max-time", "5", url),
+        ("wget", "-q", "--no-proxy", "--no-check-certificate", "-T", "5", "-O", "-", url),
+    )
+
+
+def units_changed(edit: Edit) -> bool:
+    """Whether systemd has to read its units again."""
+    return any(path.endswith((".service", ".conf")) and "/systemd/system/" in path for path in edit.changes)
+
+
+# ---------------------------------------------------------------- container engines
+
+PATH = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")  # of daemons, by systemd
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeRequest:
+    """What the configuration of one engine should say, and what is known of the engine.
+
+    `distribution` is the Kubernetes that brings the engine, "" for one of its own.  `version` is what the daemon says
+    of itself ("1.6.20~ds1", "" unknown: then only what every version reads is written).  `config` and `drop_in` are
+    absolute paths, "" takes the engine's own; `in_place` asks for no drop-in.  `default_runtime` keep, `cdi` None and
+    `cgroup_driver` "" leave what is there.  `flags` are the daemon's arguments: what they set cannot be set in a file
+    as well.  `enable_cri` takes containerd's CRI plugin out of `disabled_plugins`.
+    """
+
+    runtime: RuntimeName
+    distribution: Distribution = ""
+    config: str = ""
+    drop_in: str = ""
+    in_place: bool = False
+    version: str = ""
+    default_runtime: Literal["nvidia", "runc", "keep"] = "nvidia"
+    name: str = "nvidia"
+    path: str = "/usr/bin/nvidia-container-runtime"
+    cdi: bool | None = None
+    cgroup_driver: Literal["systemd", "cgroupfs", ""] = ""
+    flags: tuple[str, ...] = ()
+    enable_cri: bool = False
+
+
+def check_request(request: RuntimeRequest) -> None:
+    """Raise InputError for names and paths that no engine takes."""
+    if not _NAME.match(request.name) or request.name == "runc":
+        raise InputError(
+            f"runtime name {request.name!r}",
+            expected="letters, digits, '.', '_', '-', and not runc, which the engines reserve",
+        )
+    for what, path in (("runtime path", request.path), ("config", request.config), ("drop-in", request.drop_in)):
+        if path and (not path.startswith("/") or posixpath.normpath(path) != path or not path.isprintable()):
+            raise InputError(f"{what} {path!r}", expected="an absolute, normalised path")
+    if not request.path:
+        raise InputError("the runtime path is empty", expected="an absolute path")
+    if request.drop_in and request.drop_in == request.config:
+        raise InputError(f"the drop-in {request.drop_in} is the config file itself", expected="another path")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RuntimeState:
+    """What an engine has in force: its runtimes, the default one, and what belongs to the nvidia runtime."""
+
+    runtimes: tuple[str, ...] = ()
+    default: str = ""
+    path: str = ""  # the binary of the nvidia runtime, "" when the engine does not know that runtime
+    cdi: bool | None = None  # None: this engine has no such setting
+    cgroup_driver: str = ""  # systemd, cgroupfs, "" when the files do not say
+    files: tuple[str, ...] = ()  # in force, root first
+    notes: tuple[Reason, ...] = ()
+
+
+class Engine(Protocol):
+    """A module of this package.  `files` holds absolute paths and their bytes; a path not in it does not exist."""
+
+    CONFIG: str  # the root config file's usual path
+
+    def patterns(self, files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, ...]:
+        """Paths and globs of all files the edit has to be given, as far as the files that are there tell.
+
+        Called again with what was read, until it names nothing new: imports name further files.
+        """
+        ...
+
+    def configure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+        """What changes so that the engine knows the nvidia runtime; raises Refusal or InputError."""
+        ...
+
+    def unconfigure(self, files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
+        """What changes so that the engine no longer knows it: only nvidia's entries go, reasons say what stays."""
+        ...
+
+    def state(self, files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
+        """What is in force."""
+        ...
+
+    def activation(self, facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
+        """How the engine takes the edit up; `runtime` is the engine as the probe found it."""
+        ...
