@@ -84,6 +84,18 @@ def tables(known: Knowledge) -> str:
             for d in known.distros.values()
         ),
     )
+    words = {"nodes": "lab", "plans": "planned only", "": "never"}
+    tested = table(
+        ("distribution", "x86_64", "aarch64", "row verified"),
+        (
+            (
+                d.key,
+                *(words[known.evidence(d.key, arch)] if arch in d.archs else "–" for arch in ("x86_64", "aarch64")),
+                "yes" if d.verified else "no",
+            )
+            for d in known.distros.values()
+        ),
+    )
     sources = table(("repository", "URL"), ((n, f"`{r.get('url', '–')}`") for n, r in known.repositories.items()))
     keys = table(
         ("key", "fingerprint", "state"),
@@ -95,6 +107,13 @@ def tables(known: Knowledge) -> str:
     return (
         f"## Driver branches\n\nLTSB: long-term, PB: production, NFB: new feature.\n\n{branches}\n"
         f"## GPU generations\n\n{generations}\n## CUDA releases\n\n{cuda}\n## Distributions\n\n{distros}\n"
+        "## What was tested of each distribution\n\n*Lab*: installed, configured and verified on [lab nodes](lab.md), "
+        "whose GPUs, kernels and NVIDIA packages are stubs. *Planned only*: a node of it was probed, or its probe "
+        "composed, and the plan is recorded as a test; nothing was ever installed. *Never*: the solver has rules, "
+        "and no node of it was ever looked at. A dash: NVIDIA has no packages for it. None has run on a physical GPU. "
+        "*Row verified*: a source of what is known of it was read; the plan warns where none was. [What was "
+        "tested](tested.md) has the "
+        f"other parts.\n\n{tested}\n"
         f"## Repositories\n\n{sources}\n## Signing keys\n\n{keys}"
     )
 

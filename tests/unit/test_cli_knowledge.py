@@ -16,7 +16,7 @@ from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import parse_knowledge
 from gpunode.core.knowledge.pciids import between, compare, parse_pci_ids, parse_supported_gpus
-from gpunode.edge.load import knowledge_tables, load_knowledge
+from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
 
 PCI_IDS = """# a list
 1000  Somebody else
@@ -64,11 +64,17 @@ def test_age_counts_from_the_source_and_not_from_the_day_somebody_looked() -> No
     assert row["age_days"] >= (date.today() - date.fromisoformat("2026-09-09")).days > 0
     found = json.loads(run("check", "--max-age", "100000", "--format", "json").output)
     assert found["old"] == []
-    unverified = {tuple(row["keys"]) for row in found["unverified"]}
-    assert ("arch",) in unverified and ("595",) not in unverified
+    assert found["unverified"] == []
     every = json.loads(run("check", "--max-age", "0", "--format", "json").output)["old"]
     branches = {row["keys"][0] for row in every if row["table"] == "driver branch"}
     assert "580" in branches and not {"304", "470", "535"} & branches  # their support ended: nothing changes any more
+
+
+def test_a_row_of_which_no_source_was_read_is_marked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "repos.toml").write_text(knowledge_text("repos").replace('source = "archpkg"', 'source = "know"'))
+    monkeypatch.setenv("GPUNODE_KNOWLEDGE", str(tmp_path))
+    assert "unverified: no source was read" in run("show", "arch").output
+    assert "unverified: distribution arch" in run("check", "--max-age", "100000").output
 
 
 def test_an_unknown_key_is_bad_input_and_no_key_lists_the_tables() -> None:

@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tomllib
 from datetime import date
 from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from rows import over
 
-from gpunode.core.knowledge import source_date_of, version_tuple
-from gpunode.edge.load import load_knowledge
+from gpunode.core.facts import parse_probe
+from gpunode.core.knowledge import parse_knowledge, source_date_of, version_tuple
+from gpunode.core.solve import SolveRequest, solve
+from gpunode.edge.load import knowledge_tables, load_knowledge
+from gpunode.lab.images import RELEASES
 
+CASES = Path(__file__).parents[1] / "cases"
 FOLDER = files("gpunode") / "knowledge"
 TABLES = {n: tomllib.loads((FOLDER / f"{n}.toml").read_text()) for n in ("gpus", "drivers", "cuda", "repos")}
 KNOWLEDGE = load_knowledge()
@@ -21,6 +28,7 @@ ROWS: list[tuple[str, dict[str, Any]]] = [
     *((f"branch {r['branch']}", r) for r in TABLES["drivers"]["branches"]),
     *((f"key {r['id']}", r) for r in TABLES["repos"]["keys"]),
     *((f"distro {r['keys'][0]}", r) for r in TABLES["repos"]["distros"]),
+    *((f"built modules {r['keys'][0]}", r) for r in TABLES["repos"]["precompiled"]),
     *((f"packages {n}", r) for n, r in TABLES["repos"]["packages"].items()),
     *((f"repository {n}", r) for n, r in TABLES["repos"]["repositories"].items()),
 ]
@@ -132,3 +140,30 @@ def test_cuda_releases_name_drivers_and_no_digit_is_lost() -> None:
 def test_rocky_9_4_has_the_row_of_rocky_9() -> None:
     assert KNOWLEDGE.distro("rocky:9.4") is KNOWLEDGE.distros["rocky:9"]
     assert KNOWLEDGE.distro("rocky:5.4") is None
+
+
+def test_what_the_knowledge_calls_tested_is_what_the_lab_and_the_recorded_plans_have() -> None:
+    labs = {f"{name.partition('+')[0]}/x86_64" for name in RELEASES}
+    planned = set()
+    for case in (CASES / "plans").glob("*/case.yml"):
+        named = yaml.safe_load(case.read_text(encoding="utf-8"))["probe"]
+        facts = parse_probe((CASES / "probes" / named / "probe.txt").read_text(encoding="utf-8"))
+        row = KNOWLEDGE.distro(facts.distro.key)
+        if json.loads((case.parent / "plan.json").read_text(encoding="utf-8"))["problems"]:
+            continue  # a refusal is no plan
+        if row and facts.arch in row.archs:
+            planned.add(f"{row.key}/{facts.arch}")
+    assert set(KNOWLEDGE.tested["nodes"]) == labs
+    assert set(KNOWLEDGE.tested["plans"]) == planned - labs
+    assert KNOWLEDGE.evidence("debian:12", "x86_64") == "nodes" and KNOWLEDGE.evidence("rhel:9", "x86_64") == ""
+
+
+def test_every_distribution_is_verified_and_one_that_is_not_gives_a_warning() -> None:
+    assert [row.key for row in KNOWLEDGE.distros.values() if not row.verified] == []
+    tables = knowledge_tables()
+    row = next(one for one in tables["repos"]["distros"] if "debian:12" in one["keys"])
+    doubtful = {**row, "source": "know"}
+    rows = [doubtful if one is row else one for one in tables["repos"]["distros"]]
+    known = parse_knowledge(**{**tables, "repos": {**tables["repos"], "distros": rows}})
+    solution = solve(SolveRequest(gpus=("10de:2330",), distro="debian:12"), known)
+    assert any(r.what == "warning: knowledge" and "debian:12 is unverified" in r.why for r in solution.reasons)

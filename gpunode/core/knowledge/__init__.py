@@ -134,6 +134,7 @@ class DistroRow:
     builder: str = ""  # id of the repository that has what EPEL's packages need
     open_only: bool = False  # NVIDIA supports its open kernel modules alone on it
     by_arch: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)  # other ranges than the row's
+    verified: bool = True  # a source of it was read, and has a day
 
     def on(self, arch: str) -> DistroRow:
         """The row with the ranges that the repository of that architecture has."""
@@ -187,6 +188,12 @@ class Knowledge:
     repositories: Mapping[str, Table]
     packages: Mapping[str, Table]
     precompiled: tuple[Precompiled, ...] = ()
+    tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # nodes, plans: DISTRIBUTION/ARCHITECTURE
+
+    def evidence(self, distro: str, arch: str) -> Literal["nodes", "plans", ""]:
+        """How far it was tested on that architecture: on throw-away nodes, as a recorded plan, or never."""
+        found = (kind for kind in ("nodes", "plans") if f"{distro}/{arch}" in self.tested.get(kind, ()))
+        return next(found, "")  # type: ignore[arg-type]  # one of the two
 
     def gpu(self, pci_id: str) -> GpuModel | None:
         """The model with that PCI id (10de:2330), None when it is not known or older than Kepler."""
@@ -242,6 +249,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())
         ),
+        tested={kind: tuple(names) for kind, names in repos.get("tested", {}).items()},
     )
 
 
@@ -310,6 +318,7 @@ def _cuda_releases(file: Table) -> dict[str, CudaRelease]:
 def _distro(key: str, row: Table, file: Table) -> DistroRow:
     fields = {name: _frozen(value) for name, value in _sourced(row, file).items() if name != "keys"}
     distribution = key.partition(":")[0]
+    fields["verified"] = bool(source_date_of(row, file))
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
     fields["builder"] = row.get("builder", {}).get(distribution, "")
     fields["eol"] = row["eol"].get(distribution, "") if isinstance(row["eol"], Mapping) else row["eol"]

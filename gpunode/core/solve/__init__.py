@@ -40,6 +40,12 @@ def solve(request: SolveRequest, knowledge: Knowledge) -> Solution:
             f"support of {request.distro} ended {row.eol}: package repositories get no updates for it any more",
             row.source,
         )
+    if not row.verified:
+        notes.because(
+            "warning: knowledge",
+            f"what is known of {request.distro} is unverified: no source of it was read ({row.source})",
+            row.source,
+        )
     gpus = known_gpus(request.gpus, knowledge, notes, by_hand=request.driver.branch.isdigit())
     if not gpus and not request.driver.branch.isdigit():
         if not notes.problems:

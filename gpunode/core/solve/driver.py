@@ -245,8 +245,14 @@ def _where(case: Case, *, own: bool, flavour: str = "") -> list[Rule]:
 
 
 def _best(case: Case, rules: Sequence[Rule]) -> Branch | None:
-    kinds = ("LTSB",) if case.request.driver.branch == "lts" else SUPPORTED
-    return best_branch(case.knowledge, rules, kinds)
+    return best_branch(case.knowledge, rules, _kinds(case))
+
+
+def _kinds(case: Case) -> Sequence[str]:
+    """The kinds of branches that may be taken unasked; Arch has one branch, of whatever kind."""
+    if case.request.driver.branch == "lts":
+        return ("LTSB",)
+    return (*SUPPORTED, "NFB", "unknown") if case.distro.family == "arch" else SUPPORTED
 
 
 def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> Branch | None:
@@ -268,19 +274,23 @@ def _branch(case: Case, flavour: str, own: bool, built: Precompiled | None) -> B
         case.because("branch", f"{why} (set driver.branch to change)", present.source)
         return present
     if case.request.driver.branch == "auto" and _loaded(case) > best.branch and not _useless(case):
-        return _newer_than(case, rules, best)
+        return _newer_than(case, asked if case.distro.family == "arch" else rules, best)
     ended = best.ended(case.knowledge.as_of)
-    word = {"LTSB": "long-term", "PB": "production"}[best.kind]
+    word = {"LTSB": "long-term", "PB": "production"}.get(best.kind, "only")
     for rule in rules:
         if rule.source:
             case.because("branch", rule.why, rule.source)
     until = f"supported until {best.eol}" if best.eol and not ended else "no end announced"
-    case.because(
-        "branch",
-        f"{best.branch}: the newest {word} branch that satisfies all of it, "
-        + (f"though its support ended ({best.eol})" if ended else until),
-        best.source,
+    what = (
+        f"the one that {case.distro.key} has"
+        if word == "only"
+        else f"the newest {word} branch that satisfies all of it"
     )
+    support = f"though its support ended ({best.eol})" if ended else until
+    case.because("branch", f"{best.branch}: {what}, {support}", best.source)
+    if word == "only":
+        why = f"{best.branch} is a new-feature branch: it gets updates for months"
+        case.because("warning: branch", why, best.source)
     if ended:
         case.because("warning: branch", f"{best.branch} gets no security updates any more", best.source)
     return best
@@ -338,8 +348,7 @@ def _ways_out(case: Case, asked: Sequence[Rule], flavour: str, own: bool) -> str
 def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
     """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
     branch = case.knowledge.branches.get(_loaded(case))
-    kinds = ("LTSB",) if case.request.driver.branch == "lts" else SUPPORTED
-    if branch is None or branch.kind not in kinds or branch.ended(case.knowledge.as_of):
+    if branch is None or branch.kind not in _kinds(case) or branch.ended(case.knowledge.as_of):
         return None
     return branch if all(rule.holds(branch) for rule in rules) else None
 
