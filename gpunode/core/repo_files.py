@@ -1,4 +1,4 @@
-"""Files of /etc/yum.repos.d: which repositories they set up, and the same text with one of them enabled."""
+"""Files of repositories (yum, dnf, zypper): what they set up, and the same text with one of them enabled."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from gpunode.core.model import ConfigFile
 
-FOLDER = "/etc/yum.repos.d/"
+FOLDERS = ("/etc/yum.repos.d/", "/etc/zypp/repos.d/")
 _SECTION = re.compile(r"\[([^\]\n]+)\]\s*")
 _ENABLED = re.compile(r"(enabled\s*=\s*)(\S*)(\s*)", re.IGNORECASE)
 _OFF = ("0", "no", "false", "off")
@@ -70,7 +70,7 @@ def has_secret(text: str) -> bool:
 def repo_files(files: Mapping[str, ConfigFile]) -> Iterator[tuple[ConfigFile, str]]:
     """The files of repositories among those that the probe has sent, each with its text; UTF-8 alone."""
     for path, file in files.items():
-        if path.startswith(FOLDER) and path.endswith(".repo") and file.data is not None:
+        if path.startswith(FOLDERS) and path.endswith(".repo") and file.data is not None:
             with contextlib.suppress(UnicodeDecodeError):
                 yield file, file.data.decode()
 

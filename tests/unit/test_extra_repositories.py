@@ -148,3 +148,14 @@ def test_a_repository_that_a_wanted_package_brings_is_no_rival() -> None:
         return any(file["path"] == brought and file.get("content") is None for file in files)
 
     assert removed("dkms") and not removed("precompiled")
+
+
+SLES = parse_probe((PROBE.parents[1] / "sles15-h100-fresh/probe.txt").read_text(encoding="utf-8"))
+HUB = "[SUSE_Package_Hub_15_SP6_x86_64:SUSE-PackageHub-15-SP6-Pool-for-SLE]\nenabled=1\n"
+
+
+@pytest.mark.parametrize(("text", "warned"), [("", True), (HUB, False), (HUB.replace("=1", "=0"), True)])
+def test_the_package_hub_is_asked_for_until_it_is_there(text: str, warned: bool) -> None:
+    node = with_file(text, "/etc/zypp/repos.d/SUSE_Package_Hub_15_SP6_x86_64.repo", SLES) if text else SLES
+    found = plan(node)
+    assert found.steps and any("SUSEConnect --product PackageHub/15.6/x86_64" in w for w in found.warnings) is warned

@@ -131,6 +131,7 @@ class DistroRow:
     needs: tuple[str, ...] = ()
     epel: str = ""  # the release of EPEL that dkms comes from
     repositories: tuple[str, ...] = ()  # packages that set up repositories
+    product: str = ""  # what its owner registers for packages that the driver's depend on
     builder: str = ""  # id of the repository that has what EPEL's packages need
     open_only: bool = False  # NVIDIA supports its open kernel modules alone on it
     by_arch: Mapping[str, Mapping[str, tuple[Any, Any]]] = field(default_factory=dict)  # other ranges than the row's
@@ -320,6 +321,7 @@ def _distro(key: str, row: Table, file: Table) -> DistroRow:
     distribution = key.partition(":")[0]
     fields["verified"] = bool(source_date_of(row, file))
     fields["repositories"] = _frozen(row.get("repositories", {}).get(distribution, []))
+    fields["product"] = row.get("product", {}).get(distribution, "")
     fields["builder"] = row.get("builder", {}).get(distribution, "")
     fields["eol"] = row["eol"].get(distribution, "") if isinstance(row["eol"], Mapping) else row["eol"]
     fields["by_arch"] = {

@@ -15,6 +15,7 @@ from gpunode.core.spec.source import DISTRIBUTION
 
 _EPEL_PACKAGE = re.compile(r"epel-release|oracle-epel-release-el\d+")
 _EPEL_REPOSITORY = re.compile(r"(?i)(?!.*(testing|source|debug|cisco|next|modular)).*epel")
+_PACKAGE_HUB = re.compile(r"(?i).*package[-_]?hub")
 _EPEL_URL = "https://dl.fedoraproject.org/pub/epel/epel-release-latest-{release}.noarch.rpm"
 
 
@@ -27,6 +28,7 @@ def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[P
             why = f"{', '.join(built.setup)}, before the driver's packages: it sets up the repository of built modules"
             case.because("repositories", why, built.source)
         return tuple(PackageWant(name=name) for name in built.setup)
+    _say_product(case)
     if case.distro.epel and not case.distro.repositories:
         return () if _by_a_person(case) else None
     if case.distro.epel and _set_up_otherwise(case):
@@ -46,6 +48,20 @@ def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[P
 def builder(case: Case, built: Precompiled | None = None) -> str:
     """The id of the repository that is to be enabled beside EPEL, "" for none."""
     return "" if built or DISTRIBUTION in case.request.sources else case.distro.builder
+
+
+def _say_product(case: Case) -> None:
+    """SUSE's Package Hub has what NVIDIA's packages depend on; it belongs to a subscription, so its owner adds it."""
+    if not case.distro.product or any(map(_PACKAGE_HUB.match, case.request.repositories)):
+        return
+    version = case.request.distro.partition(":")[2]
+    product = case.distro.product.format(version=version, machine=case.request.arch)
+    case.because(
+        "warning: repositories" if case.request.kernels else "repositories",
+        f"NVIDIA's packages for SLES may need packages of SUSE's Package Hub, which is not set up as far as can be "
+        f"seen: SUSEConnect --product {product}, or name a mirror of all that the node needs in sources.{DISTRIBUTION}",
+        case.distro.source,
+    )
 
 
 def _set_up_otherwise(case: Case) -> bool:
