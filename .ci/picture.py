@@ -18,7 +18,7 @@ WIDTH = 100
 KEPT = {
     "lab": r"demo-1 ",
     "detect": r"GPUs|driver ",
-    "plan": r"demo-1: \d+ step|    branch: \d+:",
+    "plan": r"demo-1: driver |  [ \d]\d\. ",
     "provision": r"demo-1: (Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|OK|nothing)",
     "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }

@@ -2,27 +2,57 @@
 
 from __future__ import annotations
 
+import functools
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import PROBES, format_option, show_error, spec_option, target_options, with_probes, worst_exit
+from gpunode.cli.common import (
+    PROBES,
+    Command,
+    format_option,
+    options,
+    show_error,
+    spec_option,
+    target_options,
+    with_probes,
+    worst_exit,
+)
 from gpunode.cli.image import image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import echo, print_json
 
 if TYPE_CHECKING:
+    from gpunode.core.errors import GpunodeError
     from gpunode.core.plan.lockfile import Lock
+    from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Targets
     from gpunode.edge.fleet.host_plan import HostPlan
+
+_WHY = click.option("--why", is_flag=True, help="Show the reasons of each choice and step.")
+_SOURCES = click.option("--sources", is_flag=True, help="Show the reasons with the sources that they rest on.")
+_DIFF = click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
+
+
+def why_options(command: Command) -> Command:
+    """The command gets `detail`, what its plans are shown with: --why, --sources, --diff."""
+
+    @functools.wraps(command)
+    def with_detail(*args: Any, why: bool, sources: bool, diff: bool, **given: Any) -> Any:
+        from gpunode.core.report.text import Detail
+
+        return command(*args, detail=Detail(why=why, sources=sources, diff=diff), **given)
+
+    return options(_WHY, _SOURCES, _DIFF)(with_detail)  # type: ignore[return-value]
 
 
 @click.command(
     cls=Verb,
     epilog="Examples:\n\n\b\n"
-    "  gpunode plan -i inventory/hosts.yml --diff\n"
+    "  gpunode plan -i inventory/hosts.yml --why --diff\n"
     "  gpunode plan gpu1 gpu2 -c gpunode.yml -o review/\n"
     "  gpunode plan --probe saved/gpu1.probe --format json\n"
     "  gpunode plan image1 --for-gpu 10de:2330 --no-load\n"
@@ -39,7 +69,7 @@ if TYPE_CHECKING:
     default=None,
     help="Look every package up in the index of its repository, where this machine reaches it; the default with -o.",
 )
-@click.option("--diff", is_flag=True, help="Show unified diffs of configuration files (secrets masked).")
+@why_options
 @click.option(
     "-o",
     "--output",
@@ -58,12 +88,15 @@ def plan(
     lock: Lock | None,
     probes: tuple[Path, ...],
     check_repositories: bool | None,
-    diff: bool,
+    detail: Detail,
     output: Path | None,
     shards: int | None,
     output_format: str,
 ) -> int:
-    """Show what provision would do on each host, step by step, with reasons."""
+    """Show what provision would do, step by step; hosts with the same steps are shown once.
+
+    --why adds the reasons, --sources where they come from. --format json and -o have everything.
+    """
     from gpunode.cli.progress import probing
     from gpunode.edge.ansible.shards import write_shards
     from gpunode.edge.desired import DesiredState
@@ -84,7 +117,9 @@ def plan(
 
         print_json({"hosts": plans_data(hosts, desired)})
     else:
-        hosts = show_plans(hosts, diff=diff)
+        hosts = show_plans(hosts, detail)
+        if (text := plan_summary(hosts)) and len(hosts) > 1:
+            echo(text)
     if output and output_format == "text":
         echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
         for shard in written:
@@ -92,33 +127,54 @@ def plan(
     return worst_exit(h.outcome for h in hosts)
 
 
-def show_plans(hosts: list[HostPlan], *, diff: bool) -> list[HostPlan]:
-    """Plans on stdout, of many hosts by kind; hosts in error on stderr, of many among the plans, by cause.
+def show_plans(hosts: list[HostPlan], detail: Detail) -> list[HostPlan]:
+    """Plans on stdout, each class of hosts once; hosts in error on stderr, of many among the plans, by cause.
 
     Returns the hosts; one whose plan cannot be shown is in error, since nobody could read it.
     """
-    from dataclasses import replace
     from functools import partial
 
     from gpunode.core.errors import GpunodeError
     from gpunode.core.model import HostResult
-    from gpunode.core.report.fleet import plans_text
-    from gpunode.core.report.text import MANY, plan_text
+    from gpunode.core.report.fleet import plan_classes, plans_text
+    from gpunode.core.report.text import MANY, class_text
     from gpunode.edge.isolate import isolated
 
+    plans = [h.plan for h in hosts if h.plan]
+    versions = _versions(hosts)
     if len(hosts) > MANY:
         errors = [HostResult(host=h.host, message=str(h.error)) for h in hosts if h.error]
-        together = isolated("", lambda: plans_text([h.plan for h in hosts if h.plan], errors, diff=diff))
+        together = isolated("", lambda: plans_text(plans, errors, chosen=versions, detail=detail))
         if not isinstance(together, GpunodeError):
             echo(together)
             return hosts
-    shown = []
-    for host in hosts:
-        text = isolated(host.host, partial(plan_text, host.plan, diff=diff)) if host.plan else host.error
-        if isinstance(text, GpunodeError):
-            show_error(text, host=host.host)
-            shown.append(replace(host, planned=None, error=text))
-        else:
-            echo(text or "")
-            shown.append(host)
-    return shown
+    broken: dict[str, GpunodeError] = {h.host: h.error for h in hosts if h.error}
+    for alike in plan_classes(plans, versions):
+        chosen = versions.get(alike[0].host, "")
+        text = isolated("", partial(class_text, alike, chosen=chosen, detail=detail))
+        if not isinstance(text, GpunodeError):
+            echo(text)
+            continue
+        for one in alike:  # that cannot be shown together
+            text = isolated(one.host, partial(class_text, [one], chosen=chosen, detail=detail))
+            if isinstance(text, GpunodeError):
+                broken[one.host] = text
+            else:
+                echo(text)
+    for host, error in broken.items():
+        show_error(error, host=host)
+    return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]
+
+
+def plan_summary(hosts: list[HostPlan]) -> str:
+    """What is to be done on all hosts, in a line; "" when nothing is."""
+    from gpunode.core.report.text import summary_text
+
+    plans = [h.plan for h in hosts if h.plan and h.plan.steps]
+    return summary_text(plans, _versions(hosts)) if plans else ""
+
+
+def _versions(hosts: list[HostPlan]) -> dict[str, str]:
+    from gpunode.core.report.text import chosen_text
+
+    return {h.host: chosen_text(h.planned.solution) for h in hosts if h.planned}

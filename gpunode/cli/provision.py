@@ -14,7 +14,7 @@ from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, print_json
-from gpunode.cli.plan import show_plans
+from gpunode.cli.plan import plan_summary, show_plans, why_options
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from gpunode.core.model import HostResult
     from gpunode.core.plan.lockfile import Lock
+    from gpunode.core.report.text import Detail
     from gpunode.edge.detect import Targets
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
@@ -57,7 +58,7 @@ if TYPE_CHECKING:
     help="Look every package up in the index of its repository first, where this machine reaches it.",
 )
 @click.option("--check", is_flag=True, help="Run Ansible in check mode: show what would change, change nothing.")
-@click.option("--diff", is_flag=True, help="Show diffs of configuration files (secrets masked).")
+@why_options
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @format_option("text", "json")
 @click.pass_context
@@ -75,7 +76,7 @@ def provision(
     use_lab: bool,
     check_repositories: bool,
     check: bool,
-    diff: bool,
+    detail: Detail,
     yes: bool,
     output_format: str,
 ) -> int:
@@ -113,7 +114,7 @@ def provision(
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":
-        hosts = show_plans(hosts, diff=diff)
+        hosts = show_plans(hosts, detail)
     if targets.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
@@ -125,7 +126,7 @@ def provision(
             desired,
             options=fleet.RunOptions(
                 check=check,
-                diff=diff,
+                diff=detail.diff,
                 arguments=tuple(arguments),
                 rollout=rollout,
                 deadline=deadline,
@@ -191,15 +192,18 @@ def _lab(targets: Targets, spec_data: dict[str, Any]) -> tuple[Targets, dict[str
 
 
 def ask(hosts: list[HostPlan]) -> None:
-    """Go on with the plans that were shown?  Raises InterruptedByUser, or InputError without a terminal."""
+    """Ask whether to apply the plans that were shown, with their summary.
+
+    Raises InterruptedByUser where the answer is no, InputError where there is no terminal.
+    """
     from gpunode.core.errors import InputError, InterruptedByUser
 
-    count = sum(bool(h.plan and h.plan.steps) for h in hosts)
     if not sys.stdin.isatty():
         raise InputError(
             "there is no terminal to ask on, and --yes is not given",
             expected="a terminal, or --yes",
             fix="read the plan above, then add --yes; nothing was touched",
         )
-    if not click.confirm(f"Go on with {count} host{'s' if count > 1 else ''}?"):
+    echo(plan_summary(hosts))
+    if not click.confirm("Apply?"):
         raise InterruptedByUser("declined; nothing was touched")

@@ -11,12 +11,14 @@ from gpunode.cli.common import format_option, secrets_option, worst_exit
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
+from gpunode.cli.plan import show_plans, why_options
 from gpunode.cli.rollout import run_options, with_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpunode.core.model import HostResult
+    from gpunode.core.report.text import Detail
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.runs import HostRow, RunRow, Runs
@@ -117,6 +119,7 @@ def diff(first: str, second: str, output_format: str) -> int:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
 @secrets_option
+@why_options
 @run_options
 @cluster_options
 @format_option("text", "json")
@@ -125,6 +128,7 @@ def resume(
     yes: bool,
     ask_become_pass: bool,
     spec_data: dict[str, Any],
+    detail: Detail,
     deadline: float,
     break_lock: bool,
     events: EventLog | None,
@@ -134,7 +138,6 @@ def resume(
     """Continue a run on its hosts that are not done: they are probed and planned again."""
     import tomllib
 
-    from gpunode.cli.plan import show_plans
     from gpunode.cli.progress import fleet as fleet_progress
     from gpunode.cli.progress import probing
     from gpunode.cli.provision import ask, show_results
@@ -174,7 +177,7 @@ def resume(
         found = probe(known, targets, on_done=on_done)
     hosts = [workflow.plan_one(one, desired) for one in found]
     if output_format == "text":
-        hosts = show_plans(hosts, diff=False)
+        hosts = show_plans(hosts, detail)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
     with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as callbacks:
@@ -186,6 +189,7 @@ def resume(
                 arguments=tuple(run.request["arguments"]),
                 rollout=run.request["rollout"],
                 deadline=deadline,
+                diff=detail.diff,
                 cluster=connect,
             ),
             callbacks=with_log(callbacks, events),

@@ -23,7 +23,7 @@ from gpunode.core.facts.vet import RULES, vetted
 from gpunode.core.grammar import Grammar
 from gpunode.core.items.preflight import mismatches
 from gpunode.core.model import Distro, Kernel, NodeFacts, Package
-from gpunode.core.report.text import plan_data, plan_text
+from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
 
@@ -191,7 +191,9 @@ def strings(value: object) -> Iterator[str]:
 def templates_in(facts: NodeFacts, desired: DesiredState) -> set[str]:
     """The texts in the values of the plan's steps that Ansible would take for templates; the plan is shown as well."""
     plan = desired.plan("node1", facts).plan
-    shown = plan_text(plan, diff=True) + json.dumps(plan_data(plan), ensure_ascii=False, default=str)
+    shown = plan_text(plan, detail=Detail(why=True, sources=True, diff=True)) + json.dumps(
+        plan_data(plan), ensure_ascii=False, default=str
+    )
     assert CONTROL.search(shown) is None
     shown.encode()
     return {text for text in strings([step.value for step in plan.steps]) if any(m in text for m in MARKERS)}

@@ -18,7 +18,7 @@ from gpunode.cli.main import cli
 from gpunode.cli.terminal import show_log
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import NodeFacts
+from gpunode.core.model import NodeFacts, Plan
 from gpunode.core.secrets import Secrets
 from gpunode.edge import detect, doctor
 from gpunode.edge.desired import DesiredState
@@ -107,7 +107,12 @@ def test_plan(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatc
 def test_plan_whose_words_cannot_be_made(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
     from gpunode.core.report import text as report
 
-    monkeypatch.setattr(report, "plan_text", odd_for(ODD, report.plan_text, kind))
+    right = report.class_text
+
+    def odd(plans: list[Plan], **more: Any) -> str:
+        return raises(kind)() if ODD in [plan.host for plan in plans] else right(plans, **more)
+
+    monkeypatch.setattr(report, "class_text", odd)
     code, out, err = run("plan", "--probe", saved)
     assert code == 1 and "gpu1" in out and "gpu3" in out and f"{ODD}: unexpected {kind.__name__}" in err
     reported(err)

@@ -22,7 +22,7 @@ from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
 from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topology, Xid
 from gpunode.core.plan.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.plan.steps import BY_ID
-from gpunode.core.report.text import plan_data, plan_text
+from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.edge import desired, load
 from gpunode.edge.desired import DesiredState, Planned
 
@@ -115,7 +115,7 @@ def test_an_interrupted_transaction_is_finished_first(monkeypatch: pytest.Monkey
     facts = replace(planned.facts, unfinished=("20261121T040000Z-1",))
     plan = DesiredState({}).plan("node1", facts).plan
     assert plan.steps[0].id == "preflight.recover"
-    assert "20261121T040000Z-1" in plan_text(plan)
+    assert "20261121T040000Z-1" in plan_text(plan, detail=Detail(why=True))
 
 
 def test_packages_of_a_transaction_that_was_interrupted_are_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,7 +156,8 @@ def test_files_that_set_the_same_repository_up_in_another_way_are_removed(monkey
 
 
 def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.MonkeyPatch) -> None:
-    lines = plan_text(fresh(monkeypatch).plan).splitlines()
+    plan = fresh(monkeypatch).plan
+    lines = plan_text(plan, detail=Detail(sources=True)).splitlines()
     sources = lines[lines.index("  sources:") + 1 :]
     assert len(sources) == len({s.split("] ", 1)[1] for s in sources}) > 3
     assert [s.split("]")[0] for s in sources] == [f"    [{n}" for n in range(1, len(sources) + 1)]

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from gpunode.core.errors import Exit
-from gpunode.core.model import HostResult, Plan, Problem, Step
-from gpunode.core.report.fleet import fleet_text, plans_text, resume_command, run_text, unfinished_text
+from gpunode.core.model import (
+    CudaChoice,
+    DriverChoice,
+    HostResult,
+    Plan,
+    Problem,
+    Reason,
+    Solution,
+    Step,
+    ToolkitChoice,
+)
+from gpunode.core.report.fleet import fleet_text, plan_classes, plans_text, resume_command, run_text, unfinished_text
+from gpunode.core.report.text import Detail, chosen_text, class_text, plan_text, summary_text
 
 
 def result(number: int, exit: int = 0, message: str = "done", **more: Any) -> HostResult:
@@ -103,9 +115,79 @@ def test_plans_are_told_once_for_each_kind() -> None:
     assert text.startswith("2100 hosts: 1000 need nothing, 990 have steps, 10 refused, 100 without a plan\n")
     assert "100  HOST: no route" in text
     assert "10  no driver (fix: fix it)" in text
-    at = [text.index("900 hosts like this one: gpu1000,"), text.index("90 hosts like this one: gpu1900,")]
+    at = [text.index("(900 in all): 2 steps"), text.index("(90 in all): 1 step")]
     assert at == sorted(at) and text.count("Do activate") == 1 and text.count("Do files") == 2
     assert len(text.splitlines()) < 25
+
+
+def disturbing(host: str, disruptive: str, **value: object) -> Plan:
+    one = Step(role="driver", option="packages", title="Install it", value={}, reasons=(WHY,))
+    two = Step(role="runtime", option="edits", title="Edit it", value=value, disruptive=disruptive)
+    return Plan(host=host, steps=(one, two), reasons=(Reason(what="branch", why="the newest", source="x; y"),))
+
+
+WHY = Reason(what="nvidia-open", why="not installed")
+STOPS = "restarts containerd.service: containers run on; restarts docker.service: {} containers stop"
+
+
+def test_hosts_with_the_same_steps_are_shown_once_and_name_what_is_their_own() -> None:
+    plans = [disturbing("gpu1", STOPS.format(7)), disturbing("gpu2", STOPS.format(2)), disturbing("gpu3", "")]
+    [alike] = plan_classes(plans, {})
+    assert class_text(alike, chosen="driver 595.91.07 open, toolkit 1.20.1").splitlines() == [
+        "gpu1, gpu2, gpu3: driver 595.91.07 open, toolkit 1.20.1 · 2 steps · restarts containerd, docker · no reboot",
+        "   1. Install it  (driver.packages)",
+        "   2. Edit it  (runtime.edits)",
+        f"        disturbs: {STOPS.format(7)} (gpu1)",
+        f"        disturbs: {STOPS.format(2)} (gpu2)",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("detail", "shown", "hidden"),
+    [
+        (Detail(), ["2 steps"], ["because", "not installed", "the newest", "[1]", "sources"]),
+        (Detail(why=True), ["nvidia-open: not installed", "because:", "branch: the newest"], ["[1]", "sources:"]),
+        (Detail(sources=True), ["not installed", "branch: the newest [1, 2]", "sources:", "[2] y"], []),
+    ],
+)
+def test_reasons_and_sources_are_shown_where_they_are_asked_for(
+    detail: Detail, shown: list[str], hidden: list[str]
+) -> None:
+    text = plan_text(disturbing("gpu1", ""), detail=detail)
+    assert all(words in text for words in shown) and not any(words in text for words in hidden)
+    assert text.index("Install it") < text.index(shown[0]) or shown == ["2 steps"]
+
+
+def test_versions_part_classes_and_a_host_without_steps_is_in_none_of_them() -> None:
+    plans = [disturbing("gpu1", ""), disturbing("gpu2", ""), plan(3), plan(4)]
+    found = plan_classes(plans, {"gpu1": "driver 580", "gpu2": "driver 595", "gpu0003": "driver 580"})
+    assert [[p.host for p in alike] for alike in found] == [["gpu1"], ["gpu2"], ["gpu0003", "gpu0004"]]
+    assert class_text(found[2]) == "gpu0003, gpu0004: nothing to do"
+
+
+@pytest.mark.parametrize(
+    ("policies", "says"),
+    [(("never",), "no reboot"), (("never", "if-needed"), "reboots if needed"), (("always", "never"), "reboots")],
+)
+def test_the_summary_is_of_all_hosts_that_have_steps(policies: tuple[str, ...], says: str) -> None:
+    plans = [disturbing(f"gpu{n}", STOPS.format(n), reboot=policy) for n, policy in enumerate(policies)]
+    versions = {"gpu0": "driver 595.91.07 open"}
+    text = summary_text([*plans, plan(7)], {**versions, "gpu1": versions["gpu0"], "gpu7": "driver 1"})
+    count = "1 host, 2 steps" if len(plans) == 1 else f"{len(plans)} hosts, 2 steps each"
+    assert text == f"Plan: {count} · driver 595.91.07 open · restarts containerd, docker · {says}"
+
+
+def test_the_versions_that_were_chosen_in_a_few_words() -> None:
+    assert chosen_text(Solution()) == ""
+    driver = DriverChoice(
+        branch=595, flavour="open", version="595.91.07", method="packages", packages=(), repository=""
+    )
+    cuda = CudaChoice(version="13.0", versions=("12.8", "13.0"), method="packages", packages=(), repository="")
+    toolkit = ToolkitChoice(version="1.20.1", method="packages", packages=(), repository="")
+    every = Solution(driver=driver, cuda=cuda, toolkit=toolkit)
+    assert chosen_text(every) == "driver 595.91.07 open, CUDA 12.8 and 13.0, toolkit 1.20.1"
+    there = Solution(driver=replace(driver, method="preinstalled"))
+    assert chosen_text(there) == "driver as installed"
 
 
 def test_a_run_by_its_journal() -> None:

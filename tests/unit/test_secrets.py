@@ -24,7 +24,7 @@ from gpunode.core.model import ConfigFile, NodeFacts
 from gpunode.core.plan import class_key
 from gpunode.core.plan.since import state_of
 from gpunode.core.plan.steps import role_variables
-from gpunode.core.report.text import plan_data, plan_text
+from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.core.secrets import Secrets, Vaulted, is_recorded, open_recorded, seal_spec
 from gpunode.core.spec import parse_spec
 from gpunode.edge import saved
@@ -153,7 +153,9 @@ def planned(spec: dict[str, Any], over: dict[str, Any] | None = None, facts: Nod
 def test_a_plan_refers_to_secrets_and_what_the_controller_fetches_itself_has_them(keys: list[Any], where: str) -> None:
     found = planned(SECRET_SPEC) if where == "gpunode.yml" else planned({}, SECRET_SPEC)
     assert {s.id for s in found.plan.steps} >= {"driver.sources", "driver.packages", "cuda.runfile"}
-    written = json.dumps([plan_data(found.plan), role_variables(found.plan)]) + plan_text(found.plan, diff=True)
+    written = json.dumps([plan_data(found.plan), role_variables(found.plan)]) + plan_text(
+        found.plan, detail=Detail(why=True, sources=True, diff=True)
+    )
     assert CANARY not in written + repr(found)
     assert "secret(gpunode_spec.proxy)" in written
     assert keys and all(spec == parse_spec(SECRET_SPEC) for spec in keys)

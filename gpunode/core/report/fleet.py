@@ -9,9 +9,9 @@ from typing import get_args
 
 from gpunode.core.model import HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
-from gpunode.core.report.text import plan_text
+from gpunode.core.report.text import STEPS_ONLY, Detail, class_text, names
 
-_CAUSES, _NAMED, _SLOWEST = 10, 8, 5  # causes that are told, hosts that are named for each, slowest hosts
+_CAUSES, _SLOWEST = 10, 5  # causes and slowest hosts that are reported
 _LONGEST = 1000  # characters of a cause
 # what differs between hosts with the same trouble, wherever a message has it
 _OWN = (
@@ -41,25 +41,36 @@ def fleet_text(results: Iterable[HostResult]) -> str:
     return "\n".join([*lines, *_slowest(found)])
 
 
-def plans_text(plans: Sequence[Plan], errors: Sequence[HostResult] = (), *, diff: bool = False) -> str:
-    """How many hosts have what to do: one plan of each kind in full, for the most hosts first; problems by cause.
-
-    `errors` are of hosts that have no plan.
-    """
-    kinds: dict[str, list[Plan]] = {}
+def plan_classes(plans: Iterable[Plan], chosen: Mapping[str, str]) -> list[list[Plan]]:
+    """Plans by class: those of a class have the same steps, problems and versions (`chosen`, by host)."""
+    found: dict[object, list[Plan]] = {}
     for plan in plans:
-        if plan.steps and not plan.problems:
-            kinds.setdefault(class_key(plan), []).append(plan)
+        versions = chosen.get(plan.host, "") if plan.steps else ""
+        found.setdefault((class_key(plan) if plan.steps else "", plan.problems, versions), []).append(plan)
+    return list(found.values())
+
+
+def plans_text(
+    plans: Sequence[Plan],
+    errors: Sequence[HostResult] = (),
+    *,
+    chosen: Mapping[str, str] | None = None,
+    detail: Detail = STEPS_ONLY,
+) -> str:
+    """Of many hosts, how many have what to do: each class once, the largest first; problems by cause.
+
+    `errors` are of hosts that have no plan, `chosen` the versions of each host.
+    """
+    versions = chosen or {}
+    classes = [c for c in plan_classes(plans, versions) if c[0].steps and not c[0].problems]
     refused = [HostResult(host=p.host, message=_problems(p)) for p in plans if p.problems]
-    todo = sum(map(len, kinds.values()))
+    todo = sum(map(len, classes))
     lines = [f"{len(plans) + len(errors)} hosts: {len(plans) - todo - len(refused)} need nothing, {todo} have steps"]
     lines[0] += f", {len(refused)} refused" if refused else ""
     lines[0] += f", {len(errors)} without a plan" if errors else ""
     lines += causes([*refused, *errors])
-    ranked = sorted(kinds.values(), key=len, reverse=True)
-    for same in ranked[:_CAUSES]:
-        lines.append(f"{len(same)} hosts like this one: {_names([p.host for p in same])}")
-        lines += [f"  {line}" for line in plan_text(same[0], diff=diff).splitlines()]
+    ranked = sorted(classes, key=len, reverse=True)
+    lines += [class_text(c, chosen=versions.get(c[0].host, ""), detail=detail) for c in ranked[:_CAUSES]]
     if len(ranked) > _CAUSES:
         lines.append(f"and {len(ranked) - _CAUSES} other plans: --format json has them all")
     return "\n".join(lines)
@@ -88,8 +99,8 @@ def unfinished_text(results: Sequence[HostResult]) -> str:
     bad = [r.host for r in begun if not r.ok]
     left = [r.host for r in results if not r.started]
     lines = [f"run {run}: {len(begun) - len(bad)} succeeded, {len(bad)} failed, {len(left)} not started"]
-    lines += [f"  failed: {_names(bad)}"] if bad else []
-    lines += [f"  not started: {_names(left)}"] if left else []
+    lines += [f"  failed: {names(bad)}"] if bad else []
+    lines += [f"  not started: {names(left)}"] if left else []
     return "\n".join([*lines, f"resume: {command}"])
 
 
@@ -105,7 +116,7 @@ def causes(results: Sequence[HostResult]) -> list[str]:
     lines = []
     for cause, of in ranked[:_CAUSES]:
         message = cause if len(of) > 1 else _named(of[0])
-        lines += [f"  {len(of):>6}  {message}", f"          {_names([result.host for result in of])}"]
+        lines += [f"  {len(of):>6}  {message}", f"          {names([result.host for result in of])}"]
     if len(ranked) > _CAUSES:
         lines.append(f"          and {len(ranked) - _CAUSES} other causes: --format json has them all")
     return lines
@@ -135,10 +146,6 @@ def _slowest(results: Iterable[HostResult]) -> list[str]:
 
 def _time(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
-
-
-def _names(hosts: Sequence[str]) -> str:
-    return ", ".join(hosts[:_NAMED]) + (f" … ({len(hosts)} in all)" if len(hosts) > _NAMED else "")
 
 
 def _problems(plan: Plan) -> str:

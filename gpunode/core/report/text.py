@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import asdict
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from gpunode.core.errors import Exit
-from gpunode.core.model import Check, HostResult, Plan, Reason, Step
+from gpunode.core.model import Check, HostResult, Plan, Reason, Solution, Step
 
 PLAN_FORMAT = 1
-MANY = 40  # hosts, from which on they are counted, not told one by one (report_fleet.py)
+MANY = 40  # hosts, from which on they are counted, not reported one by one (report/fleet.py)
+_DISTURBS = re.compile(r"(?:^|; )(restarts|reloads) (\S+?)(?:\.service)?(?=:|;|$)")  # Step.disruptive
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
@@ -27,20 +30,75 @@ def plan_data(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plan_text(plan: Plan, *, diff: bool = False) -> str:
-    """A plan for people: steps with their reasons, diffs when asked, and what the numbers in brackets stand for."""
-    sources: dict[str, int] = {}
-    lines = [f"{plan.host}: {_headline(plan)}"]
-    lines += [f"  warning: {w}" for w in plan.warnings]
-    for problem in plan.problems:
+@dataclass(frozen=True, kw_only=True)
+class Detail:
+    """What a plan's text has besides its steps: reasons, where they come from, diffs of files."""
+
+    why: bool = False
+    sources: bool = False  # with the reasons
+    diff: bool = False
+
+
+STEPS_ONLY = Detail()
+
+
+def plan_text(plan: Plan, *, chosen: str = "", detail: Detail = STEPS_ONLY) -> str:
+    """A plan for people: versions and steps; reasons, numbered sources and diffs where `detail` asks for them."""
+    return class_text([plan], chosen=chosen, detail=detail)
+
+
+def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEPS_ONLY) -> str:
+    """The one text of hosts with the same steps.  What is not the same on all of them names its hosts.
+
+    `chosen` are the versions, as `chosen_text` has them.
+    """
+    first, sources = plans[0], dict[str, int]()
+    lines = [f"{names([plan.host for plan in plans])}: {_headline(plans, chosen)}"]
+    lines += [f"  warning: {text}" for text in _where([(plan.host, plan.warnings) for plan in plans])]
+    for problem in first.problems:
         lines += [f"  problem: {problem.what}", f"      fix: {problem.fix}"]
-    if plan.steps:
-        lines += ["  because:", *(f"    {_reason_line(r, sources)}" for r in plan.reasons)]
-    for number, step in enumerate(plan.steps, 1):
-        lines += _step_lines(number, step, diff, sources)
+    for number, step in enumerate(first.steps, 1):
+        lines.append(f"  {number:>2}. {step.title}  ({step.id})")
+        alike = [(plan.host, _same_step(plan, step)) for plan in plans]
+        lines += _step_lines(alike, detail, sources)
+    if first.steps and (detail.why or detail.sources):
+        lines += ["  because:", *(f"    {_reason_line(r, sources, detail)}" for r in first.reasons)]
     if sources:
         lines += ["  sources:", *(f"    [{number}] {source}" for source, number in sources.items())]
     return "\n".join(lines)
+
+
+def chosen_text(solution: Solution) -> str:
+    """The versions that were chosen, in a few words: driver 595.91.07 open, CUDA 12.8, toolkit 1.20.1."""
+    driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
+    found = []
+    if driver and driver.method == "preinstalled":
+        found.append("driver as installed")
+    elif driver and driver.method != "none":
+        how = ", by runfile" if driver.method == "runfile" else ""
+        found.append(f"driver {driver.version or driver.newest or driver.branch} {driver.flavour}{how}")
+    if cuda:
+        found.append(f"CUDA {' and '.join(cuda.versions)}")
+    if toolkit:
+        found.append(f"toolkit {toolkit.version}".rstrip())
+    return ", ".join(found)
+
+
+def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
+    """What is to be done on all hosts together, in a line; `chosen` are the versions of each."""
+    todo = [plan for plan in plans if plan.steps]
+    counts = sorted({len(plan.steps) for plan in todo})
+    steps = _count(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
+    versions = Counter(chosen.get(plan.host, "") for plan in todo)
+    many = len(versions) > 1
+    said = [f"{text} ({_count(n, 'host')})" if many else text for text, n in versions.most_common() if text]
+    each = " each" if len(todo) > 1 else ""
+    return " · ".join([f"Plan: {_count(len(todo), 'host')}, {steps}{each}", *said, *_effects(todo)])
+
+
+def names(hosts: Sequence[str], most: int = 8) -> str:
+    """The names of hosts; of many the first, and how many there are."""
+    return ", ".join(hosts[:most]) + (f" … ({len(hosts)} in all)" if len(hosts) > most else "")
 
 
 def results_data(results: Iterable[HostResult]) -> list[dict[str, Any]]:
@@ -75,25 +133,63 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def _headline(plan: Plan) -> str:
-    if plan.problems:
-        return f"refused, {len(plan.problems)} problem{'s' if len(plan.problems) > 1 else ''}"
-    if plan.steps:
-        return f"{len(plan.steps)} step{'s' if len(plan.steps) > 1 else ''} to do"
-    return "nothing to do"
+def _count(number: int, word: str) -> str:
+    return f"{number} {word}{'' if number == 1 else 's'}"
 
 
-def _reason_line(reason: Reason, sources: dict[str, int]) -> str:
-    """A reason with the numbers of its sources, which are added to `sources` at their first use."""
+def _headline(plans: Sequence[Plan], chosen: str) -> str:
+    first = plans[0]
+    if first.problems:
+        return f"refused, {_count(len(first.problems), 'problem')}"
+    if not first.steps:
+        return "nothing to do"
+    return " · ".join([*filter(None, [chosen]), _count(len(first.steps), "step"), *_effects(plans)])
+
+
+def _effects(plans: Sequence[Plan]) -> list[str]:
+    """What is restarted or reloaded, and whether a reboot may be needed."""
+    units: dict[str, dict[str, None]] = {}
+    for step in (step for plan in plans for step in plan.steps):
+        for verb, unit in _DISTURBS.findall(step.disruptive):
+            units.setdefault(verb, {})[unit] = None
+    policies = {
+        step.value["reboot"]
+        for plan in plans
+        for step in plan.steps
+        if isinstance(step.value, Mapping) and "reboot" in step.value
+    }
+    reboot = "reboots" if "always" in policies else "reboots if needed" if "if-needed" in policies else "no reboot"
+    return [*(f"{verb} {', '.join(found)}" for verb, found in units.items()), reboot]
+
+
+def _same_step(plan: Plan, step: Step) -> Step:
+    return next(one for one in plan.steps if one.id == step.id)
+
+
+def _reason_line(reason: Reason, sources: dict[str, int], detail: Detail) -> str:
+    """A reason; where sources are asked for with their numbers, which are added to `sources` at their first use."""
+    text = f"{reason.what}: {reason.why}"
+    if not detail.sources:
+        return text
     cited = [sources.setdefault(source, len(sources) + 1) for source in filter(None, reason.source.split("; "))]
-    return f"{reason.what}: {reason.why}" + (f" [{', '.join(map(str, cited))}]" if cited else "")
+    return text + (f" [{', '.join(map(str, cited))}]" if cited else "")
 
 
-def _step_lines(number: int, step: Step, diff: bool, sources: dict[str, int]) -> list[str]:
-    lines = [f"  {number:>2}. {step.title}  ({step.id})"]
-    lines += [f"        {_reason_line(r, sources)}" for r in step.reasons]
-    if step.disruptive:
-        lines.append(f"        disturbs: {step.disruptive}")
-    if diff and step.diff:
-        lines += [f"        {line}" for line in step.diff.splitlines()]
-    return lines
+def _step_lines(alike: Sequence[tuple[str, Step]], detail: Detail, sources: dict[str, int]) -> list[str]:
+    """What a step disturbs, and where asked for why it is done and what it changes, of hosts that all have it."""
+    lines = [f"disturbs: {text}" for text in _where([(host, [step.disruptive]) for host, step in alike])]
+    if detail.why or detail.sources:
+        said = [(host, [_reason_line(r, sources, detail) for r in step.reasons]) for host, step in alike]
+        lines += _where(said)
+    if detail.diff:
+        lines += [line for text in _where([(host, [step.diff]) for host, step in alike]) for line in text.splitlines()]
+    return [f"        {line}" for line in lines]
+
+
+def _where(said: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
+    """Each text once, in the order in which they come; one that is not of all hosts with the hosts that it is of."""
+    found: dict[str, list[str]] = {}
+    for host, texts in said:
+        for text in filter(None, texts):
+            found.setdefault(text, []).append(host)
+    return [text if len(hosts) == len(said) else f"{text} ({names(hosts)})" for text, hosts in found.items()]

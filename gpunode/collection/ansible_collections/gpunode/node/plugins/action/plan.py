@@ -19,7 +19,7 @@ class ActionModule(NodeAction):
         from gpunode.core.mask import mask
         from gpunode.core.plan.steps import role_variables
         from gpunode.core.printable import printable
-        from gpunode.core.report.text import plan_data, plan_text
+        from gpunode.core.report.text import Detail, chosen_text, plan_data, plan_text
         from gpunode.core.spec import merge_spec
         from gpunode.edge.desired import DesiredState
         from gpunode.edge.load import load_spec_data
@@ -46,7 +46,9 @@ class ActionModule(NodeAction):
                 "gpunode_exit": int(Exit.REFUSED),
             }
         if self._task.diff and not self._vars.get("gpunode_run"):
-            Display().display(printable(mask(plan_text(plan, diff=True))))
+            detail = Detail(why=True, sources=True, diff=True)
+            shown = plan_text(plan, chosen=chosen_text(planned.solution), detail=detail)
+            Display().display(printable(mask(shown)))
         titles = [step.title for step in plan.steps]
         return result | {"smoke": desired.smoke(planned), "msg": "; ".join(titles) or "nothing to do"}
 
