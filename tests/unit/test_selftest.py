@@ -610,9 +610,32 @@ def test_a_gpu_that_computes_wrongly_is_seen(monkeypatch: pytest.MonkeyPatch, ri
 
 
 def test_without_the_driver_library_the_work_says_so() -> None:
-    uuid = "GPU-0"
-    done = load._own(uuid, 1, Clock(60))
-    assert "libcuda.so.1" in load._error(done)
+    data = load.run_load({"GPU-0": ""}, 1, Clock(60))
+    if data["gpus"]:
+        pytest.skip("this machine has libcuda.so.1")
+    assert "no CUDA driver library: libcuda.so.1" in data["why"]
+
+
+DIAG = """| Targeted Stress           | Fail - GPU: 0                                  |"""
+
+
+@pytest.mark.parametrize(
+    ("said", "code", "tool", "error"),
+    [
+        ("Successfully ran diagnostic for group.", 0, "dcgmi", ""),
+        (DIAG, 226, "dcgmi", "exit code 226"),
+        ("Error: unable to establish a connection to the specified host: localhost", 1, "CUDA driver library", ""),
+    ],
+)
+def test_a_known_tool_is_preferred_where_it_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, tool: str, error: str
+) -> None:
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    (tmp_path / "dcgmi").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    monkeypatch.setattr(load, "_own", lambda *_: Capture(text='{"error": "", "launches": 3}'))
+    data = load.run_load({"GPU-0": ""}, 1, Clock(60))
+    assert data["tool"] == tool and data["gpus"][0]["error"].startswith(error)
 
 
 def test_gpus_in_use_get_no_work() -> None:

@@ -131,9 +131,14 @@ def work(cuda: Driver, seconds: float) -> dict[str, Any]:
 def main(uuid: str, seconds: str) -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = uuid
     try:
-        done = work(Driver(ctypes.CDLL("libcuda.so.1")), float(seconds))
+        library = ctypes.CDLL("libcuda.so.1")
+    except OSError as cause:
+        print(json.dumps({"error": "", "missing": str(cause)}))
+        return 3
+    try:
+        done = work(Driver(library), float(seconds))
         error = f"{done['wrong']} wrong results" if done["wrong"] else "" if done["launches"] else "no launch ended"
-    except (OSError, CudaError, AttributeError) as cause:
+    except (CudaError, AttributeError) as cause:
         done, error = {}, str(cause)
     print(json.dumps({"error": error, **done}))
     return 1 if error else 0

@@ -38,7 +38,7 @@ TOOLS = (
         lambda seconds: [
             "diag", "-r", "targeted_stress", "-p", f"targeted_stress.test_duration={seconds}"
         ],
-        re.compile(r"\bFail\b|\bError\b"),
+        re.compile(r"(?:\||Result:)\s*Fail\b"),
     ),
     Tool("nvbandwidth", lambda seconds: ["-t", "device_memory_copy_ce,host_to_device_memcpy_ce"], re.compile("ERROR")),
 )  # fmt: skip
@@ -59,13 +59,15 @@ def run_load(gpus: Mapping[str, str], seconds: int, clock: Clock) -> dict[str, A
     finally:
         over.set()
         watch.join(INTERVAL + 1)
+    if not tool:
+        return {"tool": "", "seconds": seconds, "gpus": [], "samples": [], "why": errors[free[0]]}
     done = [{"uuid": uuid, "error": errors.get(uuid, "")} for uuid in free]
     kept = [sample for sample in samples if sample["uuid"] in free]
     return {"tool": tool, "seconds": seconds, "gpus": done, "samples": kept, "why": left_out}
 
 
 def _worked(free: Sequence[str], seconds: int, clock: Clock, *, others: bool) -> tuple[str, dict[str, str]]:
-    """(the tool that was used, what went wrong by UUID)."""
+    """(the tool that was used, "" where there is none, what went wrong by UUID)."""
     for tool in TOOLS if not others else ():  # they take all GPUs, also those that somebody uses
         if not find(tool.program):
             continue
@@ -78,7 +80,10 @@ def _worked(free: Sequence[str], seconds: int, clock: Clock, *, others: bool) ->
         return tool.program, dict.fromkeys(free, error) if error else {}
     with ThreadPoolExecutor(len(free)) as pool:
         ran = dict(zip(free, pool.map(lambda uuid: _own(uuid, seconds, clock), free), strict=True))
-    return "CUDA driver library", {uuid: error for uuid, one in ran.items() if (error := _error(one))}
+    answers = {uuid: _answer(one) for uuid, one in ran.items()}
+    if missing := next((one["missing"] for one in answers.values() if "missing" in one), ""):
+        return "", dict.fromkeys(free, f"no tool for a load, and no CUDA driver library: {missing}")
+    return "CUDA driver library", {uuid: str(one["error"]) for uuid, one in answers.items() if one["error"]}
 
 
 def _own(uuid: str, seconds: int, clock: Clock) -> Capture:
@@ -86,11 +91,12 @@ def _own(uuid: str, seconds: int, clock: Clock) -> Capture:
     return capture([sys.executable, "-I", program, uuid, str(seconds)], clock, seconds + STARTUP)
 
 
-def _error(one: Capture) -> str:
+def _answer(one: Capture) -> dict[str, Any]:
     try:
-        return str(json.loads(one.text.strip().splitlines()[-1])["error"])
-    except (IndexError, ValueError, KeyError, TypeError):
-        return one.error or "it printed nothing"
+        answer = json.loads(one.text.strip().splitlines()[-1])
+        return {"error": "", **answer}
+    except (IndexError, ValueError, TypeError):
+        return {"error": one.error or "it printed nothing"}
 
 
 def _watch(samples: list[dict[str, Any]], over: threading.Event) -> None:
