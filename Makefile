@@ -8,7 +8,7 @@ SCENARIOS ?= default docker
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint unit test test-all demo picture bench docs site release audit clean
+.PHONY: help install check lint unit test test-all test-gpu demo picture bench docs site release audit clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -46,6 +46,9 @@ test: $(VENV)/.molecule  ## check, wheel, one lab path per engine, two Molecule 
 
 test-all: $(VENV)/.molecule  ## everything: all scenarios, ansible-test sanity, a real DKMS build, benchmarks
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/test.sh all
+
+test-gpu: install  ## gpunode against the GPUs of this machine: a table and an archive (ARGS=--change for more)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python -m gpunode selftest $(ARGS)
 
 demo: install  ## a node with a faked GPU on this machine, from nothing to verified (KEEP=1 keeps the node)
 	@PATH="$(CURDIR)/$(BIN):$$PATH" sh .ci/demo.sh

@@ -16,10 +16,14 @@ from typing import Any
 
 import pynvml
 import pytest
+import yaml
 from click.testing import CliRunner
+from page import Reader, section
 from rows import over
 from selftest_machines import A100, H100, L4, RTX3090, VGPU, edited, json_edited, machine, swapped, without
 
+from gpunode.cli.docs import readme_text
+from gpunode.cli.docs_tables import with_tested_on
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.selftest import CHECKS, Capture, Record, Result
@@ -32,6 +36,7 @@ from gpunode.edge.selftest import change, containers, cuda_work, load, run
 from gpunode.edge.selftest.capture import Clock, capture
 from gpunode.edge.selftest.run import results_of
 
+ROOT = Path(__file__).parents[2]
 NODE = machine(*[H100] * 8)
 CUT = machine(A100)
 NO_SMI = ("nvidia-smi.xml", "nvidia-smi-list.txt", "mig-profiles.txt", "nvml.json")
@@ -395,6 +400,51 @@ def test_nothing_is_changed_without_a_terminal_to_ask_on(monkeypatch: pytest.Mon
     assert done.return_value == 2 and "no terminal" in done.stderr
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert gpunode("--change").return_value == 5
+
+
+def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:
+    run.write_archive(tmp_path / "record.tar.gz", NODE)
+    program = tmp_path / "bin/gpunode"
+    program.parent.mkdir()
+    program.write_text(f'#!/bin/sh\nexec {sys.executable} -m gpunode "$@"\n')
+    program.chmod(0o755)
+    page = section((ROOT / "docs/selftest.md").read_text(), "What it prints")
+    reader = Reader(tmp_path, {**os.environ, "PATH": f"{program.parent}:{os.environ['PATH']}"}, timeout=60)
+    assert reader.follow(page) == 2
+    reader.close()
+
+
+def test_the_readme_lists_what_the_records_say() -> None:
+    text = readme_text(ROOT)
+    assert text == (ROOT / "README.md").read_text(), "make docs"
+    assert ("On no physical GPU yet" in text) == (not [*ROOT.glob("tests/cases/selftest/*/record.json")])
+    listed = with_tested_on(text, {"one": (NODE, results_of(NODE))})
+    assert (
+        "| 8× NVIDIA H100 80GB HBM3 | 580.95.05 open | debian:12 x86_64 | 2026-11-23 | 44 passed, none failed |"
+        in listed
+    )
+    bad = BROKEN["facts.smi"]()
+    assert "2 failed: facts.smi, smi.nvml |" in with_tested_on(text, {"one": (bad, results_of(bad))})
+
+
+def test_every_kept_record_is_judged_as_when_it_was_sent() -> None:
+    for file in ROOT.glob("tests/cases/selftest/*/results.json"):
+        then = {row["id"]: row["status"] for row in json.loads(file.read_text())["checks"]}
+        now = {result.id: result.status for result in results_of(run.load_record(file.parent))}
+        assert {name: status for name, status in now.items() if then.get(name) == "passed" != status} == {}, file
+
+
+def test_the_issue_template_asks_for_what_the_archive_is() -> None:
+    form = yaml.safe_load((ROOT / ".github/ISSUE_TEMPLATE/gpu-record.yml").read_text())
+    assert [one["id"] for one in form["body"] if "id" in one] == [
+        "result",
+        "hardware",
+        "table",
+        "archive",
+        "differences",
+    ]
+    told = form["body"][0]["attributes"]["value"]
+    assert all(word in told for word in ("serial numbers", "UUIDs", "host and user names", "IP and MAC addresses"))
 
 
 # ---------------------------------------------------------------- captures on this machine

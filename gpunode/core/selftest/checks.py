@@ -7,6 +7,7 @@ machine it raises NotPossible with the reason.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -607,7 +608,9 @@ def _temperature(seen: Seen) -> Finding:
 def _measured(what: str, told: Sequence[str], differences: Sequence[str]) -> Finding:
     if not told:
         raise NotPossible(f"no sample of the {what}")
-    return Finding(message=f"{what}: {', '.join(told)}", differences=differences)
+    counts = Counter(told)
+    words = (f"{times}× {text}" if times > 1 else text for text, times in counts.items())
+    return Finding(message=f"{what}: {', '.join(words)}", differences=differences)
 
 
 def _throttling(seen: Seen) -> Finding:
