@@ -28,8 +28,8 @@ def site(tmp_path: Path, key: SigningKey, monkeypatch: pytest.MonkeyPatch) -> It
     monkeypatch.setattr("gpunode.edge.bundle.store.time.sleep", lambda _: None)
     monkeypatch.setattr("gpunode.edge.openpgp.KEY_KIND", "ed25519")  # made in no time
     monkeypatch.chdir(tmp_path)
-    top = {"depends": ", ".join(f"{name} (= 1.20.0-1)" for name in PARTS) + ", libc6 (>= 2.30)"}
-    toolkit = [deb("nvidia-container-toolkit", "1.20.0-1", **top), *(deb(name, "1.20.0-1") for name in PARTS)]
+    top = {"depends": ", ".join(f"{name} (= 1.20.1-1)" for name in PARTS) + ", libc6 (>= 2.30)"}
+    toolkit = [deb("nvidia-container-toolkit", "1.20.1-1", **top), *(deb(name, "1.20.1-1") for name in PARTS)]
     repository(tmp_path / "www/toolkit", key, *toolkit, deb("nvidia-docker2", "2.14.0-1"))
     repository(tmp_path / "www/distribution", key, deb("libc6", "2.36-9"), deb("bash", "5.2"), deb("nvtop", "3.0"))
     server = Server(tmp_path / "www")

@@ -26,7 +26,7 @@ pytestmark = NEEDS_GPG
 @pytest.mark.parametrize(
     ("hurt", "what"), [(flip, "its SHA-256 is"), (cut, "bytes in place of"), (Path.unlink, "it is not there")]
 )
-@pytest.mark.parametrize("name", ["libnvidia-container1_1.20.0-1_amd64.deb", "Packages.gz", "InRelease"])
+@pytest.mark.parametrize("name", ["libnvidia-container1_1.20.1-1_amd64.deb", "Packages.gz", "InRelease"])
 def test_verify_names_each_damaged_file(site: Site, hurt: Any, what: str, name: str) -> None:
     site.create()
     hurt(site.part / name)
@@ -131,10 +131,10 @@ def test_a_plan_with_a_damaged_bundle_has_no_steps(site: Site, hurt: Any) -> Non
     site.create()
     spec = airgapped(site)
     assert planned(site, spec)["problems"] == []  # remembered as whole from here on
-    hurt(site.part / "libnvidia-container1_1.20.0-1_amd64.deb")
+    hurt(site.part / "libnvidia-container1_1.20.1-1_amd64.deb")
     host = planned(site, spec)
     assert host["steps"] == []
-    assert "libnvidia-container1_1.20.0-1_amd64.deb" in host["problems"][0]["what"]
+    assert "libnvidia-container1_1.20.1-1_amd64.deb" in host["problems"][0]["what"]
 
 
 def test_a_plan_for_what_the_bundle_lacks_has_no_steps(site: Site) -> None:

@@ -95,7 +95,7 @@ def fill(root: Path, cuda: Sequence[tuple[str, str]], tools: Sequence[tuple[str,
 @pytest.mark.parametrize("by_hash", [False, True])
 @pytest.mark.parametrize("form", PACK)
 def test_an_index_of_apt_is_read_in_every_form(form: str, by_hash: bool, root: Path, site: Server) -> None:
-    fill(root, [*DRIVER, *CUDA], toolkit("1.19.1", "1.20.0", "1.20.1"), form=form, by_hash=by_hash)
+    fill(root, [*DRIVER, *CUDA], toolkit("1.19.1", "1.20.1", "1.20.2"), form=form, by_hash=by_hash)
     found = plan(DEBIAN, site.url, cuda={"versions": ["12.8"]})
     assert (found.problems, found.warnings) == ((), DesiredState(spec(site.url)).plan("node1", DEBIAN).plan.warnings)
     assert installs(found, "nvidia-open") == "595.*"
@@ -105,14 +105,14 @@ def test_an_index_of_apt_is_read_in_every_form(form: str, by_hash: bool, root: P
 
 def test_an_index_as_large_as_the_vendors_is_read_once_for_many_hosts(root: Path, site: Server) -> None:
     filler = [(f"libcublas-dev-12-{n}", f"12.{n}.{m}-1") for n in range(90) for m in range(90)]
-    fill(root, [*DRIVER, *filler], toolkit("1.20.0", "1.20.1"))
+    fill(root, [*DRIVER, *filler], toolkit("1.20.1", "1.20.2"))
     desired = DesiredState(spec(site.url), look_up=True)
     assert desired.plan("node1", DEBIAN).plan.problems == desired.plan("node2", DEBIAN).plan.problems == ()
     assert [name for name, _ in site.asked].count("Packages.gz") == 2  # one of each repository
 
 
 def test_what_is_not_there_is_a_problem_with_the_nearest_and_nothing_is_done(root: Path, site: Server) -> None:
-    fill(root, [one for one in DRIVER if "595" not in "".join(one)], toolkit("1.20.0", "1.20.1"))
+    fill(root, [one for one in DRIVER if "595" not in "".join(one)], toolkit("1.20.1", "1.20.2"))
     found = plan(DEBIAN, site.url)
     assert found.steps == ()
     said = {problem.what.partition("has no ")[2]: problem.fix for problem in found.problems}
@@ -123,7 +123,7 @@ def test_what_is_not_there_is_a_problem_with_the_nearest_and_nothing_is_done(roo
 
 
 def test_a_cuda_release_that_is_not_there_names_those_that_are(root: Path, site: Server) -> None:
-    fill(root, [*DRIVER, *CUDA], toolkit("1.20.0", "1.20.1"))
+    fill(root, [*DRIVER, *CUDA], toolkit("1.20.1", "1.20.2"))
     (problem,) = plan(DEBIAN, site.url, cuda={"versions": ["12.5"]}).problems
     assert problem.fix.startswith("nearest there: cuda-toolkit-12-6, cuda-toolkit-12-8, cuda-toolkit-12-9;")
 
@@ -139,7 +139,7 @@ def test_auto_takes_the_newest_toolkit_of_a_repository_that_lacks_the_newest_kno
 
 
 def test_a_repository_that_is_not_reached_from_here_is_a_warning(root: Path, site: Server) -> None:
-    apt_index(root / "toolkit", toolkit("1.20.0", "1.20.1"))
+    apt_index(root / "toolkit", toolkit("1.20.1", "1.20.2"))
     found = plan(DEBIAN, site.url)
     assert found.problems == () and found.steps
     (warning,) = [text for text in found.warnings if "looked up" in text]
@@ -149,13 +149,13 @@ def test_a_repository_that_is_not_reached_from_here_is_a_warning(root: Path, sit
 
 
 def test_a_list_that_its_release_does_not_name_is_not_believed(root: Path, site: Server) -> None:
-    fill(root, DRIVER, toolkit("1.20.0", "1.20.1"))
+    fill(root, DRIVER, toolkit("1.20.1", "1.20.2"))
     (root / "cuda/Packages.gz").write_bytes(PACK[".gz"](b""))
     assert any("is not the one that the signed Release names" in text for text in plan(DEBIAN, site.url).warnings)
 
 
 def test_a_list_by_its_hash_is_right_while_the_server_is_updated(root: Path, site: Server) -> None:
-    fill(root, DRIVER, toolkit("1.20.0", "1.20.1"), by_hash=True)
+    fill(root, DRIVER, toolkit("1.20.1", "1.20.2"), by_hash=True)
     (root / "cuda/Packages.gz").write_bytes(PACK[".gz"](b""))
     assert plan(DEBIAN, site.url).problems == ()
 
@@ -163,7 +163,7 @@ def test_a_list_by_its_hash_is_right_while_the_server_is_updated(root: Path, sit
 @pytest.mark.parametrize("form", PACK)
 def test_module_streams_of_an_rpm_repository_are_read_in_every_form(form: str, root: Path, site: Server) -> None:
     rpm_index(root / "cuda", CUDA, form=form, streams=EL_STREAMS)
-    rpm_index(root / "toolkit", toolkit("1.20.0", "1.20.1"), form=form)
+    rpm_index(root / "toolkit", toolkit("1.20.1", "1.20.2"), form=form)
     assert plan(ROCKY, site.url, driver={"branch": "580"}).problems == ()
     (problem,) = plan(ROCKY, site.url).problems
     assert problem.what.endswith("has no module stream nvidia-driver:595-open")
@@ -172,7 +172,7 @@ def test_module_streams_of_an_rpm_repository_are_read_in_every_form(form: str, r
 
 def test_a_package_of_another_stream_does_not_count(root: Path, site: Server) -> None:
     rpm_index(root / "cuda", [], streams=EL_STREAMS | {"595-open": [("kmod-nvidia-open-dkms", "3:595.99.02-1.el9")]})
-    rpm_index(root / "toolkit", toolkit("1.20.0", "1.20.1"))
+    rpm_index(root / "toolkit", toolkit("1.20.1", "1.20.2"))
     (problem,) = plan(ROCKY, site.url).problems
     assert problem.what.endswith("has no nvidia-open 595.*")
 
@@ -193,7 +193,7 @@ def test_another_architectures_packages_do_not_count(root: Path, site: Server) -
 
 def test_what_the_distribution_brings_is_not_looked_up_at_nvidias(root: Path, site: Server) -> None:
     rpm_index(root / "cuda", [], streams={"595-open": [("nvidia-open", "3:595.99.02-1.el9")]})
-    rpm_index(root / "toolkit", toolkit("1.20.0", "1.20.1"))
+    rpm_index(root / "toolkit", toolkit("1.20.1", "1.20.2"))
     found = plan(ROCKY, site.url)
     assert found.problems == () and installs(found, "python3-dnf-plugin-versionlock") == ""
 
@@ -206,7 +206,7 @@ def test_what_the_distribution_brings_is_not_looked_up_at_nvidias(root: Path, si
 def test_plan_looks_up_with_an_output_or_when_asked(
     words: tuple[str, ...], exit: int, looks: bool, tmp_path: Path, root: Path, site: Server
 ) -> None:
-    fill(root, CUDA, toolkit("1.20.0", "1.20.1"))
+    fill(root, CUDA, toolkit("1.20.1", "1.20.2"))
     (tmp_path / "gpunode.yml").write_text(json.dumps(spec(site.url)))
     probe = tmp_path / "node1.probe"
     probe.write_text((PROBES / "debian12-h100-fresh/probe.txt").read_text())

@@ -306,7 +306,7 @@ def test_the_command_prints_the_documented_json() -> None:
         "method": "packages",
         "repository": "nvidia-cuda",
     }
-    assert data["toolkit"]["version"] == "1.20.0"
+    assert data["toolkit"]["version"] == "1.20.1"
     assert all(set(r) == {"what", "why", "source"} for r in data["reasons"])
     assert data["problems"] == []
 
