@@ -16,7 +16,7 @@ from test_edits import DOCKER, ENGINES, request_of
 from gpunode.core.diff import unified
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_files, runtime_state, unconfigure_runtime
 from gpunode.core.edits.engines.toolkit import CONFIG as TOOLKIT
-from gpunode.core.edits.engines.toolkit import configure_toolkit
+from gpunode.core.edits.engines.toolkit import toolkit_target
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import Edit
 
@@ -134,5 +134,5 @@ def test_what_dockerd_refuses_is_said_without_secrets(text: str) -> None:
 def test_the_toolkit_s_file_is_quoted_without_secrets() -> None:
     broken = f'["https://u:{SECRET}@h"]\na = 1\n["https://u:{SECRET}@h"]\n'.encode()
     with pytest.raises(GpunodeError) as error:
-        configure_toolkit({TOOLKIT: broken}, {"no_cgroups": True})
+        toolkit_target({"no_cgroups": True}).configure({TOOLKIT: broken})
     assert SECRET not in str(error.value)
