@@ -17,9 +17,9 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.engines import ROWS, RuntimeName
 from gpunode.core.errors import InputError
-from gpunode.core.knowledge import version_tuple
 from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import CdiSpec, NodeFacts
+from gpunode.core.numbers import version_tuple
 
 KIND = "nvidia.com/gpu"
 FOLDERS = ("/etc/cdi", "/run/cdi")  # the second one wins; engines call it /var/run/cdi

@@ -28,3 +28,12 @@ def release(version: str) -> tuple[int, int]:
     """
     found = re.match(r"v?(\d+)\.(\d+)", version)
     return (whole(found[1]), whole(found[2])) if found else (0, 0)
+
+
+def version_tuple(version: str) -> tuple[int, ...]:
+    """All numbers of a version, for comparing.
+
+    >>> version_tuple("580.95.05")
+    (580, 95, 5)
+    """
+    return tuple(whole(part) for part in re.findall(r"\d+", version))

@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from gpunode.cli.main import cli
-from gpunode.core.model import NodeFacts, Runtime
+from gpunode.core.model import NodeFacts, Outcome, Runtime
 from gpunode.edge.host import runtimes, target
 
 DOCKER = '{\n  "log-driver": "journald"\n}\n'
@@ -366,3 +366,25 @@ def test_the_daemon_judges_files_of_its_own_release_without_a_restart_too(
     subject = runtimes.look(runtimes.Options(runtime="containerd", version=version, restart=False))
     after = target.after(subject, target.edit(subject))
     assert (bool(after.validate), after.unit) == (asked, "")
+
+
+@pytest.mark.parametrize(
+    ("journal", "expected"),
+    [
+        ("", []),
+        ('{"v":1,"id":"1-files-1","phase":"intent"}\n{"v":1,"id":"1-files-1","phase":"done"}\n', []),
+        ('{"v":1,"id":"1-files-1","phase":"intent"}\n', ["commit.sh"]),
+        ("{damaged\n", ["commit.sh"]),
+    ],
+)
+def test_a_transaction_starts_without_changes_only_where_one_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, journal: str, expected: list[str]
+) -> None:
+    tree(tmp_path, "etc/docker/daemon.json", DOCKER)
+    assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
+    (tmp_path / "var/lib/gpunode/journal.jsonl").write_text(journal)
+    scripts: list[str] = []
+    unchanged = Outcome(status="unchanged", message="every file is as it should be")
+    monkeypatch.setattr(target, "run", lambda name, _: scripts.append(name) or unchanged)
+    done = run("configure", tmp_path, "--runtime", "docker")
+    assert (done.output, scripts) == ("every file is as it should be\n", expected)

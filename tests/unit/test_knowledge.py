@@ -15,7 +15,8 @@ import yaml
 from rows import over
 
 from gpunode.core.facts import parse_probe
-from gpunode.core.knowledge import parse_knowledge, source_date_of, version_tuple
+from gpunode.core.knowledge import parse_knowledge, source_date_of
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.edge.load import knowledge_tables, load_knowledge
 from gpunode.lab.images import RELEASES

@@ -12,9 +12,8 @@ from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.text import toml
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
-from gpunode.core.knowledge import version_tuple
 from gpunode.core.kube.quantity import quantity
-from gpunode.core.numbers import HUGE, release, whole
+from gpunode.core.numbers import HUGE, release, version_tuple, whole
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Detected
 from gpunode.edge.fleet.workflow import plan_one

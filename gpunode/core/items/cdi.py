@@ -14,8 +14,8 @@ from gpunode.core.cdi import PATH, made_by_ctk, stale, too_old
 from gpunode.core.engines import RuntimeName
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Case, Item, StepKind
-from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import NodeFacts, Reason
+from gpunode.core.numbers import version_tuple
 from gpunode.core.validation import check_value, mapping, text
 
 SHAPE = mapping(

@@ -11,8 +11,8 @@ from gpunode.core.items.file import File, render
 from gpunode.core.items.item import Case, Found, Item, Question
 from gpunode.core.items.package import Package
 from gpunode.core.items.runfile import Installed
-from gpunode.core.knowledge import version_tuple
 from gpunode.core.model import NodeFacts
+from gpunode.core.numbers import version_tuple
 
 CUDA_PROFILE = "/etc/profile.d/cuda.sh"
 

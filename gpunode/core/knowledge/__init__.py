@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import version_tuple
 
 Table = Mapping[str, Any]
 
@@ -252,11 +251,6 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
         ),
         tested={kind: tuple(names) for kind, names in repos.get("tested", {}).items()},
     )
-
-
-def version_tuple(version: str) -> tuple[int, ...]:
-    """580.95.05 → (580, 95, 5), for comparing."""
-    return tuple(whole(part) for part in re.findall(r"\d+", version))
 
 
 def _rows(text: str) -> Iterable[list[str]]:

@@ -16,7 +16,7 @@ import tomlkit
 from tomlkit.items import AoT, Table
 
 from gpunode.core.errors import InputError
-from gpunode.core.knowledge import version_tuple
+from gpunode.core.numbers import version_tuple
 
 KINDS = {"lts branch": "LTSB", "production branch": "PB", "new feature branch": "NFB"}
 SOURCES = {

@@ -17,9 +17,10 @@ from gpunode.core.cdi import read_spec
 from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
-from gpunode.core.knowledge import GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import GpuModel, Knowledge
 from gpunode.core.knowledge.xids import APPLICATION
 from gpunode.core.model import NodeFacts
+from gpunode.core.numbers import version_tuple
 from gpunode.core.selftest import readings
 from gpunode.core.selftest.readings import Reading
 from gpunode.core.selftest.record import Capture, Part, Record, Result

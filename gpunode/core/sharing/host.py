@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from gpunode.core.errors import GpunodeError
-from gpunode.core.knowledge import Knowledge, version_tuple
+from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import MigLayout, MigPlace, NodeFacts, PciDevice, Problem, Reason, SharingChoice
+from gpunode.core.numbers import version_tuple
 from gpunode.core.sharing.mig import Product, find_profile, product_of
 from gpunode.core.sharing.pack import place, why_not
 from gpunode.core.sharing.rules import mig_profiles, sharing_problems

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from gpunode.core.knowledge import CudaRelease, Knowledge, version_tuple
+from gpunode.core.knowledge import CudaRelease, Knowledge
 from gpunode.core.model import CudaChoice, DriverChoice, PackageWant
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case, Notes
 from gpunode.core.solve.rules import forward_compatible
 from gpunode.core.solve.runfile import cuda_runfiles

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import Branch, GpuModel, Precompiled, version_tuple
+from gpunode.core.knowledge import Branch, GpuModel, Precompiled
 from gpunode.core.model import DriverChoice, Flavour
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import re
 
-from gpunode.core.knowledge import Branch, Table, version_tuple
+from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
-from gpunode.core.numbers import whole
+from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import version_wish
 

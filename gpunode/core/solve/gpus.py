@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import Branch, GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import Branch, GpuModel, Knowledge
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Notes
 
 

@@ -6,7 +6,8 @@ new kernel has to wait for its modules, and there are fewer branches.
 
 from __future__ import annotations
 
-from gpunode.core.knowledge import Precompiled, version_tuple
+from gpunode.core.knowledge import Precompiled
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import arch_dkms
 from gpunode.core.solve.rules import Rule, best_branch, in_repository, needs

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge, version_tuple
+from gpunode.core.knowledge import Branch, CudaRelease, DistroRow, GpuModel, Knowledge
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.gpus import range_text, serves
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.knowledge import Branch, Table, version_tuple
+from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, Flavour, PackageWant, Runfile
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.solve.extra import builder, repository_packages
 from gpunode.core.solve.packages import DRIVER_PACKAGE, headers_of

@@ -6,8 +6,9 @@ import difflib
 import re
 from collections.abc import Sequence
 
-from gpunode.core.knowledge import RepositoryKey, version_tuple
+from gpunode.core.knowledge import RepositoryKey
 from gpunode.core.model import PackageWant, Repository, ToolkitChoice
+from gpunode.core.numbers import version_tuple
 from gpunode.core.solve.case import Case
 from gpunode.core.spec.source import DISTRIBUTION, filled_in
 

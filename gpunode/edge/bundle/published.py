@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, InputError
-from gpunode.core.knowledge import Knowledge, version_tuple
+from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.published import (
     Held,
     Redistributed,
@@ -17,6 +17,7 @@ from gpunode.core.knowledge.published import (
     parse_redistrib,
     parse_releases,
 )
+from gpunode.core.numbers import version_tuple
 from gpunode.edge.bundle.lookup import TIMEOUT, read_index
 from gpunode.edge.bundle.store import Web
 

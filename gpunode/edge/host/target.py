@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -70,6 +71,20 @@ def records(root: Path, label: str) -> dict[str, Mapping[str, Undo]]:
         except OSError as error:
             raise InputError(f"{file}: {error}", expected="an undo record that can be read") from error
     return recorded_edits(files, label)
+
+
+def interrupted(root: Path) -> bool:
+    """Whether the journal has a transaction without an outcome, which commit.sh finishes or undoes before all else."""
+    begun: set[str] = set()
+    try:
+        with (state_folder(root) / "journal.jsonl").open(encoding="utf-8") as journal:
+            for record in map(json.loads, journal):
+                (begun.add if record["phase"] == "intent" else begun.discard)(record["id"])
+    except FileNotFoundError:
+        return False
+    except (OSError, ValueError, KeyError, TypeError):  # a line that only the node's script can make sense of
+        return True
+    return bool(begun)
 
 
 # ---------------------------------------------------------------- one edit: read, change, commit
@@ -178,6 +193,8 @@ def _send(subject: Subject[H], edit: Edit, used: Sequence[str] | None, *, check:
         from gpunode.core.items.activation import activate_request
 
         return run("activate.sh", activate_request({"restart": [found.unit]}, check=check))
+    if not edit.changes and not interrupted(host.root):
+        return Outcome(status="unchanged", message="every file is as it should be")
     unseen = {path: Tree(host.root).read(path) for path in edit.changes if path not in subject.seen}
     request = target_request(
         host.target,
