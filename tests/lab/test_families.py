@@ -21,14 +21,24 @@ TREE = (
 )
 
 
+# what is asked for later, one after the other: with the version and the licence of the modules that come of it
+CHANGES: tuple[tuple[dict[str, Any], str, str], ...] = (
+    ({"branch": "595"}, "595.91.07", "Dual MIT/GPL"),
+    ({"version": "580.178.04"}, "580.178.04", "Dual MIT/GPL"),
+    ({"branch": "580", "flavour": "proprietary"}, "580.178.04", "NVIDIA"),
+)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """One distribution: the driver that is asked for first, the file of its locks, and what stands there then."""
+    """One distribution: the driver that is asked for first, and what the file of its locks has then."""
 
     distro: str
     driver: dict[str, Any]
     locks: str
     lock: str
+    changes: tuple[tuple[dict[str, Any], str, str], ...] = CHANGES
+    lacks: str = "580.1.1"  # a version that the repository does not have
 
 
 FAMILIES = (
@@ -51,10 +61,12 @@ FAMILIES = (
         lock="nvidia-open-3:580.95.05-1.el9.*",
     ),
     Family(
-        distro="fedora:43",
-        driver={"version": "580.95.05"},
+        distro="fedora:43",  # whose repository has one branch
+        driver={},
         locks="/etc/dnf/versionlock.toml",
         lock='name = "nvidia-open"',
+        changes=(({"flavour": "proprietary"}, "595.91.07", "NVIDIA"), ({}, "595.91.07", "Dual MIT/GPL")),
+        lacks="595.1.1",
     ),
     Family(
         distro="sles:15",
@@ -144,13 +156,9 @@ def test_the_driver_is_held_as_the_distribution_does_it(node: Node) -> None:
 def test_the_driver_is_upgraded_and_switches_branch_and_flavour(node: Node) -> None:
     if node.family.distro == "arch":
         pytest.skip("Arch has one branch at a time, with open modules only")
-    for driver, version, licence in (
-        ({"branch": "595"}, "595.91.07", "Dual MIT/GPL"),
-        ({"version": "580.178.04"}, "580.178.04", "Dual MIT/GPL"),
-        ({"branch": "580", "flavour": "proprietary"}, "580.178.04", "NVIDIA"),
-    ):
+    for driver, version, licence in node.family.changes:
         node.set(driver)
-        if version.startswith("595"):
+        if driver == {"branch": "595"}:
             assert node.json("provision", "--check", exit=3)["changed"]
         done = node.json("provision", "--yes")  # which ends with 0 where the plan is empty afterwards
         assert not failed(done), driver
@@ -165,7 +173,7 @@ def test_a_version_that_the_repository_lacks_is_said_and_nothing_is_touched(node
     if node.family.distro == "arch":
         pytest.skip("no version can be asked of Arch")
     before = node.tree()
-    node.set({"version": "580.1.1"})
+    node.set({"version": node.family.lacks})
     host = node.json("provision", "--yes", exit=5)
-    assert "580.1.1" in host["message"] or "nvidia-open" in host["message"], host["message"]
+    assert node.family.lacks in host["message"], host["message"]
     assert {line for line in node.tree() ^ before if "gpunode" not in line} == set()
