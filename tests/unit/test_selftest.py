@@ -584,7 +584,7 @@ def test_a_listing_of_nvidia_smi_says_which_gpus_are_cut() -> None:
 def test_our_own_specification_gives_a_container_one_gpu_all_or_none() -> None:
     nodes = [Node(path=path, major=195, minor=n) for n, path in enumerate(("/dev/nvidia0", "/dev/nvidia1"))]
     nodes.append(Node(path="/dev/nvidiactl", major=195, minor=255))
-    made = own_specification({"GPU-a": 0, "GPU-b": 1}, nodes, ["/usr/lib/libcuda.so.1"])
+    made = own_specification({"GPU-a": 0, "GPU-b": 1}, nodes, {"/usr/lib/libcuda.so.1": "/usr/lib/libcuda.so.1"})
 
     def given(device: str) -> set[str]:
         config = container(made, device, ["/bin/sh"])
@@ -597,6 +597,41 @@ def test_our_own_specification_gives_a_container_one_gpu_all_or_none() -> None:
     assert given("") == set()
     assert [m["destination"] for m in container(made, "", ["sh"])["mounts"]] == ["/proc", "/dev"]
     assert "/usr/lib/libcuda.so.1" in [m["destination"] for m in container(made, "all", ["sh"])["mounts"]]
+
+
+# lists what the container was given, and needs no driver for that
+LISTS_DEVICES = """#!/bin/sh
+for d in /dev/nvidia[0-9]*; do
+    [ -c "$d" ] && echo "GPU ${d#/dev/nvidia}: X (UUID: GPU-00000000-0000-0000-0000-00000000000${d#/dev/nvidia})"
+done
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not capturing.find("runc"), reason="needs runc: and root")
+def test_runc_gives_a_container_the_devices_of_our_own_specification(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, devices = tmp_path / "bin/nvidia-smi", tmp_path / "dev"
+    program.parent.mkdir()
+    program.write_text(LISTS_DEVICES)
+    program.chmod(0o755)
+    devices.mkdir()
+    try:
+        for name, minor in {"nvidia0": 0, "nvidia1": 1, "nvidiactl": 255}.items():
+            os.mknod(devices / name, 0o666 | stat.S_IFCHR, os.makedev(195, minor))
+    except PermissionError:
+        pytest.skip("needs mknod: a container may not")
+    monkeypatch.setenv("PATH", f"{program.parent}:{os.environ['PATH']}")
+    monkeypatch.setattr(containers, "DEV", devices)
+    monkeypatch.setattr(containers, "_rows", lambda image, clock: iter(()))  # no engine
+    gpus = {f"GPU-00000000-0000-0000-0000-00000000000{n}": n for n in (0, 1)}
+    data = containers.run_containers(containers.Devices(gpus=gpus), Clock(60))
+    assert [row["engine"] for row in data["ran"]] == ["runc"] * 3
+    record = with_capture("containers.json", Capture(text=json.dumps(data)))
+    status = {r.id: r.status for r in results_of(record) if r.part == "containers"}
+    assert {what: status[f"containers.{what}"] for what in ("one", "all", "void")} == dict.fromkeys(
+        ("one", "all", "void"), "passed"
+    ), data
 
 
 PODMAN = """#!/bin/sh
@@ -686,6 +721,14 @@ def test_a_known_tool_is_preferred_where_it_works(
     monkeypatch.setattr(load, "_own", lambda *_: Capture(text='{"error": "", "launches": 3}'))
     data = load.run_load({"GPU-0": ""}, 1, Clock(60))
     assert data["tool"] == tool and data["gpus"][0]["error"].startswith(error)
+
+
+def test_a_gpu_in_use_is_known_by_nvml_or_by_nvidia_smi() -> None:
+    smi = swapped("<processes>\n", "<processes><process_info><pid>1</pid></process_info>\n")
+    without_nvml = without(edited(NODE, "nvidia-smi.xml", smi), "nvml.json")
+    assert run._busy(without_nvml.captures) == (H100.uuid(0),)
+    assert run._busy(broken_json("nvml.json", first_gpu(compute_processes=2)).captures) == (H100.uuid(0),)
+    assert run._busy(NODE.captures) == run._busy({**NODE.captures, **dict.fromkeys(NO_SMI, Capture())}) == ()
 
 
 def test_gpus_in_use_get_no_work() -> None:

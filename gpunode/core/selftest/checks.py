@@ -241,7 +241,7 @@ def _gpus(seen: Seen) -> tuple[Any, ...]:
 _BRANDS = (
     (re.compile("geforce", re.I), ("geforce",)),
     (re.compile("titan", re.I), ("geforce", "workstation")),
-    (re.compile("quadro|rtx", re.I), ("workstation",)),
+    (re.compile("quadro|rtx", re.I), ("workstation", "datacenter")),
     (re.compile("tesla|nvidia", re.I), ("datacenter", "workstation", "mining", "grace-soc")),
 )
 

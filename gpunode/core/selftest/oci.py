@@ -23,10 +23,10 @@ class Node:
     minor: int
 
 
-def own_specification(gpus: Mapping[str, int], nodes: Iterable[Node], files: Sequence[str]) -> dict[str, Any]:
+def own_specification(gpus: Mapping[str, int], nodes: Iterable[Node], files: Mapping[str, str]) -> dict[str, Any]:
     """A CDI specification with a device for each GPU (UUID → N of its /dev/nvidiaN) and one called `all`.
 
-    `files` are the driver's libraries and programs of this machine, which the container gets read-only.
+    `files` are the driver's libraries and programs of this machine and where the container gets them, read-only.
     """
     by_path = {node.path: node for node in nodes}
     devices = {uuid: [f"/dev/nvidia{minor}"] for uuid, minor in gpus.items()}
@@ -42,8 +42,8 @@ def own_specification(gpus: Mapping[str, int], nodes: Iterable[Node], files: Seq
         "containerEdits": {
             "deviceNodes": [_node(by_path[path]) for path in shared],
             "mounts": [
-                {"hostPath": path, "containerPath": path, "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}
-                for path in files
+                {"hostPath": path, "containerPath": to, "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"]}
+                for path, to in files.items()
             ],
         },
     }
@@ -59,13 +59,15 @@ def container(specification: Mapping[str, Any], device: str, command: Sequence[s
     edits += [one["containerEdits"] for one in specification["devices"] if one["name"] == device]
     nodes = [node for edit in edits for node in edit.get("deviceNodes", ())]
     mounts = [mount for edit in edits for mount in edit.get("mounts", ())]
+    libraries = [mount["containerPath"] for mount in mounts if ".so" in mount["containerPath"]]
+    folders = dict.fromkeys(path.rpartition("/")[0] for path in libraries)
     return {
         "ociVersion": "1.0.2",
         "process": {
             "terminal": False,
             "user": {"uid": 0, "gid": 0},
             "args": list(command),
-            "env": ["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=void"],
+            "env": ["PATH=/usr/bin:/bin", "NVIDIA_VISIBLE_DEVICES=void", f"LD_LIBRARY_PATH={':'.join(folders)}"],
             "cwd": "/",
             "noNewPrivileges": True,
         },

@@ -28,6 +28,7 @@ INSIDE = (
     'for d in /dev/nvidia[0-9]*; do [ -e "$d" ] && echo "device $d"; done; exit 0'
 )
 COMMAND = ("/bin/sh", "-c", INSIDE)
+DEV = Path("/dev")
 SECONDS = 40.0  # for one container
 _DRIVER = re.compile(r"lib(?:nvidia|cuda|nvcuvid|nvoptix)[\w.-]*\.so")
 _PROGRAMS = ("nvidia-smi",)
@@ -156,11 +157,11 @@ def _runc(clock: Clock, folder: Path, specification: Mapping[str, Any], device: 
 
 def _own(devices: Devices, clock: Clock) -> dict[str, Any]:
     """A specification of what is in /dev, the driver's libraries that the linker knows, and nvidia-smi."""
-    nodes = [node for path in sorted(Path("/dev").glob("nvidia*")) if (node := _device(path))]
+    nodes = [node for path in sorted(DEV.glob("nvidia*")) if (node := _device(path))]
     cache = capture(["ldconfig", "-p"], clock, 10).text
     libraries = [path for path in re.findall(r"=> (\S+)", cache) if _DRIVER.search(path)]
-    programs = [path for name in _PROGRAMS if (path := find(name))]
-    files = [path for path in dict.fromkeys([*libraries, *programs]) if Path(path).exists()]
+    files = {path: path for path in libraries if Path(path).exists()}
+    files |= {path: f"/usr/bin/{name}" for name in _PROGRAMS if (path := find(name))}
     return own_specification(devices.gpus, nodes, files)
 
 
@@ -168,7 +169,7 @@ def _device(path: Path) -> Node | None:
     found = path.stat()
     if not stat.S_ISCHR(found.st_mode):
         return None
-    return Node(path=str(path), major=os.major(found.st_rdev), minor=os.minor(found.st_rdev))
+    return Node(path=f"/dev/{path.name}", major=os.major(found.st_rdev), minor=os.minor(found.st_rdev))
 
 
 # ---------------------------------------------------------------- the image

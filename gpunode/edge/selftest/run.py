@@ -21,6 +21,7 @@ from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
 from gpunode.core.selftest import judge
 from gpunode.core.selftest.checks import SHELLS, Seen
+from gpunode.core.selftest.readings import read_smi
 from gpunode.core.selftest.record import (
     Capture,
     Record,
@@ -118,9 +119,14 @@ def _busy(captures: Mapping[str, Capture]) -> tuple[str, ...]:
     """UUIDs of GPUs that programs use."""
     try:
         gpus = json.loads(captures["nvml.json"].text)["gpus"]
-    except (ValueError, KeyError):
+        return tuple(gpu["uuid"] for gpu in gpus if gpu.get("compute_processes", 0))
+    except (ValueError, KeyError):  # without NVML: those of graphics count as well
+        pass
+    try:
+        rows = read_smi(captures["nvidia-smi.xml"].text).gpus.values()
+    except GpunodeError:
         return ()
-    return tuple(gpu["uuid"] for gpu in gpus if gpu.get("compute_processes", 0))
+    return tuple(gpu["uuid"] for gpu in rows if gpu.get("processes", "0") != "0" and "uuid" in gpu)
 
 
 def _loadable(devices: Devices, busy: tuple[str, ...]) -> dict[str, str]:
