@@ -26,6 +26,7 @@ from gpunode.cli.docs import readme_text
 from gpunode.cli.docs_tables import with_tested_on
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
+from gpunode.core.model import Runtime
 from gpunode.core.selftest import CHECKS, Capture, Record, Result
 from gpunode.core.selftest.oci import Node, container, own_specification
 from gpunode.core.selftest.readings import XML_FIELDS, compare, read_profiles, read_smi
@@ -518,6 +519,25 @@ def test_settings_are_changed_and_put_back(smi: Path) -> None:
     ), status
     assert (smi / "persistence").read_text() == "Enabled\n" and (smi / "power").read_text() == "700.00\n"
     assert (smi / "instances").read_text() == ""
+
+
+@pytest.mark.parametrize("already", [False, True])
+def test_an_engines_configuration_is_tried_on_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, already: bool
+) -> None:
+    """A configuration that has the nvidia runtime already is no difference, and the machine's own file stays."""
+    etc = tmp_path / "etc/containerd"
+    etc.mkdir(parents=True)
+    table = '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.nvidia'
+    runtime = f'{table}]\nruntime_type = "io.containerd.runc.v2"\n{table}.options]\nBinaryName = "/x"\n'
+    text = f"version = 2\n{runtime if already else ''}"
+    (etc / "config.toml").write_text(text)
+    monkeypatch.setattr(change, "ROOT", tmp_path)
+    facts = replace(facts_of(NODE), runtimes=(Runtime(name="containerd", version="1.7.2"),))
+    data = {"steps": [*change._runtime(facts, Clock(60))]}
+    [result] = [r for r in results_of(with_capture("change.json", Capture(text=json.dumps(data)))) if "runtime" in r.id]
+    assert result.status == "passed", data
+    assert (etc / "config.toml").read_text() == text
 
 
 def test_a_gpu_that_somebody_uses_is_not_touched(smi: Path) -> None:

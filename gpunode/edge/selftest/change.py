@@ -26,6 +26,7 @@ from gpunode.edge.selftest.capture import Clock, capture, find
 
 KEEP = Path("/etc/gpunode/keep-settings")  # its owner says: GPU settings of this machine stay as they are
 VARIABLE = "GPUNODE_KEEP_SETTINGS"
+ROOT = Path("/")
 STATE = Path("/var/lib/gpunode")
 SCHEDULERS = ("kubelet", "k3s", "k3s-agent", "rke2-server", "rke2-agent", "k0scontroller", "k0sworker", "slurmd")
 SECONDS = 30.0
@@ -221,13 +222,14 @@ def _runtime(facts: NodeFacts, clock: Clock) -> Iterator[dict[str, Any]]:
         with tempfile.TemporaryDirectory(prefix="gpunode-selftest-") as name:
             tree = Path(name)
             for folder in _ROOTS[engine.name]:
-                source = Path("/") / folder
+                source = ROOT / folder
                 if source.is_dir():
                     shutil.copytree(source, tree / folder, symlinks=True)
                 else:
                     (tree / folder).mkdir(parents=True)
+            first = _edit("unconfigure", engine.name, engine.version, tree, clock)  # the runtime may be there already
             before = _digest(tree)
-            said = [_edit("configure", engine.name, engine.version, tree, clock)]
+            said = [first or _edit("configure", engine.name, engine.version, tree, clock)]
             during = "configured" if not said[0] and _digest(tree) != before else f"unchanged {said[0]}".strip()
             if engine.name in _VALIDATE and not said[0]:
                 words = [word.format(tree=tree) for word in _VALIDATE[engine.name]]
