@@ -85,10 +85,17 @@ _WHAT = (
         help="The binary of the nvidia runtime; a name alone is looked for on the PATH of services.",
     ),
     click.option(
+        "--default-runtime",
+        type=click.Choice(("auto", "nvidia", "runc", "keep")),
+        default="auto",
+        show_default=True,
+        help="Runtime of containers that name none; auto: nvidia for the kubelet's engine, else as it is.",
+    ),
+    click.option(
         "--set-as-default",
         "--nvidia-set-as-default",
         is_flag=True,
-        help="Make it the default runtime; without this option the default stays.",
+        help="The same as --default-runtime nvidia.",
     ),
     click.option(
         "--cdi/--no-cdi",
@@ -152,7 +159,7 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
                 drop_in=None if given["drop_in_config"] is None else absolute(given["drop_in_config"]),
                 name=given.pop("nvidia_runtime_name"),
                 path=given.pop("nvidia_runtime_path"),
-                default_runtime="nvidia" if given.pop("set_as_default") else "keep",
+                default_runtime="nvidia" if given.pop("set_as_default") else given.pop("default_runtime"),
                 cdi=given.pop("cdi"),
                 cgroup_driver=given.pop("cgroup_driver"),
                 enable_cri=given.pop("enable_cri"),
@@ -162,6 +169,7 @@ def _engine_options(*asked: Callable[[Any], Any], several: bool = False) -> Call
                 restart=not given.pop("no_restart", False),
             )
             del given["drop_in_config"]
+            given.pop("default_runtime", None)
             asked = [replace(found, runtime=name) for name in names]
             return command(options=asked if several else found, **given)
 

@@ -19,10 +19,12 @@ import yaml
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
+from gpunode.core.items.engine import requests
 from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topology, Xid
 from gpunode.core.plan.playbook import classes, dump, make_inventory, make_playbook
 from gpunode.core.plan.steps import BY_ID
 from gpunode.core.report.text import Detail, plan_data, plan_text
+from gpunode.core.spec import parse_spec
 from gpunode.edge import desired, load
 from gpunode.edge.desired import DesiredState, Planned
 
@@ -300,3 +302,23 @@ def test_a_wrong_key_is_refused_even_in_a_plan_that_is_only_looked_at(monkeypatc
     monkeypatch.setattr(load, "resolve_key", wrong)
     with pytest.raises(RefusedError, match="another fingerprint"):
         DesiredState({}, to_run=False).plan("node1", probe("debian12-h100-fresh"))
+
+
+@pytest.mark.parametrize(
+    ("node", "asked", "want"),
+    [
+        ("debian12-stock-engines", "auto", {"containerd": "keep", "docker": "keep"}),
+        ("debian12-stock-engines", "nvidia", {"containerd": "nvidia", "docker": "nvidia"}),
+        ("ubuntu2004-cri-dockerd", "auto", {"docker": "nvidia"}),
+        ("debian12-kubeadm-two-engines", "auto", {"containerd": "nvidia"}),
+        ("debian12-kubeadm-two-engines", "runc", {"containerd": "runc"}),
+        ("ubuntu2404-k3s", "auto", {"containerd": "nvidia"}),
+    ],
+)
+def test_the_default_runtime_is_nvidia_where_a_kubelets_pods_need_it(
+    node: str, asked: str, want: dict[str, str]
+) -> None:
+    facts = probe(node)
+    spec = parse_spec({"runtimes": {name: {"default_runtime": asked} for name in ("containerd", "docker")}})
+    found = {request.runtime: request.default_runtime for request, _ in requests(facts, spec)}
+    assert {name: found[name] for name in found if name in ("containerd", "docker")} == want

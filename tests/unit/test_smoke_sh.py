@@ -173,3 +173,13 @@ def smoked(folder: Path, request: dict[str, object]) -> dict[str, Check]:
 def node_program(folder: Path) -> str:
     text = script("smoke.sh").replace("/sys/module/nvidia", str(folder / "module"))
     return text.replace("/proc/[0-9]", f"{folder}/proc/[0-9]")
+
+
+@pytest.mark.parametrize("runtime", ["runc", "nvidia"])
+def test_a_container_of_the_runtime_runc_is_not_asked_for_gpus(runtime: str, tmp_path: Path) -> None:
+    body = f"case $1 in inspect) echo {runtime} ;; start) echo gpunode-smoke-ran ;; esac"
+    stand_in(tmp_path, "docker", body)
+    found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", "gpus": 1})
+    assert found["docker.default"].status == found["docker.gpus-all"].status == "passed"
+    assert ("docker.default.gpus" in found) == (runtime == "nvidia")
+    assert "docker.gpus-all.gpus" in found

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
 from gpunode.core.numbers import release
@@ -27,6 +28,27 @@ _DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 def kubelet_engine(facts: NodeFacts) -> Runtime | None:
     """The engine whose socket the kubelet uses; None without a kubelet, or where no engine found has that socket."""
     return _engine(facts.runtimes, facts.kubernetes)
+
+
+DefaultRuntime = Literal["nvidia", "runc", "keep"]
+
+
+def default_runtime(facts: NodeFacts, engine: str, asked: Literal["auto", "nvidia", "runc", "keep"]) -> DefaultRuntime:
+    """The default runtime that an engine is to have; auto: nvidia for the kubelet's engine, else as it is.
+
+    Pods name no runtime, unless a RuntimeClass does; the default of a machine's other containers is not ours to change.
+    """
+    if asked != "auto":
+        return asked
+    kubelets = kubelet_engine(facts)
+    return "nvidia" if kubelets and kubelets.name == engine else "keep"
+
+
+def default_reason(facts: NodeFacts, engine: str) -> str:
+    """Why `auto` is what it is for this engine."""
+    if default_runtime(facts, engine, "auto") == "nvidia":
+        return f"nvidia: the kubelet's pods run on {engine} (runtimes.{engine}.default_runtime: auto)"
+    return f"left as it is: no kubelet uses {engine} (runtimes.{engine}.default_runtime: auto)"
 
 
 def kubelets_first(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> tuple[Runtime, ...]:

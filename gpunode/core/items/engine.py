@@ -10,7 +10,14 @@ from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.engines import DAEMONLESS, ENGINES
 from gpunode.core.facts import masked_hash
-from gpunode.core.facts.kubelet import driver_problem, kubelet_engine, mismatch, wanted_driver
+from gpunode.core.facts.kubelet import (
+    default_reason,
+    default_runtime,
+    driver_problem,
+    kubelet_engine,
+    mismatch,
+    wanted_driver,
+)
 from gpunode.core.items.activation import Module, Service, services_of
 from gpunode.core.items.activation import step as activation_step
 from gpunode.core.items.cdi import Specification
@@ -161,7 +168,7 @@ def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, Run
         yield (
             RuntimeRequest(
                 runtime=name,
-                default_runtime=engine.default_runtime,
+                default_runtime=default_runtime(facts, name, engine.default_runtime),
                 cdi=engine.cdi,
                 cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
             ),
@@ -194,6 +201,8 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     yield from edit.problems
     sentence = mismatch(facts) if request.cgroup_driver and installed == kubelet_engine(facts) else ""
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
+    if engine.default_runtime == "auto":
+        why = (*why, Reason(what="default runtime", why=default_reason(facts, request.runtime)))
     yield Configured(request=request, edit=edit, reasons=(*edit.reasons, *why))
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args, get_type_hints
 
+from gpunode.core.facts.kubelet import default_runtime
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
 from gpunode.core.items.item import Case, Item, StepKind
@@ -100,7 +101,7 @@ STEP = StepKind(shape=SHAPE, action="smoke", argument="smoke", value=value)
 def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str, Any]:
     """What they have to prove of a node that has its GPUs: plain data for node/smoke/smoke.sh."""
     engines = {
-        name: getattr(spec.runtimes, name).default_runtime
+        name: default_runtime(facts, name, getattr(spec.runtimes, name).default_runtime)
         for name in ("containerd", "docker")
         if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
     }

@@ -232,7 +232,7 @@ def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
 
 def _default_is_not_nvidia(spec: Spec) -> bool:
     engines = (spec.runtimes.containerd, spec.runtimes.docker, spec.runtimes.crio)
-    return any(engine.manage != "ignore" and engine.default_runtime != "nvidia" for engine in engines)
+    return any(engine.manage != "ignore" and engine.default_runtime not in ("auto", "nvidia") for engine in engines)
 
 
 def _check_images(spec: KubernetesSpec, knowledge: KubeKnowledge) -> None:

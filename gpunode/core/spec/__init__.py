@@ -72,8 +72,10 @@ class RuntimeSpec:
         "auto (configure when it is installed; on a node with a kubelet only the engine it uses), install, "
         "configure (it must be installed), or ignore",
     )
-    default_runtime: Literal["nvidia", "runc", "keep"] = option(
-        "nvidia", "runtime of containers that name none; keep leaves the default as it is"
+    default_runtime: Literal["auto", "nvidia", "runc", "keep"] = option(
+        "auto",
+        "runtime of containers that name none; auto is nvidia for the engine that a kubelet uses, as its pods need it, "
+        "and keep elsewhere; keep leaves the default as it is",
     )
     cdi: bool | None = option(None, "enable CDI; null leaves the engine's own default")
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = option(

@@ -12,7 +12,7 @@ from gpunode.core.edits import SECTIONS, RuntimeRequest, RuntimeState, completed
 from gpunode.core.edits.target import PATH, Activation, Files, Target
 from gpunode.core.engines import ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.facts.kubelet import wanted_driver
+from gpunode.core.facts.kubelet import default_runtime, wanted_driver
 from gpunode.core.model import Distribution, Edit, NodeFacts, Reason, Runtime, RuntimeName
 from gpunode.core.numbers import release
 from gpunode.core.remote import program
@@ -34,7 +34,7 @@ class Options:
     drop_in: str | None = None  # "": no drop-in, edit the config itself
     name: str = "nvidia"
     path: str = "/usr/bin/nvidia-container-runtime"
-    default_runtime: Literal["nvidia", "runc", "keep"] = "keep"
+    default_runtime: Literal["auto", "nvidia", "runc", "keep"] = "auto"
     cdi: bool | None = None
     cgroup_driver: Literal["auto", "systemd", "cgroupfs"] = "auto"
     version: str = ""
@@ -136,7 +136,7 @@ def _request(options: Options, facts: NodeFacts, runtime: Runtime | None) -> Run
     driver = wanted_driver(facts, runtime) if options.cgroup_driver == "auto" else options.cgroup_driver
     asked = RuntimeRequest(
         runtime=options.runtime,
-        default_runtime=options.default_runtime,
+        default_runtime=default_runtime(facts, options.runtime, options.default_runtime),
         cdi=options.cdi,
         cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
         name=options.name,

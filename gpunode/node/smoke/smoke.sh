@@ -106,7 +106,7 @@ own_image() {
 
 # ---------------------------------------------------------------- what a container printed
 
-# judge ID TEXT WHO: the container ran; how many GPUs did it see?
+# judge ID TEXT WHO [RUNTIME]: the container ran; how many GPUs did it see?  runc gives it none.
 judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
@@ -114,7 +114,7 @@ judge() {
   esac
   check "$1" passed "$3 ran a container"
   inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
-  [ "$gpus" -gt 0 ] || return 0
+  if [ "$gpus" -eq 0 ] || { [ "${4:-}" = runc ] && [ "$inside" = 0 ]; }; then return 0; fi
   if [ "$inside" = "$gpus" ]; then
     check "$1.gpus" passed "the container sees $gpus GPUs"
   elif [ "$inside" = 0 ]; then
@@ -123,6 +123,9 @@ judge() {
     check "$1.gpus" failed "the container sees $inside GPUs, the node has $gpus" "nvidia-container-cli list on the node"
   fi
 }
+
+# runc_or BINARY: runc for any runc, else the binary
+runc_or() { case ${1##*/} in runc*) echo runc ;; *) echo "$1" ;; esac; }
 
 # ---------------------------------------------------------------- containerd
 
@@ -161,7 +164,7 @@ cri_() { bounded 60 crictl --runtime-endpoint "unix://$SOCKET" --image-endpoint 
 
 CRI_ATTEMPTS=6
 
-# cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc).
+# cri_check HANDLER EXPECTED: a pod of the handler nvidia, or of the default one, which has to be EXPECTED (nvidia or runc; empty: any).
 # A running kubelet removes every pod that it does not know, within seconds.  There is no way to hide one from it: it lists
 # all pods of the CRI, whatever their labels are.  So a pod that was taken away is tried again, and proves nothing.
 cri_check() {
@@ -218,7 +221,7 @@ cri_container() {
     *) ! cri_taken_away || return 1 ;;
   esac
   case "$2 ${cri_container_binary:-runc}" in
-    "nvidia "*nvidia* | "runc "*runc*) judge "$cri_attempt_id" "${cri_container_out:-$cri_attempt_said}" "the CRI ($1 handler, $cri_container_binary)" ;;
+    "nvidia "*nvidia* | "runc "*runc* | " "*) judge "$cri_attempt_id" "${cri_container_out:-$cri_attempt_said}" "the CRI ($1 handler, ${cri_container_binary:-runc})" "$(runc_or "${cri_container_binary:-runc}")" ;;
     *) check "$cri_attempt_id" failed "the $1 handler uses ${cri_container_binary:-the default binary}, not $2" "gpunode provision rewrites containerd's configuration" ;;
   esac
   return 0
@@ -305,14 +308,16 @@ docker_image() {
 
 # docker_check WHAT EXPECTED-RUNTIME [OPTION…]
 docker_check() {
-  what=$1 expected=$2
+  what=$1 expected=$2 used_for=
   shift 2
   id=docker.$what
   made=$(docker_ create --name "$NAME-$what" --network none -e NVIDIA_VISIBLE_DEVICES=all -e NVIDIA_DRIVER_CAPABILITIES=utility \
     "$@" "$image" /bin/sh -c "$INSIDE") || { check "$id" failed "docker create ${*:-by default} fails: $(last_line "$made")" "docker info shows the runtimes; gpunode provision"; return; }
   used=$(docker_ inspect -f '{{.HostConfig.Runtime}}' "$NAME-$what")
   if [ -z "$expected" ] || [ "$used" = "$expected" ]; then
-    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker (${*:-by default}, runtime $used)"
+    # --gpus all has docker's own hook, whatever the runtime is
+    [ "$what" = default ] || used_for=nvidia
+    judge "$id" "$(docker_ start -a "$NAME-$what")" "docker (${*:-by default}, runtime $used)" "${used_for:-$used}"
   else
     check "$id" failed "docker ${*:-by default} took the runtime $used, not $expected" "gpunode provision rewrites daemon.json"
   fi
