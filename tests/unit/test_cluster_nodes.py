@@ -13,7 +13,7 @@ from kube_cluster import node, silent
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.draining import CORDONED
-from gpunode.core.model import HostResult, Kubernetes, NodeFacts, Plan, Step
+from gpunode.core.model import HostResult, Kubernetes, NodeFacts, PciDevice, Plan, Step
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
@@ -27,7 +27,11 @@ from gpunode.edge.kube.nodes import ClusterNodes, concerns
 pytest_plugins = ("kube_fixtures",)
 
 DRAIN = DrainSpec(when="disruptive", timeout=3, ready_timeout=2)
-FACTS = NodeFacts(hostname="GPU1", kubernetes=Kubernetes(kind="kubeadm", kubelet="v1.34.1"))
+FACTS = NodeFacts(
+    hostname="GPU1",
+    kubernetes=Kubernetes(kind="kubeadm", kubelet="v1.34.1"),
+    gpus=(PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302"),),
+)
 STEP = Step(role="driver", option="activate", title="Load it", value={}, disruptive="unloads nvidia")
 PLAN = Plan(host="gpu1", steps=(STEP,), problems=(), reasons=(), warnings=(), facts_hash="x", files={})
 
