@@ -123,11 +123,12 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
     """
     found: dict[str, list[str]] = {}
     log: list[str] = []
+    rollback: list[str] = []
     for key, text in node_lines(stdout):
         if key:
             found.setdefault(key, []).append(text)
         else:
-            log.append(text)
+            (rollback if "rollback" in found else log).append(text)
     status = found.get("status", [""])[-1]
     message = " ".join(found.get("message", []))
     if status not in STATUSES:
@@ -139,5 +140,6 @@ def parse_outcome(stdout: str, rc: int) -> Outcome:
         changed=tuple(found.get("changed", [])),
         notes=tuple(found.get("note", [])),
         log="\n".join(log),
+        rollback="\n".join(rollback),
         stale=tuple(found.get("stale", [])),
     )

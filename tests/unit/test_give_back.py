@@ -14,7 +14,7 @@ from fleet_world import Offline, World
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.remote import program
 from gpunode.edge import lease
-from gpunode.edge.ansible.runner import Event, HostRun
+from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted
 from gpunode.edge.detect import Detected, Targets
 from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet import undo
@@ -27,6 +27,21 @@ EVENTS = {"gpu0000": "changed", "gpu0001": "failed", "gpu0002": "unreachable", "
 def told(on_event: Any) -> None:
     for host, kind in EVENTS.items():
         on_event(Event(host=host, kind=kind, role="driver", task="Install"))
+
+
+def test_a_host_that_failed_before_an_interrupt_keeps_its_cause(tmp_path: Path) -> None:
+    world = World(["fresh"] * 4)
+
+    def run_playbook(*words: Any, **more: Any) -> dict[str, HostRun]:
+        raise PlayInterrupted({"gpu0001": HostRun(exit=Exit.FAILED, message="no route to host"), "gpu0002": HostRun()})
+
+    planner = Offline({})
+    hosts = [plan_one(found, planner) for found in world.detect()]
+    with world._patched(tmp_path), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fleet, "run_playbook", run_playbook)
+        found = {r.host: r for r in fleet.provision(hosts, Targets(inventory=("x,",)), planner)}
+    assert (found["gpu0001"].outcome, found["gpu0001"].message) == ("failed", "no route to host")
+    assert {found[host].outcome for host in ("gpu0000", "gpu0002", "gpu0003")} == {"interrupted"}
 
 
 @pytest.mark.parametrize("how", ["to its end", "Ansible fails", "interrupted", "a rehearsal"])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import stat
 import threading
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +14,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils import node
 from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeAction
 
 from gpunode.core.errors import InputError
+from gpunode.core.model import Outcome
 
 PACKAGES = {"changed": True, "changes": ["install nvidia-open 595.91.07-1", "hold nvidia-open"]}
 
@@ -51,6 +54,34 @@ def test_diff_shows_the_changes_of_what_is_no_file(
     diff: bool, result: Any, variables: Any, shown: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert run(task(diff=diff), result, monkeypatch, **variables).get("diff") == shown
+
+
+def test_the_log_of_a_failure_is_kept_whole_in_the_folder_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    outcome = Outcome(
+        status="failed",
+        message="DKMS could not build nvidia",
+        fix="see the log; often the compiler",
+        log="\n".join(["http://user:secret@mirror/", *(f"line {n}" for n in range(100))]),
+        rollback="Removing nvidia",
+    )
+    run_folder = tmp_path / "gpunode" / "runs" / "20261123T081500Z-1f2e3d"
+    made = task(action="gpunode.node.packages")
+    none = run(made, node.result_of(outcome), monkeypatch, gpunode_run=run_folder.name)
+    assert "log_file" not in none and none["log"][-1] == "line 99" and len(none["log"]) == 40, (
+        "there is no such run here"
+    )
+    run_folder.mkdir(parents=True)
+    got = run(made, node.result_of(outcome), monkeypatch, gpunode_run=run_folder.name)
+    path = run_folder / "hosts" / "n-1.packages.log"
+    assert got["log_file"] == str(path) and got["log"] == none["log"] and "rollback" not in got
+    assert got["msg"] == f"DKMS could not build nvidia (log: {path})" and got["fix"].startswith(f"see {path}; ")
+    lines = path.read_text().splitlines()
+    assert len(lines) == 103 and lines[-2:] == ["--- rollback ---", "Removing nvidia"] and "secret" not in lines[0]
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert "log_file" not in run(made, node.result_of(outcome), monkeypatch, gpunode_run="..")
 
 
 def test_a_long_task_says_that_it_runs_until_it_ends(monkeypatch: pytest.MonkeyPatch) -> None:

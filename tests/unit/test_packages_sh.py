@@ -241,3 +241,62 @@ def test_what_gpunode_holds_itself_may_change(journal: str, refused: bool, tmp_p
     done = call(f"GPUNODE_STATE={state}\nmanager=apt\nrefuse_surprises\necho went on", tmp_path)
     assert ("went on" in done.stdout) is not refused, done
     assert ("is held by somebody else" in done.stdout) is refused
+
+
+def test_a_failure_shows_its_log_before_anything_is_rolled_back(tmp_path: Path) -> None:
+    (tmp_path / ".log").write_text("gpunode\tstatus\tchanged\ncc1: fatal error\n")
+    undo = 'put_back() { echo "Removing nvidia" >>"$log"; }; take_back() { :; }; half=1'
+    done = call(f'{undo}; fail "it broke" "see the log"', tmp_path)
+    outcome = parse_outcome(done.stdout, done.returncode)
+    assert (outcome.status, outcome.message, outcome.fix) == ("failed", "it broke", "see the log")
+    assert outcome.log.splitlines() == [" gpunode\tstatus\tchanged", "cc1: fatal error"]
+    assert outcome.rollback == "Removing nvidia"
+
+
+COMPILER = "nv.c:7:3: error: too few arguments to function"
+MAKE_LOG = f"  CC nv.o\n{COMPILER}\nmake[1]: *** [nv.o] Error 1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [(MAKE_LOG, COMPILER), ("CC nv.o\n\nKilled\n", "CC nv.o; Killed"), (None, "Error! Bad return status for module")],
+)
+def test_the_message_of_a_failed_build_has_what_the_compiler_said(text: str | None, said: str, tmp_path: Path) -> None:
+    build = tmp_path / "nvidia" / "595.91.07" / "build"
+    build.mkdir(parents=True)
+    if text is not None:
+        (build / "make.log").write_text(text)
+    faked = (
+        "dkms_missing() { echo nvidia 595.91.07 6.1.0-50-amd64; }; dkms_stale() { return 1; }; "
+        "dkms() { echo 'Error! Bad return status for module'; return 10; }"
+    )
+    done = call(f"DKMS_TREE={tmp_path}; {faked}; dkms_build", tmp_path)
+    outcome = parse_outcome(done.stdout, done.returncode)
+    assert outcome.message == f"DKMS could not build nvidia 595.91.07 for kernel 6.1.0-50-amd64: {said}"
+    assert "Error! Bad return status" in outcome.log and (text or "").strip() in outcome.log
+
+
+UPDATE = """\
+Ign:1 http://10.89.0.10/cuda ./ InRelease
+  Cannot initiate the connection to 10.89.0.10:80. - connect (113: No route to host)
+Err:2 http://10.89.0.10/cuda ./ Release
+  Could not connect to 10.89.0.10:80, connection timed out
+Reading package lists...
+E: The repository 'http://10.89.0.10/cuda ./ Release' does not have a Release file.
+"""
+
+
+@pytest.mark.parametrize(
+    ("text", "first"),
+    [
+        (UPDATE, "Could not connect to 10.89.0.10:80, connection timed out; "),
+        (UPDATE.replace("Err:2", "Ign:2"), "Cannot initiate the connection to 10.89.0.10:80. - connect (113: No route"),
+        (UPDATE.replace("  C", "C"), "E: The repository"),
+    ],
+)
+def test_why_an_archive_could_not_be_reached_comes_first(text: str, first: str, tmp_path: Path) -> None:
+    (tmp_path / ".update").write_text(text)
+    outcome = parse_outcome(call("take_back() { :; }; apt_update_failed", tmp_path).stdout, 1)
+    assert outcome.message.startswith(f"the repository in cannot be read: {first}")
+    assert outcome.message.endswith("does not have a Release file.")
+    assert outcome.log == text.strip()

@@ -69,6 +69,7 @@ class Outcome:
     changed: tuple[str, ...] = ()  # one line per thing changed (or that would change, in check mode)
     notes: tuple[str, ...] = ()
     log: str = ""  # every other line it printed
+    rollback: str = ""  # those that it printed after a failure, of what undid it
     stale: tuple[str, ...] = ()  # files that changed since they were read: read again, and ask again
 
 

@@ -65,6 +65,14 @@ class HostRun:
     notes: list[str] = field(default_factory=list)
 
 
+class PlayInterrupted(InterruptedByUser):
+    """A playbook that was ended; `hosts` is what had come of them by then."""
+
+    def __init__(self, hosts: Mapping[str, HostRun]) -> None:
+        super().__init__("interrupted", fix="run the same command again: it continues where it was")
+        self.hosts = hosts
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlayOptions:
     """How Ansible goes through its hosts."""
@@ -87,7 +95,7 @@ def run_playbook(
 ) -> dict[str, HostRun]:
     """Run `playbook` of `folder` on `inventory`; artifacts go to folder/artifacts.  Hosts without an event are absent.
 
-    Raises GpunodeError when Ansible itself failed (syntax, a missing collection), InterruptedByUser on Ctrl-C.
+    Raises GpunodeError when Ansible itself failed (syntax, a missing collection), PlayInterrupted on Ctrl-C.
     """
     import ansible_runner
 
@@ -138,7 +146,7 @@ def run_playbook(
         interrupted = leash.cut or run.rc in (130, 254)
     make_private(folder / "artifacts")  # its stderr is 0644
     if interrupted:
-        raise InterruptedByUser("interrupted", fix="run the same command again: it continues where it was")
+        raise PlayInterrupted(hosts)
     if run.rc and not any(h.exit for h in hosts.values()):
         raise GpunodeError(
             f"ansible-playbook ended with status {run.rc}: {_tail(run)}", fix=f"its output is in {folder}"

@@ -18,9 +18,10 @@ from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
 from gpunode.core.plan.playbook import HEADER, dump, make_playbook
+from gpunode.core.report.text import names
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
-from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
+from gpunode.edge.ansible.runner import Event, HostRun, PlayInterrupted, PlayOptions, run_playbook
 from gpunode.edge.desired import DesiredState, Planned
 from gpunode.edge.detect import Targets, probe
 from gpunode.edge.fleet.executor import Hooks, Job, Results, Rollout
@@ -172,9 +173,9 @@ class _Run:
             progress = rollout.run()
         except KeyboardInterrupt as error:
             self._finish("interrupted")
-            raise InterruptedByUser(
-                "interrupted; what ran on a node was ended", fix=f"resume: gpunode runs resume {self.name}"
-            ) from error
+            cut = [result.host for result in self.results.values() if result.outcome == "interrupted"]
+            where = f"; a package transaction that runs on {names(cut)} goes on there to its end" if cut else ""
+            raise InterruptedByUser(f"interrupted{where}", fix=f"resume: gpunode runs resume {self.name}") from error
         except BaseException:
             self._finish("failed")
             raise
@@ -257,6 +258,8 @@ class _Run:
                     on_event=self._heard,
                     cancelled=self._cancelled.is_set,
                 )
+        except PlayInterrupted as error:
+            return self._interrupted(job.hosts, error)
         finally:
             self._give_back(job.hosts)
         good = {host for host in job.hosts if host in done and not done[host].exit}
@@ -266,6 +269,14 @@ class _Run:
         results = {h: self._result(h, done.get(h), after.get(h)) for h in job.hosts}
         if self.runs:
             self._keep(results, after)
+        return results
+
+    def _interrupted(self, hosts: Sequence[str], error: PlayInterrupted) -> Results:
+        """Hosts that had failed before the interrupt keep their cause."""
+        failed = {host: done for host in hosts if (done := error.hosts.get(host)) and done.exit}
+        results = {h: self._result(h, failed[h], None) if h in failed else error_result(h, error) for h in hosts}
+        if self.runs:
+            self._keep(results, {})
         return results
 
     @property

@@ -23,7 +23,7 @@ foretold() { requested foretold | grep -q "^$1"; }
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
 
 fail() {
-  tail -n 40 "$log"
+  show_log
   [ "$steps" = 0 ] || journal activate failed ",\"message\":$(json_text "$1")"
   finish failed "$1" "${2:-}"
 }

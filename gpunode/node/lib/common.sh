@@ -28,6 +28,10 @@ finish() {
   esac
 }
 
+# show_log: the log of this script's commands, up to 1 MB of it; no line of it passes for one of the protocol
+# shellcheck disable=SC2154 # $log is the script's
+show_log() { tail -c 1000000 "$log" 2>/dev/null | sed 's/^gpunode/ &/'; }
+
 have() { command -v "$1" >/dev/null 2>&1; }
 checking() { [ -e "$GPUNODE_IN/check" ]; }
 

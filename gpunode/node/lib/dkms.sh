@@ -40,6 +40,16 @@ dkms_missing() {
   done
 }
 
+DKMS_TREE=/var/lib/dkms
+
+# build_error: what the compiler said in .make.log, else how make ended, else what DKMS said
+build_error() {
+  _build_said=$(grep -E '(error|fatal|FATAL|ERROR): |No rule to make|undefined reference' "$GPUNODE_IN/.make.log" | head -n 3)
+  [ -n "$_build_said" ] || _build_said=$(grep -v '^ *$' "$GPUNODE_IN/.make.log" | tail -n 3)
+  [ -n "$_build_said" ] || _build_said=$(grep -E 'Error!|No rule' "$log" | tail -n 1)
+  printf '%s\n' "$_build_said" | cut -c 1-300 | sed '$!s/$/;/'
+}
+
 # Package scripts may skip a kernel whose headers came in the same transaction, or fail for one and still succeed.
 # sets: built
 dkms_build() {
@@ -52,9 +62,9 @@ dkms_build() {
       dkms add "$module/$version"
     } >>"$log" 2>&1 </dev/null 9>&-
     dkms install "$module/$version" -k "$kernel" >>"$log" 2>&1 </dev/null 9>&- && built=1 && continue
-    cat "/var/lib/dkms/$module/$version/build/make.log" "/var/lib/dkms/$module/$version/$kernel"/*/log/make.log 2>/dev/null |
-      tail -n 60 >>"$log"
-    fail "DKMS could not build $module $version for kernel $kernel: $(grep -E 'error:|Error!|No rule' "$log" | tail -n 1)" \
+    cat "$DKMS_TREE/$module/$version/build/make.log" "$DKMS_TREE/$module/$version/$kernel"/*/log/make.log 2>/dev/null >"$GPUNODE_IN/.make.log"
+    { echo "make.log of $module $version for kernel $kernel:" && cat "$GPUNODE_IN/.make.log"; } >>"$log"
+    fail "DKMS could not build $module $version for kernel $kernel: $(build_error)" \
       "see the log; often the compiler or the headers do not fit the kernel, or the branch is too old for it"
   done <"$GPUNODE_IN/.unbuilt"
   unbuilt=$(dkms_missing)

@@ -149,8 +149,16 @@ apt_update_failed() {
   if grep -Eqi 'NO_PUBKEY|BADSIG|EXPKEYSIG|EXPSIG|REVKEYSIG|not signed|signatures? (were|was|could)|GPG error' "$GPUNODE_IN/.update"; then
     wrong_signature "$why"
   fi
-  unreadable_source "$why"
+  first=$(apt_first_error Err)
+  [ -n "$first" ] || first=$(apt_first_error Ign)
+  case $why in
+    *"$first"*) unreadable_source "$why" ;;
+    *) unreadable_source "$first; $why" ;;
+  esac
 }
+
+# apt_first_error Err|Ign: why the first address could not be fetched; apt says it only there, and then judges the archive
+apt_first_error() { awk -v kind="$1:" 'index($0, kind) == 1 { of = 1; next } of && /^  +[^ ]/ { sub(/^ +/, ""); print; exit } { of = 0 }' "$GPUNODE_IN/.update"; }
 
 # the words for apt-get install: NAME=VERSION to have, NAME- to remove, but for what has gone first
 apt_words() {

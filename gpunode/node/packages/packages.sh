@@ -21,10 +21,12 @@ log=$GPUNODE_IN/.log
 
 # ---------------------------------------------------------------- any package manager
 
-# fail MESSAGE FIX: with the end of the log, and the journal closed if it was opened
+# fail MESSAGE FIX: with the log, taken before anything is rolled back, and the journal closed if it was opened
 # sets: failure remedy half
 fail() {
   failure=$1 remedy=${2:-}
+  show_log
+  : >"$log"
   [ -z "${half:-}" ] || put_back
   take_back
   [ -z "${begun:-}" ] || {
@@ -33,7 +35,7 @@ fail() {
     journal packages failed ",\"message\":$(json_text "$failure")$(changes_json)"
     forget
   }
-  tail -n 40 "$log" 2>/dev/null
+  [ ! -s "$log" ] || { say rollback "what followed" && show_log; }
   finish failed "$failure" "$remedy"
 }
 

@@ -12,7 +12,7 @@ INSTALLER_LOG=/var/log/nvidia-installer.log
 
 fail() {
   [ -z "${begun:-}" ] || journal runfile failed ",\"message\":$(json_text "$1")"
-  tail -n 40 "$log"
+  show_log
   finish failed "$1" "${2:-}"
 }
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import resource
 import shlex
 import threading
@@ -31,6 +32,7 @@ else:
     GPUNODE_MISSING = ""
 
 LOG_TAIL = 40
+RUN = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
 NO_TTY = ("must have a tty", "no tty present")
@@ -62,7 +64,7 @@ class NodeAction(ActionBase):
             done = self.act(self._with_secrets(args))
             if not done:
                 return result | {"changed": False, "skipped": True, "skip_reason": "nothing to do"}
-            return result | {"changed": False} | self._shown(self._sealed(done))
+            return result | {"changed": False} | self._shown(self._with_log_file(self._sealed(done)))
         except ImportError as error:
             return result | _needs_gpunode(error)
         except GpunodeError as error:
@@ -78,6 +80,39 @@ class NodeAction(ActionBase):
         if not self._task.diff or result.get("diff") or not result.get("changes") or self._vars.get("gpunode_run"):
             return result
         return result | {"diff": [{"prepared": "".join(f"{line}\n" for line in result["changes"])}]}
+
+    def _with_log_file(self, result):
+        """A failure's whole log goes into the run's folder on the controller, if this is a run of gpunode's.
+
+        The result has the path, and the end of the log.
+        """
+        log, undone = result.get("log") or [], result.get("rollback") or []
+        shown = {key: value for key, value in result.items() if key != "rollback"}
+        if not result.get("failed") or not log:
+            return shown
+        shown["log"] = log[-LOG_TAIL:]
+        path = self._write_log([*log, *(["--- rollback ---", *undone] if undone else [])])
+        if not path:
+            return shown
+        fix = shown.get("fix", "").replace("see the log", f"see {path}")
+        return shown | {"log_file": path, "msg": f"{shown.get('msg', '')} (log: {path})", "fix": fix}
+
+    def _write_log(self, lines):
+        """The file with these lines, "" where there is no folder of the run or it cannot be written."""
+        from gpunode.edge.state import state_path, write_private
+
+        run = str(self._vars.get("gpunode_run") or "")
+        folder = state_path() / "runs" / run
+        if not RUN.fullmatch(run) or not folder.is_dir():
+            return ""
+        host = str(self._vars.get("inventory_hostname")).replace("/", "_")
+        path = folder / "hosts" / f"{host}.{self._task.action.rpartition('.')[2]}.log"
+        try:
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            write_private(path, "".join(f"{line}\n" for line in lines))
+        except OSError:  # a full disk: the end of the log is in the result
+            return ""
+        return str(path)
 
     @property
     def check(self):
@@ -296,7 +331,7 @@ def _needs_gpunode(error):
 
 
 def result_of(outcome):
-    """An outcome as Ansible's result: `changes` are sentences, a failure has `msg`, `fix` and the end of the log."""
+    """An outcome as Ansible's result: `changes` are sentences, a failure has `msg`, `fix` and the log."""
     result = {
         "changed": outcome.status == "changed",
         "msg": mask(outcome.message),
@@ -311,7 +346,8 @@ def result_of(outcome):
         "fix": outcome.fix,
         "status": outcome.status,
         "gpunode_exit": int(Exit.REFUSED if outcome.status == "refused" else Exit.FAILED),
-        "log": mask(outcome.log).splitlines()[-LOG_TAIL:],
+        "log": mask(outcome.log).splitlines(),
+        "rollback": mask(outcome.rollback).splitlines(),
     }
 
 
