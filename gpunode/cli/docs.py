@@ -161,14 +161,14 @@ def report_schema_text() -> str:
 
 def knowledge_page() -> str:
     """The data that every decision rests on, and what follows from it for each distribution and generation."""
-    from gpunode.edge.load import load_knowledge
+    from gpunode.edge.load import load_knowledge, load_kube_knowledge
 
     known = load_knowledge()
     return (
         f"# Knowledge: drivers, CUDA, distributions, GPUs\n\n{NOTE}\nThe data of `gpunode/knowledge/` as of "
         f"{known.as_of}. `gpunode knowledge show NAME` prints a row with its source; [Contributing]"
         "(../CONTRIBUTING.md#the-knowledge) says how to add one.\n\n"
-        f"{choices(known)}\n{docs_tables.tables(known)}\n{mig_profiles()}\n{docs_tables.gpus(known)}"
+        f"{choices(known)}\n{docs_tables.tables(known)}\n{docs_tables.cluster(load_kube_knowledge())}\n{mig_profiles()}\n{docs_tables.gpus(known)}"
     )
 
 

@@ -158,7 +158,8 @@ def refresh(
     """Write tables that are up to date: GPUs of a newer list, and with --from driver branches, CUDA, repositories.
 
     --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what
-    it really holds, by architecture.  Comments stay, and marks that only people know: ends of support, generations,
+    it really holds, by architecture, with its key; and the index of each helm chart's repository, for charts and the
+    images that follow them.  Comments stay, and marks that only people know: ends of support, generations,
     package names.  Nothing becomes older; a row that changes gets the day of its source.
     """
     from gpunode.edge.load import knowledge_text, load_knowledge
@@ -193,17 +194,18 @@ def _published(place: str, distros: tuple[str, ...], data: dict[str, Any], lines
     from datetime import UTC, datetime
 
     from gpunode.core.errors import GpunodeError
-    from gpunode.core.knowledge.published import update_cuda, update_drivers, update_repos
+    from gpunode.core.knowledge.published import update_cuda, update_drivers, update_kubernetes, update_repos
     from gpunode.edge.bundle.published import Place, read_published
-    from gpunode.edge.load import knowledge_text, load_knowledge
+    from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
 
     known = load_knowledge()
+    charts = {chart.name: chart.repository for chart in load_kube_knowledge().charts.values()}
     for distro in distros:
         if distro not in known.distros:
             raise InputError(f"--distro {distro}", expected=f"one of {', '.join(known.distros)}")
-    found = read_published(Place(base=place), known, distros)
+    found = read_published(Place(base=place), known, distros, charts={} if distros else charts)
     every = [one for by_arch in found.held.values() for one in by_arch.values()]
-    if not (found.releases or found.redistributed or every or found.toolkits):
+    if not (found.releases or found.redistributed or every or found.toolkits or found.charts):
         raise GpunodeError(
             f"nothing could be read from {place}: {found.unread[0]}", fix="look at the network, or --from"
         )
@@ -212,7 +214,8 @@ def _published(place: str, distros: tuple[str, ...], data: dict[str, Any], lines
     for name, (text, changed) in {
         "drivers": update_drivers(knowledge_text("drivers"), found.releases, found.redistributed, every, today=today),
         "cuda": update_cuda(knowledge_text("cuda"), found.redistributed, today=today),
-        "repos": update_repos(knowledge_text("repos"), found.held, found.toolkits, today=today),
+        "repos": update_repos(knowledge_text("repos"), found.held, found.toolkits, today=today, keys=found.keys),
+        "kubernetes": update_kubernetes(knowledge_text("kubernetes"), found.charts, today=today),
     }.items():
         texts[name] = text
         changes += changed

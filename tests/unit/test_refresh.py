@@ -16,17 +16,23 @@ from index_sites import apt_index, rpm_index
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
+from gpunode.core.knowledge.kubernetes import parse_kube_knowledge
 from gpunode.core.knowledge.pciids import PciGpu, add_gpus
 from gpunode.core.knowledge.published import (
+    ChartRelease,
     Held,
+    ServedKey,
     held,
+    parse_chart,
     parse_listing,
     parse_redistrib,
     parse_releases,
     update_cuda,
     update_drivers,
+    update_kubernetes,
     update_repos,
 )
+from gpunode.core.openpgp import fingerprint
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.edge.load import knowledge_tables, knowledge_text, load_knowledge
 
@@ -272,3 +278,78 @@ def test_a_new_gpu_has_the_marks_of_its_kin() -> None:
         "10de:2349": ("chip", "", "only"),
         "10de:26bc": ("", "", "yes"),
     }
+
+
+# ---------------------------------------------------------------- keys, DCGM, charts
+
+KEY = Path(__file__).parents[1] / "cases/keys/one.asc"
+PLUGIN = """apiVersion: v1
+entries:
+  nvidia-device-plugin:
+    - {version: 0.21.0, appVersion: 0.21.0}
+    - {version: 0.22.0-rc.1, appVersion: 0.22.0-rc.1}
+    - {version: 0.9.0, appVersion: 0.9.0}
+"""
+
+
+def test_the_newest_dcgm_is_read_off_the_repositories(copy: Path, tmp_path: Path) -> None:
+    apt_index(copy / REPOS / "debian13/x86_64", [("datacenter-gpu-manager-4-core", "1:4.10.0-1")])
+    refresh(copy, tmp_path / "own", "--distro", "debian:13")
+    assert read(tmp_path / "own").packages["dcgm"]["newest"] == "4.10.0"
+
+
+def test_charts_and_the_images_that_follow_them_are_refreshed(copy: Path, tmp_path: Path) -> None:
+    (copy / "nvidia.github.io/k8s-device-plugin").mkdir(parents=True)
+    (copy / "nvidia.github.io/k8s-device-plugin/index.yaml").write_text(PLUGIN)
+    answer = refresh(copy, tmp_path / "own")
+    table = tomllib.loads((tmp_path / "own/kubernetes.toml").read_text())
+    versions = {row["name"]: row["version"] for row in table["charts"]}
+    images = {row["component"]: row["image"] for row in table["images"]}
+    assert versions["nvidia-device-plugin"] == "0.21.0"
+    assert images["gpu-feature-discovery"] == "nvcr.io/nvidia/k8s-device-plugin:v0.21.0"
+    before = tomllib.loads(knowledge_text("kubernetes"))
+    same = {row["component"]: row["image"] for row in before["images"]}
+    assert {name for name in images if images[name] != same[name]} == {
+        "nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon",
+    }  # fmt: skip
+    assert parse_kube_knowledge(table).charts["nvidia-device-plugin"].keys
+    assert ("chart nvidia-device-plugin", "version") in {(one["row"], one["key"]) for one in answer["changes"]}
+    assert any("helm.ngc.nvidia.com" in one for one in answer["unread"])
+
+
+def test_a_chart_never_becomes_older() -> None:
+    text = knowledge_text("kubernetes")
+    old = {"gpu-operator": ChartRelease(version="v26.3.0", app="v26.3.0")}
+    assert update_kubernetes(text, old, today="2026-12-01") == (text, [])
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "entries: 1", "entries: {a: [1]}", "entries: {a: [{}]}"])
+def test_an_index_of_charts_of_another_form_is_bad_input(text: str) -> None:
+    with pytest.raises(InputError):
+        parse_chart(text, "a")
+
+
+def test_a_new_key_of_a_directory_is_taken_with_its_fingerprint(copy: Path, tmp_path: Path) -> None:
+    served = fingerprint(KEY.read_bytes())
+    (copy / REPOS / f"debian13/x86_64/{served[-8:]}.pub").write_bytes(KEY.read_bytes())
+    answer = refresh(copy, tmp_path / "own", "--distro", "debian:13")
+    fresh = read(tmp_path / "own")
+    assert fresh.keys[served[-8:]].fingerprint == served and fresh.distros["debian:13"].signed_by == served[-8:]
+    assert "compared with nothing else" in fresh.keys[served[-8:]].source
+    assert {(one["row"], one["key"]) for one in answer["changes"]} >= {
+        (f"key {served[-8:]}", "fingerprint"), ("debian:13", "signed_by"),
+    }  # fmt: skip
+
+
+def test_a_key_that_is_known_is_never_exchanged(copy: Path, tmp_path: Path) -> None:
+    (copy / REPOS / "debian13/x86_64/8793F200.pub").write_bytes(KEY.read_bytes())
+    answer = refresh(copy, tmp_path / "own", "--distro", "debian:13")
+    fresh, known = read(tmp_path / "own"), load_knowledge()
+    assert fresh.keys == known.keys and fresh.distros["debian:13"].signed_by == "8793F200"
+    assert any("8793F200.pub has fingerprint" in one and "not taken" in one for one in answer["unread"])
+
+
+def test_a_key_whose_name_is_not_its_own_is_left_out() -> None:
+    text = knowledge_text("repos")
+    keys = {"debian13": [ServedKey(id="0BADC0DE", fingerprint="A" * 40)]}
+    assert update_repos(text, {}, [], today="2026-12-01", keys=keys) == (text, [])

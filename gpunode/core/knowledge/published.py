@@ -23,6 +23,8 @@ SOURCES = {
     "releases_json": "https://docs.nvidia.com/datacenter/tesla/drivers/releases.json",
     "redistributed": "https://developer.download.nvidia.com/compute/nvidia-driver/redist/ and .../cuda/redist/",
     "repository": "the repositories' own indexes, read by gpunode knowledge refresh",
+    "served": "the vendor's server, read by gpunode knowledge refresh and compared with nothing else",
+    "index": "index.yaml of the charts' repositories, read by gpunode knowledge refresh",
 }
 _DRIVER = re.compile(r"(nvidia-open|cuda-drivers|nvidia-driver|kmod-nvidia-(open|latest)-dkms)(-\d{3})?\Z")
 _TOOLKIT = re.compile(r"cuda-toolkit-(\d+)-(\d+)\Z")
@@ -55,7 +57,24 @@ class Held:
     branches: Mapping[int, str] = field(default_factory=dict)  # driver branch → newest version there
     cuda: tuple[str, ...] = ()  # MAJOR.MINOR, oldest first
     toolkit: str = ""  # newest version of the container toolkit
+    dcgm: str = ""  # newest version of DCGM 4
     date: str = ""  # YYYY-MM-DD of the index
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServedKey:
+    """A signing key as a repository's server has it; compared with nothing else."""
+
+    id: str
+    fingerprint: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChartRelease:
+    """The newest stable version of a helm chart, and the version of the program that it installs."""
+
+    version: str
+    app: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,8 +138,34 @@ def held(packages: Mapping[str, Sequence[str]], *, date: str = "") -> Held:
                 branches[branch[0]] = version
     cuda = {f"{m[1]}.{m[2]}" for name in packages if (m := _TOOLKIT.match(name))}
     toolkit = max(map(upstream, packages.get("nvidia-container-toolkit", ())), key=version_tuple, default="")
+    dcgm = max(map(upstream, packages.get("datacenter-gpu-manager-4-core", ())), key=version_tuple, default="")
     ordered = tuple(sorted(cuda, key=version_tuple))
-    return Held(branches=dict(sorted(branches.items())), cuda=ordered, toolkit=toolkit, date=date)
+    return Held(branches=dict(sorted(branches.items())), cuda=ordered, toolkit=toolkit, dcgm=dcgm, date=date)
+
+
+def parse_chart(text: str, name: str) -> ChartRelease | None:
+    """The newest stable release of a chart in the index.yaml of its repository.  Raises InputError."""
+    import yaml
+
+    try:
+        rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["entries"].get(name, [])  # noqa: S506 # both are safe
+        stable = [row for row in rows if re.fullmatch(r"v?\d+(\.\d+)+", str(row["version"]))]
+        newest = max(stable, key=lambda row: version_tuple(str(row["version"])), default=None)
+        return ChartRelease(version=str(newest["version"]), app=str(newest.get("appVersion", ""))) if newest else None
+    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+        raise InputError(
+            f"the index of the charts' repository is none: {str(error)[:200]}",
+            expected="entries: {NAME: [{version: …}]}",
+        ) from error
+
+
+def parse_keys(text: str) -> tuple[str, ...]:
+    """The ids of the keys that a repository's page, or the names of its files, list.
+
+    >>> parse_keys("D42D0685.pub 7fa2af80.pub repodata/")
+    ('7fa2af80', 'D42D0685')
+    """
+    return tuple(sorted(set(re.findall(r"\b([0-9A-Fa-f]{8})\.pub\b", text))))
 
 
 def upstream(version: str) -> str:
@@ -232,9 +277,14 @@ def update_cuda(text: str, found: Iterable[Redistributed], *, today: str) -> tup
 
 
 def update_repos(
-    text: str, found: Mapping[str, Mapping[str, Held]], toolkits: Iterable[Held], *, today: str
+    text: str,
+    found: Mapping[str, Mapping[str, Held]],
+    toolkits: Iterable[Held],
+    *,
+    today: str,
+    keys: Mapping[str, Sequence[ServedKey]] | None = None,
 ) -> tuple[str, list[Change]]:
-    """repos.toml with what the repositories hold: directory → architecture → Held.
+    """repos.toml with what the repositories hold: directory → architecture → Held, and directory → keys.
 
     A range has no upper end where the repository has the newest branch or release of all that were read: it goes on.
     """
@@ -255,14 +305,80 @@ def update_repos(
             changed |= _set_by_arch(row, apart, changes)
         if changed:
             _dated(row, "repository", min((one.date for one in by_arch.values() if one.date), default=""), today)
-    newest = max((one.toolkit for one in toolkits if one.toolkit), key=version_tuple, default="")
-    packages = document["packages"]["container-toolkit"]
-    if version_tuple(newest) > version_tuple(str(packages["newest"])):
-        changes.append(Change(row="container toolkit", key="newest", old=str(packages["newest"]), new=newest))
-        packages["newest"] = newest
-        _dated(packages, "repository", max((one.date for one in toolkits if one.toolkit == newest), default=""), today)
+    _set_newest(document, "container-toolkit", {one.toolkit: one.date for one in toolkits}, changes, today)
+    _set_newest(document, "dcgm", {one.dcgm: one.date for one in every}, changes, today)
+    if keys and _set_keys(document, keys, changes, today):
+        _add_sources(document, ("served",))
     if changes:
         _add_sources(document, ("repository",))
+    return tomlkit.dumps(document), changes
+
+
+def _set_newest(document: Any, name: str, dates: Mapping[str, str], changes: list[Change], today: str) -> None:
+    """The newest version of the packages of that name, where it is newer than the one known; version → its day."""
+    newest = max((version for version in dates if version), key=version_tuple, default="")
+    row = document["packages"][name]
+    if version_tuple(newest) > version_tuple(str(row["newest"])):
+        changes.append(Change(row=name.replace("-", " "), key="newest", old=str(row["newest"]), new=newest))
+        row["newest"] = newest
+        _dated(row, "repository", dates[newest], today)
+
+
+def _set_keys(document: Any, keys: Mapping[str, Sequence[ServedKey]], changes: list[Change], today: str) -> bool:
+    """New keys, fingerprints that were not known, and which key signs a directory; what is known never changes."""
+    rows: AoT = document["keys"]
+    known = {str(row["id"]).upper(): row for row in rows}
+    before = len(changes)
+    for key in {one.id: one for served in keys.values() for one in served}.values():
+        if not key.fingerprint.endswith(key.id.upper()):
+            continue  # another key than its name says
+        row = known.get(key.id.upper())
+        if row is None:
+            row = tomlkit.table()
+            row["id"] = key.id
+            row["url"] = f"{{repository}}{key.id}.pub"
+            row["fingerprint"] = ""
+            row["source"] = ""
+            row["checked"] = ""
+            row.add(tomlkit.nl())
+            rows.insert(len(rows) - 1, row)  # what follows the last one is the heading of another part
+            known[key.id.upper()] = row
+        if not row["fingerprint"] and "file_sha256" not in row:
+            changes.append(Change(row=f"key {key.id}", key="fingerprint", old="", new=key.fingerprint))
+            row["fingerprint"] = key.fingerprint
+            _dated(row, "served", today, today)
+    for row in document["distros"]:
+        ids = [key.id for key in keys.get(str(row["dir"]), ()) if key.id.upper() in known]
+        if len(ids) == 1 and ids[0].upper() != str(row["signed_by"]).upper():
+            name = str(known[ids[0].upper()]["id"])
+            changes.append(Change(row=str(row["keys"][0]), key="signed_by", old=str(row["signed_by"]), new=name))
+            row["signed_by"] = name
+            _dated(row, "served", today, today)
+    return len(changes) > before
+
+
+def update_kubernetes(text: str, charts: Mapping[str, ChartRelease], *, today: str) -> tuple[str, list[Change]]:
+    """kubernetes.toml with newer charts, and the images whose tag follows their chart's; keys of values stay."""
+    document = tomlkit.parse(text)
+    changes: list[Change] = []
+    for row in document["charts"]:
+        release = charts.get(str(row["name"]))
+        if release and version_tuple(release.version) > version_tuple(str(row["version"])):
+            changes.append(
+                Change(row=f"chart {row['name']}", key="version", old=str(row["version"]), new=release.version)
+            )
+            row["version"] = release.version
+            _dated(row, "index", today, today)
+    for row in document["images"]:
+        release = charts.get(str(row.get("chart", "")))
+        name, _, tag = str(row["image"]).rpartition(":")
+        if release and release.app and version_tuple(release.app) > version_tuple(tag):
+            fresh = f"{name}:{str(row['tag']).format(app=release.app.removeprefix('v'))}"
+            changes.append(Change(row=f"image {row['component']}", key="image", old=str(row["image"]), new=fresh))
+            row["image"] = fresh
+            _dated(row, "index", today, today)
+    if changes:
+        _add_sources(document, ("index",))
     return tomlkit.dumps(document), changes
 
 
@@ -319,7 +435,7 @@ def _dated(row: Any, source: str, date: str, today: str) -> None:
     names = [part.strip() for part in str(row["source"]).split(";") if part.strip()]
     row["source"] = "; ".join([source, *(name for name in names if name != source)])
     row["source_date"] = date or today
-    if "checked" in row or "native" not in row:
+    if "checked" in row or not {"native", "image", "kube"} & set(row):
         row["checked"] = today
 
 

@@ -135,6 +135,8 @@ def _dcgm(case: Case, driver: DriverChoice | None) -> tuple[PackageWant, ...]:
     asked = case.request.fabric.dcgm
     epoch = names["deb_epoch"] if case.distro.family in ("ubuntu", "debian") else ""
     version = "" if asked == "auto" else f"{epoch}{asked}-*"
+    if asked != "auto" and version_tuple(asked) > version_tuple(names["newest"]):
+        case.because("warning: dcgm", f"{asked} is newer than {names['newest']}, the newest known", names["source"])
     case.because("dcgm", f"DCGM 4 for CUDA {major}, the driver's; its own version, not the driver's", names["source"])
     return tuple(
         PackageWant(name=name.format(cuda=major), version=version, hold=bool(version)) for name in names["names"]

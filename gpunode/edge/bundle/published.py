@@ -9,15 +9,20 @@ from pathlib import Path
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.knowledge.published import (
+    ChartRelease,
     Held,
     Redistributed,
     Release,
+    ServedKey,
     held,
+    parse_chart,
+    parse_keys,
     parse_listing,
     parse_redistrib,
     parse_releases,
 )
 from gpunode.core.numbers import version_tuple
+from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle.lookup import TIMEOUT, read_index
 from gpunode.edge.bundle.store import Web
 
@@ -37,6 +42,8 @@ class Published:
     redistributed: tuple[Redistributed, ...] = ()
     held: Mapping[str, Mapping[str, Held]] = field(default_factory=dict)  # directory → architecture
     toolkits: tuple[Held, ...] = ()
+    keys: Mapping[str, tuple[ServedKey, ...]] = field(default_factory=dict)  # by directory
+    charts: Mapping[str, ChartRelease] = field(default_factory=dict)
     unread: tuple[str, ...] = ()
 
 
@@ -64,10 +71,16 @@ class Place:
         return "\n".join(path.name for path in folder.iterdir()) if folder.is_dir() else ""
 
 
-def read_published(place: Place, knowledge: Knowledge, distros: Collection[str] = (), proxy: str = "") -> Published:
+def read_published(
+    place: Place,
+    knowledge: Knowledge,
+    distros: Collection[str] = (),
+    proxy: str = "",
+    charts: Mapping[str, str] | None = None,
+) -> Published:
     """What the place has; a list that is not there is named in `unread`.  Raises InputError for one of another form.
 
-    `distros` are those whose repositories are read, none: all that are known.
+    `distros` are those whose repositories are read, none: all that are known.  `charts`: name → repository.
     """
     if place.base != VENDOR and "://" not in place.base and not Path(place.base).is_dir():
         raise InputError(f"{place.base} is no folder", expected="vendor, a URL or a folder", fix="look at --from")
@@ -95,6 +108,8 @@ def read_published(place: Place, knowledge: Knowledge, distros: Collection[str] 
         redistributed=tuple(redistributed),
         held=by_dir,
         toolkits=tuple(toolkits),
+        keys={name: found for name in by_dir if (found := _keys(place, web, name, knowledge, unread))},
+        charts=_charts(place, web, charts or {}, unread),
         unread=tuple(unread),
     )
 
@@ -124,6 +139,38 @@ def _redistributed(
     for version in wanted:
         if data := _read(web, place.address(f"{url}redistrib_{version}.json"), unread):
             yield parse_redistrib(data.decode("utf-8", "replace"))
+
+
+def _keys(place: Place, web: Web, folder: str, knowledge: Knowledge, unread: list[str]) -> tuple[ServedKey, ...]:
+    """The signing keys in a directory; one that has another fingerprint than the one known is named and left out."""
+    url = knowledge.repositories[CUDA_REPOSITORY]["url"].format(dir=folder, arch="x86_64")
+    known = {key.id.upper(): key.fingerprint for key in knowledge.keys.values() if not key.state}
+    revoked = {key.id.upper() for key in knowledge.keys.values() if key.state}
+    found = []
+    try:
+        ids = [one for one in parse_keys(place.listing(url, web)) if one.upper() not in revoked]
+        for one in ids:
+            data = web.read(place.address(f"{url}{one}.pub"))
+            served = fingerprints(data)[0] if data else ""
+            if served and known.get(one.upper(), served) in ("", served):
+                found.append(ServedKey(id=one, fingerprint=served))
+            elif served:
+                unread.append(f"{url}{one}.pub has fingerprint {served}, and {known[one.upper()]} is known: not taken")
+    except GpunodeError as error:
+        unread.append(error.what)
+    return tuple(found)
+
+
+def _charts(place: Place, web: Web, charts: Mapping[str, str], unread: list[str]) -> dict[str, ChartRelease]:
+    """The newest release of each chart whose repository has an index; registries (oci) have none."""
+    found = {}
+    for name, repository in charts.items():
+        if not repository.startswith("https://"):
+            continue
+        data = _read(web, place.address(f"{repository}/index.yaml"), unread)
+        if data and (release := parse_chart(data.decode("utf-8", "replace"), name)):
+            found[name] = release
+    return found
 
 
 def _read(web: Web, address: str, unread: list[str]) -> bytes | None:
