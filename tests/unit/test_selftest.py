@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import stat
@@ -321,6 +322,9 @@ SECRETS = (  # of the machine of `private`
 KERNEL_LINE = "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
 
 
+SECRET_FILE = b"node-a01 password: hunter2\n" * 4
+
+
 def private() -> Record:
     """A node whose outputs name it, its people and what runs there."""
     record = edited(
@@ -329,6 +333,8 @@ def private() -> Record:
     record = edited(
         record, "doctor.json", lambda text: text.replace('"xids": []', '"xids": [], "note": "password: hunter2"')
     )
+    data = {"data": base64.b64encode(SECRET_FILE).decode(), "also": base64.encodebytes(SECRET_FILE).decode()}
+    record = edited(record, "detect.json", json_edited(lambda found: found.update(data)))
     process = "<processes><process_info><process_name>/usr/bin/secret-model</process_name></process_info></processes>"
     record = edited(record, "nvidia-smi.xml", swapped("<processes>\n\t\t</processes>", process))
     return edited(record, "nvml.json", swapped('"name"', '"pdi": "1654523000001", "name"'))
@@ -341,6 +347,8 @@ def test_the_archive_names_no_machine_and_no_person() -> None:
     files = archive_files(record, results_of(record))
     assert {secret: name for name, text in files.items() for secret in SECRETS if secret in text} == {}
     assert [name for name in files if name not in files["README.txt"] and name != "README.txt"] == []
+    detected = json.loads(files["detect.json"])
+    assert detected["data"] == "(146 characters left out)" and detected["also"].endswith("left out)")
     assert "10de:2330" in files["nvml.json"] and "580.95.05" in files["probe.txt"]
 
 

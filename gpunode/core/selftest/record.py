@@ -124,6 +124,8 @@ _SERIAL = re.compile(
     r"([0-9a-z][0-9a-z-]{4,40})(?![0-9a-z-])"
 )
 _PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)")
+# bytes of files in JSON, in which nothing could be redacted: they are in the probe as well
+_ENCODED = re.compile(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+/]*={0,2})*"')
 _BUILDER = re.compile(r"(NVRM version:[^\n]*\()[^()\n]*(\))")  # who compiled the module, and where
 
 
@@ -143,9 +145,22 @@ def redacted(record: Record) -> dict[str, str]:
             for name, one in sorted(record.captures.items())
         },
     }
-    texts = {name: one.text for name, one in sorted(record.captures.items()) if one.text}
+    texts = {name: _without_bytes(name, one.text) for name, one in sorted(record.captures.items()) if one.text}
     files = redact_texts({META: json_text(meta, indent=1) + "\n"} | texts, without=_serials(texts))
     return {name: _BUILDER.sub(r"\1builder\2", _PROCESS.sub(r"\1process\2", text)) for name, text in files.items()}
+
+
+def _without_bytes(name: str, text: str) -> str:
+    """JSON without encoded contents of files: what has a capital, a small letter and a digit, or ends in =."""
+    if not name.endswith(".json"):
+        return text
+    mixed = (re.compile("[A-Z]"), re.compile("[a-z]"), re.compile("[0-9]"))
+
+    def left_out(found: re.Match[str]) -> str:
+        encoded = found[0].endswith('="') or all(kind.search(found[0]) for kind in mixed)
+        return f'"({len(found[0])} characters left out)"' if encoded else found[0]
+
+    return _ENCODED.sub(left_out, text)
 
 
 def _serials(texts: Mapping[str, str]) -> frozenset[str]:
