@@ -53,3 +53,8 @@ def test_a_redacted_probe_gives_the_same_machine(name: str) -> None:
     kept = ("distro", "kernels", "gpus", "nvswitches", "packages", "cuda", "secure_boot")
     assert [getattr(redacted, key) for key in kept] == [getattr(facts, key) for key in kept]
     assert redacted.files.keys() == facts.files.keys()
+
+
+def test_a_host_is_hidden_with_and_without_its_domain() -> None:
+    text = "#: gpunode-probe 1\n#: system\n| hostname gpu17.example.com\n#: xids\n| Nov 23 gpu17 kernel: x\n#: end\n"
+    assert "gpu17" not in redact(text) and redact(text).count("host-1") == 2

@@ -312,14 +312,16 @@ SECRETS = (  # of the machine of `private`
     "1654523000001",
     "node-a01",
     "10.20.30.40",
-    "/usr/bin/secret-model",
+    "secret-model",
     "hunter2",
     "0a:1b:2c:3d:4e:5f",
     "alice",
 )
 
 
-KERNEL_LINE = "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n"
+KERNEL_LINE = "node-a01 nvidia: 10.20.30.40 0a:1b:2c:3d:4e:5f /home/alice/x\n" + XID.replace(
+    "fallen", "name=secret-model, fallen"
+)
 
 
 SECRET_FILE = b"node-a01 password: hunter2\n" * 4

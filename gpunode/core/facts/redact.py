@@ -84,6 +84,7 @@ def _replacer(text: str, without: Collection[str] = ()) -> Callable[[str], str]:
     from gpunode.core.mask import mask
 
     names = {name: "host-1" for name in re.findall(r"(?m)^\| hostname (\S+)", text) if name != "localhost"}
+    names |= {name.partition(".")[0]: "host-1" for name in names if name.find(".") > 2}  # logs have it without domain
     people = {*re.findall(r"(?m)^\| user (\S+)", text), *_HOME.findall(text)} - {"root"}
     names |= {name: f"user-{i}" for i, name in enumerate(sorted(people), 1)}
     names |= {word: f"serial-{i}" for i, word in enumerate(sorted(without), 1)}

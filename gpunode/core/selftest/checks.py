@@ -629,8 +629,11 @@ def _health_after(seen: Seen) -> Finding:
     """gpunode's own health checks after the load, of what was well before it."""
     _load(seen)
     before = {check.id for check in health_checks(seen.facts) if check.status == "failed"}
-    after = health_checks(parse_probe(seen.record.text("probe-after.txt")))
+    facts = parse_probe(seen.record.text("probe-after.txt"))
+    after = health_checks(facts)
     new = [f"{check.id}: {check.message}" for check in after if check.status == "failed" and check.id not in before]
+    lines = {xid.line for xid in seen.facts.xids}
+    new += [f"Xid {xid.code} on {xid.slot} during the load" for xid in facts.xids if xid.line not in lines]
     return Finding(message=f"{len(after)} health checks after the load, none newly failed", differences=new)
 
 

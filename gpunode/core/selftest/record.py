@@ -123,7 +123,7 @@ _SERIAL = re.compile(
     r"|\bserial(?: number)?[ \t]*:[ \t]*)"
     r"([0-9a-z][0-9a-z-]{4,40})(?![0-9a-z-])"
 )
-_PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)")
+_PROCESS = re.compile(r"(<process_name>)[^<]*(</process_name>)|(Xid \(PCI:[^)\n]*\)[^\n]*?\bname=)[^,\n]*")
 # bytes of files in JSON, in which nothing could be redacted: they are in the probe as well
 _ENCODED = re.compile(r'"(?![0-9a-f]+")[A-Za-z0-9+/]{24,}={0,2}(?:\\n[A-Za-z0-9+/]*={0,2})*"')
 _BUILDER = re.compile(r"(NVRM version:[^\n]*\()[^()\n]*(\))")  # who compiled the module, and where
@@ -147,7 +147,11 @@ def redacted(record: Record) -> dict[str, str]:
     }
     texts = {name: _without_bytes(name, one.text) for name, one in sorted(record.captures.items()) if one.text}
     files = redact_texts({META: json_text(meta, indent=1) + "\n"} | texts, without=_serials(texts))
-    return {name: _BUILDER.sub(r"\1builder\2", _PROCESS.sub(r"\1process\2", text)) for name, text in files.items()}
+    return {name: _BUILDER.sub(r"\1builder\2", _PROCESS.sub(_unnamed, text)) for name, text in files.items()}
+
+
+def _unnamed(found: re.Match[str]) -> str:
+    return f"{found[3]}process" if found[3] else f"{found[1]}process{found[2]}"
 
 
 def _without_bytes(name: str, text: str) -> str:
