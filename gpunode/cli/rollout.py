@@ -35,12 +35,15 @@ class Duration(click.ParamType[float]):
         return int(found[1]) * _UNITS[found[2] or "s"]
 
 
+MAX_FAILURES = click.option(
+    "--max-failures", metavar="N|N%", help="Stop starting hosts when more than this many have failed."
+)
 _OPTIONS = (
     click.option("--waves", metavar="1,10%,100%", help="Cumulative batch sizes: hosts done after each wave."),
     click.option(
         "--max-unavailable", metavar="N|N%", help="Hosts of a pool that may be running or failed at any time."
     ),
-    click.option("--max-failures", metavar="N|N%", help="Stop starting hosts when more than this many have failed."),
+    MAX_FAILURES,
     click.option(
         "--soak", type=Duration(), metavar="TIME", help="Time to wait after a wave before its hosts are checked again."
     ),

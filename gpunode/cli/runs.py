@@ -12,13 +12,14 @@ from gpunode.cli.completion import complete_runs
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
 from gpunode.cli.plan import show_plans, why_options
-from gpunode.cli.rollout import run_options, with_log
+from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from gpunode.core.model import HostResult
     from gpunode.core.report.text import Detail
+    from gpunode.edge.detect import Detected, Targets
     from gpunode.edge.fleet.events import EventLog
     from gpunode.edge.fleet.host_plan import HostPlan
     from gpunode.edge.fleet.runs import HostRow, RunRow, Runs
@@ -73,6 +74,8 @@ def show(name: str, every: bool, output_format: str) -> int:
         print_json(_run_data(run, hosts, full=True))
         return 0
     echo(f"{run.name}: {run.verb}, {run.outcome}, {run.started} to {run.ended or '…'}, by {run.controller}")
+    if run.resumes:
+        echo(f"it continues {run.resumes}")
     few = every or len(hosts) <= MANY
     if not few:
         echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
@@ -113,11 +116,14 @@ def diff(first: str, second: str, output_format: str) -> int:
 
 @runs.command(
     "resume",
-    epilog="Examples:\n\n\b\n  gpunode runs resume last\n  gpunode runs resume 20261122T081500Z-1f2e3d --yes",
+    epilog="Examples:\n\n\b\n  gpunode runs resume last\n  gpunode runs resume 20261122T081500Z-1f2e3d --yes\n"
+    "  gpunode runs resume last --limit '!gpu7' --max-failures 2",
 )
 @click.argument("name", metavar="RUN", default="last", shell_complete=complete_runs)
 @click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 @click.option("-K", "--ask-become-pass", is_flag=True, help="Ask for the sudo password.")
+@click.option("--limit", metavar="HOSTS", help="Only these of its hosts: a pattern of Ansible, or names.")
+@MAX_FAILURES
 @secrets_option
 @why_options
 @run_options
@@ -127,6 +133,8 @@ def resume(
     name: str,
     yes: bool,
     ask_become_pass: bool,
+    limit: str | None,
+    max_failures: str | None,
     spec_data: dict[str, Any],
     detail: Detail,
     deadline: float,
@@ -135,7 +143,10 @@ def resume(
     connect: Callable[[], Api],
     output_format: str,
 ) -> int:
-    """Continue a run on its hosts that are not done: they are probed and planned again."""
+    """Continue a run on its hosts that are not done: they are probed and planned again.
+
+    Hosts that failed go last. A run that continued another one stands for it: all hosts that are left are tried.
+    """
     import tomllib
 
     from gpunode.cli.progress import fleet as fleet_progress
@@ -144,7 +155,7 @@ def resume(
     from gpunode.core.errors import RefusedError
     from gpunode.core.plan.lockfile import parse_lock
     from gpunode.edge.desired import DesiredState, with_secrets
-    from gpunode.edge.detect import SETTLE, Targets, find_hosts, probe
+    from gpunode.edge.detect import probe
     from gpunode.edge.fleet import provision as fleet
     from gpunode.edge.fleet import workflow
 
@@ -152,6 +163,8 @@ def resume(
     run = journal.get(name)
     if run.outcome == "running":
         raise RefusedError(f"run {run.name} is still at work ({run.controller})", fix="wait for it, or end it")
+    if run.resumes:
+        run = journal.get(run.resumes)
     left = {host.host for host in journal.hosts(run.name) if host.state != "done"}
     if not left:
         if output_format == "json":
@@ -159,20 +172,12 @@ def resume(
         else:
             echo(f"{run.name}: every host is done")
         return 0
-    password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
-    asked: dict[str, Any] = dict(run.request["where"])
-    for key in ("hosts", "inventory", "probes", "vault_password_files"):
-        asked[key] = tuple(asked[key])
-    targets = Targets(**(asked | {"break_lock": break_lock, "settle": SETTLE}), become_password=password)
+    targets = _targets(run, limit, ask_become_pass=ask_become_pass, break_lock=break_lock)
     said = f"of run {run.name}"
     text = run.request.get("lock")
     lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")
     desired = DesiredState(with_secrets(run.request["spec"], spec_data), source=f"the spec {said}", lock=lock)
-    known = [host for host in find_hosts(targets) if host.host in left]
-    if gone := sorted(left - {host.host for host in known}):
-        echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
-    if not known:
-        raise RefusedError(f"no host that run {run.name} left is in its inventory any more", fix="gpunode provision")
+    known = _known(run, left, targets, limit)
     with probing(output_format) as on_done:
         found = probe(known, targets, on_done=on_done)
     hosts = [workflow.plan_one(one, desired) for one in found]
@@ -187,7 +192,9 @@ def resume(
             desired,
             options=fleet.RunOptions(
                 arguments=tuple(run.request["arguments"]),
-                rollout=run.request["rollout"],
+                rollout=run.request["rollout"] | ({"max_failures": max_failures} if max_failures else {}),
+                resumes=run.name,
+                last=_failed(journal, run),
                 deadline=deadline,
                 diff=detail.diff,
                 cluster=connect,
@@ -197,6 +204,46 @@ def resume(
     _note_done(journal, run, hosts, results)
     show_results(results, output_format)
     return worst_exit(result.outcome for result in results)
+
+
+def _targets(run: RunRow, limit: str | None, *, ask_become_pass: bool, break_lock: bool) -> Targets:
+    """The targets of the run, with --limit where there is an inventory."""
+    from gpunode.edge.detect import SETTLE, Targets
+
+    password = click.prompt("sudo password", hide_input=True, err=True) if ask_become_pass else ""
+    asked: dict[str, Any] = dict(run.request["where"])
+    for key in ("hosts", "inventory", "probes", "vault_password_files"):
+        asked[key] = tuple(asked[key])
+    if limit and asked["inventory"]:
+        asked["limit"] = limit
+    return Targets(**(asked | {"break_lock": break_lock, "settle": SETTLE}), become_password=password)
+
+
+def _known(run: RunRow, left: set[str], targets: Targets, limit: str | None) -> list[Detected]:
+    """The hosts to resume: of those that are left the ones in the inventory and in --limit."""
+    from gpunode.core.errors import InputError, RefusedError
+    from gpunode.edge.detect import find_hosts
+
+    known = [host for host in find_hosts(targets) if host.host in left]
+    if limit and not targets.inventory:
+        known = [host for host in known if host.host in limit.split(",")]
+    if limit and not known:
+        raise InputError(
+            f"--limit {limit}: none of the hosts that run {run.name} left", expected=", ".join(sorted(left))
+        )
+    if not limit and (gone := sorted(left - {host.host for host in known})):
+        echo(f"not in the inventory any more, and left as they are: {', '.join(gone)}", err=True)
+    if not known:
+        raise RefusedError(f"no host that run {run.name} left is in its inventory any more", fix="gpunode provision")
+    return known
+
+
+def _failed(journal: Runs, run: RunRow) -> frozenset[str]:
+    """Hosts of the run that failed when they were last tried, an interrupt not counted."""
+    from gpunode.core.errors import Exit
+
+    newest = {row.host: row for part in (run, *journal.resumed_by(run)) for row in journal.hosts(part.name)}
+    return frozenset(h for h, row in newest.items() if row.state == "failed" and row.exit != Exit.INTERRUPTED)
 
 
 def _note_done(journal: Runs, run: RunRow, hosts: list[HostPlan], results: list[HostResult]) -> None:

@@ -8,7 +8,7 @@ ones are unavailable: there are never more of them than the pool's budget allows
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -82,8 +82,8 @@ class Stop:
 Action = Start | Gate | Stop
 
 
-def make_pools(hosts: Sequence[tuple[str, RolloutSpec]]) -> tuple[Pool, ...]:
-    """Hosts with their merged `rollout` sections, in the inventory's order → pools."""
+def make_pools(hosts: Sequence[tuple[str, RolloutSpec]], last: Collection[str] = ()) -> tuple[Pool, ...]:
+    """Hosts with their merged `rollout` sections, in the inventory's order → pools; those in `last` end their pool."""
     members: dict[RolloutSpec, list[str]] = {}
     for host, spec in hosts:
         members.setdefault(spec, []).append(host)
@@ -96,7 +96,7 @@ def make_pools(hosts: Sequence[tuple[str, RolloutSpec]]) -> tuple[Pool, ...]:
         pools.append(
             Pool(
                 name=f"{name}-{number}" if names[name] > 1 else name,
-                hosts=tuple(sorted(found) if spec.order == "name" else found),
+                hosts=tuple(sorted(sorted(found) if spec.order == "name" else found, key=lambda host: host in last)),
                 ends=ends,
                 max_unavailable=share(spec.max_unavailable, count),
                 max_failures=share(spec.max_failures, count),

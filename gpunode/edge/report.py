@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from importlib.resources import files
@@ -54,10 +55,15 @@ def of_run(name: str) -> Report:
     """A run of this controller: all hosts that it was asked for, also those that it had nothing to do on."""
     journal = Runs()
     run = journal.get(name)
-    folder = state_dir() / "runs" / run.name
-    plans = {host["host"]: host for host in _recorded(folder / "plan.json")}
-    results = _lines(folder / RESULTS)
-    rows = {row.host: row for row in journal.hosts(run.name)}
+    plans: dict[str, dict[str, Any]] = {}
+    results: dict[str, dict[str, Any]] = {}
+    rows: dict[str, HostRow] = {}
+    parts = journal.parts(run)
+    for part in parts:  # of a resumed run, also the hosts that were done before
+        folder = state_dir() / "runs" / part.name
+        plans |= {host["host"]: host for host in _recorded(folder / "plan.json")}
+        results |= _lines(folder / RESULTS)
+        rows |= {row.host: _in_whole_run(row, rows.get(row.host)) for row in journal.hosts(part.name)}
     hosts = [
         _card(row.host, partial(_of_row, row, plans.get(row.host), results.get(row.host))) for row in rows.values()
     ]
@@ -66,11 +72,20 @@ def of_run(name: str) -> Report:
         name=run.name,
         verb=run.verb,
         status=run.outcome,
-        started=run.started,
+        started=parts[0].started,
         ended=run.ended,
         controller=run.controller.rpartition(":")[0],
     )
     return _report(hosts, title=f"{run.verb} {run.name}", source=f"run {run.name}", run=told)
+
+
+def _in_whole_run(row: HostRow, before: HostRow | None) -> HostRow:
+    """A host of a resumed run; one on which nothing was left to do keeps the pool and wave in which it was done."""
+    if before is None or row.pool or not before.pool:
+        return row
+    return replace(
+        row, pool=before.pool, wave=before.wave, plan=before.plan, started=before.started, ended=before.ended
+    )
 
 
 def of_plan(path: Path) -> Report:

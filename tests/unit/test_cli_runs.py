@@ -8,16 +8,21 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
 from gpunode.cli.main import cli
+from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import HostResult
 from gpunode.edge import detect
-from gpunode.edge.fleet import runs
+from gpunode.edge.fleet import provision as provisioning
+from gpunode.edge.fleet import runs, workflow
+from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import HostRow, Runs, this_process
+from gpunode.edge.report import of_run
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
 DEAD = f"{socket.gethostname()}:999999999@1"
@@ -202,3 +207,65 @@ def test_what_is_left_of_a_run_is_asked_for_as_the_run_did(
     assert done == ({"gpu1", "gpu2"} & set(there) if not code else set())
     if not code:
         assert journal.state(next(r.found for r in journal.hosts("20260101") if r.host == "gpu2"))["arch"] == "x86_64"
+
+
+def recorded(journal: Runs, name: str, ends: dict[str, tuple[str, int]], **more: str) -> None:
+    where = {"hosts": [], "inventory": ["hosts.yml"], "probes": [], "vault_password_files": []}
+    request = {"where": where, "spec": {}, "arguments": [], "rollout": {"waves": ["100%"]}, "lock": None, **more}
+    rows = [HostRow(run=name, host=h, pool="all", wave=0, plan="a", state="waiting") for h in ends]
+    journal.begin(name, "provision", request, DEAD, rows)
+    results = [HostResult(host=h, outcome=Exit(end).outcome) for h, (state, end) in ends.items() if state != "waiting"]
+    journal.ended(name, results)
+    journal.finish(name, "stopped")
+
+
+@pytest.mark.parametrize("name", ["20260101", "last"])
+def test_a_resumed_run_stands_for_the_first_one_and_hosts_that_failed_go_last(
+    name: str, journal: Runs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(
+        journal,
+        "20260101",
+        {"gpu1": ("failed", 1), "gpu2": ("failed", 130), "gpu3": ("waiting", 0), "gpu4": ("done", 0)},
+    )
+    recorded(journal, "20260102", {"gpu3": ("failed", 1)}, resumes="20260101")
+    limits: list[str | None] = []
+
+    def find_hosts(targets: Any) -> list[detect.Detected]:
+        limits.append(targets.limit)
+        return [detect.Detected(host=f"gpu{n}") for n in range(1, 5)]
+
+    asked: list[Any] = []
+
+    def provision(hosts: Any, *words: Any, options: Any, **more: Any) -> list[HostResult]:
+        asked.append(([host.host for host in hosts], options))
+        return []
+
+    monkeypatch.setattr(detect, "find_hosts", find_hosts)
+    monkeypatch.setattr(detect, "probe", lambda hosts, where, on_done: hosts)
+    monkeypatch.setattr(workflow, "plan_one", lambda found, desired: HostPlan(detected=found, error=GpunodeError("x")))
+    monkeypatch.setattr(provisioning, "provision", provision)
+    run("resume", name, "--yes", "--max-failures", "2", "--limit", "gpu*")
+    [(hosts, options)] = asked
+    assert hosts == ["gpu1", "gpu2", "gpu3"] and limits == ["gpu*"]
+    assert (options.resumes, options.last) == ("20260101", {"gpu1", "gpu3"})
+    assert options.rollout == {"waves": ["100%"], "max_failures": "2"}
+
+
+def test_a_limit_that_names_no_host_that_is_left_is_a_mistake(journal: Runs, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorded(journal, "20260101", {"gpu1": ("failed", 1)})
+    monkeypatch.setattr(detect, "find_hosts", lambda targets: [detect.Detected(host="gpu9")])
+    result = CliRunner().invoke(cli, ["runs", "resume", "--limit", "gpu9"], standalone_mode=False)
+    assert result.return_value == 2 and "none of the hosts that run 20260101 left" in result.output
+
+
+def test_the_report_of_a_resumed_run_is_of_the_whole_run(journal: Runs) -> None:
+    recorded(journal, "20260101", {"gpu1": ("failed", 1), "gpu2": ("waiting", 0), "gpu3": ("done", 0)})
+    recorded(journal, "20260102", {"gpu2": ("done", 0), "gpu1": ("failed", 1)}, resumes="20260101")
+    recorded(journal, "20260103", {"other": ("done", 0)})
+    recorded(journal, "20260104", {"gpu1": ("done", 0)}, resumes="20260101")
+    states = {part: {h.name: h.run.state for h in of_run(part).hosts if h.run} for part in ("20260102", "20260104")}
+    assert states["20260102"] == {"gpu1": "failed", "gpu2": "done", "gpu3": "done"}
+    assert states["20260104"] == {"gpu1": "done", "gpu2": "done", "gpu3": "done"}
+    assert {h.name for h in of_run("20260103").hosts} == {"other"}
+    assert of_run("20260104").run.started == journal.get("20260101").started  # type: ignore[union-attr]

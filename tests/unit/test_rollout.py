@@ -44,6 +44,13 @@ def test_hosts_with_other_values_are_another_pool() -> None:
     assert [(pool.name, pool.hosts) for pool in pools] == [("all", ("b", "a")), ("edge", ("c",))]
 
 
+@pytest.mark.parametrize(("order", "hosts"), [("inventory", ("c", "a", "d", "b")), ("name", ("a", "c", "b", "d"))])
+def test_hosts_that_failed_before_end_their_pool(order: Any, hosts: tuple[str, ...]) -> None:
+    spec = RolloutSpec(waves=("1", "100%"), order=order)
+    [pool] = make_pools([(host, spec) for host in "dcab"], last={"d", "b", "z"})
+    assert pool.hosts == hosts and pool.wave(0) == hosts[:1]
+
+
 def test_a_canary_is_done_and_its_gate_passed_before_the_next_wave() -> None:
     pool = one_pool(waves=("1", "100%"), soak=30)
     progress = Progress()

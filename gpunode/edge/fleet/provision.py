@@ -57,7 +57,8 @@ class RunOptions:
     `rollout` has values that replace those of the spec (its keys are those of `rollout` in gpunode.yml), `deadline` is
     the number of seconds after which no further host is started, `arguments` are more words for ansible-playbook.
     `cluster` opens the Kubernetes API for hosts that are nodes of a cluster and have to be drained; without it that of
-    the current kubeconfig is opened when it is needed.
+    the current kubeconfig is opened when it is needed.  `resumes` is the run that this one continues, `last` the hosts
+    that come last in their pools.
     """
 
     check: bool = False
@@ -66,6 +67,8 @@ class RunOptions:
     rollout: Mapping[str, Any] = field(default_factory=dict)
     deadline: float = math.inf
     cluster: Callable[[], Api] | None = None
+    resumes: str = ""
+    last: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +119,7 @@ def provision(
         if not saved.sources:  # hosts that were named on the command line
             targets = replace(targets, inventory=(str(own / INVENTORY),))
     asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
-    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items()])
+    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items()], how.last)
     run = _Run(
         name=own.name, own=own, targets=targets, desired=desired, options=how,
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
@@ -221,6 +224,7 @@ class _Run:
             "arguments": list(self.options.arguments),
             "rollout": dict(self.options.rollout),
             "lock": None if self.desired.lock is None else lock_text(self.desired.lock),
+            **({"resumes": self.options.resumes} if self.options.resumes else {}),
         }
 
     def _do(self, job: Job) -> Results:

@@ -101,6 +101,11 @@ class RunRow:
         return began == _began(int(pid))  # the number may be another process's by now
 
     @property
+    def resumes(self) -> str:
+        """The run that it continues, "" for none."""
+        return str(self.request.get("resumes") or "")
+
+    @property
     def outcome(self) -> str:
         """What became of it; one whose process is gone without a last word was killed."""
         return self.status if self.status != "running" or self.alive else "killed"
@@ -278,6 +283,26 @@ class Runs:
                 fix="gpunode runs list",
             )
         return found[0]
+
+    def parts(self, run: RunRow) -> list[RunRow]:
+        """The run that `run` continues, the other runs that do so, and `run` itself, the oldest first."""
+        if not run.resumes:
+            return [run]
+        first = self._runs("select * from runs where name = ?", run.resumes)
+        later = self._runs(
+            "select * from runs where rowid > (select rowid from runs where name = ?) "
+            "and rowid < (select rowid from runs where name = ?) order by rowid",
+            run.resumes,
+            run.name,
+        )
+        return [*first, *(one for one in later if one.resumes == run.resumes), run]
+
+    def resumed_by(self, run: RunRow) -> list[RunRow]:
+        """The runs that continue `run`, the oldest first."""
+        later = self._runs(
+            "select * from runs where rowid > (select rowid from runs where name = ?) order by rowid", run.name
+        )
+        return [one for one in later if one.resumes == run.name]
 
     def hosts(self, run: str) -> list[HostRow]:
         """The hosts of a run, in the order in which they were to be done."""
