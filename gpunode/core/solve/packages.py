@@ -72,7 +72,7 @@ def driver_choice(
     before = repository_packages(case, built)
     if headers is None or before is None:
         return None
-    replaced = () if own else _replaced(case, branch)
+    replaced = _replaced(case, branch, own=own)
     rivals = {"rivals": {flavour: built.conflicts}} if way and built else {}
     removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **rivals}), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
@@ -271,15 +271,15 @@ def _conflicts(
     return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))
 
 
-def _replaced(case: Case, branch: Branch) -> tuple[str, ...]:
-    """What is installed of the distribution's own driver and has to go before NVIDIA's packages; nothing on others."""
+def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
+    """What is installed of the other one's driver and has to go: the distribution's own before NVIDIA's, or back."""
     names = case.knowledge.packages.get(f"{case.distro.family}-own", {})
-    if branch.branch < names.get("only_own_from", 0):
-        return ()
-    found = tuple(name for name in names.get("only_own", ()) if name in case.request.installed)
+    like = re.compile(names.get("only_there_like" if own else "only_own_like", r"(?!)"))
+    named = () if own or branch.branch < names.get("only_own_from", 0) else names.get("only_own", ())
+    found = tuple(name for name in case.request.installed if name in named or like.fullmatch(name))
     if found:
         gone = f"{', '.join(found)}, and what depends on them"
-        case.because(
-            "packages", f"{case.distro.key}'s own driver gives way to NVIDIA's packages: {gone}", names["source"]
-        )
+        whose = "NVIDIA's packages give" if own else f"{case.distro.key}'s own driver gives"
+        to = f"{case.distro.key}'s own" if own else "NVIDIA's packages"
+        case.because("packages", f"{whose} way to {to}: {gone}", names["source"])
     return found
