@@ -47,7 +47,7 @@ SECTIONS = {
     "Everyday": ("init", "detect", "plan", "provision", "verify", "report", "doctor"),
     "Undo": ("uninstall", "rollback"),
     "Fleets": ("runs", "lock", "check-boot"),
-    "Kubernetes and this machine": ("kube", "runtime", "sharing"),
+    "Kubernetes and this machine": ("kube", "runtime", "sharing", "selftest"),
     "Nodes without a network": ("bundle",),
     "Without any node": ("solve", "knowledge", "lab"),
     "About gpunode": ("man", "completion", "version", "help"),
