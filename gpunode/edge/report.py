@@ -18,6 +18,7 @@ from gpunode.core.report import make_host, make_report
 from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
 from gpunode.core.report.schema import seen_from
 from gpunode.core.report.seen import see
+from gpunode.core.report.summary import headline
 from gpunode.core.report.text import plan_data
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, detect
@@ -76,7 +77,8 @@ def of_run(name: str) -> Report:
         ended=run.ended,
         controller=run.controller.rpartition(":")[0],
     )
-    return _report(hosts, title=f"{run.verb} {run.name}", source=f"run {run.name}", run=told)
+    made = _report(hosts, title="", source=f"run {run.name}", run=told)
+    return replace(made, title=headline(made))
 
 
 def _in_whole_run(row: HostRow, before: HostRow | None) -> HostRow:

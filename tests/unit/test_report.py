@@ -28,6 +28,7 @@ from gpunode.core.report.markdown import markdown_text
 from gpunode.core.report.model import STATES, Finding, Host, HostRun, Report, Run, Seen, Versions
 from gpunode.core.report.schema import report_data, report_schema, seen_from
 from gpunode.core.report.seen import see
+from gpunode.core.report.summary import headline, left_title
 from gpunode.core.report.times import between, duration
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.report import load_page
@@ -357,3 +358,18 @@ def test_durations_are_read_at_a_glance(seconds: int | None, text: str) -> None:
 )
 def test_how_long_something_took(start: str, end: str, seconds: int | None) -> None:
     assert between(start, end) == seconds
+
+
+def test_the_title_of_a_run_says_what_happened() -> None:
+    run = Run(name="r1", verb="provision", status="failed", started="", ended="", controller="")
+    bad = make_host("gpu2", result={"exit": 1, "message": "no space (fix: df /var)"})
+    assert headline(report(make_host("gpu1"), bad, run=run)) == "provision: of 2 hosts 1 failed, 1 ok"
+    assert headline(report(bad, run=run)) == "provision: gpu2 failed"
+    assert headline(report(make_host("gpu1"), make_host("gpu3"), run=run)) == "provision: 2 hosts ok"
+    [finding] = bad.findings
+    assert (finding.message, finding.fix) == ("no space", "df /var")
+
+
+def test_steps_of_a_first_installation_are_pending_and_no_drift() -> None:
+    fresh = report(make_host("gpu1", plan={"steps": [STEP]}))
+    assert left_title(fresh) == "Pending" and ">Pending <" in html_text(fresh, load_page())

@@ -324,3 +324,16 @@ def test_on_paper_there_are_no_controls_and_nothing_is_cut_off(page: Browser) ->
     assert style(page, "body", "backgroundColor") == "rgb(255, 255, 255)"
     printed = page.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})
     assert len(re.findall(rb"/Type\s*/Page\b", base64.b64decode(printed["data"]))) > 5
+
+
+def test_an_open_card_has_no_hole_where_its_headline_was(page: Browser) -> None:
+    for width in (1400, 390):
+        metrics = {"width": width, "height": 800, "deviceScaleFactor": 1, "mobile": False}
+        page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+        heights = page.execute_script(
+            "return [...document.querySelectorAll('.issue[open] > summary')].map(s => s.offsetHeight)"
+        )
+        assert heights and max(heights) <= 60
+    first = page.execute_script("return document.querySelector('section:has(#pools-title) th:nth-child(3)').innerText")
+    assert first.startswith("healthy")
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

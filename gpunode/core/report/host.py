@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -22,6 +23,7 @@ _STATE_OF: Mapping[Status, State] = {
     "warning": "warning",
     "not-proven": "warning",
 }
+_FIX = re.compile(r"(.+?) \(fix: (.+)\)", re.DOTALL)  # as the message of a result has it
 _AROUND = ("preflight", "verify")  # roles whose steps stand in every plan that has others
 
 
@@ -95,7 +97,9 @@ def _ended(result: Mapping[str, Any] | None, run: HostRun | None, said: str, fou
     if not code or any(f.status == status for f in found):
         return
     message = said or (result or {}).get("message", "") or f"exit {code}"
-    yield Finding(id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message)
+    fixed = _FIX.fullmatch(message)
+    message, fix = (fixed[1], fixed[2]) if fixed else (message, "")
+    yield Finding(id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message, fix=fix)
 
 
 def _state(findings: list[Finding], run: HostRun | None) -> State:

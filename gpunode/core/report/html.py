@@ -11,12 +11,13 @@ from typing import Any
 from gpunode.core.printable import json_text, printable
 from gpunode.core.report.model import STATES, Gpu, Host, HostRun, Report
 from gpunode.core.report.seen import fleet_gpus
-from gpunode.core.report.summary import COMPONENTS
+from gpunode.core.report.summary import COMPONENTS, left_title
 from gpunode.core.report.times import between, duration
 
 WIDTH = 1000  # of a timeline, in its own units
 _TICKS = 5
 _LANE = 64  # pixels that a wave is high at most
+_NAMED_BARS, _BAR = 8, 18  # hosts of a wave whose bars have names, and the pixels of each (report.css)
 _BARS = {"ok": 0.6, "running": 0.6, "failed": 2.5}  # least pixels of a bar: one that failed is seen among thousands
 SHOWN = (
     "driver",
@@ -56,6 +57,7 @@ def html_text(report: Report, templates: Mapping[str, str]) -> str:
         roles=sorted({role for pool in report.pools for role in pool.steps}),
         rows=[_row(host) for host in report.hosts],
         lanes=_lanes(report),
+        left_title=left_title(report),
         ticks=_ticks(report),
         seconds=between,
         duration=duration,
@@ -192,10 +194,11 @@ def _lanes(report: Report) -> list[dict[str, Any]]:
             end = between(start, host.run.ended or report.made) or 0
             x = round(WIDTH * begin / whole)
             paths.setdefault(_bar(host), []).append(f"M{x} {number}.5h{max(2, round(WIDTH * (end - begin) / whole))}")
-        height = min(max(7 * len(hosts), 9), _LANE)
+        names = [host.name for host in hosts] if len(hosts) <= _NAMED_BARS else []
+        height = _BAR * len(names) if names else min(max(7 * len(hosts), 9), _LANE)
         stroke = {state: max(0.8 * height / len(hosts), least) for state, least in _BARS.items() if state in paths}
         drawn = [(state, "".join(paths[state]), round(stroke[state], 1)) for state in stroke]
-        lanes.append({"wave": wave, "hosts": len(hosts), "height": height, "paths": drawn})
+        lanes.append({"wave": wave, "hosts": len(hosts), "height": height, "paths": drawn, "names": names})
     return lanes
 
 

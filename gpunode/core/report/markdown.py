@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from gpunode.core.printable import printable
 from gpunode.core.report.model import Issue, Report, VersionCount
+from gpunode.core.report.summary import left_title
 
 _NAMED, _VARIANTS, _HOSTS = 8, 5, 100  # hosts named for a message, messages of an issue, rows of hosts
 
@@ -25,7 +26,7 @@ def _lines(report: Report) -> Iterator[str]:
         run = report.run
         yield f"\nRun {run.name} ({run.verb}): **{run.status}**, {run.started} to {run.ended or '…'}."
     yield from _issues("Problems", report.problems)
-    yield from _issues("Drift", report.drift)
+    yield from _issues(left_title(report), report.drift)
     yield from _table(
         "Pools",
         ("pool", "hosts", "GPUs", "reached", "accepted", "provisioned", "healthy"),

@@ -61,6 +61,21 @@ def make_report(
     )
 
 
+def headline(report: Report) -> str:
+    """What came of the hosts of a run, in one line: the worst first."""
+    count, told = len(report.hosts), [f"{number} {state}" for state, number in report.states.items()]
+    hosts = f"{count} host{'s' if count != 1 else ''}"
+    verb = report.run.verb if report.run else "report"
+    if report.states == {"ok": count}:
+        return f"{verb}: {hosts} ok"
+    return f"{verb}: of {hosts} {', '.join(told)}" if count > 1 else f"{verb}: {report.hosts[0].name} {told[0][2:]}"
+
+
+def left_title(report: Report) -> str:
+    """The title of `report.drift`: steps of a first installation have not drifted."""
+    return "Pending" if all(issue.status == "pending" for issue in report.drift) else "Pending and drift"
+
+
 def _by(hosts: Iterable[Host], key: Callable[[Host], str]) -> dict[str, list[Host]]:
     groups: dict[str, list[Host]] = {}
     for host in hosts:
