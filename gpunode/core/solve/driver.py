@@ -185,6 +185,10 @@ def _from_distro(case: Case, flavour: str) -> bool:
         return True
     if spec.modules == "dkms":
         return False
+    if own and own.own and _installed_own(case):
+        why = f"{own.signer}'s kernel modules of the driver that is loaded are installed: auto leaves them"
+        case.because("repository", f"{why} (driver.modules: dkms changes to NVIDIA's packages)", own.source)
+        return True
     if case.request.secure_boot and case.request.nvlink5_fabric and spec.branch != "distro":
         nvlink5 = case.knowledge.packages["nvlink5"]
         why = f"NVLink 5 needs {nvlink5['needs']}, which {case.distro.key} itself has not: NVIDIA's repository"
@@ -208,6 +212,18 @@ def _from_distro(case: Case, flavour: str) -> bool:
         case.knowledge.packages[f"{case.distro.family}-own"]["source"],
     )
     return True
+
+
+def _installed_own(case: Case) -> bool:
+    """Whether the driver that is loaded has the distribution's built modules, by the names that would be asked for."""
+    names, spec = case.knowledge.packages[f"{case.distro.family}-own"], case.request.driver
+    loaded = _loaded(case)
+    if "modules_meta" not in names or spec.version or case.request.nvlink5_fabric or loaded not in case.distro.own:
+        return False
+    if spec.branch not in ("auto", "lts", str(loaded)):
+        return False
+    start = names["modules_meta"].partition("{open}")[0].format(branch=loaded)
+    return any(name.startswith(start) for name in case.request.installed)
 
 
 def _only_distro(case: Case, flavour: str) -> bool:
