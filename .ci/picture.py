@@ -19,7 +19,7 @@ KEPT = {
     "lab": r"demo-1 ",
     "detect": r"GPUs|driver ",
     "plan": r"demo-1: driver |  [ \d]\d\. ",
-    "provision": r"demo-1: (Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|OK|nothing)",
+    "provision": r"demo-1: (\S+\] )?(Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|nothing)",
     "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }
 FOLDER = re.compile(r"\S*/lab/labs/demo/")

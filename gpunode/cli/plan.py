@@ -166,6 +166,11 @@ def show_plans(hosts: list[HostPlan], detail: Detail) -> list[HostPlan]:
     return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]
 
 
+def step_titles(hosts: list[HostPlan]) -> dict[str, list[str]]:
+    """The steps of each host that has some, for the progress of a run."""
+    return {h.host: [step.title for step in h.plan.steps] for h in hosts if h.plan and h.plan.steps}
+
+
 def plan_summary(hosts: list[HostPlan]) -> str:
     """What is to be done on all hosts, in a line; "" when nothing is."""
     from gpunode.core.report.text import summary_text

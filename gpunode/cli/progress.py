@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpunode.cli.terminal import say, screen
@@ -64,35 +66,201 @@ def is_told(event: Event, output_format: str = "text") -> bool:
     return event.kind in ("changed", "waiting") or (event.kind == "ok" and event.role == "verify")
 
 
+_FRAMES = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+_ROWS = 20  # hosts that have a line of their own while they run
+_BEAT = 60.0  # seconds between lines that say what still runs, where there is no terminal
+Steps = Mapping[str, Sequence[str]]  # the titles of each host's steps, in their order
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """Where a host is."""
+
+    began: float
+    number: int = 0  # of its step, from 1
+    task: str = ""
+    note: str = ""  # what it waits for
+    ended: float | None = None
+    failed: bool = False
+    printed: bool = False  # its last line is
+    installed: list[str] = field(default_factory=list)
+
+
+class Board:
+    """The hosts that a playbook runs on: the step that each is at, since when, and how it ended."""
+
+    def __init__(self, steps: Steps | None = None, now: Callable[[], float] = time.monotonic) -> None:
+        self._steps, self._now = steps or {}, now
+        self._began = now()
+        self._rows: dict[str, _Row] = {}
+        self._lock = threading.Lock()
+        self.wave = ""
+
+    def event(self, event: Event) -> str:
+        """Take an event; the last line of a host that failed by it, else ""."""
+        if event.task.startswith(_ARGUMENT_CHECK) and event.kind not in ("failed", "unreachable"):
+            return ""
+        with self._lock:
+            row = self._rows.setdefault(event.host, _Row(began=self._now()))
+            if event.kind == "waiting":
+                row.note = event.task
+                return ""
+            titles = self._steps.get(event.host, ())
+            row.number = titles.index(event.task) + 1 if event.task in titles else row.number
+            row.task, row.note = event.task, ""
+            if text := event.result.get("installed"):
+                row.installed.append(str(text))
+            if event.kind in ("failed", "unreachable") and not row.printed:
+                row.failed = row.printed = True
+                row.ended = self._now()
+                return self._line("✗", event.host, f"{event.task}: {event.message}" if event.task else event.message)
+            if event.kind in ("ok", "changed") and row.number and row.number == len(titles):
+                row.ended = self._now()  # what follows is the controller's
+        return ""
+
+    def end(self, result: HostResult) -> str:
+        """The last line of a host, "" where it has been printed."""
+        with self._lock:
+            row = self._rows.setdefault(result.host, _Row(began=self._now()))
+            row.failed = not result.ok
+            row.ended = self._now() if row.ended is None else row.ended
+            if row.printed:
+                return ""
+            row.printed = True
+            text = " · ".join([result.message, *row.installed])
+            return self._line("✓" if result.ok else "✗", result.host, text)
+
+    def lines(self) -> list[str]:
+        """The hosts that run, and the state of all of them."""
+        with self._lock:
+            running = {host: row for host, row in self._rows.items() if not row.printed}
+            frame = _FRAMES[int(self._now() * 8) % len(_FRAMES)]
+            shown = [
+                self._line("·" if row.ended else frame, host, " · ".join(filter(None, (self._doing(row), row.note))))
+                for host, row in list(running.items())[:_ROWS]
+            ]
+            more = [f"  and {len(running) - _ROWS} more"] if len(running) > _ROWS else []
+            return [*shown, *more, self._footer(len(running))]
+
+    def beat(self) -> str:
+        """What still runs, in a line for a log."""
+        with self._lock:
+            running = [
+                f"{host} {self._place(host, row)}{self._doing(row)} ({_took(self._now() - row.began)})"
+                for host, row in self._rows.items()
+                if not row.printed
+            ]
+            if not self._rows:
+                return f"waiting for the first host ({_took(self._now() - self._began)})"
+            more = f" and {len(running) - 5} more" if len(running) > 5 else ""
+            return f"running: {'; '.join(running[:5])}{more}" if running else ""
+
+    def place(self, event: Event) -> str:
+        """[2/8], where the event belongs to a step of the plan."""
+        with self._lock:
+            titles = self._steps.get(event.host, ())
+            return f"[{titles.index(event.task) + 1}/{len(titles)}] " if event.task in titles else ""
+
+    @staticmethod
+    def _doing(row: _Row) -> str:
+        return "checking again" if row.ended else row.task
+
+    def _place(self, host: str, row: _Row) -> str:
+        total = len(self._steps.get(host, ()))
+        return f"{row.number}/{total} " if total else ""
+
+    def _line(self, mark: str, host: str, text: str) -> str:
+        row = self._rows[host]
+        width = max([len(name) for name in (*self._steps, *self._rows)], default=0)
+        took = _took((self._now() if row.ended is None else row.ended) - row.began)
+        return f"{mark} {host:<{width}}  {self._place(host, row)} {took:>7}  {text}"
+
+    def _footer(self, running: int) -> str:
+        ended = [row for row in self._rows.values() if row.printed]
+        failed = sum(row.failed for row in ended)
+        waiting = len(set(self._steps) - set(self._rows))
+        counts = {"done": len(ended) - failed, "failed": failed, "running": running, "waiting": waiting}
+        said = [f"{count} {what}" for what, count in counts.items() if count]
+        return "  " + " · ".join([*filter(None, [self.wave]), *said, _took(self._now() - self._began)])
+
+
+def _took(seconds: float) -> str:
+    minutes, rest = divmod(int(seconds), 60)
+    return f"{minutes}m {rest:02}s" if minutes else f"{rest}s"
+
+
+@dataclass(frozen=True)
+class _Shown:
+    """Where a board is shown: `event` takes an event, `say` prints a line that stays."""
+
+    event: Callable[[Event], None]
+    say: Callable[[str], None]
+
+
 @contextlib.contextmanager
-def running(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Callable[[Event], None]]:
-    """While a playbook runs on `hosts`: call the function with each event."""
-    if not hosts or not sys.stderr.isatty():
+def running(output_format: str = "text", board: Board | None = None) -> Iterator[Callable[[Event], None]]:
+    """While a playbook runs: call the function with each event."""
+    with _showing(board or Board(), output_format) as shown:
+        yield shown.event
 
-        def line(event: Event) -> None:
-            if is_told(event, output_format):
-                say(_line(event))
 
-        yield line
+@contextlib.contextmanager
+def _showing(board: Board, output_format: str) -> Iterator[_Shown]:
+    if sys.stderr.isatty():
+        with _live(board) as shown:
+            yield shown
         return
 
-    from rich.markup import escape
-    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+    def line(event: Event) -> None:
+        board.event(event)
+        if is_told(event, output_format):
+            say(_line(event, board.place(event)))
 
-    texts = (TextColumn("{task.fields[host]}"), TextColumn("{task.description}"))
-    colours = {"changed": "yellow", "failed": "red", "unreachable": "red"}
-    with Progress(
-        SpinnerColumn(), *texts, TimeElapsedColumn(), console=screen(stderr=True), transient=True
-    ) as progress:
-        rows = {host: progress.add_task("waiting", host=host, visible=len(hosts) <= 20) for host in hosts}
+    with _beating(board, output_format):
+        yield _Shown(line, say)
 
-        def show(event: Event) -> None:
-            if event.host in rows and not event.task.startswith(_ARGUMENT_CHECK):
-                progress.update(rows[event.host], description=escape(event.task), visible=True)
-            if is_told(event, output_format):
-                progress.console.print(escape(_line(event)), style=colours.get(event.kind, ""))
 
-        yield show
+@contextlib.contextmanager
+def _live(board: Board) -> Iterator[_Shown]:
+    """A line for each host that runs, drawn again and again; the lines of those that ended stay above."""
+    from rich.live import Live
+    from rich.text import Text
+
+    console = screen(stderr=True)
+
+    def draw() -> Text:
+        return Text("\n".join(board.lines()), no_wrap=True, overflow="ellipsis")
+
+    def keep(text: str) -> None:
+        if text:
+            colour = {"✗": "red", "✓": "green"}.get(text[0], "")
+            line = Text(text)
+            line.stylize(colour, 0, 1)
+            console.print(line, soft_wrap=True)
+
+    with Live(get_renderable=draw, console=console, refresh_per_second=8, transient=True):
+        yield _Shown(lambda event: keep(board.event(event)), keep)
+
+
+@contextlib.contextmanager
+def _beating(board: Board, output_format: str) -> Iterator[None]:
+    """Where there is no terminal: a line now and then that says what still runs."""
+    ended = threading.Event()
+
+    def beat() -> None:
+        while not ended.wait(_BEAT):
+            if text := board.beat():
+                say(text)
+
+    thread = threading.Thread(target=beat, daemon=True)
+    if output_format == "text":
+        thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        if thread.is_alive():
+            thread.join()
 
 
 _FAILURES = 20  # that are told while it runs
@@ -100,13 +268,25 @@ _EVERY = 10.0  # seconds between lines of counts
 
 
 @contextlib.contextmanager
-def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[RunCallbacks]:
-    """While provision goes through `hosts`: what is done, for a few hosts as `running` does, for many in numbers."""
+def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[RunCallbacks]:
+    """While provision goes through the hosts of `steps`: few hosts one by one, many in numbers."""
     from gpunode.edge.fleet.provision import RunCallbacks
 
+    hosts = steps or {}
     if len(hosts) <= MANY:
-        with running(output_format, hosts) as on_event:
-            yield RunCallbacks(event=on_event, wave=_tell_wave, notice=say)
+        board = Board(hosts)
+        with _showing(board, output_format) as shown:
+
+            def wave_of_few(pool: str, number: int, what: str) -> None:
+                board.wave = f"pool {pool}, wave {number + 1}"
+                if number or what != "begins":  # worth a line where there are several, or where one stops
+                    shown.say(f"pool {pool}, wave {number + 1}: {what}")
+
+            def result(ended: HostResult) -> None:
+                if (text := board.end(ended)) and sys.stderr.isatty():
+                    shown.say(text)
+
+            yield RunCallbacks(event=shown.event, wave=wave_of_few, result=result, notice=shown.say)
         return
     with _counting(len(hosts)) as count:
 
@@ -119,12 +299,6 @@ def fleet(output_format: str = "text", hosts: Sequence[str] = ()) -> Iterator[Ru
             count.say(f"pool {pool}, wave {number + 1}: {what}")
 
         yield RunCallbacks(event=event, wave=wave, result=count.result, notice=count.say)
-
-
-def _tell_wave(pool: str, number: int, what: str) -> None:
-    """Waves are worth a line where there are several, or where one stops."""
-    if number or what != "begins":
-        say(f"pool {pool}, wave {number + 1}: {what}")
 
 
 @contextlib.contextmanager
@@ -182,8 +356,8 @@ class _Count:
             self.say(text)
 
 
-def _line(event: Event) -> str:
+def _line(event: Event, place: str = "") -> str:
     if event.kind == "waiting":
         return f"{event.host}: {event.task}"
     message = f": {event.message}" if event.message else ""
-    return f"{event.host}: {event.task}: {event.kind} ({event.seconds:.1f} s){message}"
+    return f"{event.host}: {place}{event.task}: {event.kind} ({event.seconds:.1f} s){message}"

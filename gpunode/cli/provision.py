@@ -14,7 +14,7 @@ from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
 from gpunode.cli.output import Styled, echo, print_json
-from gpunode.cli.plan import plan_summary, show_plans, why_options
+from gpunode.cli.plan import plan_summary, show_plans, step_titles, why_options
 from gpunode.cli.rollout import rollout_options, with_log
 
 if TYPE_CHECKING:
@@ -119,7 +119,7 @@ def provision(
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):
         ask(hosts)
-    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as callbacks:
+    with fleet_progress(output_format, step_titles(hosts)) as callbacks:
         results = fleet.provision(
             hosts,
             targets,
@@ -154,8 +154,7 @@ def show_results(results: list[HostResult], output_format: str) -> None:
         return
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
-        changed = f", {len(result.changed)} changes" if result.changed else ""
-        echo(f"{result.host}: ", mark, f"{changed}: {result.message}")
+        echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {result.message}")
         if result.checks:
             echo(checks_text(result.checks))
     if len(results) > MANY:

@@ -11,7 +11,7 @@ from gpunode.cli.common import format_option, secrets_option, worst_exit
 from gpunode.cli.completion import complete_runs
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.output import echo, print_json
-from gpunode.cli.plan import show_plans, why_options
+from gpunode.cli.plan import show_plans, step_titles, why_options
 from gpunode.cli.rollout import MAX_FAILURES, run_options, with_log
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def resume(
         hosts = show_plans(hosts, detail)
     if any(h.plan and h.plan.steps for h in hosts) and not yes:
         ask(hosts)
-    with fleet_progress(output_format, [h.host for h in hosts if h.plan and h.plan.steps]) as callbacks:
+    with fleet_progress(output_format, step_titles(hosts)) as callbacks:
         results = fleet.provision(
             hosts,
             targets,

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.items.package import packages_request
+from gpunode.core.items.package import installed_text, packages_request
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -300,3 +300,16 @@ def test_why_an_archive_could_not_be_reached_comes_first(text: str, first: str, 
     assert outcome.message.startswith(f"the repository in cannot be read: {first}")
     assert outcome.message.endswith("does not have a Release file.")
     assert outcome.log == text.strip()
+
+
+@pytest.mark.parametrize(
+    ("changed", "text"),
+    [
+        (["installed dkms 3.0-1", "installed nvidia-open 595-1"], "nvidia-open 595-1 installed (2 packages)"),
+        (["changed nvidia-open from 580-1 to 595-1", "held nvidia-open"], "nvidia-open 595-1 installed"),
+        (["installed dkms 3.0-1"], "dkms 3.0-1 installed"),
+        (["held nvidia-open", "removed nouveau 1"], ""),
+    ],
+)
+def test_what_was_installed_in_a_few_words(changed: list[str], text: str) -> None:
+    assert installed_text(changed, ["linux-headers-amd64", "nvidia-open"]) == text

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+
 import pytest
 
-from gpunode.cli.progress import fleet, probing, running
+from gpunode.cli import progress
+from gpunode.cli.progress import Board, fleet, probing, running
+from gpunode.core.model import HostResult
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
 
@@ -41,7 +45,7 @@ def test_only_changes_failures_and_proofs_get_a_line(
 
 
 def test_of_many_hosts_the_first_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with fleet("text", [f"gpu{n}" for n in range(100)]) as callbacks:
+    with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
         for number in range(60):
             callbacks.event(
                 Event(host=f"gpu{number}", kind="failed", role="driver", task="Load it", message="no module")
@@ -60,3 +64,82 @@ def test_of_many_hosts_probes_are_counted(count: int, lines: int, capsys: pytest
     assert len(told) == lines and told[-1] == (
         "2000 hosts probed, 0 failed" if count > 40 else f"gpu{count - 1}: probed"
     )
+
+
+STEPS = ["Set up the repository", "Install the driver", "Load the driver", "Run GPU smoke tests"]
+
+
+class Clock:
+    """Time that passes when a test says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 1000.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+def at(host: str, kind: str, step: int, message: str = "", **result: str) -> Event:
+    return Event(host=host, kind=kind, role="driver", task=STEPS[step], message=message, result=dict(result))
+
+
+def test_a_host_has_one_line_with_its_step_and_its_own_time() -> None:
+    clock = Clock()
+    board = Board(dict.fromkeys(("gpu1", "gpu10", "gpu2"), STEPS), clock)
+    board.wave = "pool all, wave 1"
+    board.event(at("gpu1", "started", 0))
+    clock.seconds += 60
+    board.event(at("gpu10", "started", 1))
+    board.event(Event(host="gpu10", kind="waiting", role="", task="waiting for the package manager: apt (PID 7)"))
+    clock.seconds += 5
+    assert [line[2:] for line in board.lines()] == [
+        "gpu1   1/4   1m 05s  Set up the repository",
+        "gpu10  2/4       5s  Install the driver · waiting for the package manager: apt (PID 7)",
+        "pool all, wave 1 · 2 running · 1 waiting · 1m 05s",
+    ]
+    assert board.beat() == "running: gpu1 1/4 Set up the repository (1m 05s); gpu10 2/4 Install the driver (5s)"
+
+
+def test_the_line_of_a_host_that_ended_is_printed_once_and_its_time_stands_still() -> None:
+    clock = Clock()
+    board = Board(dict.fromkeys(("gpu1", "gpu2"), STEPS), clock)
+    assert not board.event(at("gpu1", "changed", 1, installed="nvidia-open 595.91.07-1 installed (43 packages)"))
+    clock.seconds += 7
+    failed = board.event(at("gpu2", "failed", 1, "no route to host"))
+    assert failed == "✗ gpu2  2/4       0s  Install the driver: no route to host"
+    board.event(at("gpu1", "ok", 3))
+    clock.seconds += 100
+    assert board.lines()[0] == "· gpu1  4/4       7s  checking again"
+    done = board.end(HostResult(host="gpu1", message="4 steps applied, nothing pending"))
+    assert done == (
+        "✓ gpu1  4/4       7s  4 steps applied, nothing pending · nvidia-open 595.91.07-1 installed (43 packages)"
+    )
+    assert board.end(HostResult(host="gpu2", outcome="failed", message="no route to host")) == ""
+    assert board.lines() == ["  1 done · 1 failed · 1m 47s"] and board.beat() == ""
+
+
+def test_without_a_terminal_lines_have_the_number_of_the_step(capsys: pytest.CaptureFixture[str]) -> None:
+    with fleet("text", {"gpu1": STEPS}) as callbacks:
+        callbacks.event(at("gpu1", "changed", 1, "nvidia-open 595.91.07-1 installed"))
+        callbacks.result(HostResult(host="gpu1", message="not here: the results follow"))
+    said = capsys.readouterr().err
+    assert said == "gpu1: [2/4] Install the driver: changed (0.0 s): nvidia-open 595.91.07-1 installed\n"
+
+
+@pytest.mark.parametrize("output_format", ["text", "json"])
+def test_without_a_terminal_a_long_run_says_that_it_goes_on(
+    output_format: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    printed: list[str] = []
+    twice = threading.Event()
+
+    def say(text: str) -> None:
+        printed.append(text)
+        if len(printed) == 2:
+            twice.set()
+
+    monkeypatch.setattr(progress, "_BEAT", 0.001)
+    monkeypatch.setattr(progress, "say", say)
+    with running(output_format):
+        assert twice.wait(30 if output_format == "text" else 0.2) == (output_format == "text")
+    assert set(printed) == ({"waiting for the first host (0s)"} if output_format == "text" else set())

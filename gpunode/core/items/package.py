@@ -158,6 +158,22 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     return request | {"wait": f"{wait}\n".encode()} | {name: b"1\n" for name, set_ in flags.items() if set_}
 
 
+def installed_text(changed: Sequence[str], wanted: Sequence[str]) -> str:
+    """The script's sentences of what changed in a few words: nvidia-open 595.91.07-1 installed (43 packages).
+
+    The package that is named is the first of `wanted` that came or changed; "" where none did.
+    """
+    found: dict[str, str] = {}
+    for line in changed:
+        words = line.split()
+        if words[:1] == ["installed"] or (words[:1] == ["changed"] and len(words) > 2 and words[2] == "from"):
+            found[words[1]] = words[-1]
+    if not found:
+        return ""
+    name = next((name for name in wanted if name in found), next(iter(found)))
+    return f"{name} {found[name]} installed" + (f" ({len(found)} packages)" if len(found) > 1 else "")
+
+
 def nothing_to_do(value: Mapping[str, Any]) -> bool:
     """Whether the value asks for no package at all: then the node need not be asked."""
     return not value.get("install") and not value.get("remove")

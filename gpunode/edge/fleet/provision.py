@@ -427,11 +427,11 @@ def _result(
         return result
     if check:
         return replace(result, outcome="pending", message=f"would change {len(done.changed)} things")
-    settled = _settled(result, after)
+    settled = _settled(result, after, len(_plan(before).steps))
     return _with_gpus(settled, after, expected) if settled.ok and after else settled
 
 
-def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
+def _settled(result: HostResult, after: HostPlan | None, steps: int) -> HostResult:
     """After a good run the plan must be empty; what still stands in it is told, and the outcome is pending."""
     failed = [c.id for c in result.checks if c.status == "failed"]
     if failed:
@@ -443,4 +443,4 @@ def _settled(result: HostResult, after: HostPlan | None) -> HostResult:
     left += [p.what for p in plan.problems]
     if left:
         return replace(result, outcome="pending", message=f"done, but still to do: {'; '.join(left)}")
-    return replace(result, message="done, nothing pending")
+    return replace(result, message=f"{steps} step{'s' if steps > 1 else ''} applied, nothing pending")

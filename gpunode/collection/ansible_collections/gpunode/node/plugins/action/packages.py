@@ -30,5 +30,15 @@ class ActionModule(NodeAction):
             outcome, text = self.node("packages.sh", request)
             holder = locked_by(text)
             if not holder or left <= ONE_WAIT:
-                return result_of(outcome)
+                return self._named(result_of(outcome), value)
             Display().display(f"{self._vars.get('inventory_hostname')}: waiting for the package manager: {holder}")
+
+    def _named(self, result, value):
+        """What was installed, in place of «packages are up to date»."""
+        from gpunode.core.items.package import installed_text
+
+        wanted = [item["name"] if isinstance(item, dict) else item for item in value.get("install") or ()]
+        text = installed_text(result["changes"], wanted)
+        if not text or not result["changed"] or self.check:
+            return result
+        return result | {"msg": text, "installed": text}
