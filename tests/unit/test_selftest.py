@@ -276,6 +276,12 @@ def test_a_row_of_mig_profiles_is_read_as_nvidia_smi_prints_it() -> None:
     assert (row.gpu, row.name, row.id, row.most, row.gib) == (0, "1g.5gb+me", 20, 1, 4.75)
 
 
+@pytest.mark.parametrize(("gib", "differs"), [("9.50", False), ("9.75", False), ("7.50", True), ("10.50", True)])
+def test_memory_of_a_mig_profile_is_that_of_real_drivers_where_only_a_bound_is_known(gib: str, differs: bool) -> None:
+    record = edited(CUT, "mig-profiles.txt", swapped("    8.80 ", f"    {gib} "))
+    assert ("knowledge.mig-profiles" in failed(record)) == differs
+
+
 def test_rounding_is_no_difference_and_a_gpu_that_only_one_source_has_is_one() -> None:
     one = replace(read_smi(NODE.text("nvidia-smi.xml")), source="one", machine={})
     other = replace(one, source="other", gpus={k: v for k, v in one.gpus.items() if k != "0000:17:00.0"})

@@ -350,7 +350,9 @@ def _mig_profiles(seen: Seen) -> Finding:
                 differences.append(f"{where} {name}: profile ID {one.id} in the knowledge, {row.id} on the GPU")
             if row.most != one.most:
                 differences.append(f"{where} {name}: at most {one.most} in the knowledge, {row.most} on the GPU")
-            if abs(row.gib - one.usable_gib) > max(0.3, 0.06 * row.gib):
+            published = one.gib is not None  # else a lower bound is known, and the name says the most
+            least, most = (0.94 * one.usable_gib, 1.06 * one.usable_gib) if published else (one.usable_gib, one.gb)
+            if not least <= row.gib <= most:
                 differences.append(f"{where} {name}: {one.usable_gib} GiB in the knowledge, {row.gib} GiB on the GPU")
     return Finding(message=f"{len(listed)} MIG profiles compared", differences=differences)
 
