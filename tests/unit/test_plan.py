@@ -20,8 +20,8 @@ import yaml
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
 from gpunode.core.items.engine import requests
-from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Running, Topology, Xid
-from gpunode.core.plan.playbook import classes, dump, make_inventory, make_playbook
+from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Plan, Running, Step, Topology, Xid
+from gpunode.core.plan.playbook import classes, dump, group_names, make_inventory, make_playbook
 from gpunode.core.plan.steps import BY_ID
 from gpunode.core.report.text import Detail, plan_data, plan_text
 from gpunode.core.spec import parse_spec
@@ -322,3 +322,29 @@ def test_the_default_runtime_is_nvidia_where_a_kubelets_pods_need_it(
     spec = parse_spec({"runtimes": {name: {"default_runtime": asked} for name in ("containerd", "docker")}})
     found = {request.runtime: request.default_runtime for request, _ in requests(facts, spec)}
     assert {name: found[name] for name in found if name in ("containerd", "docker")} == want
+
+
+def test_a_class_keeps_its_name_when_its_steps_change_and_when_only_some_hosts_are_run() -> None:
+    def plans(packages: str) -> list[Plan]:
+        one = Step(role="cuda", option="packages", title="Install", value={"install": packages})
+        return [Plan(host=host, steps=(one,)) for host in ("gpu-2", "gpu-1")] + [
+            Plan(host=host, steps=(replace(one, value={"install": f"other {packages}"}),)) for host in ("gpu_1", "b")
+        ]
+
+    before, after = plans("12.8"), plans("13.0")
+    assert sorted(group_names(before).values()) == sorted(group_names(after).values()) == ["gpunode_b", "gpunode_gpu_1"]
+    assert [play["hosts"] for play in make_playbook(before[:1], group_names(before))] == ["gpunode_gpu_1"]
+    groups = make_inventory(reversed(before))["all"]["children"]
+    assert {name: set(group["hosts"]) for name, group in groups.items()} == {
+        "gpunode_b": {"gpu_1", "b"},
+        "gpunode_gpu_1": {"gpu-1", "gpu-2"},
+    }
+    alike = [Plan(host=plan.host, steps=(replace(plan.steps[0], value=plan.host),)) for plan in (before[1], before[2])]
+    assert sorted(group_names(alike).values()) == ["gpunode_gpu_1", "gpunode_gpu_1_2"]
+
+
+def test_decisions_stand_before_keys_and_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    plan = plan_case(CASES / "plans/debian12-h100-fresh", monkeypatch).plan
+    [driver] = [role for role in make_playbook([plan])[0]["roles"] if role["role"] == "gpunode.node.driver"]
+    names = list(driver["vars"])
+    assert names.index("driver_packages") < names.index("driver_sources")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from itertools import pairwise
+from itertools import count, pairwise
 from typing import Any
 
 import yaml
@@ -57,22 +57,30 @@ def classes(plans: Iterable[Plan]) -> dict[str, list[Plan]]:
     return found
 
 
-def split(plans: Iterable[Plan], count: int) -> list[list[Plan]]:
-    """At most `count` lists of about equal length; hosts with equal plans stay together, so that plays are few."""
+def split(plans: Iterable[Plan], parts: int) -> list[list[Plan]]:
+    """At most `parts` lists of about equal length; hosts with equal plans stay together, so that plays are few."""
     sorted_plans = [plan for members in classes(plans).values() for plan in members]
-    count = min(count, len(sorted_plans))
-    ends = [len(sorted_plans) * number // count for number in range(count + 1)] if count else []
+    parts = min(parts, len(sorted_plans))
+    ends = [len(sorted_plans) * number // parts for number in range(parts + 1)] if parts else []
     return [sorted_plans[start:end] for start, end in pairwise(ends)]
 
 
-def group_name(key: str) -> str:
-    """The inventory group of a class."""
-    return f"gpunode_{key}"
+def group_names(plans: Iterable[Plan]) -> dict[str, str]:
+    """Class → its inventory group, named by the first of its hosts: it stays when the steps change."""
+    firsts = {key: min(plan.host for plan in members) for key, members in classes(plans).items()}
+    names: dict[str, str] = {}
+    for key, host in sorted(firsts.items(), key=lambda item: item[1]):
+        name = "gpunode_" + re.sub(r"\W", "_", host, flags=re.ASCII)
+        like = (name if number == 1 else f"{name}_{number}" for number in count(1))
+        names[key] = next(one for one in like if one not in names.values())
+    return names
 
 
-def make_playbook(plans: Iterable[Plan]) -> list[dict[str, Any]]:
-    """One play for each class of plans."""
-    return [_play(key, members) for key, members in classes(plans).items()]
+def make_playbook(plans: Iterable[Plan], groups: Mapping[str, str] | None = None) -> list[dict[str, Any]]:
+    """One play for each class of plans; `groups` names the classes where these are but some plans of a run."""
+    found = classes(plans)
+    names = groups or group_names(plan for members in found.values() for plan in members)
+    return [_play(names[key], members) for key, members in found.items()]
 
 
 def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, Any]] | None = None) -> dict[str, Any]:
@@ -87,8 +95,9 @@ def make_inventory(plans: Iterable[Plan], connection: Mapping[str, Mapping[str, 
         for p in plans
         if p.steps or connection
     }
+    names = group_names(plans)
     groups: dict[str, Any] = {
-        group_name(k): {"hosts": {p.host: {} for p in members}} for k, members in classes(plans).items()
+        names[k]: {"hosts": {p.host: {} for p in members}} for k, members in classes(plans).items()
     }
     return {"all": {"hosts": hosts, "children": groups}}
 
@@ -103,11 +112,11 @@ def _own(plan: Plan) -> list[Step]:
     return [s for s in plan.steps if s.role == "preflight"]
 
 
-def _play(key: str, members: list[Plan]) -> dict[str, Any]:
-    count = len(members)
+def _play(group: str, members: list[Plan]) -> dict[str, Any]:
+    hosts = len(members)
     return {
-        "name": f"Class {key}, {count} host{'s' if count != 1 else ''}: {_summary(members[0])}",
-        "hosts": group_name(key),
+        "name": f"{hosts} host{'s' if hosts != 1 else ''} of {group}: {_summary(members[0])}",
+        "hosts": group,
         "gather_facts": False,
         "strategy": "free",  # one slow DKMS build holds nobody up
         "roles": [role for one in ROLES if (role := _role(one.name, members[0]))],
@@ -117,8 +126,18 @@ def _play(key: str, members: list[Plan]) -> dict[str, Any]:
 def _role(name: str, plan: Plan) -> dict[str, Any] | None:
     if name == "preflight":
         return {"role": "gpunode.node.preflight"}  # its values are the hosts' own, see make_inventory
-    values = {f"{s.role}_{s.option}": s.value for s in plan.steps if s.role == name}
+    mine = sorted((s for s in plan.steps if s.role == name), key=lambda s: _is_long(s.value))
+    values = {f"{s.role}_{s.option}": s.value for s in mine}
     return {"role": f"gpunode.node.{name}", "vars": values} if values else None
+
+
+def _is_long(value: Any) -> bool:
+    """Whether it holds whole files, such as keys: they stand behind the decisions."""
+    if isinstance(value, Mapping):
+        return any(map(_is_long, value.values()))
+    if isinstance(value, list | tuple):
+        return any(map(_is_long, value))
+    return isinstance(value, str) and "\n" in value
 
 
 def _summary(plan: Plan) -> str:

@@ -17,7 +17,7 @@ from gpunode.core.items.first_boot import prepares
 from gpunode.core.model import Check, HostOutcome, HostResult, Plan
 from gpunode.core.plan import class_key
 from gpunode.core.plan.lockfile import lock_text
-from gpunode.core.plan.playbook import HEADER, dump, make_playbook
+from gpunode.core.plan.playbook import HEADER, dump, group_names, make_playbook
 from gpunode.core.report.text import names
 from gpunode.core.rollout import Pool, Progress, make_pools
 from gpunode.core.spec.rollout import DrainSpec, RolloutSpec, parse_rollout
@@ -125,6 +125,7 @@ def provision(
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
         drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
         generation=next_generation(), expected=expected,
+        groups=group_names(_plan(h) for h in todo.values()),
     )  # fmt: skip
     progress = run.go(pools, how.deadline, [(h, untouched[h.host]) for h in quiet])
     left = run.of_run(HostResult(host="", outcome="pending", message=f"not started: {progress.stopped}", started=False))
@@ -153,6 +154,7 @@ class _Run:
     drains: Mapping[str, DrainSpec]
     nodes: ClusterNodes
     expected: Mapping[str, Expected]
+    groups: Mapping[str, str]  # the inventory's groups of the classes
     generation: int  # orders the runs of this controller, on the nodes
     runs: Runs | None  # the journal; None for a rehearsal
     results: dict[str, HostResult] = field(default_factory=dict)
@@ -243,7 +245,7 @@ class _Run:
         """One ansible-playbook for the hosts of a job, then a probe of those that it went well on."""
         playbook, limit = f"playbook-{job.number}.yml", self.own / f"limit-{job.number}"
         plans = [_plan(self.todo[host]) for host in job.hosts]
-        write_private(self.own / playbook, dump(make_playbook(plans), HEADER))
+        write_private(self.own / playbook, dump(make_playbook(plans, self.groups), HEADER))
         write_private(limit, "".join(f"{host}\n" for host in job.hosts))
         arguments = ansible_arguments(self.targets, self.options.arguments, run=self.name, generation=self.generation)
         try:
