@@ -230,3 +230,16 @@ def test_quantities_are_those_of_the_official_client(number: str, suffix: str) -
 @given(st.text(max_size=12))
 def test_any_text_is_a_quantity_or_nothing(text: str) -> None:
     assert isinstance(quantity(text), int)
+
+
+def test_a_container_that_ends_is_explained_by_the_last_line_of_its_log() -> None:
+    last = "error opening config file: open /config/config.yaml: no such file or directory"
+    ended = {"exitCode": 1, "reason": "Error", "message": f"I1122 starting\n{last}\n"}
+    waiting = {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}
+    status = {"name": "plugin", "state": {"waiting": waiting}, "lastState": {"terminated": ended}}
+    text = pod_trouble({"status": {"phase": "Running", "containerStatuses": [status]}})
+    assert text == f"plugin: CrashLoopBackOff: {last}"
+    text = pod_trouble(
+        {"status": {"phase": "Failed", "containerStatuses": [{"name": "plugin", "state": {"terminated": ended}}]}}
+    )
+    assert text == f"plugin ended with exit status 1: {last}"

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from api_objects import DRA, OPERATOR
-from api_server import ApiServer
+from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
 
 from gpunode.core.errors import Exit
@@ -89,6 +89,41 @@ def test_all_missing_rights_are_told_at_once(server: ApiServer, api: Api) -> Non
         "patch daemonsets.apps in gpunode"
     )
     assert mutating(server) == []
+
+
+def test_who_may_not_read_configmaps_sees_all_that_is_lacking(server: ApiServer, api: Api) -> None:
+    server.faults.append(Fault("^GET .*/configmaps", 403, "Forbidden", "configmaps is forbidden", times=99))
+    server.denied += ["^get configmaps", "^create daemonsets"]
+    (problem,) = put(api, rendered()).problems
+    assert "get configmaps in gpunode" in problem.what and "create daemonsets.apps in gpunode" in problem.what
+    (problem,) = remove(api, "gpunode", tell=silent).problems
+    assert problem.what == "here may not get configmaps in gpunode"
+    assert mutating(server) == []
+
+
+@pytest.mark.parametrize(
+    ("status", "text", "fix"),
+    [
+        (400, 'admission webhook "policy.lan" denied the request: no hostPath', "a policy of this cluster forbids it"),
+        (500, 'failed calling webhook "policy.lan": connection refused', "the webhook does not answer"),
+    ],
+)
+def test_what_a_webhook_refuses_is_not_reported_as_changed(
+    status: int, text: str, fix: str, server: ApiServer, api: Api
+) -> None:
+    server.faults.append(Fault("^PATCH .*/runtimeclasses/.*dryRun", status, "Denied", text, times=99))
+    applied = put(api, rendered())
+    (problem,) = applied.problems
+    assert text in problem.what and fix in problem.fix
+    assert applied.changes == () and mutating(server) == []
+
+
+def test_dra_beside_a_device_plugin_of_somebody_else_is_refused(server: ApiServer, api: Api) -> None:
+    server.resources["resource.k8s.io/v1"] = DRA["resource.k8s.io/v1"]
+    server.put(node("gpu1"))
+    server.put(other_plugin("p"))
+    (problem,) = put(api, rendered({"sharing": {"strategy": "dra"}}, gpu1={})).problems
+    assert "DaemonSet kube-system/p hands out GPUs already" in problem.what
 
 
 def test_what_the_server_finds_invalid_stops_the_rest(server: ApiServer, api: Api) -> None:

@@ -5,11 +5,13 @@ GPUNODE_WRITE_CASES=1 writes tests/cases/kube/CASE/expected/ anew, to be read be
 
 from __future__ import annotations
 
+import json
 import os
 
 import pytest
 import yaml
 from kube_cases import CASES, Case, complaint
+from kube_cluster import rendered
 from kube_links import dangling_links, pods_in, unfed_readers
 
 from gpunode.core.kube.render import ORDER
@@ -104,3 +106,19 @@ def test_a_container_without_the_folder_behind_the_link_is_found() -> None:
     assert len(dangling_links(with_mounts(link, {"name": "all", "mountPath": "/elsewhere"}))) == 1
     assert unfed_readers(with_mounts(link)) == []
     assert len(unfed_readers(with_mounts())) == 1
+
+
+GPUSHARE = {"sharing": {"strategy": "gpushare"}}
+
+
+@pytest.mark.parametrize(("version", "names"), [("1.24", 2), ("1.34", 1)])
+def test_servers_that_warn_of_the_older_role_get_the_newer_alone(version: str, names: int) -> None:
+    text = json.dumps([item for item in rendered(GPUSHARE, version).objects if item["kind"] == "Deployment"])
+    assert text.count("node-role.kubernetes.io/") == 2 * names
+
+
+def test_the_note_on_feature_discovery_comes_with_what_renders_it_alone() -> None:
+    note = "GPU Feature Discovery writes files that only Node Feature Discovery turns into labels"
+    feature_discovery = {"kubernetes": {"feature_discovery": True}}
+    assert note in [reason.what for reason in rendered(feature_discovery).notes]
+    assert note not in [reason.what for reason in rendered({**feature_discovery, **GPUSHARE}).notes]

@@ -178,6 +178,17 @@ def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -
     assert found["kube.allocatable"] == ("failed", "gpu1 offers nothing of the kind gpu (none)")
 
 
+def test_a_node_that_is_not_ready_offers_nothing(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    down = node("gpu2", address="10.0.0.2", allocatable={GPU: "8"})
+    down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
+    server.put(down)
+    what = rendered({}, gpu1={}, gpu2={})
+    apply(api, what, timeout=5, tell=silent)
+    found = of(verify(api, what, smoke=False, tell=silent))
+    assert found["kube.allocatable"] == ("failed", "gpu2 (NotReady) offers nothing of the kind gpu (none)")
+
+
 def test_without_smoke_nothing_is_started(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))
     nodes = Nodes(server)

@@ -32,6 +32,7 @@ def container(cluster: Cluster, component: str, name: str, **fields: Any) -> Obj
         "name": name,
         "image": cluster.image(component),
         "imagePullPolicy": cluster.spec.images.pull_policy,
+        "terminationMessagePolicy": "FallbackToLogsOnError",  # why it ended, for who may not read logs
         **fields,
     }
     return {key: value for key, value in found.items() if value or value is False}

@@ -68,7 +68,8 @@ def apply(
     tell("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
     if problems or dry_run:
-        return Applied(problems=tuple(problems), changes=tuple(ground.changes), notes=notes, dry_run=dry_run)
+        changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
+        return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
     run = _Run(api=api, tell=tell)
     run.left = [change.key for change in ground.changes if change.how not in ("kept", "unchanged")]
     error = run.carry_out(lambda: _apply_all(run, rendered.cluster.spec.namespace, ground))
@@ -178,7 +179,12 @@ def _trouble(api: Api, key: Key) -> str:
 
 def remove(api: Api, namespace: str, *, dry_run: bool = False, timeout: float = GONE_SECONDS, tell: Tell) -> Applied:
     """Take away everything that apply recorded, in the reverse order, and what it put on nodes."""
-    before, places = inventories(api, namespace)
+    try:
+        before, places = inventories(api, namespace)
+    except ApiError as denied:
+        if denied.status == 403 and (found := missing_rights(api, [right_of(api, inventory_key(namespace), "get")])):
+            return Applied(problems=tuple(found), dry_run=dry_run)
+        raise
     keys = before.without(())
     served = [key for key in keys if api.resource(key.api, key.kind)]
     rights = [right_of(api, key, verb) for key in (*served, *places) for verb in ("get", "delete")]

@@ -68,7 +68,12 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     for problems in (_server(api, rendered), rendered.problems, _kinds(api, rendered)):
         if found := list(problems):
             return ground, found
-    ground.before, ground.places = inventories(api, namespace)
+    try:
+        ground.before, ground.places = inventories(api, namespace)
+    except ApiError as error:  # whoever may not read ConfigMaps sees all that is lacking, not this alone
+        if error.status == 403 and (found := missing_rights(api, _rights(api, rendered, ground))):
+            return ground, found
+        raise
     ground.stale = ground.before.without(ground.wanted)
     found = missing_rights(api, _rights(api, rendered, ground))
     found = found or [*_objects(api, ground), *_nodes(api, rendered, ground), *_others(api, rendered, ground)]
@@ -271,7 +276,17 @@ def _rejected(key: Key, error: ApiError) -> Problem:
         return Problem(what=f"{key}: {error.what}", fix="let whoever manages that field give it up, or agree with it")
     immutable = error.status == 422 and "immutable" in error.what
     fix = f"it cannot be changed in place: delete {key}, and apply again" if immutable else error.fix
-    return Problem(what=f"{key}: {error.what}", fix=fix or "fix that in gpunode.yml")
+    return Problem(what=f"{key}: {error.what}", fix=_webhook_fix(error.what) or fix or "fix that in gpunode.yml")
+
+
+def _webhook_fix(text: str) -> str:
+    """What to do where an admission webhook denies a change, or does not answer; "" where none is involved."""
+    if "webhook" not in text:
+        return ""
+    where = "kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations"
+    if "failed calling webhook" in text:
+        return f"the webhook does not answer: look at its service and pods ({where} names them)"
+    return f"a policy of this cluster forbids it: ask who maintains the webhook ({where} names it)"
 
 
 def strangers(api: Api, namespace: str, ours: Sequence[Key]) -> list[str]:

@@ -98,7 +98,7 @@ def _pool(
     odd |= dict.fromkeys(found.errors)
     there = [(node, use) for node, use in offers(pool, found, names) if use.total]
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
-    checks.append(allocatable(pool, there, names))
+    checks.append(allocatable(pool, there, names, found))
     if run and there:
         for proof in proofs(rendered.cluster, pool, there):
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)

@@ -140,7 +140,8 @@ def other_problems(
             fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
         )
         return  # the daemon sets are its own
-    if not any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects):
+    ours = any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects)
+    if not ours and not rendered.cluster.pools_of("dra"):  # whose driver comes as a chart
         return
     charts = {release.name for release in rendered.releases}  # ours, on the nodes of other pools
     for found in daemon_sets:

@@ -40,25 +40,30 @@ def namespace_object() -> Object:
 
 
 def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
-    """(node, use) of what this pool's sharing offers; `names`: host of the inventory → node, {} where none is known."""
+    """(node, use) of what this pool's sharing offers on nodes that are Ready: others run no pod.
+
+    `names`: host of the inventory → node, {} where none is known.
+    """
     nodes = {names[host] for host in pool.hosts if host in names}
     return [
         (node.name, use)
         for node in found.nodes
         for use in node.uses
-        if use.kind in _KIND[pool.sharing.strategy] and (not pool.hosts or node.name in nodes)
+        if node.is_ready and use.kind in _KIND[pool.sharing.strategy] and (not pool.hosts or node.name in nodes)
     ]
 
 
-def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str, str]) -> Check:
+def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str, str], found: Usage) -> Check:
     """Whether every node of the pool (where the inventory names them) offers what its sharing should."""
+    down = {node.name for node in found.nodes if not node.is_ready}
     silent = sorted({names[host] for host in pool.hosts if host in names} - {node for node, use in there if use.total})
     what = " or ".join(_KIND[pool.sharing.strategy])
     if silent or not any(use.total for _, use in there):
+        who = ", ".join(f"{node} (NotReady)" if node in down else node for node in silent) or "no node"
         return Check(
             id="kube.allocatable",
             status="failed",
-            message=f"{', '.join(silent) or 'no node'} offers nothing of the kind {what} ({pool.sharing.strategy})",
+            message=f"{who} offers nothing of the kind {what} ({pool.sharing.strategy})",
             fix="gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE",
         )
     totals: Counter[str] = Counter()

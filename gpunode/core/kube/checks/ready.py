@@ -66,11 +66,11 @@ def pod_trouble(pod: Object) -> str:
         state = container.get("state") or {}
         waiting, ended = state.get("waiting") or {}, state.get("terminated") or {}
         if waiting.get("reason") and waiting["reason"] not in _STARTING:
-            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message", "")
-            text = waiting.get("message") or last
+            last = ((container.get("lastState") or {}).get("terminated") or {}).get("message") or ""
+            text = _last_line(last) or waiting.get("message", "")
             return f"{container['name']}: {waiting['reason']}" + (f": {_short(text)}" if text else "")
         if ended.get("exitCode"):
-            text = ended.get("message") or ended.get("reason") or ""
+            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
             return f"{container['name']} ended with exit status {ended['exitCode']}" + (
                 f": {_short(text)}" if text else ""
             )
@@ -83,6 +83,12 @@ def unschedulable(pod: Object) -> str:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
             return str(condition.get("message") or condition.get("reason") or "unschedulable")
     return ""
+
+
+def _last_line(text: str) -> str:
+    """Of the tail of a log, which Kubernetes keeps where a container fails (FallbackToLogsOnError)."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""
 
 
 def _short(text: str) -> str:

@@ -185,7 +185,8 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
         )
     if cluster.pools_of("mps"):
         yield Reason(what="MPS is experimental in the device plugin", why="since 0.15.0, by its README")
-    if spec.install == "manifest" and spec.feature_discovery and not spec.node_feature_discovery:
+    discovers = spec.install == "manifest" and spec.feature_discovery and bool(cluster.plugin_pools)
+    if discovers and not spec.node_feature_discovery:
         yield Reason(
             what="GPU Feature Discovery writes files that only Node Feature Discovery turns into labels",
             why="set kubernetes.node_feature_discovery, or leave it where the cluster has one already",

@@ -6,6 +6,7 @@ Upstream's manifests select and tolerate node-role.kubernetes.io/master only, wh
 from __future__ import annotations
 
 from gpunode.core.edits.kubernetes.scheduler import PREFIX
+from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
     UNPRIVILEGED,
@@ -28,6 +29,7 @@ EXTENDER, PLUGIN = "gpushare-extender", "gpushare-device-plugin"
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
 PORT = 12345
 _ROLES = ("node-role.kubernetes.io/control-plane", "node-role.kubernetes.io/master")
+_ONE_ROLE = Server(1, 25)  # kubeadm sets neither label nor taint of the second one from here on, and servers warn of it
 
 _READ, _POD = ["get", "list", "watch"], ["update", "patch", "get", "list", "watch"]
 # pods/binding is what binds: without it a pod is annotated, and stays Pending
@@ -82,11 +84,13 @@ def _extender(cluster: Cluster) -> Object:
         cluster, EXTENDER, EXTENDER,
         env=env(LOG_LEVEL="info", PORT=str(PORT)),
         ports=[{"name": "http", "containerPort": PORT}],
+        readinessProbe={"tcpSocket": {"port": "http"}, "periodSeconds": 5},
         securityContext=UNPRIVILEGED,
     )  # fmt: skip
-    terms = [{"matchExpressions": [{"key": role, "operator": "Exists"}]} for role in _ROLES]
+    roles = _ROLES if cluster.server < _ONE_ROLE else _ROLES[:1]
+    terms = [{"matchExpressions": [{"key": role, "operator": "Exists"}]} for role in roles]
     affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
-    taints = (*_ROLES, "node.cloudprovider.kubernetes.io/uninitialized")
+    taints = (*roles, "node.cloudprovider.kubernetes.io/uninitialized")
     tolerated = [{"key": taint, "operator": "Exists", "effect": "NoSchedule"} for taint in taints]
     spec = pod(
         cluster, containers=[main], gpu=False,

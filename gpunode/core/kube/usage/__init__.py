@@ -76,6 +76,10 @@ class NodeUse:
     state: str  # Ready, NotReady, and SchedulingDisabled as kubectl get nodes says it
     uses: tuple[Use, ...]
 
+    @property
+    def is_ready(self) -> bool:
+        return self.state.split(",")[0] == "Ready"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Waiting:
