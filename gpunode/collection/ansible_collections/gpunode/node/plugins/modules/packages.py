@@ -50,8 +50,16 @@ fix:
   type: str
   returned: on failure
 log:
-  description: The end of what the commands on the node printed.
+  description: The end of what the commands on the node printed, before anything was rolled back.
   type: list
   elements: str
   returned: on failure
+log_file:
+  description: The file on the controller that has all of it.
+  type: str
+  returned: on failure in a run of gpunode provision, runs resume or uninstall
+installed:
+  description: What was installed, in a few words.
+  type: str
+  returned: when packages were installed
 """
