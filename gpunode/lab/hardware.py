@@ -85,15 +85,16 @@ def parse_gpu(word: str) -> GpuSpec:
     return replace(known, class_code=int(match[2], 16)) if match[2] else known
 
 
-def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool) -> None:
+def write_hardware(lab: Path, gpus: Sequence[str], *, nouveau: bool, node: str = "") -> None:
     """Fill `lab` (shown in the node at /lab) with the hardware that `gpus` names.
 
     Words are those of `parse_gpu`, `none`, or `hgx-h100` (eight GPUs and four NVSwitches).  Writes `sys/bus/pci`, the
-    stand-ins' tables `standin-gpus` and `standin-mig`, and `autoload`, the modules udev would load.  Raises InputError.
+    stand-ins' tables `standin-gpus` and `standin-mig`, and `autoload`, the modules udev would load.  GPUs of nodes with
+    other names have other UUIDs.  Raises InputError.
     """
     specs = [spec for word in gpus for spec in BUNDLES.get(word.strip().lower()) or _one(word)]
     build_pci_tree(lab / "sys", specs)
-    rows = [_table_row(slot, spec) for slot, spec in _slots(specs) if spec.class_code != BRIDGE]
+    rows = [_table_row(slot, spec, node) for slot, spec in _slots(specs) if spec.class_code != BRIDGE]
     (lab / "standin-gpus").write_text("".join(f"{row}\n" for row in rows))
     profiles = [row for slot, spec in _slots(specs) if spec.mig for row in _mig_rows(slot, spec)]
     (lab / "standin-mig").write_text("".join(f"{row}\n" for row in profiles))
@@ -155,9 +156,9 @@ def _config_space(vendor: int, device: int, sub_vendor: int, sub_device: int, ba
     return bytes(config)
 
 
-def _table_row(slot: str, spec: GpuSpec) -> str:
+def _table_row(slot: str, spec: GpuSpec, node: str) -> str:
     """slot, id, UUID, memory in MiB, compute capability, MIG, ECC, flavours, name: nine columns, tabs between."""
-    gpu_uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{slot} {spec.id}")
+    gpu_uuid = uuid.uuid5(uuid.NAMESPACE_OID, f"{node} {slot} {spec.id}".strip())
     state = {True: "Disabled", False: "[N/A]"}
     columns = (
         slot,

@@ -87,7 +87,7 @@ def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: P
     """Lay out the node's folder: its hardware, and what it gets at first boot, with its distribution's own sources."""
     for folder in ("lab/seed", "lab/proc", "containerd", "docker"):
         (node.directory / folder).mkdir(parents=True, exist_ok=True)
-    hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau)
+    hardware.write_hardware(node.hardware, node.gpus, nouveau=node.nouveau, node=node.name)
     seed = node.hardware / "seed"
     public_key = machine.places().key.with_suffix(".pub").read_text()
     machine.write(seed / "root/.ssh/authorized_keys", public_key)

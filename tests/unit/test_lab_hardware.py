@@ -74,3 +74,12 @@ def test_a_gpu_with_mig_has_a_line_for_each_of_its_profiles_and_others_have_none
     assert {len(row) for row in rows} == {12}
     assert {(row[0], row[1]) for row in rows} == {("0000:1e:00.0", "kept")}
     assert rows[4][2:] == ["3g.40gb", "9", "3", "4", "0 4", "0", "0", "2", "35.20", "7 8 0 1"]
+
+
+def test_gpus_of_two_nodes_have_uuids_of_their_own(tmp_path: Path) -> None:
+    tables = []
+    for name in ("lab-1", "lab-2"):
+        (tmp_path / name).mkdir()
+        write_hardware(tmp_path / name, ["h100", "h100"], nouveau=False, node=name)
+        tables += (tmp_path / name / "standin-gpus").read_text().splitlines()
+    assert len({row.split("\t")[2] for row in tables}) == 4
