@@ -60,7 +60,7 @@ KINDS = (
 class Count:
     """Things foretold, things that happened, and those that are both; `unnamed` dependencies are in neither."""
 
-    foretold: int
+    announced: int
     happened: int
     both: int
     unnamed: int
@@ -96,19 +96,19 @@ def compare(made: Lab, spec: Path) -> Count:
         return dict(json.loads(text)["hosts"][0])
 
     names = named(said("plan"))
-    foretold = things(said("provision", "--check")["changed"])
+    announced = things(said("provision", "--check")["changed"])
     happened = things(said("provision", "--yes", ok=(0,))["changed"])
-    unnamed = {thing for thing in happened - foretold if thing[0] == "package" and thing[1] not in names}
+    unnamed = {thing for thing in happened - announced if thing[0] == "package" and thing[1] not in names}
     happened -= unnamed
-    for what, some in (("said and not done", foretold - happened), ("done and not said", happened - foretold)):
+    for what, some in (("said and not done", announced - happened), ("done and not said", happened - announced)):
         for kind, name in sorted(some):
             log(f"{made.name}: {what}: {kind} {name}")
-    return Count(foretold=len(foretold), happened=len(happened), both=len(foretold & happened), unnamed=len(unnamed))
+    return Count(announced=len(announced), happened=len(happened), both=len(announced & happened), unnamed=len(unnamed))
 
 
 def counted(distro: str, specs: Iterable[dict[str, Any]]) -> Count:
     """One fresh node, and each spec in turn."""
-    total = Count(foretold=0, happened=0, both=0, unnamed=0)
+    total = Count(announced=0, happened=0, both=0, unnamed=0)
     name = f"bench-check-{re.sub(r'[^a-z0-9]', '', distro)}"
     with (
         lab.up(distro=distro, engines=("containerd",), name=name, log=log) as made,
@@ -126,7 +126,7 @@ def counted(distro: str, specs: Iterable[dict[str, Any]]) -> Count:
 
 def main(distros: list[str]) -> None:
     """All of CASES, or the distributions that are named."""
-    total = Count(foretold=0, happened=0, both=0, unnamed=0)
+    total = Count(announced=0, happened=0, both=0, unnamed=0)
     cases = {distro: CASES[distro] for distro in distros or CASES}
     for distro, specs in cases.items():
         count = counted(distro, specs)

@@ -115,8 +115,8 @@ def create(
     if not order.targets:
         raise click.UsageError("name the targets (--for), or saved probes (--probe)")
     store = Store(store_folder(), Web(desired.opened_spec().proxy))
-    with _telling() as tell:
-        manifest = make(order, desired, store, output, url=url, tell=tell)
+    with _telling() as notify:
+        manifest = make(order, desired, store, output, url=url, notify=notify)
     if output_format == "json":
         print_json(_summary(manifest, str(output)))
         return Exit.OK
@@ -150,8 +150,8 @@ def verify(place: str, sha256: str, output_format: str) -> int:
     where = place_of(place)
     manifest, found = read_manifest(where, sha256)
     check_manifest_signature(where, manifest)
-    with _telling() as tell:
-        broken = damages(where, manifest.files, told=lambda done, of: tell(f"compared {done} of {of} files"))
+    with _telling() as notify:
+        broken = damages(where, manifest.files, notify=lambda done, of: notify(f"compared {done} of {of} files"))
     odd, extra = list(inconsistencies(manifest)), where.unknown(manifest.files)
     good = not broken and not odd
     if output_format == "json":
@@ -265,13 +265,13 @@ def push(folder: Path, destinations: tuple[str, ...], accept_new_host_keys: bool
     refuse_damaged(where, damages(where, manifest.files, remembered=True))
     done = {}
     for destination in destinations:
-        with _telling() as tell:
+        with _telling() as notify:
             done[destination] = copy(
                 folder,
                 manifest,
                 destination,
                 accept_new=accept_new_host_keys,
-                told=lambda *numbers: tell(progress("copied", *numbers)),
+                notify=lambda *numbers: notify(progress("copied", *numbers)),
             )
         if output_format == "text":
             for path in done[destination].removed:
@@ -339,9 +339,9 @@ class _telling:
 
     def __enter__(self) -> Callable[[str], None]:
         self._live, self._last, self._said = sys.stderr.isatty(), "", time.monotonic()
-        return self._tell
+        return self._report
 
-    def _tell(self, text: str) -> None:
+    def _report(self, text: str) -> None:
         self._last = text
         if self._live:
             echo(text, err=True, nl=False, over=True)

@@ -181,16 +181,16 @@ def _galaxy(role: Role) -> str:
 
 def _tasks(found: list[Row]) -> str:
     """One task an option; an option without a title is one more argument of the task before it."""
-    told = {(row.role, option) for row in found for option in row.told}
+    results_of = {(row.role, option) for row in found for option in row.results_of}
     text = "---\n"
     for row in found:
         if row.title:
             text += "" if text == "---\n" else "\n"
             text += f"- name: {row.title}\n  gpunode.node.{row.kind.action}:\n"
         text += f'    {row.kind.argument}: "{{{{ {row.variable} }}}}"\n'
-        if row.told:
-            text += f'    after: "{{{{ [{", ".join(f"__{row.role}_{option}" for option in row.told)}] }}}}"\n'
-        if (row.role, row.option) in told:
+        if row.results_of:
+            text += f'    after: "{{{{ [{", ".join(f"__{row.role}_{option}" for option in row.results_of)}] }}}}"\n'
+        if (row.role, row.option) in results_of:
             text += f"  register: __{row.variable}\n"
     return text
 

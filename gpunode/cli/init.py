@@ -111,13 +111,13 @@ def _with_options(answers: Answers, given: dict[str, Any]) -> Answers:
     """The answers with what options say in place of what is suggested."""
     from gpunode.core.starter import parse_instances
 
-    said = {key: value for key, value in given.items() if value}
-    if "mig" in said:
-        said["mig"] = parse_instances(said["mig"])
-        said.setdefault("strategy", "mig")
-    if "replicas" in said:
-        said.setdefault("strategy", "time-slicing")
-    return replace(answers, **said)
+    stated = {key: value for key, value in given.items() if value}
+    if "mig" in stated:
+        stated["mig"] = parse_instances(stated["mig"])
+        stated.setdefault("strategy", "mig")
+    if "replicas" in stated:
+        stated.setdefault("strategy", "time-slicing")
+    return replace(answers, **stated)
 
 
 # ---------------------------------------------------------------- the nodes
@@ -179,8 +179,8 @@ def _ask(answers: Answers, given: dict[str, Any]) -> Answers:
         if given[name]:
             return
         default = options.pop("default", getattr(answers, name))
-        said = click.prompt(text, default=default, err=True, **options)
-        answers = replace(answers, **{name: value(said)})
+        stated = click.prompt(text, default=default, err=True, **options)
+        answers = replace(answers, **{name: value(stated)})
 
     from gpunode.core.starter import parse_instances
 

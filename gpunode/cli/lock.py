@@ -84,8 +84,8 @@ def lock(targets: Targets, probes: tuple[Path, ...], output: Path, update: bool,
     if written:
         output.write_text(lock_text(new), encoding="utf-8")
     if output_format == "json":
-        told = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
-        print_json({"file": str(output), "differences": differs, "written": written, "errors": told})
+        reported = [{"host": one.host, "error": one.error and error_data(one.error)} for one in errors]
+        print_json({"file": str(output), "differences": differs, "written": written, "errors": reported})
     else:
         show_errors([(one.host, one.error) for one in errors if one.error])
         echo("\n".join(differs) or f"{output}: as the hosts are")

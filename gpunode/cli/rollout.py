@@ -73,8 +73,8 @@ def rollout_options(command: Command) -> Command:
             rollout["waves"] = [wave.strip() for wave in rollout["waves"].split(",")]
         if rollout["soak"] is not None:
             rollout["soak"] = int(rollout["soak"])
-        said = {name: value for name, value in rollout.items() if value is not None}
-        return command(*args, rollout=said, **given)
+        stated = {name: value for name, value in rollout.items() if value is not None}
+        return command(*args, rollout=stated, **given)
 
     return options(*_OPTIONS, section="Rollout")(run_options(with_rollout))  # type: ignore[return-value]
 

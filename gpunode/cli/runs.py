@@ -80,9 +80,9 @@ def show(name: str, every: bool, output_format: str) -> int:
     if not few:
         echo(run_text({h.host: h.state for h in hosts}, [_result(h) for h in hosts if h.exit is not None]))
     for host in hosts if few else ():
-        said = host.message or (f"at: {host.step}" if host.step else "")
+        stated = host.message or (f"at: {host.step}" if host.step else "")
         place = f"{host.pool}/{host.wave + 1}" if host.pool else "-"
-        echo(f"  {host.host:<24} {place:<8} {host.state:<8} {said}")
+        echo(f"  {host.host:<24} {place:<8} {host.state:<8} {stated}")
     logs = {host.log for host in hosts if host.log}
     for log in sorted(logs):
         echo(f"logs: {log}")
@@ -173,10 +173,10 @@ def resume(
             echo(f"{run.name}: every host is done")
         return 0
     targets = _targets(run, limit, ask_become_pass=ask_become_pass, break_lock=break_lock)
-    said = f"of run {run.name}"
+    stated = f"of run {run.name}"
     text = run.request.get("lock")
-    lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {said}")
-    desired = DesiredState(with_secrets(run.request["spec"], spec_data), source=f"the spec {said}", lock=lock)
+    lock = None if text is None else parse_lock(tomllib.loads(text), f"the lock {stated}")
+    desired = DesiredState(with_secrets(run.request["spec"], spec_data), source=f"the spec {stated}", lock=lock)
     known = _known(run, left, targets, limit)
     with probing(output_format) as on_done:
         found = probe(known, targets, on_done=on_done)

@@ -22,7 +22,7 @@ _SHOWN = {"shown": True}  # of a record that is on the screen already
 
 
 @dataclass(kw_only=True)
-class _Ears:
+class _Verbosity:
     """How much a person wants to hear."""
 
     level: int = logging.WARNING  # of messages that are shown on stderr
@@ -30,7 +30,7 @@ class _Ears:
     file: str = ""
 
 
-_asked = _Ears()
+_asked = _Verbosity()
 
 
 def listen(*, verbose: int = 0, quiet: bool = False, log_file: str = "") -> None:

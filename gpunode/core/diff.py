@@ -30,8 +30,10 @@ def _unseen(before: bytes | None, after: bytes | None) -> str:
     if old == new:
         return "only line ends, or bytes that are not UTF-8, differ"
     numbers = [number for number, pair in enumerate(zip(old, new, strict=False), 1) if pair[0] != pair[1]]
-    said = f"line{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:10]))}{' …' * (len(numbers) > 10)}"
-    return f"the difference is hidden: a secret, or what stands behind one, in {said if numbers else 'the last lines'}"
+    stated = f"line{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers[:10]))}{' …' * (len(numbers) > 10)}"
+    return (
+        f"the difference is hidden: a secret, or what stands behind one, in {stated if numbers else 'the last lines'}"
+    )
 
 
 def _text(data: bytes | None) -> str:

@@ -203,12 +203,12 @@ def _read(host: Detected, ran: Ran) -> Detected:
     try:
         facts = parse_probe(ran.stdout)
     except InputError as error:  # the user's input is fine: it is the node that did not answer as it should
-        said = " ".join(ran.stderr.split())[-300:]
+        stated = " ".join(ran.stderr.split())[-300:]
         if ran.rc < 0 or ran.rc > KILLED:
             return replace(
                 host,
                 error=UnreachableError(
-                    f"{host.host}: the probe was killed there" + (f" ({said})" if said else ""),
+                    f"{host.host}: the probe was killed there" + (f" ({stated})" if stated else ""),
                     fix="if the host is shutting down or starting, try again when it is up",
                 ),
             )
@@ -216,7 +216,7 @@ def _read(host: Detected, ran: Ran) -> Detected:
             host,
             probe=ran.stdout,
             error=GpunodeError(
-                f"{host.host}: the probe's answer cannot be used: {error.what}" + (f" ({said})" if said else ""),
+                f"{host.host}: the probe's answer cannot be used: {error.what}" + (f" ({stated})" if stated else ""),
                 expected="a complete answer of probe.sh, which needs sh, mktemp and some space in /tmp",
                 fix="log in and see whether `mktemp -d` works, and what a login script prints",
             ),
@@ -314,10 +314,10 @@ def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
                 env={**os.environ, "ANSIBLE_NOCOLOR": "1"},
                 check=False,
             )
-            said = f"{ran.stdout}\n{ran.stderr}"
+            stated = f"{ran.stdout}\n{ran.stderr}"
         except subprocess.TimeoutExpired:
-            said = "Ansible did not end in time"
-        return [_ansible_answer(target, folder / "found" / target.name, said) for target in hosts]
+            stated = "Ansible did not end in time"
+        return [_ansible_answer(target, folder / "found" / target.name, stated) for target in hosts]
 
 
 def _ansible_answer(target: Target, file: Path, said: str) -> Ran:

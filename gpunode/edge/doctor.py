@@ -137,8 +137,8 @@ def _chunks(path: Path) -> Iterator[str]:
             if any(rest):
                 yield b"".join(rest).decode("utf-8", errors="replace")
     except (OSError, EOFError, lzma.LZMAError) as error:
-        said = getattr(error, "strerror", None) or str(error)
-        raise InputError(f"log {path}: {said}", fix="name a readable file, or - for standard input") from error
+        stated = getattr(error, "strerror", None) or str(error)
+        raise InputError(f"log {path}: {stated}", fix="name a readable file, or - for standard input") from error
 
 
 def _opened(path: Path) -> IO[bytes]:

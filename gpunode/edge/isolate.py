@@ -20,7 +20,7 @@ from gpunode.edge.state import StateError, state_dir, state_path, write_private
 
 T = TypeVar("T")
 _DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS}  # never a bug, whatever was being written
-_SAID = 300  # characters of an exception's own words that are shown
+_PRINTED = 300  # characters of an exception's own words that are shown
 _END = 30_000  # characters of either end of a traceback that are kept
 LOG = logging.getLogger("gpunode")  # what is in no result; the command line prints it
 LOG.addHandler(logging.NullHandler())
@@ -48,9 +48,9 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
         inside = name.startswith(f"{_state_name()}/") or name == _state_name()
         if error.errno in _DISK or (inside and error.errno):
             return StateError.of(name, error)
-    said = " ".join(_shown(_words(error)[: 4 * _SAID], hide).split())
-    said = said if len(said) <= _SAID else f"{said[:_SAID]} …"
-    what = f"unexpected {type(error).__name__}: {said}"
+    stated = " ".join(_shown(_words(error)[: 4 * _PRINTED], hide).split())
+    stated = stated if len(stated) <= _PRINTED else f"{stated[:_PRINTED]} …"
+    what = f"unexpected {type(error).__name__}: {stated}"
     return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host, hide))
 
 
@@ -104,9 +104,9 @@ def _write(report: str, error: Exception, host: str, hide: Callable[[str], str])
     head = f"gpunode {__version__}, Python {sys.version.split()[0]}, {datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
     # each part is cut at its end alone before it is masked: the name of a secret stands in front of it
     parts = [part if len(part) <= _END else f"{part[:_END]} …\n" for part in traceback.format_exception(error)]
-    told = "".join(_shown(part, hide) for part in parts)
-    told = told if len(told) <= 2 * _END else f"{told[:_END]}\n…\n{told[-_END:]}"
-    text = f"{head}{f', host {printable(host)}' if host else ''}\n{told}"
+    reported = "".join(_shown(part, hide) for part in parts)
+    reported = reported if len(reported) <= 2 * _END else f"{reported[:_END]}\n…\n{reported[-_END:]}"
+    text = f"{head}{f', host {printable(host)}' if host else ''}\n{reported}"
     try:
         path = state_dir() / f"traceback-{report}.txt"
         write_private(path, text)

@@ -128,12 +128,12 @@ def _locate(error: InputError, path: str, raw: bytes) -> None:
     """Put the line and column of the key that the error names into it, with that line and a caret."""
     import yaml
 
-    said = error.what.removeprefix(f"{path}: ")
+    stated = error.what.removeprefix(f"{path}: ")
     root = yaml.compose(raw, Loader=_loader())
-    found = (_mark(root, word.strip("',:")) for word in said.split()) if root and said != error.what else ()
+    found = (_mark(root, word.strip("',:")) for word in stated.split()) if root and stated != error.what else ()
     mark = next(filter(None, found), None)
     if mark:
-        error.what = f"{path}:{mark.line + 1}:{mark.column + 1}: {said}"
+        error.what = f"{path}:{mark.line + 1}:{mark.column + 1}: {stated}"
         error.excerpt = _excerpt(raw, mark)
         error.args = (error.what,)
 

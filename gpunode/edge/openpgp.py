@@ -117,8 +117,8 @@ def _gpg(home: Path, *words: str, data: bytes = b"") -> bytes:
     options = ("--homedir", str(home), "--batch", "--no-tty", "--quiet", "--pinentry-mode", "loopback")
     done = _run("gpg", *options, *words, data=data)
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip().splitlines()
-        raise GpunodeError(f"gpg failed: {said[-1] if said else done.returncode}", fix=_FIX)
+        stated = done.stderr.decode(errors="replace").strip().splitlines()
+        raise GpunodeError(f"gpg failed: {stated[-1] if stated else done.returncode}", fix=_FIX)
     return done.stdout
 
 

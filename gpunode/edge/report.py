@@ -69,7 +69,7 @@ def of_run(name: str) -> Report:
         _card(row.host, partial(_of_row, row, plans.get(row.host), results.get(row.host))) for row in rows.values()
     ]
     hosts += [_card(host, partial(_of_data, plan)) for host, plan in plans.items() if host not in rows]
-    told = Run(
+    reported = Run(
         name=run.name,
         verb=run.verb,
         status=run.outcome,
@@ -77,7 +77,7 @@ def of_run(name: str) -> Report:
         ended=run.ended,
         controller=run.controller.rpartition(":")[0],
     )
-    made = _report(hosts, title="", source=f"run {run.name}", run=told)
+    made = _report(hosts, title="", source=f"run {run.name}", run=reported)
     return replace(made, title=headline(made))
 
 
@@ -109,21 +109,21 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         own = path.parent if path.name == "probe.txt" else path.with_suffix("")
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
-        told = isolated(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
+        reported = isolated(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
         found[name] = {
             "pool": pool,
-            **({"plan": {"error": error_data(told)}} if isinstance(told, GpunodeError) else told),
+            **({"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported),
         }
     for path in sorted(folder.rglob("*.json")):
         if path.name == "manifest.json" and path.with_name("plan.json").exists():
             continue
         for host in _recorded(path):
-            told = _told_or_error(host, desired.knowledge, path)
+            reported = _reported_or_error(host, desired.knowledge, path)
             known = found.setdefault(host["host"], {"pool": _pool(path, folder)})
-            known |= {key: value for key, value in told.items() if value or key not in known}
+            known |= {key: value for key, value in reported.items() if value or key not in known}
     if not found:
         raise InputError(f"{folder}: neither a probe nor *.json in it", fix="gpunode detect HOST… --save DIR")
-    hosts = [_card(name, partial(make_host, name, **told)) for name, told in found.items()]
+    hosts = [_card(name, partial(make_host, name, **reported)) for name, reported in found.items()]
     return _report(hosts, title=folder.resolve().name, source=f"folder {folder}")
 
 
@@ -184,14 +184,14 @@ def _of_probe(path: Path, name: str, desired: DesiredState, *, compare: bool) ->
         return {"seen": seen, "plan": {"error": error_data(error)}}
 
 
-def _told_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
-    told = isolated(str(host["host"]), lambda: _told(host, knowledge, path))
-    if isinstance(told, InputError):
-        raise told  # the file is none of ours
-    return {"plan": {"error": error_data(told)}} if isinstance(told, GpunodeError) else told
+def _reported_or_error(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
+    reported = isolated(str(host["host"]), lambda: _reported(host, knowledge, path))
+    if isinstance(reported, InputError):
+        raise reported  # the file is none of ours
+    return {"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported
 
 
-def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
+def _reported(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str, Any]:
     """What a host's JSON says, for make_host."""
     from gpunode.core.facts import facts_from_data
 
@@ -200,8 +200,8 @@ def _told(host: Mapping[str, Any], knowledge: Knowledge, path: Path) -> dict[str
         raise InputError(f"{path}: nothing is known of {host['host']}", expected=_EXPECTED)
     if kind == "facts":
         return {"seen": see(facts_from_data(host["facts"]), knowledge)}
-    told = {kind: host, "seen": _seen(host)}
-    return told | ({"pool": host["pool"]} if host.get("pool") else {})
+    reported = {kind: host, "seen": _seen(host)}
+    return reported | ({"pool": host["pool"]} if host.get("pool") else {})
 
 
 def _seen(data: Mapping[str, Any] | None) -> Seen | None:
@@ -236,8 +236,8 @@ def _json(path: Path) -> dict[str, Any]:
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
-        raise InputError(f"{path}: {said}", expected=_EXPECTED) from error
+        stated = error.strerror if isinstance(error, OSError) else error
+        raise InputError(f"{path}: {stated}", expected=_EXPECTED) from error
     return data if isinstance(data, dict) else {}
 
 

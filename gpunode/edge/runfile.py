@@ -40,14 +40,14 @@ def runfile_here(value: Mapping[str, Any]) -> Path:
         return file
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "gpunode" / "runfile"
     cache.mkdir(parents=True, exist_ok=True, mode=0o700)
-    proxy, said = value.get("proxy", ""), []
+    proxy, stated = value.get("proxy", ""), []
     for url in value.get("urls", ()):
         try:
             return _kept(cache / value["name"], url, value.get("sha256") or _published(url, proxy), proxy)
         except (OSError, ValueError) as error:
-            said.append(mask(f"{url}: {error}"))
+            stated.append(mask(f"{url}: {error}"))
     raise GpunodeError(
-        f"{value['name']} cannot be fetched: {'; '.join(said) or 'it has no URL'}",
+        f"{value['name']} cannot be fetched: {'; '.join(stated) or 'it has no URL'}",
         fix="check its URL, the network and the proxy; nothing was changed",
     )
 

@@ -115,9 +115,9 @@ def _read(folder: Path, name: str, key: str, known: int) -> dict[str, Any]:
             raise InputError(f"{folder / name}: format {data[key]!r}", expected=str(known), fix="make the plan again")
         return dict(data)
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
-        said = error.strerror if isinstance(error, OSError) else error
+        stated = error.strerror if isinstance(error, OSError) else error
         raise InputError(
-            f"{folder}: no plan can be read: {said}",
+            f"{folder}: no plan can be read: {stated}",
             expected=f"a folder with {PLAN}, {INVENTORY} and {PLAYBOOK}, as `gpunode plan -o DIR` writes it",
         ) from error
 

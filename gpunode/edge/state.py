@@ -26,12 +26,12 @@ class StateError(GpunodeError):
     @classmethod
     def of(cls, path: object, error: OSError) -> StateError:
         """`error` met at `path` ("" where nobody knows which file it was)."""
-        said = error.strerror or str(error)
+        stated = error.strerror or str(error)
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
             fix = f"make room there, and run the same command again (the state directory is {_named()})"
         else:
             fix = f"let this user write there, or name another state directory than {_named()}: XDG_STATE_HOME=DIR"
-        return cls(f"cannot write {path or 'a file on this machine'}: {said}", fix=fix)
+        return cls(f"cannot write {path or 'a file on this machine'}: {stated}", fix=fix)
 
 
 def _named() -> str:

@@ -106,13 +106,13 @@ def end(child: int, *, adopts: bool) -> None:
     """
     before = set() if adopts else descendants()
     send(signal.SIGTERM, {child})
-    begun, asked = time.monotonic(), False
-    while (now := time.monotonic()) < begun + GRACE + GIVE_UP:
+    started, asked = time.monotonic(), False
+    while (now := time.monotonic()) < started + GRACE + GIVE_UP:
         reap(child)
         left = descendants() | {pid for pid in before if lives(pid)}
         if not left:
             return
-        if now > begun + GRACE:
+        if now > started + GRACE:
             send(signal.SIGKILL, left)
         elif child not in left and not asked:  # such as ssh that keeps a connection open for the next command
             asked = True

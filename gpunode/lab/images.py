@@ -259,9 +259,9 @@ def _require_suite(suite: str, archive: machine.Archive) -> None:
         settings = Path(folder) / "apt.conf"
         settings.write_text(archive.settings)
         helper = ("/usr/lib/apt/apt-helper", "-c", str(settings), "download-file", url, f"{folder}/InRelease")
-        said = machine.run(*helper, check=False)
-    if said.returncode:
-        why = next((line for line in said.stderr.splitlines() if line.startswith("E: ")), "E: it said nothing")
+        stated = machine.run(*helper, check=False)
+    if stated.returncode:
+        why = next((line for line in stated.stderr.splitlines() if line.startswith("E: ")), "E: it said nothing")
         raise RefusedError(
             f"Debian's archive does not give the suite {suite}: {why[3:]}",
             expected=f"an archive with {suite}",

@@ -100,12 +100,12 @@ def up(
     Raises RefusedError where a lab cannot run, InputError for what it does not know, InterruptedByUser after Ctrl-C;
     whatever it had begun is removed then.
     """
-    wish = _wish(name, **shape)
-    _check(wish, count)
+    request = _request(name, **shape)
+    _check(request, count)
     machine.refuse_unfit_machine(nodes=count)
     with _all_or_nothing(name, log):
-        image, info = image_of(wish.variant, log)
-        return _up(replace(wish, image=image), count, info, log)
+        image, info = image_of(request.variant, log)
+        return _up(replace(request, image=image), count, info, log)
 
 
 @contextlib.contextmanager
@@ -123,7 +123,7 @@ def _all_or_nothing(lab: str, log: Log) -> Iterator[None]:
             raise
 
 
-def _wish(name: str, **shape: Unpack[Shape]) -> Node:
+def _request(name: str, **shape: Unpack[Shape]) -> Node:
     """The node as asked for: without address, image and number."""
     gpus = tuple(gpu for gpu in shape.get("gpus", ("h100",)) if gpu != "none")
     node = Node(name=name, lab=name, address="", engines=tuple(shape.get("engines", images.ENGINES)), gpus=gpus)
@@ -153,11 +153,11 @@ def platform(
     The program needs the environment variable CONTAINERS_CONF to be what the entry says under `environment`.
     `down([name])` removes the node with all that belongs to it.
     """
-    wish = _wish(name, **shape)
-    _check(wish, 1)
+    request = _request(name, **shape)
+    _check(request, 1)
     machine.refuse_unfit_machine(nodes=1)
-    image, info = image_of(wish.variant, log)
-    node = replace(wish, image=image)
+    image, info = image_of(request.variant, log)
+    node = replace(request, image=image)
     with machine.lock("state", log=log):
         url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
         _ensure_key()

@@ -87,8 +87,8 @@ def _wait_until_it_answers(url: str) -> None:
             return  # it does not list folders, and says so
         except OSError as error:
             if time.monotonic() > deadline:
-                said = podman("logs", "--tail=5", repository_name(), check=False).stderr
-                raise GpunodeError(f"the lab's repository at {url} does not answer: {error} {said}") from error
+                stated = podman("logs", "--tail=5", repository_name(), check=False).stderr
+                raise GpunodeError(f"the lab's repository at {url} does not answer: {error} {stated}") from error
             time.sleep(0.1)
 
 

@@ -184,8 +184,10 @@ def wait_until_up(node: Node, *, seconds: float = 120, given_up: Callable[[], bo
     deadline = time.monotonic() + seconds
     while not _ssh_answers(node.address):
         if time.monotonic() > deadline:
-            said = podman("logs", "--tail=10", node.container, check=False)
-            raise GpunodeError(f"{node.name} does not answer by ssh after {seconds:.0f} s: {said.stdout}{said.stderr}")
+            stated = podman("logs", "--tail=10", node.container, check=False)
+            raise GpunodeError(
+                f"{node.name} does not answer by ssh after {seconds:.0f} s: {stated.stdout}{stated.stderr}"
+            )
         if given_up():
             return
         time.sleep(0.1)

@@ -187,8 +187,8 @@ def _gpg(home: Path, *arguments: str) -> bytes:
         env=environment,
     )
     if done.returncode:
-        said = done.stderr.decode(errors="replace").strip()
-        raise GpunodeError(f"gpg {arguments[-1]} failed: {said}", fix="see that gpg and gpg-agent are installed")
+        stated = done.stderr.decode(errors="replace").strip()
+        raise GpunodeError(f"gpg {arguments[-1]} failed: {stated}", fix="see that gpg and gpg-agent are installed")
     return done.stdout
 
 

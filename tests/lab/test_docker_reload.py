@@ -51,7 +51,7 @@ def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daem
     assert node.sh(PIDS) == pids
 
 
-def test_a_restart_is_told_with_the_names_of_the_containers_that_stop(daemons: DaemonNode) -> None:
+def test_a_restart_is_reported_with_the_names_of_the_containers_that_stop(daemons: DaemonNode) -> None:
     node = daemons
     facts = node.facts()
     driver = "cgroupfs" if facts.runtime("docker").cgroup_driver == "systemd" else "systemd"  # type: ignore[union-attr]

@@ -61,7 +61,7 @@ def test_dcgm_and_the_domain_come_with_the_driver(node: Node) -> None:
 
 
 @pytest.mark.timeout(900)
-def test_a_domain_that_grows_is_told_to_imex_and_dcgm_goes_on(node: Node) -> None:
+def test_a_domain_that_grows_is_made_known_to_imex_and_dcgm_goes_on(node: Node) -> None:
     fabric = {"dcgm": "4.6.0", "imex_nodes": ["10.0.7.1", "10.0.7.2", "10.0.7.3"]}
     node.gpunode("provision", fabric, "--yes")
     assert node.gpunode("plan", fabric)["converged"]

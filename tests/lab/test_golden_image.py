@@ -83,7 +83,7 @@ def test_a_boot_without_a_gpu_waits_for_the_next_one(image: Node) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_card_that_the_driver_does_not_drive_is_told_and_tried_again(image: Node) -> None:
+def test_a_card_that_the_driver_does_not_drive_is_reported_and_tried_again(image: Node) -> None:
     boot_with(image, "v100")  # only proprietary modules drive it, open ones were prepared
     host = image.json("verify", *PREPARE, exit=1)
     assert image.sh("systemctl is-enabled gpunode-firstboot; systemctl is-failed gpunode-firstboot").split() == [

@@ -153,7 +153,7 @@ def test_after_a_reboot_the_links_are_there_again(node: Node) -> None:
     assert node.gpunode("plan")["converged"]
 
 
-def test_a_reload_takes_the_gpu_from_a_container_that_systemd_was_not_told_of(
+def test_a_reload_takes_the_gpu_from_a_container_that_systemd_was_not_notified_of(
     node: Node, containers: Callable[[str, str], None]
 ) -> None:
     containers("legacy", "legacy")
@@ -173,7 +173,9 @@ def test_a_reload_takes_the_gpu_from_a_container_that_systemd_was_not_told_of(
     assert node.checks()["containers.gpu-kept"][0] == "failed"
 
 
-def test_gpunode_tells_systemd_before_it_enables_a_service(node: Node, containers: Callable[[str, str], None]) -> None:
+def test_gpunode_notifies_systemd_before_it_enables_a_service(
+    node: Node, containers: Callable[[str, str], None]
+) -> None:
     containers("web", "legacy")
     containers("train", "legacy")
     node.sh("systemctl --no-reload disable nvidia-persistenced && systemctl stop nvidia-persistenced")
@@ -190,7 +192,7 @@ def test_gpunode_tells_systemd_before_it_enables_a_service(node: Node, container
     assert node.checks()["containers.gpu-kept"][0] == "passed"
 
 
-def test_gpunode_tells_systemd_before_package_scripts_reload_it(
+def test_gpunode_notifies_systemd_before_package_scripts_reload_it(
     node: Node, containers: Callable[[str, str], None]
 ) -> None:
     containers("web", "legacy")

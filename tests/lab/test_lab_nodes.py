@@ -193,7 +193,7 @@ def test_up_again_keeps_what_is_there_and_adds_what_is_missing(lab_up):
         lab_up(1, name="t-again", gpus=("h100",))
 
 
-def test_down_takes_away_what_it_is_told_and_nothing_else():
+def test_down_takes_away_what_it_is_reported_and_nothing_else():
     some = lab.up(2, name="t-down", gpus=())
     lab.down(["t-down-1"])
     assert [node.name for node in labs.load_lab("t-down").nodes] == ["t-down-2"]

@@ -77,7 +77,7 @@ def test_a_module_in_use_cannot_be_removed(installed):
     assert (held.returncode, held.stderr) == (1, "rmmod: ERROR: Module nvidia is in use by: nvidia_uvm\n")
 
 
-def test_a_library_of_another_version_than_the_module_is_told(installed):
+def test_a_library_of_another_version_than_the_module_is_reported(installed):
     installed("modprobe -r nouveau; modprobe nvidia")
     module = "/lab/sys/module/nvidia/version"
     shown = installed(f"echo 580.95.05 >{module}; nvidia-smi; echo $?; echo 580.178.04 >{module}").stdout
@@ -99,7 +99,7 @@ def test_a_pod_of_the_nvidia_handler_gets_the_gpu_that_it_asked_for_and_leaves_a
     assert "NVIDIA_VISIBLE_DEVICES=1" in installed("cat /var/log/nvidia-container-runtime.trace").stdout
 
 
-def test_an_absent_module_is_told_in_kmods_words(node):
+def test_an_absent_module_is_reported_in_kmods_words(node):
     missing = node("modprobe nosuch")
     assert missing.returncode == 1
     assert missing.stderr.startswith("modprobe: FATAL: Module nosuch not found in directory /lib/modules/6.1.0-")

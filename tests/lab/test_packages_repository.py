@@ -153,7 +153,7 @@ def test_the_packages_of_a_new_node_are_the_first_kernel_without_the_newest(repo
 
 
 @needs_apt
-def test_every_stand_in_says_that_it_is_one(repository):
+def test_every_stub_says_that_it_is_one(repository):
     for package in repository.directory.rglob("*.deb"):
         shown = subprocess.run(["dpkg-deb", "-f", package, "Description"], capture_output=True, text=True, check=True)
         assert "stand-in" in shown.stdout, package.name
@@ -171,7 +171,7 @@ def test_a_second_build_of_the_same_table_changes_nothing(repository):
 
 
 @needs_apt
-def test_nvcc_says_its_release_and_that_it_is_a_stand_in(repository, tmp_path):
+def test_nvcc_says_its_release_and_that_it_is_a_stub(repository, tmp_path):
     nvcc = tmp_path / "nvcc"
     nvcc.write_bytes(unpacked(repository, "cuda-nvcc-12-8_12.8.1-1_amd64.deb", "usr/local/cuda-12.8/bin/nvcc"))
     shown = subprocess.run(["sh", nvcc, "--version"], capture_output=True, text=True, check=True).stdout

@@ -181,7 +181,7 @@ def test_to_packages_and_back_one_driver_at_a_time(node: Node) -> None:
     converged(node)
 
 
-def test_the_journal_tells_of_every_installer(node: Node) -> None:
+def test_the_journal_reports_every_installer(node: Node) -> None:
     lines = [json.loads(line) for line in node.sh("cat /var/lib/gpunode/journal.jsonl").splitlines()]
     runs = [(r["phase"], r.get("version") or r.get("remove")) for r in lines if r["op"] == "runfile"]
     assert ("done", OLD) in runs and ("done", NEW) in runs and ("failed", None) in runs

@@ -163,7 +163,7 @@ def test_another_version_and_another_flavour_take_the_place_of_the_old(sandbox: 
     assert {sandbox.sh(f"modinfo -k {kernel}").stdout for kernel in KERNELS} == {"NVIDIA\n"}
 
 
-def test_a_compiler_that_fails_is_what_is_told_and_the_file_stays_for_the_next_run(sandbox: Sandbox) -> None:
+def test_a_compiler_that_fails_is_what_is_reported_and_the_file_stays_for_the_next_run(sandbox: Sandbox) -> None:
     sandbox.sh("touch /usr/broken-compiler")
     outcome = sandbox.install(driver(NEW), driver_runfile(NEW, TEXTS))
     assert (outcome.status, "error: this compiler is broken" in outcome.message) == ("failed", True)

@@ -168,7 +168,7 @@ def test_whoever_uses_a_gpu_or_an_instance_is_named_and_nothing_changes(whole: N
         assert big in whole.facts().sharing.instances
 
 
-def test_a_cut_that_breaks_off_is_taken_back(whole: Node) -> None:
+def test_a_cut_that_breaks_off_is_undone(whole: Node) -> None:
     whole.mig(gpus={"1": {"3g.40gb": 2}})
     table = whole.sh("cat /lab/standin-mig")
     whole.sh("sed -i '/^0000:1e.*1g.10gb+me/d' /lab/standin-mig")  # a driver that does not know the profile
@@ -184,7 +184,7 @@ def test_a_cut_that_breaks_off_is_taken_back(whole: Node) -> None:
     assert check.status == "failed"
 
 
-def test_what_was_made_is_taken_back_whole_and_a_single_gpu_stays_whole(whole: Node) -> None:
+def test_what_was_made_is_undone_whole_and_a_single_gpu_stays_whole(whole: Node) -> None:
     whole.mig(gpus={"1": {"7g.80gb": 1}})
     assert whole.instances() == [[], ["7g.80gb"]]
     taken = whole.mig()

@@ -51,7 +51,7 @@ def test_unattended_upgrades_stay_on(node: Node) -> None:
 
 
 @pytest.mark.timeout(1200)
-def test_a_fence_that_somebody_took_away_is_told_by_verify_and_put_back(node: Node) -> None:
+def test_a_fence_that_somebody_took_away_is_reported_by_verify_and_put_back(node: Node) -> None:
     node.sh("rm /etc/apt/apt.conf.d/52gpunode-unattended-upgrades")
     host = node.json("verify", "--no-smoke", exit=3)
     assert [c["id"] for c in host["checks"] if "52gpunode-unattended-upgrades" in c["message"]] == [

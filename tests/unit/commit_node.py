@@ -128,7 +128,7 @@ class Node:
     def leftovers(self) -> list[str]:
         return [str(p) for p in (self.root / "etc").rglob("*") if ".gpunode" in p.name]
 
-    def told(self) -> list[str]:
+    def notified(self) -> list[str]:
         path = self.root / "told"
         return path.read_text().split() if path.exists() else []
 

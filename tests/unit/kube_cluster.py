@@ -66,7 +66,7 @@ def hows(applied: Applied) -> dict[str, str]:
 
 
 def put(api: Api, what: Rendered, **options: Any) -> Applied:
-    return apply(api, what, tell=silent, timeout=5, **options)
+    return apply(api, what, notify=silent, timeout=5, **options)
 
 
 def inventory(server: ApiServer, namespace: str = "gpunode") -> list[str]:

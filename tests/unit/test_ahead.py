@@ -34,7 +34,7 @@ def log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "log"
 
 
-def test_the_work_is_done_once_elsewhere_and_its_warnings_are_told(
+def test_the_work_is_done_once_elsewhere_and_its_warnings_are_reported(
     log: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def act() -> tuple[str, ...]:
@@ -80,7 +80,7 @@ def test_what_cannot_be_sent_is_made_here(log: Path) -> None:
     assert made() == 5
 
 
-def test_no_process_is_made_beside_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_no_process_is_made_next_to_other_threads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(threading, "active_count", lambda: 2)
     begin(lambda: note(tmp_path / "log"))()
     assert calls(tmp_path / "log") == [os.getpid()]

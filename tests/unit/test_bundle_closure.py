@@ -210,7 +210,7 @@ def test_files_that_name_no_repository_are_refused(text: str) -> None:
     ("suite", "folder"),
     [("/", "http://a/x"), ("./", "http://a/x"), ("sub/", "http://a/x/sub"), ("sid", "http://a/x/dists/sid")],
 )
-def test_a_flat_repository_has_its_release_file_beside_its_packages(suite: str, folder: str) -> None:
+def test_a_flat_repository_has_its_release_file_next_to_its_packages(suite: str, folder: str) -> None:
     assert Upstream(name="n", url="http://a/x/", suite=suite).release_folder == folder
 
 

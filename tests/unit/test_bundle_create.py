@@ -113,7 +113,7 @@ def test_the_real_apt_installs_from_the_bundle_alone(site: Site) -> None:
     assert got == wanted or all(f"{name} " in said for name in wanted)  # apt reads file:// in place
 
 
-def test_a_download_that_broke_off_goes_on_and_is_not_begun_again(site: Site) -> None:
+def test_a_download_that_broke_off_goes_on_and_is_not_started_again(site: Site) -> None:
     file = next((site.folder / "www/toolkit").glob("libnvidia-container1_*.deb"))
     site.server.cut[file.name] = 100
     site.create()
@@ -246,10 +246,10 @@ def test_progress_counts_bytes_as_they_come_and_ends_with_all_of_them(
 
 def test_a_log_gets_a_line_of_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:
     """What is news at once, progress not before its time, and the last of it at the end."""
-    with _telling() as tell:
-        tell("debian:12/x86_64: 12 packages")
+    with _telling() as notify:
+        notify("debian:12/x86_64: 12 packages")
         for at in range(1, 6):
-            tell(progress("fetched", at, 5, at << 20, 5 << 20))
+            notify(progress("fetched", at, 5, at << 20, 5 << 20))
     assert capsys.readouterr().err.splitlines() == [
         "debian:12/x86_64: 12 packages",
         "fetched 5 of 5 files, 5 of 5 MiB",

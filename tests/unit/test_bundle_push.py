@@ -130,7 +130,7 @@ def written(folder: Path) -> Manifest:
 
 
 def pushed(folder: Path, there: Path) -> Pushed:
-    return push(folder, written(folder), f"depot:{there}", accept_new=False, told=lambda *_: None)
+    return push(folder, written(folder), f"depot:{there}", accept_new=False, notify=lambda *_: None)
 
 
 def content(folder: Path) -> dict[str, bytes]:
@@ -149,7 +149,7 @@ def test_a_pushed_bundle_is_whole_and_a_second_push_sends_nothing(site: Site, li
     assert line.carried - before < 100_000
 
 
-def test_a_bundle_made_anew_takes_the_place_of_the_old_one(site: Site, line: Line) -> None:
+def test_a_bundle_made_again_takes_the_place_of_the_old_one(site: Site, line: Line) -> None:
     """Its lists and keys are other ones of the same size: the host compares bytes."""
     site.create()
     there = site.folder / "there"
@@ -165,12 +165,14 @@ def test_a_bundle_made_anew_takes_the_place_of_the_old_one(site: Site, line: Lin
 
 def test_a_file_goes_on_where_the_connection_broke(bundle: Path, tmp_path: Path, line: Line) -> None:
     line.breaks = [10 * MIB, 6 * MIB]
-    told: list[tuple[int, int, int, int]] = []
-    copied = push(bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, told=lambda *n: told.append(n))
+    notify: list[tuple[int, int, int, int]] = []
+    copied = push(
+        bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, notify=lambda *n: notify.append(n)
+    )
     assert (copied, line.connections) == (Pushed(copied=4, removed=()), 3)
     assert content(tmp_path / "there") == content(bundle)
     assert line.carried < 24 * MIB  # 16 MiB once, and what was on its way when the line broke; not 10 + 6 + 16
-    bytes_told = [done for _, of, done, total in told if of == 3]
+    bytes_told = [done for _, of, done, total in notify if of == 3]
     assert bytes_told[-1] == 16 * MIB + 4
 
 
@@ -191,7 +193,7 @@ def test_a_push_that_was_killed_is_taken_up_by_the_next(bundle: Path, tmp_path: 
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        push(bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, told=killed)
+        push(bundle, written(bundle), f"depot:{tmp_path}/there", accept_new=False, notify=killed)
     assert not (tmp_path / "there" / MANIFEST).exists()
     [half] = {*(tmp_path / "there" / PARTS).iterdir()} - {tmp_path / "there" / BROUGHT}
     assert half.stat().st_size > 9 * MIB
@@ -208,7 +210,7 @@ def test_files_of_the_same_bytes_are_sent_once_and_are_one_there(bundle: Path, t
 
 
 @pytest.mark.parametrize("hurt", [flip, cut, Path.unlink])
-def test_a_copy_that_was_damaged_there_is_mended(hurt: object, bundle: Path, tmp_path: Path, line: Line) -> None:
+def test_a_copy_that_was_damaged_there_is_repaired(hurt: object, bundle: Path, tmp_path: Path, line: Line) -> None:
     pushed(bundle, tmp_path / "there")
     assert callable(hurt)
     hurt(tmp_path / "there/repos/b/big.deb")
@@ -221,8 +223,8 @@ def test_while_files_are_missing_there_is_no_manifest(bundle: Path, tmp_path: Pa
     (bundle / "repos/c.deb").write_bytes(b"more")
     seen: list[bool] = []
     manifest = written(bundle)
-    told = lambda *_: seen.append((tmp_path / "there" / MANIFEST).exists())  # noqa: E731
-    push(bundle, manifest, f"depot:{tmp_path}/there", accept_new=False, told=told)
+    notify = lambda *_: seen.append((tmp_path / "there" / MANIFEST).exists())  # noqa: E731
+    push(bundle, manifest, f"depot:{tmp_path}/there", accept_new=False, notify=notify)
     assert seen[0] is False
     assert (tmp_path / "there" / MANIFEST).exists()
 
@@ -262,7 +264,7 @@ def test_what_a_killed_push_of_an_older_bundle_brought_is_removed(bundle: Path, 
         file.write_bytes(file.name.encode())
     (bundle / "SHA256SUMS").write_bytes(b"others")
     with pytest.raises(KeyboardInterrupt):
-        push(bundle, written(bundle), f"depot:{there}", accept_new=False, told=killed)
+        push(bundle, written(bundle), f"depot:{there}", accept_new=False, notify=killed)
     brought = [path for path in ("repos/one.deb", "repos/two.deb") if (there / path).exists()]
     assert brought
     first.unlink()

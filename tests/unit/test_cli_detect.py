@@ -151,7 +151,7 @@ def test_what_is_not_clear_is_refused_before_any_host_is_asked(where: Targets, s
     assert caught.value.exit == 2
 
 
-def test_two_nodes_behind_one_address_are_told_apart_by_their_ports() -> None:
+def test_two_nodes_behind_one_address_are_distinguished_by_their_ports() -> None:
     assert [h.host for h in find_hosts(Targets(hosts=("127.0.0.1:2201", "root@127.0.0.1:2202")))] == [
         "127.0.0.1-2201",
         "127.0.0.1-2202",

@@ -77,7 +77,7 @@ def test_json_holds_everything(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("version", "told"), [("1.32", True), ("1.33", True), ("1.34", False), ("1.37", False)])
-def test_a_server_on_which_dra_is_off_is_told(tmp_path: Path, version: str, told: bool) -> None:
+def test_a_server_on_which_dra_is_off_is_reported(tmp_path: Path, version: str, told: bool) -> None:
     run = render(tmp_path, {"sharing": {"strategy": "dra"}}, version=version)
     assert (f"note: DRA is off by default on {version}: " in run.stderr) is told
 
@@ -244,7 +244,7 @@ def test_what_is_no_chart_is_refused(tmp_path: Path) -> None:
     assert (code, told.splitlines()[0].partition(":")[0]) == (Exit.INPUT, f"{tmp_path}/empty is no helm chart")
 
 
-def test_a_template_that_helm_cannot_render_is_told(tmp_path: Path) -> None:
+def test_a_template_that_helm_cannot_render_is_reported(tmp_path: Path) -> None:
     folder = chart(tmp_path)
     (folder / "templates/bad.yaml").write_text('{{ fail "a namespace is wanted" }}\n')
     code, told = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(folder))

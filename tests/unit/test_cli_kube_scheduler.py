@@ -62,7 +62,7 @@ def test_configure_then_unconfigure_gives_every_byte_back(tmp_path: Path, case: 
     assert run("unconfigure", tmp_path, *args).return_value == 0
 
 
-def test_the_backup_lies_in_the_journal_and_not_beside_the_manifest(tmp_path: Path) -> None:
+def test_the_backup_lies_in_the_journal_and_not_next_to_the_manifest(tmp_path: Path) -> None:
     before = tree(tmp_path, "kubeadm-1.30")
     assert run("configure", tmp_path).return_value == 0
     assert [path.name for path in (tmp_path / MANIFEST).parent.iterdir()] == ["kube-scheduler.yaml"]

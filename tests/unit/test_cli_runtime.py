@@ -77,7 +77,7 @@ def test_a_damaged_undo_record_is_named_and_nothing_is_changed(tmp_path: Path) -
     assert "nvidia" not in (tmp_path / "etc/docker/daemon.json").read_text()
 
 
-def test_lines_that_were_added_since_stay_when_configure_is_taken_back(tmp_path: Path) -> None:
+def test_lines_that_were_added_since_stay_when_configure_is_undone(tmp_path: Path) -> None:
     file = tree(tmp_path, "etc/docker/daemon.json", '{\n  "debug": true,\n  "log-driver": "journald"\n}\n')
     assert run("configure", tmp_path, "--runtime", "docker").return_value == 0
     file.write_text(file.read_text().replace('"debug": true', '"debug": false,\n  "mtu": 1400'))
@@ -225,7 +225,7 @@ def test_a_file_that_never_rests_is_refused_and_left(tmp_path: Path, monkeypatch
         ("crio", "crio.conf", "crio.conf.d/99-nvidia.toml", "1.31"),
     ],
 )
-def test_a_config_of_ones_own_has_its_drop_in_beside_it(
+def test_a_config_of_ones_own_has_its_drop_in_next_to_it(
     tmp_path: Path, engine: str, config: str, drop_in: str, version: str
 ) -> None:
     (tmp_path / "srv").mkdir()

@@ -61,7 +61,7 @@ def test_several_files_are_merged_and_missing_ones_skipped(
     assert (connect().context, connect(context="two").version()) == ("one", "v1.34.2")
 
 
-def test_an_unknown_context_is_told_with_the_known_ones(server: ApiServer, tmp_path: Path) -> None:
+def test_an_unknown_context_is_reported_with_the_known_ones(server: ApiServer, tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         connect(str(server.kubeconfig(tmp_path / "k", context="prod")), "prd")
     assert caught.value.what == f"the kubeconfig {tmp_path}/k has no context 'prd'"
@@ -138,7 +138,7 @@ def config_for(url: str, path: Path, **cluster: Any) -> str:
     return str(path)
 
 
-def test_a_server_that_is_not_there_is_unreachable_and_soon_told(tmp_path: Path) -> None:
+def test_a_server_that_is_not_there_is_unreachable_and_soon_reported(tmp_path: Path) -> None:
     url = f"http://127.0.0.1:{closed_port()}"
     api = quick(connect(config_for(url, tmp_path / "k")))
     with pytest.raises(UnreachableError) as caught:
@@ -147,14 +147,14 @@ def test_a_server_that_is_not_there_is_unreachable_and_soon_told(tmp_path: Path)
     assert len(api.pauses) == 1  # type: ignore[attr-defined]
 
 
-def test_a_server_that_does_not_answer_is_told_with_the_seconds(server: ApiServer, tmp_path: Path) -> None:
+def test_a_server_that_does_not_answer_is_reported_with_the_seconds(server: ApiServer, tmp_path: Path) -> None:
     server.faults.append(Fault("version", 0, delay=1.0, times=2))
     api = quick(connect(str(server.kubeconfig(tmp_path / "k")), timeout=0.2))
     with pytest.raises(UnreachableError, match=r"did not answer in 0.2 s"):
         api.version()
 
 
-def test_what_is_no_api_server_is_told_and_not_asked_again(tmp_path: Path) -> None:
+def test_what_is_no_api_server_is_reported_and_not_asked_again(tmp_path: Path) -> None:
     class Page(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
@@ -177,7 +177,7 @@ def test_what_is_no_api_server_is_told_and_not_asked_again(tmp_path: Path) -> No
         web.server_close()
 
 
-def test_wrong_credentials_are_told_as_such(server: ApiServer, tmp_path: Path) -> None:
+def test_wrong_credentials_are_reported_as_such(server: ApiServer, tmp_path: Path) -> None:
     config = server.kubeconfig(tmp_path / "k")
     server.token = "right"
     with pytest.raises(ApiError) as caught:
@@ -221,7 +221,7 @@ def test_a_failure_that_lasts_ends_with_the_servers_words(server: ApiServer, api
     assert api.pauses == [0.5, 1.0, 2.0, 4.0, 8.0]  # type: ignore[attr-defined]
 
 
-def test_a_long_list_begins_anew_when_the_server_forgot_it(server: ApiServer, api: Api) -> None:
+def test_a_long_list_begins_again_when_the_server_forgot_it(server: ApiServer, api: Api) -> None:
     for i in range(700):
         server.put(node(f"n{i}"))
     server.faults.append(Fault("continue=500", 410, "Expired", "the provided continue parameter is too old"))
@@ -239,7 +239,7 @@ def test_a_conflict_of_field_managers_is_not_tried_again(server: ApiServer, api:
     assert api.pauses == []  # type: ignore[attr-defined]
 
 
-def test_a_kind_that_is_not_served_is_told_by_name(api: Api) -> None:
+def test_a_kind_that_is_not_served_is_reported_by_name(api: Api) -> None:
     from gpunode.core.kube.owned import Key
 
     with pytest.raises(GpunodeError, match=r"the server does not serve example\.com/v1 Thing"):

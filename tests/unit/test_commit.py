@@ -46,7 +46,7 @@ def test_a_file_that_is_there_keeps_its_mode_and_a_link_its_target(node: Node) -
 def test_a_file_that_is_as_it_should_be_is_not_written(node: Node) -> None:
     before = node.config.stat()
     outcome = node.run(FileChange(path=str(node.config), data=b"old\n"), after=unit(node))
-    assert (outcome.status, outcome.changed, node.told(), node.journal) == ("unchanged", (), [], [])
+    assert (outcome.status, outcome.changed, node.notified(), node.journal) == ("unchanged", (), [], [])
     after = node.config.stat()  # reading it may move its access time, and nothing else
     assert (after.st_ino, after.st_mode, after.st_mtime_ns) == (before.st_ino, before.st_mode, before.st_mtime_ns)
 
@@ -63,7 +63,7 @@ def test_check_mode_says_what_would_change_and_changes_nothing(node: Node) -> No
     outcome = node.run(*changes, after=unit(node), check=True)
     assert outcome.status == "changed"
     assert outcome.changed == (f"creates {new}", f"rewrites {node.config}")
-    assert (new.exists(), node.config.read_text(), node.state.exists(), node.told()) == (False, "old\n", False, [])
+    assert (new.exists(), node.config.read_text(), node.state.exists(), node.notified()) == (False, "old\n", False, [])
 
 
 @pytest.mark.parametrize(("read", "expect"), [(False, sha("older\n")), (False, ""), (True, sha("older\n"))])
@@ -105,7 +105,7 @@ def test_a_write_that_fails_leaves_every_file_as_it_was(node: Node) -> None:
     assert "No space left on device" in outcome.message
     assert outcome.fix
     assert (first.exists(), (node.root / "etc/made").exists()) == (False, False)
-    assert (node.config.read_text(), node.told(), node.leftovers, node.unfinished) == ("old\n", [], [], set())
+    assert (node.config.read_text(), node.notified(), node.leftovers, node.unfinished) == ("old\n", [], [], set())
 
 
 def test_no_room_for_the_backup_stops_before_the_first_write(dash: Node) -> None:

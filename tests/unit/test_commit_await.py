@@ -151,13 +151,13 @@ def test_the_order_is_configuration_manifest_and_what_goes_last(tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["new\n", "broken\n"])
-def test_systemd_reads_its_units_again_before_a_unit_is_told(node: Node, text: str) -> None:
+def test_systemd_reads_its_units_again_before_a_unit_is_notified(node: Node, text: str) -> None:
     again = SYSTEMCTL.replace("  *) echo", "  daemon-reload) echo again >>told ;;\n  *) echo")
     node.shim("systemctl", again)
     after = Activation(unit="engine.service", verb="restart", config=str(node.config), reread=True)
     outcome = node.write(text, after)
     once = ["again", "restart"]
     if text == "new\n":
-        assert (outcome.status, node.told()) == ("changed", once)
+        assert (outcome.status, node.notified()) == ("changed", once)
     else:
-        assert (outcome.status, node.told()) == ("rolled_back", once + once)
+        assert (outcome.status, node.notified()) == ("rolled_back", once + once)

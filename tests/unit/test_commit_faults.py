@@ -183,7 +183,7 @@ def test_an_immutable_file_or_folder_is_named(tmp_path: Path, what: str) -> None
     assert outcome.status == "rolled_back"
     assert "Operation not permitted" in outcome.message
     assert "chattr -i" in outcome.fix
-    assert (node.config.read_text(), node.told(), node.leftovers) == ("old\n", [], [])
+    assert (node.config.read_text(), node.notified(), node.leftovers) == ("old\n", [], [])
 
 
 @ROOT
@@ -195,7 +195,12 @@ def test_a_file_that_is_a_mount_of_its_own_is_named(tmp_path: Path) -> None:
         outcome = node.write("new\n", unit(node))
     finally:
         subprocess.run(["umount", node.config], check=True)
-    assert (outcome.status, node.config.read_text(), node.told(), node.leftovers) == ("rolled_back", "old\n", [], [])
+    assert (outcome.status, node.config.read_text(), node.notified(), node.leftovers) == (
+        "rolled_back",
+        "old\n",
+        [],
+        [],
+    )
     assert outcome.fix == "it is a mount of its own: edit what is mounted there"
 
 

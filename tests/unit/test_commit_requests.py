@@ -92,7 +92,7 @@ STALE = Outcome(status="refused", message="changed", stale=("/etc/docker/daemon.
 ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "toolkit": {}, "recover": False}
 
 
-def test_edit_file_reads_and_edits_anew_when_a_file_has_changed() -> None:
+def test_edit_file_reads_and_edits_again_when_a_file_has_changed() -> None:
     action = Action([b'{"debug": true}\n', b'{"mtu": 1450}\n'], [STALE, Outcome(status="changed", message="done")])
     result = action.act(ARGUMENTS)
     assert (result["changed"], result.get("failed"), result["msg"]) == (True, None, "done")

@@ -16,11 +16,11 @@ from gpunode.core.model import Outcome
 pytest_plugins = ("commit_fixtures",)
 
 
-def test_the_unit_is_told_and_the_change_stays_when_it_is_healthy(node: Node) -> None:
+def test_the_unit_is_notified_and_the_change_stays_when_it_is_healthy(node: Node) -> None:
     outcome = node.run(FileChange(path=str(node.config), data=b"new\n"), after=unit(node))
     assert outcome.status == "changed"
     assert outcome.message == "1 file(s) changed, engine.service restarted"
-    assert (node.told(), (node.root / "running").read_text()) == (["restart"], "new\n")
+    assert (node.notified(), (node.root / "running").read_text()) == (["restart"], "new\n")
     assert [line["phase"] for line in node.journal] == ["intent", "done"]
 
 
@@ -38,7 +38,7 @@ def test_an_unhealthy_unit_gets_its_files_back_and_is_healthy_again(node: Node, 
     assert outcome.fix
     assert (node.config.read_text(), new.parent.exists()) == ("old\n", False)
     assert node.config.stat().st_mtime == 1_000_000_000
-    assert (node.told(), (node.root / "active").read_text()) == (["restart", "restart"], "active\n")
+    assert (node.notified(), (node.root / "active").read_text()) == (["restart", "restart"], "active\n")
     assert [line["phase"] for line in node.journal] == ["intent", "undone"]
     assert node.leftovers == []
 
@@ -55,7 +55,7 @@ def test_a_unit_that_was_broken_before_is_said_to_be(dash: Node) -> None:
 def test_a_unit_that_does_not_run_is_not_started(dash: Node) -> None:
     (dash.root / "active").write_text("inactive\n")
     outcome = dash.run(FileChange(path=str(dash.config), data=b"new\n"), after=unit(dash))
-    assert (outcome.status, dash.told()) == ("changed", [])
+    assert (outcome.status, dash.notified()) == ("changed", [])
     assert "does not run" in outcome.notes[0]
 
 
@@ -69,7 +69,7 @@ def test_the_daemons_own_check_comes_before_the_file_is_in_place(node: Node) -> 
     outcome = node.run(FileChange(path=str(node.config), data=b"invalid\n"), after=validated)
     assert outcome.status == "rolled_back"
     assert f"{node.config}: no" in outcome.message, "not the name of the file for the try"
-    assert (node.config.read_text(), node.told(), node.leftovers) == ("old\n", [], [])
+    assert (node.config.read_text(), node.notified(), node.leftovers) == ("old\n", [], [])
     assert node.run(FileChange(path=str(node.config), data=b"valid\n"), after=validated).status == "changed"
     assert seen.read_text() == "valid\nold\n"
 
@@ -104,9 +104,9 @@ def test_a_socket_that_does_not_answer_is_unhealthy(dash: Node) -> None:
     assert outcome.log.split("\n").count("refused") == 1, "what it said last, and not what it said each time"
 
 
-def test_an_engine_that_takes_its_files_up_by_itself_is_not_told(dash: Node) -> None:
+def test_an_engine_that_takes_its_files_up_by_itself_is_not_reported(dash: Node) -> None:
     outcome = dash.write("new\n", unit(dash, verb=""))
-    assert (outcome.status, outcome.message, dash.told()) == ("changed", "1 file(s) changed", [])
+    assert (outcome.status, outcome.message, dash.notified()) == ("changed", "1 file(s) changed", [])
 
 
 def test_a_unit_that_dies_a_moment_later_is_unhealthy(dash: Node) -> None:
@@ -175,7 +175,7 @@ def edited(node: Node, text: str, *others: FileChange, handler: str = "nvidia") 
 def test_a_runtime_that_the_daemon_sees_is_accepted(dumper: Node, handler: str) -> None:
     text = OLD + NVIDIA + NVIDIA.replace("nvidia]", "'nvidia-2'.options]")
     assert edited(dumper, text, handler=handler).status == "changed"
-    assert dumper.told() == ["restart"]
+    assert dumper.notified() == ["restart"]
 
 
 def test_a_daemon_without_a_list_of_runtimes_is_not_asked_for_one(dumper: Node) -> None:
@@ -200,7 +200,7 @@ def test_a_daemon_that_runs_and_would_not_start_again_is_not_restarted(dash: Nod
     dash.shim("daemon", DUMP)
     dash.config.write_text("invalid\n")
     outcome = edited(dash, "invalid\n" + NVIDIA)
-    assert (outcome.status, dash.config.read_text(), dash.told()) == ("rolled_back", "invalid\n", [])
+    assert (outcome.status, dash.config.read_text(), dash.notified()) == ("rolled_back", "invalid\n", [])
     assert outcome.message.startswith("engine.service runs, and does not start again with its configuration")
     assert "fix the configuration first" in outcome.fix
 

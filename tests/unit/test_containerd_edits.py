@@ -247,7 +247,7 @@ def test_all_files_that_an_edit_needs_are_named_imports_of_imports_too() -> None
     )
 
 
-def test_the_drop_in_lies_beside_a_root_that_is_elsewhere() -> None:
+def test_the_drop_in_lies_next_to_a_root_that_is_elsewhere() -> None:
     request = asked("2.1.9", config="/opt/etc/config.toml")
     assert list(configure_runtime({}, request).changes) == ["/opt/etc/conf.d/99-nvidia.toml", "/opt/etc/config.toml"]
 

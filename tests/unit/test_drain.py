@@ -72,7 +72,7 @@ def test_evictions_leave_daemons_and_static_pods(server: ApiServer, api: Api) ->
     for item in (pod("a"), pod("b"), pod("plugin", "DaemonSet"), pod("etcd", "", metadata=MIRROR)):
         server.put(item)
     server.put({**pod("elsewhere"), "spec": {"nodeName": "gpu2"}})
-    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/a", "team/b")
+    assert drain(api, "gpu1", QUICK, notify=silent) == ("team/a", "team/b")
     assert server.names("Pod") == ["team/plugin", "team/etcd", "team/elsewhere"]
 
 
@@ -80,7 +80,7 @@ def test_one_pod_that_would_lose_data_stops_the_whole_drain(server: ApiServer, a
     for item in (pod("a"), pod("data", volumes=EMPTY), pod("bare", "")):
         server.put(item)
     with pytest.raises(RefusedError) as caught:
-        drain(api, "gpu1", QUICK, tell=silent)
+        drain(api, "gpu1", QUICK, notify=silent)
     assert "an emptyDir (delete_local_data deletes it): team/data" in caught.value.what
     assert "which nobody starts again (force deletes them): team/bare" in caught.value.what
     assert len(server.names("Pod")) == 3
@@ -91,7 +91,7 @@ def test_a_disruption_budget_is_waited_for(server: ApiServer, api: Api) -> None:
     server.put(pod("b"))
     server.budgets["team/b"] = 3
     told: list[str] = []
-    assert drain(api, "gpu1", QUICK, tell=told.append) == ("team/a", "team/b")
+    assert drain(api, "gpu1", QUICK, notify=told.append) == ("team/a", "team/b")
     assert told[0] == "gpu1: evicting team/a"
     refused = "gpu1: team/b: Cannot evict pod as it would violate the pod's disruption budget. (tried again in 0.01 s)"
     assert told[1:] == [refused] * 3 + ["gpu1: evicting team/b"]
@@ -101,14 +101,14 @@ def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, ap
     server.put(pod("a"))
     server.budgets["team/a"] = 10**6
     with pytest.raises(GpunodeError, match=r"not drained after 0.3 s: team/a Cannot evict pod"):
-        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), tell=silent)
+        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), notify=silent)
 
 
 def test_a_pod_that_does_not_go_is_named(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.stuck.add("team/a")
     with pytest.raises(GpunodeError, match=r"team/a is terminating"):
-        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), tell=silent)
+        drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), notify=silent)
     evictions = [r for r in server.requests if r.endswith("/eviction")]
     assert len(evictions) == 1
 
@@ -121,20 +121,20 @@ def test_a_pod_of_the_same_name_that_came_after_is_not_waited_for(server: ApiSer
             found.put({**pod("db-0", "StatefulSet", metadata={"uid": "uid-new"}), "spec": {"nodeName": "gpu2"}})
 
     server.controllers.append(comes_back)
-    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/db-0",)
+    assert drain(api, "gpu1", QUICK, notify=silent) == ("team/db-0",)
 
 
 def test_a_lost_answer_to_an_eviction_does_no_harm(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.faults.append(Fault("/eviction", 0, after=True, times=1))
-    assert drain(api, "gpu1", QUICK, tell=silent) == ("team/a",)
+    assert drain(api, "gpu1", QUICK, notify=silent) == ("team/a",)
 
 
 def test_without_the_right_to_evict_it_is_said(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.faults.append(Fault("/eviction", 403, "Forbidden", "pods/eviction is forbidden", times=9))
     with pytest.raises(ApiError, match="pods/eviction is forbidden"):
-        drain(api, "gpu1", QUICK, tell=silent)
+        drain(api, "gpu1", QUICK, notify=silent)
 
 
 # ---------------------------------------------------------------- cordon
@@ -193,7 +193,7 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     for i, state in enumerate(states, 1):
         server.later(0.2 * i, lambda state=state: server.edit("Node", "gpu1", "", lambda o: o["status"].update(state)))
     told: list[str] = []
-    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, tell=told.append) == 8
+    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, notify=told.append) == 8
     assert told == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
 
 
@@ -210,4 +210,4 @@ def test_what_is_missing_is_said_at_the_timeout(
     server.put(node("gpu1", allocatable=allocatable))
     server.edit("Node", "gpu1", "", lambda o: o["status"].update(conditions=[{"type": "Ready", "status": ready}]))
     with pytest.raises(GpunodeError, match=says):
-        wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, timeout=0.1, tell=silent)
+        wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, timeout=0.1, notify=silent)

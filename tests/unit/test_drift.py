@@ -35,7 +35,9 @@ def packages(**versions: str) -> dict[str, Package]:
         ("nvlsm", "1.2-3", []),
     ],
 )
-def test_the_fabric_manager_and_its_kin_have_the_version_of_the_driver(name: str, version: str, ids: list[str]) -> None:
+def test_the_fabric_manager_and_packages_like_it_have_the_version_of_the_driver(
+    name: str, version: str, ids: list[str]
+) -> None:
     assert [c.id for c in drift_checks(node(packages=packages(**{name: version})))] == ids
 
 
@@ -46,7 +48,7 @@ def test_a_kernel_that_would_come_up_without_the_module_is_named() -> None:
     assert "6.1-2" in check.message
 
 
-def test_a_driver_that_is_not_held_is_told_where_unattended_upgrades_run() -> None:
+def test_a_driver_that_is_not_held_is_reported_where_unattended_upgrades_run() -> None:
     service = {"unattended-upgrades": Service(name="unattended-upgrades", active="active")}
     loose = node(packages=packages(nvidia_open="595.91.07-1"), services=service)
     assert [c.id for c in drift_checks(loose)] == ["driver.held"]
@@ -93,7 +95,7 @@ def test_dnf_automatic_is_as_good_as_unattended_upgrades() -> None:
     assert check.id == "driver.held" and "dnf-automatic.timer runs" in check.message
 
 
-def test_a_revoked_key_is_told_where_its_fingerprint_is_known() -> None:
+def test_a_revoked_key_is_reported_where_its_fingerprint_is_known() -> None:
     path = "/etc/apt/trusted.gpg.d/cuda.asc"
     facts = node(files={path: ConfigFile(path=path, data=KEY)})
     (check,) = drift_checks(facts, fingerprints(KEY))
@@ -117,7 +119,7 @@ DEB822 = f"Types: deb\nURIs: https://{CUDA}\nSuites: /\nSigned-By: /usr/share/ke
         ({"a.list": "deb https://deb.debian.org/debian bookworm main\n" + ONE_LINE, "b.sources": DEB822}, True),
     ],
 )
-def test_a_repository_that_two_files_set_up_is_told(texts: dict[str, str], twice: bool) -> None:
+def test_a_repository_that_two_files_set_up_is_reported(texts: dict[str, str], twice: bool) -> None:
     folder = "/etc/apt/sources.list.d"
     files = {f"{folder}/{n}": ConfigFile(path=f"{folder}/{n}", data=text.encode()) for n, text in texts.items()}
     found = list(drift_checks(node(files=files)))

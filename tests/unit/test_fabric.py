@@ -130,7 +130,7 @@ def test_before_the_gpus_are_there_services_are_enabled_and_started_at_the_first
     assert "nvidia-dcgm.service" in found["driver.first_boot"]["activate"]["services"]
 
 
-def test_the_solver_tells_of_dcgm_where_it_is_asked_for() -> None:
+def test_the_solver_reports_dcgm_where_it_is_asked_for() -> None:
     asked = SolveRequest(gpus=(H100,), distro="debian:12", fabric=FabricSpec(dcgm="auto"))
     assert solution_data(solve(asked, KNOWLEDGE))["fabric"] == {
         "packages": dcgm(13),

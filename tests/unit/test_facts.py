@@ -27,7 +27,7 @@ def facts_of(name: str) -> NodeFacts:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_probe_gives_the_facts_written_beside_it(name: str) -> None:
+def test_a_probe_gives_the_facts_written_next_to_it(name: str) -> None:
     assert facts_of(name) == facts_from_data(json.loads((CASES / name / "facts.json").read_text()))
 
 
@@ -208,7 +208,7 @@ PLACES = [("wsl-ubuntu2404", "wsl", False, ""), ("container-no-gpu", "docker", T
 
 
 @pytest.mark.parametrize(("name", "virtualization", "container", "tegra"), PLACES)
-def test_wsl_and_containers_are_told_apart(name: str, virtualization: str, container: bool, tegra: str) -> None:
+def test_wsl_and_containers_are_distinguished(name: str, virtualization: str, container: bool, tegra: str) -> None:
     facts = facts_of(name)
     assert (facts.virtualization, facts.container, facts.tegra) == (virtualization, container, tegra)
 

@@ -184,7 +184,7 @@ def test_verify_says_what_the_first_boot_has_proven(record: FirstBoot, status: s
     assert prepared(facts) == (status in ("not-proven", "failed"))
 
 
-def test_a_prepared_machine_is_not_told_that_it_has_no_gpu() -> None:
+def test_a_prepared_machine_is_not_warned_that_it_has_no_gpu() -> None:
     assert [c.id for c in health_checks(replace(bare(), first_boot=RECORDED))] == ["image.first-boot"]
     assert [c.id for c in health_checks(bare())] == ["gpu.present"]
 

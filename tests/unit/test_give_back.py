@@ -24,7 +24,7 @@ from gpunode.edge.ssh.many import NotServed, Ran, Target
 EVENTS = {"gpu0000": "changed", "gpu0001": "failed", "gpu0002": "unreachable", "gpu0003": "started"}
 
 
-def told(on_event: Any) -> None:
+def notified(on_event: Any) -> None:
     for host, kind in EVENTS.items():
         on_event(Event(host=host, kind=kind, role="driver", task="Install"))
 
@@ -50,7 +50,7 @@ def test_a_run_gives_back_the_hosts_that_ansible_worked_on(how: str, tmp_path: P
     back: list[tuple[set[str], str, int]] = []
 
     def run_playbook(*words: Any, on_event: Any, **more: Any) -> dict[str, HostRun]:
-        told(on_event)
+        notified(on_event)
         if how == "Ansible fails":
             raise GpunodeError("no")
         if how == "interrupted":
@@ -83,7 +83,7 @@ def test_an_uninstall_gives_the_hosts_back_too(check: bool, tmp_path: Path, monk
 
     def run_playbook(*words: Any, on_event: Any, arguments: Sequence[str], **more: Any) -> dict[str, HostRun]:
         assert any(word.startswith("gpunode_generation=") for word in arguments)
-        told(on_event)
+        notified(on_event)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(undo, "run_playbook", run_playbook)

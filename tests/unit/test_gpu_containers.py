@@ -256,7 +256,7 @@ def activate(request: pytest.FixtureRequest, tmp_path: Path) -> Activate:
     return run
 
 
-def test_systemd_is_told_of_the_gpus_before_it_reloads(activate: Activate) -> None:
+def test_systemd_is_notified_of_the_gpus_before_it_reloads(activate: Activate) -> None:
     outcome, calls = activate(WEB, CALM)
     told = "set-property --runtime docker-web.scope DeviceAllow=/dev/nvidia0 rw DeviceAllow=/dev/nvidiactl rw"
     assert calls == [told, "daemon-reload", "--no-reload enable docker", "start docker"]
@@ -269,7 +269,7 @@ DEAF = "id web docker-dead.scope hook keepable /dev/nvidia0"  # systemd refuses
 
 
 @pytest.mark.parametrize("line", [EXPOSED, DEAF])
-def test_nothing_reloads_beside_a_container_that_cannot_be_helped(activate: Activate, line: str) -> None:
+def test_nothing_reloads_next_to_a_container_that_cannot_be_helped(activate: Activate, line: str) -> None:
     outcome, calls = activate(line, CALM)
     assert outcome.status == "refused"
     assert "the running containers web would lose their GPUs" in outcome.message
@@ -277,7 +277,7 @@ def test_nothing_reloads_beside_a_container_that_cannot_be_helped(activate: Acti
     assert calls == []
 
 
-def test_check_mode_tells_systemd_nothing_and_foresees_the_refusal(activate: Activate) -> None:
+def test_check_mode_notifies_systemd_nothing_and_foresees_the_refusal(activate: Activate) -> None:
     outcome, calls = activate(WEB, check=True)
     assert (outcome.status, calls) == ("changed", [])
     outcome, calls = activate(EXPOSED, check=True)

@@ -72,5 +72,5 @@ def test_an_engine_that_the_operators_toolkit_configures_is_not_fought() -> None
     assert problems(facts, left) == []
 
 
-def test_a_driver_on_the_host_beside_the_operator_is_as_anywhere() -> None:
+def test_a_driver_on_the_host_next_to_the_operator_is_as_anywhere() -> None:
     assert problems(replace(node(), kubernetes=replace(node().kubernetes, gpu_operator=True))) == []

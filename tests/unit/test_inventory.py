@@ -343,7 +343,7 @@ def test_the_variables_of_a_target_lead_back_to_the_same_target(tmp_path: Path) 
     assert host.target == Target(**{**vars(target), "ssh_args": (*DEFAULT_SSH_ARGS, *target.ssh_args)})
 
 
-def test_an_inventory_of_the_current_folder_has_the_variables_beside_it(
+def test_an_inventory_of_the_current_folder_has_the_variables_next_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree(

@@ -112,7 +112,7 @@ def test_things_that_the_journal_names_are_looked_at_when_they_are_asked_for(tmp
         "no JSON",
     ],
 )
-def test_damage_is_told_apart_and_a_journal_that_cannot_be_read_is_not_an_empty_one(
+def test_damage_is_distinguished_and_a_journal_that_cannot_be_read_is_not_an_empty_one(
     journal: bytes | None,
     backups: tuple[str, ...],
     records: int,

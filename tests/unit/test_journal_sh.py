@@ -81,7 +81,7 @@ def test_a_file_that_its_package_takes_along_is_put_back_though_the_journal_begi
     )
     steps = (
         "manager=apt\nmanager_() { case $1 in commit) apt-get install ;; esac; }\nrefuse_surprises() { :; }\n"
-        'refuse_full_disk() { :; }\nbeside() { : >"$1"; }\ntransaction\necho now $(cat "$KEPT")'
+        'refuse_full_disk() { :; }\nlist_side_effects() { : >"$1"; }\ntransaction\necho now $(cat "$KEPT")'
     )
     done = functions(shell, steps, tmp_path, PATH=path, KEPT=str(mine))
     assert "now precious" in done.stdout, done

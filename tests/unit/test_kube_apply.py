@@ -151,7 +151,7 @@ def test_labels_and_taints_come_to_the_hosts_of_the_inventory_and_go_again(serve
     gpu2 = server.get("Node", "gpu2")
     assert gpu2 and (gpu2["metadata"]["labels"], gpu2["spec"]["taints"]) == ({}, [])
 
-    remove(api, "gpunode", tell=silent)
+    remove(api, "gpunode", notify=silent)
     gpu1 = server.get("Node", "gpu1")
     assert gpu1 and (gpu1["metadata"]["labels"], gpu1["spec"]["taints"]) == ({"zone": "a"}, [theirs])
 
@@ -237,7 +237,7 @@ def test_what_cannot_be_rehearsed_is_applied_all_the_same(fault: Fault, server: 
     assert "gpunode-gpushare-extender" in server.names("ClusterRoleBinding")
 
 
-def test_an_interrupt_is_told_like_a_break(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_reported_like_a_break(server: ApiServer, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
     real = api.apply
 
     def interrupted(key: Key, *args: Any, **options: Any) -> Any:
@@ -273,7 +273,7 @@ def test_not_ready_in_time_says_which_pod_and_why(server: ApiServer, api: Api) -
     }  # fmt: skip
     put_namespace = {"apiVersion": "v1", "kind": "Pod", **pod}
     server.put(put_namespace)
-    applied = apply(api, rendered(), timeout=0.2, tell=silent)
+    applied = apply(api, rendered(), timeout=0.2, notify=silent)
     assert applied.exit == Exit.FAILED
     assert applied.waiting, applied
     assert applied.waiting[0] == (
@@ -301,7 +301,7 @@ def test_it_waits_until_all_is_ready_also_when_watches_drop(server: ApiServer, a
 
     server.controllers.append(on_created)
     told: list[str] = []
-    applied = apply(api, rendered(), timeout=10, tell=told.append)
+    applied = apply(api, rendered(), timeout=10, notify=told.append)
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
     assert [line for line in told if line.startswith(PLUGIN)] == [
         f"{PLUGIN}: applying", f"{PLUGIN}: its controller has not seen it yet", f"{PLUGIN}: 2 of 2 pods",
@@ -317,7 +317,7 @@ def test_a_workload_that_is_deleted_meanwhile_is_not_waited_for(server: ApiServe
             found.later(0.3, lambda: found.gone(("apps/v1", "daemonsets", "gpunode", "nvidia-device-plugin")))
 
     server.controllers.append(on_created)
-    applied = apply(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=10, tell=silent)
+    applied = apply(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=10, notify=silent)
     assert applied.waiting == (f"{PLUGIN} is not ready: is gone",)
 
 
@@ -328,18 +328,18 @@ def test_remove_takes_everything_and_nothing_else(server: ApiServer, api: Api) -
     server.put(foreign("RuntimeClass", "node.k8s.io/v1", "gvisor", handler="runsc"))
     before = dict(server.objects)
     put(api, rendered())
-    removed = remove(api, "gpunode", tell=silent)
+    removed = remove(api, "gpunode", notify=silent)
     assert (removed.exit, removed.left) == (Exit.OK, ())
     assert [c.how for c in removed.changes] == ["deleted"] * 6
     assert server.objects == before
-    assert remove(api, "gpunode", tell=silent).changes == ()
+    assert remove(api, "gpunode", notify=silent).changes == ()
 
 
 def test_remove_keeps_a_namespace_that_holds_something_else(server: ApiServer, api: Api) -> None:
     put(api, rendered())
     server.put(foreign("PersistentVolumeClaim", "v1", "data", "gpunode"))
     server.put(foreign("ConfigMap", "v1", "kube-root-ca.crt", "gpunode"))
-    removed = remove(api, "gpunode", tell=silent)
+    removed = remove(api, "gpunode", notify=silent)
     assert hows(removed)["Namespace gpunode"] == "kept"
     assert server.names("Namespace") == ["default", "kube-system", "gpunode"]
     assert server.names("DaemonSet") == []
@@ -348,7 +348,7 @@ def test_remove_keeps_a_namespace_that_holds_something_else(server: ApiServer, a
 def test_a_dry_run_of_remove_changes_nothing(server: ApiServer, api: Api) -> None:
     put(api, rendered())
     server.requests.clear()
-    assert remove(api, "gpunode", dry_run=True, tell=silent).exit == Exit.PENDING
+    assert remove(api, "gpunode", dry_run=True, notify=silent).exit == Exit.PENDING
     assert mutating(server) == []
 
 
@@ -358,7 +358,7 @@ def test_a_second_remove_while_the_first_goes_on_waits_for_it(server: ApiServer,
         "Namespace", "gpunode", "", lambda o: o["metadata"].update(deletionTimestamp="2026-11-22T00:00:00Z")
     )  # fmt: skip
     server.later(0.5, lambda: server.gone(("v1", "namespaces", "", "gpunode")))
-    assert remove(api, "gpunode", tell=silent, timeout=10).exit == Exit.OK
+    assert remove(api, "gpunode", notify=silent, timeout=10).exit == Exit.OK
     assert "gpunode" not in server.names("Namespace")
 
 
@@ -366,7 +366,7 @@ def test_remove_says_what_a_finalizer_holds(server: ApiServer, api: Api) -> None
     put(api, rendered())
     server.stuck.add("gpunode/nvidia-device-plugin")
     server.stuck.add("/gpunode")
-    removed = remove(api, "gpunode", timeout=0.2, tell=silent)
+    removed = remove(api, "gpunode", timeout=0.2, notify=silent)
     assert removed.exit == Exit.FAILED
     assert removed.error and "it waits for example.com/stuck" in removed.error.what
 
@@ -375,7 +375,7 @@ def test_remove_without_the_right_to_delete_is_refused_as_a_whole(server: ApiSer
     put(api, rendered())
     server.requests.clear()
     server.denied.append("^delete daemonsets")
-    assert [p.what for p in remove(api, "gpunode", tell=silent).problems] == [
+    assert [p.what for p in remove(api, "gpunode", notify=silent).problems] == [
         "here may not delete daemonsets.apps in gpunode"
     ]
     assert mutating(server) == []
@@ -389,4 +389,4 @@ def test_an_inventory_of_a_newer_gpunode_is_not_guessed_at(server: ApiServer, ap
         "ConfigMap", INVENTORY, "gpunode", lambda o: o["data"].update({"inventory.json": json.dumps({"format": 9})})
     )
     with pytest.raises(RefusedError, match="has format 9"):
-        remove(api, "gpunode", tell=silent)
+        remove(api, "gpunode", notify=silent)

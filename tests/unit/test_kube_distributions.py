@@ -212,7 +212,7 @@ def test_the_files_of_a_case_are_all_asked_for(case: str) -> None:
     assert [p for p in written if not any(fnmatch.fnmatchcase(p, pattern) for pattern in patterns)] == []
 
 
-def test_what_k3s_adds_by_itself_is_said_when_it_is_taken_back() -> None:
+def test_what_k3s_adds_by_itself_is_said_when_it_is_undone() -> None:
     edit = unconfigure_runtime(after_of("k3s/stock-2.1"), request_of("k3s/stock-2.1"))
     assert [r.why for r in edit.reasons][
         -1

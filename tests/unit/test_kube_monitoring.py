@@ -50,7 +50,7 @@ def test_xids_of_applications_alert_nobody() -> None:
     assert re.findall(r"!= (\d+)", xid) == [str(number) for number in sorted(IGNORED)]
 
 
-def test_panels_of_the_dashboard_stand_beside_each_other() -> None:
+def test_panels_of_the_dashboard_stand_next_to_each_other() -> None:
     places: list[dict[str, Any]] = [panel["gridPos"] for panel in BOARD["panels"]]
     cells = [(p["x"] + x, p["y"] + y) for p in places for x in range(p["w"]) for y in range(p["h"])]
     assert len(cells) == len(set(cells))

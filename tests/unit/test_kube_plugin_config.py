@@ -92,13 +92,13 @@ def test_mps_is_right_for_whole_gpus() -> None:
         ("version: v1\nimex: {channelIDs: [1]}", "imex.channelIDs is [1]"),
     ],
 )
-def test_a_wrong_configuration_is_told(text: str, told: str) -> None:
+def test_a_wrong_configuration_is_reported(text: str, told: str) -> None:
     found = check_plugin_config(yaml.safe_load(text))
     assert found[0].what.startswith(told)
     assert all(problem.fix for problem in found)
 
 
-def test_an_unknown_key_is_told_with_the_nearest_known_one() -> None:
+def test_an_unknown_key_is_reported_with_the_nearest_known_one() -> None:
     (problem,) = [
         problem
         for problem in check_plugin_config(yaml.safe_load("version: v1\nflags: {plugin: {deviceliststrategy: envvar}}"))

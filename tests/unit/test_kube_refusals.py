@@ -80,7 +80,7 @@ def test_hosts_that_are_no_nodes_tell_of_the_wrong_context(server: ApiServer, ap
     assert "--context" in problem.fix and "web1" in problem.fix
 
 
-def test_all_missing_rights_are_told_at_once(server: ApiServer, api: Api) -> None:
+def test_all_missing_rights_are_reported_at_once(server: ApiServer, api: Api) -> None:
     server.denied += [r"^(create|patch) runtimeclasses", r"^patch daemonsets gpunode"]
     applied = put(api, rendered())
     (problem,) = applied.problems
@@ -143,7 +143,7 @@ def test_a_foreign_object_that_is_as_needed_is_used_and_left_alone(server: ApiSe
     live = server.get("RuntimeClass", "nvidia")
     assert live and "labels" not in live["metadata"]
     assert "RuntimeClass nvidia" not in inventory(server)
-    remove(api, "gpunode", tell=silent)
+    remove(api, "gpunode", notify=silent)
     assert server.names("RuntimeClass") == ["nvidia"]
 
 

@@ -146,7 +146,7 @@ def test_a_pod_that_has_ended_holds_nothing(phase: str, counted: int) -> None:
     assert found.uses[0].allocated == counted
 
 
-def test_pods_without_a_node_are_told_with_the_schedulers_reason() -> None:
+def test_pods_without_a_node_are_reported_with_the_schedulers_reason() -> None:
     why = "0/3 nodes are available: 3 Insufficient GPU Memory in one device."
     conditions = [{"type": "PodScheduled", "status": "False", "message": why}]
     waits = pod("big", "", {MEM: "24"}, status={"phase": "Pending", "conditions": conditions})

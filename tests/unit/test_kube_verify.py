@@ -43,8 +43,8 @@ SLICES = {"sharing": {"strategy": "time-slicing", "replicas": 4}}
 
 def prove(api: Api, spec: dict[str, Any], *, timeout: float = 5, **options: Any) -> list[HostResult]:
     what = rendered(spec)
-    apply(api, what, timeout=5, tell=silent)
-    return verify(api, what, timeout=timeout, tell=silent, **options)
+    apply(api, what, timeout=5, notify=silent)
+    return verify(api, what, timeout=timeout, notify=silent, **options)
 
 
 def of(results: list[HostResult], host: str = "pool default") -> dict[str, tuple[str, str]]:
@@ -87,8 +87,8 @@ def test_a_request_too_large_for_its_pool_is_not_put_on_a_node_of_another_pool(s
     server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
     Nodes(server)
     what = rendered({}, gpu1={}, gpu2={**SLICES, "kubernetes": {"pool": "sliced"}})
-    apply(api, what, timeout=5, tell=silent)
-    results = verify(api, what, timeout=5, tell=silent)
+    apply(api, what, timeout=5, notify=silent)
+    results = verify(api, what, timeout=5, notify=silent)
     for pool, asked in ("default", 3), ("sliced", 9):
         status, message = of(results, f"pool {pool}")["kube.too-many-stays-pending"]
         assert (status, message.partition(":")[0]) == ("passed", f"a request of {asked} nvidia.com/gpu stays Pending")
@@ -149,7 +149,7 @@ def test_what_is_broken_is_found(spoil: str, server: ApiServer, api: Api) -> Non
     assert server.names("Pod") == []
 
 
-def test_a_share_that_never_comes_is_told_with_what_the_pod_says(server: ApiServer, api: Api) -> None:
+def test_a_share_that_never_comes_is_reported_with_what_the_pod_says(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={GPU: "1"}))
     Nodes(server, spoil="slow")
     status, message = of(prove(api, {}, timeout=0.2))["kube.vectoradd"]
@@ -173,8 +173,8 @@ def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -
     server.put(node("gpu1"))
     server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
     what = rendered({}, gpu1={}, gpu2={})
-    apply(api, what, timeout=5, tell=silent)
-    found = of(verify(api, what, smoke=False, tell=silent))
+    apply(api, what, timeout=5, notify=silent)
+    found = of(verify(api, what, smoke=False, notify=silent))
     assert found["kube.allocatable"] == ("failed", "gpu1 offers nothing of the kind gpu (none)")
 
 
@@ -199,8 +199,8 @@ def test_without_smoke_nothing_is_started(server: ApiServer, api: Api) -> None:
 def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)
-    apply(api, rendered(), timeout=5, tell=silent)
-    results = verify(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=5, tell=silent)
+    apply(api, rendered(), timeout=5, notify=silent)
+    results = verify(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=5, notify=silent)
     assert [result.outcome for result in results] == ["pending", "ok"]
     found = of(results, "cluster")["kube.applied"]
     assert found == ("failed", "DaemonSet gpunode/gpu-feature-discovery would be deleted")
@@ -258,10 +258,10 @@ def test_a_foreign_namespace_of_that_name_is_refused(server: ApiServer, api: Api
     assert "gpunode-verify" in server.names("Namespace")
 
 
-def test_missing_rights_are_told_before_anything_is_started(server: ApiServer, api: Api) -> None:
+def test_missing_rights_are_reported_before_anything_is_started(server: ApiServer, api: Api) -> None:
     server.denied += ["^create namespaces", "^get pods/log"]
     with pytest.raises(RefusedError, match="here may not create namespaces; get pods/log in gpunode-verify"):
-        verify(api, rendered(), tell=silent)
+        verify(api, rendered(), notify=silent)
 
 
 def test_a_namespace_that_does_not_go_is_a_failed_check(
@@ -445,7 +445,7 @@ def test_what_goes_wrong_in_one_pool_is_its_result(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     Nodes(server)
     what = two_pools(server)
-    apply(api, what, timeout=5, tell=silent)
+    apply(api, what, timeout=5, notify=silent)
     answering(api, monkeypatch, "/api/v1/nodes", *HOSTILE[:2])
     known = proofs_module.allocatable
 
@@ -453,7 +453,7 @@ def test_what_goes_wrong_in_one_pool_is_its_result(
         return known(pool, *more) if pool.name == "two" else EMPTY["bug"]
 
     monkeypatch.setattr(kube_verify, "allocatable", met)
-    results = {result.host: result for result in verify(api, what, timeout=5, tell=silent, smoke=smoke)}
+    results = {result.host: result for result in verify(api, what, timeout=5, notify=silent, smoke=smoke)}
     assert list(results) == ["cluster", "pool one", "pool two"]
     [error] = results["pool one"].checks
     assert error.message.startswith("pool one: unexpected KeyError") and "report it as" in error.fix

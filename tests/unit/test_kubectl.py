@@ -50,7 +50,7 @@ def test_we_drain_as_kubectl_does(case: str, server: ApiServer, api: Api, tmp_pa
             good = kubectl(server, tmp_path, "drain", "gpu1", "--timeout=20s", *flags(options)).returncode == 0
         else:
             try:
-                good = bool(drain(api, "gpu1", options, tell=silent))
+                good = bool(drain(api, "gpu1", options, notify=silent))
             except RefusedError:
                 good = False
         outcomes.append((good, sorted(server.names("Pod"))))
@@ -71,10 +71,10 @@ def test_kubectl_sees_our_cordon_and_we_leave_kubectls(server: ApiServer, api: A
 def test_the_command_that_hands_an_object_over_does_so(server: ApiServer, api: Api, tmp_path: Path) -> None:
     metadata = {"name": "nvidia"}
     server.put({"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": metadata, "handler": "nvidia-old"})
-    (problem,) = apply(api, rendered(), tell=silent).problems
+    (problem,) = apply(api, rendered(), notify=silent).problems
     _, _, command = problem.fix.partition("kubectl ")
     assert kubectl(server, tmp_path, *shlex.split(command)).returncode == 0
-    assert apply(api, rendered(), tell=silent, timeout=5).problems == ()
+    assert apply(api, rendered(), notify=silent, timeout=5).problems == ()
 
 
 def test_the_commands_that_mark_nodes_mark_them_as_apply_does(server: ApiServer, api: Api, tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_the_commands_that_mark_nodes_mark_them_as_apply_does(server: ApiServer,
     server.put(node("gpu2", address="10.0.0.2"))
     spec = {"kubernetes": {"taint": True, "node_selector": {"gpu": "true"}}}
     what = rendered(spec, gpu1={})
-    apply(api, what, tell=silent, timeout=5)
+    apply(api, what, notify=silent, timeout=5)
     for command in what.nodes[0].commands:
         assert kubectl(server, tmp_path, *shlex.split(command.replace("gpu1", "gpu2"))[1:]).returncode == 0
     one, two = server.get("Node", "gpu1"), server.get("Node", "gpu2")

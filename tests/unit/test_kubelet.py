@@ -181,7 +181,7 @@ def test_a_driver_in_the_spec_that_is_not_the_kubelets_is_refused(asked: str, pr
     assert driver_problem(node(CONTAINERD, DOCKER, cgroup_driver="systemd"), "docker", asked) is None
 
 
-def test_k3s_sets_both_drivers_and_is_not_told_one() -> None:
+def test_k3s_sets_both_drivers_and_is_not_reported_one() -> None:
     k3s = replace(K3S, version="2.1.4-k3s2", cgroup_driver="systemd")
     facts = node(k3s, kind="k3s", kubelet="1.30.4+k3s1", cri_socket=K3S.socket, read=False)
     assert kubelet_driver(facts).source == "k3s, which sets both alike"
@@ -280,7 +280,7 @@ def test_the_feature_gate_is_read(text: str, gate: bool | None) -> None:
     assert probed("kubeadm", {CONFIG: text}).kubernetes.cgroup_from_cri is gate
 
 
-def test_an_engine_of_its_own_that_k0s_was_told_of_is_the_kubelets() -> None:
+def test_an_engine_of_its_own_that_k0s_was_notified_of_is_the_kubelets() -> None:
     runtimes = (
         "binary containerd /usr/bin/containerd\ncontainerd 1.7.28\nbundled k0s /var/lib/k0s/bin/containerd\nv1.7.34"
     )

@@ -237,7 +237,9 @@ def test_another_controller_is_refused_by_name_before_it_waits_for_the_lock(befo
     [({"controller": "one", "generation": "7"}, "the controller one (run r1)"), ({}, "another gpunode")],
     ids=["a controller", "a command on the node"],
 )
-def test_whoever_waits_in_vain_is_told_for_whom(signed: dict[str, str], who: str, before: str, tmp_path: Path) -> None:
+def test_whoever_waits_in_vain_is_reported_for_whom(
+    signed: dict[str, str], who: str, before: str, tmp_path: Path
+) -> None:
     """Also where the lease ran out, in the middle of a step that takes long."""
     act(tmp_path, controller="three", generation="1", before=before)
     (tmp_path / "lease").unlink()

@@ -48,7 +48,7 @@ def test_an_empty_file_is_a_spec_of_defaults(tmp_path: Path) -> None:
         (b"- driver\n", "a mapping"),
     ],
 )
-def test_a_mistake_in_the_file_is_told_with_its_place(text: bytes, says: str, tmp_path: Path) -> None:
+def test_a_mistake_in_the_file_is_reported_with_its_place(text: bytes, says: str, tmp_path: Path) -> None:
     path = tmp_path / "gpunode.yml"
     path.write_bytes(text)
     with pytest.raises(InputError) as error:
@@ -94,14 +94,14 @@ def test_the_line_of_a_mistake_is_shown_without_secrets(tmp_path: Path) -> None:
     assert "gpunode.yml:1:1: proxy is" in str(error.value) and "s3cret" not in str(error.value)
 
 
-def test_a_merge_key_may_stand_beside_others(tmp_path: Path) -> None:
+def test_a_merge_key_may_stand_next_to_others(tmp_path: Path) -> None:
     path = tmp_path / "gpunode.yml"
     path.write_text("a: &a {x: 1}\nb:\n  <<: *a\n  y: 2\n")
     assert load_spec_data(path)["b"] == {"x": 1, "y": 2}
 
 
 @pytest.mark.parametrize("name", ["missing.yml", "."])
-def test_a_file_that_cannot_be_read_is_told(name: str, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_read_is_reported(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot read"):
         load_spec(tmp_path / name)
 
@@ -134,7 +134,7 @@ def test_without_a_fingerprint_to_compare_with_nothing_is_trusted() -> None:
         resolve_key(unknown, spec(str(KEYS / "one.asc")))
 
 
-def test_a_path_that_is_wrong_is_told_with_the_near_one() -> None:
+def test_a_path_that_is_wrong_is_reported_with_the_near_one() -> None:
     with pytest.raises(InputError) as error:
         resolve_key(REPOSITORY, spec(str(KEYS / "oen.asc")))
     assert error.value.fix.endswith("one.asc?")
@@ -204,12 +204,12 @@ def test_the_known_file_is_no_word_on_a_key_that_the_spec_names(server: str) -> 
 @pytest.mark.parametrize(
     ("path", "says"), [("/login", "HTML page"), ("/missing", "HTTP 404"), ("/big", "larger than 1048576 bytes")]
 )
-def test_what_a_server_answers_instead_of_a_key_is_told(server: str, path: str, says: str) -> None:
+def test_what_a_server_answers_instead_of_a_key_is_reported(server: str, path: str, says: str) -> None:
     with pytest.raises(GpunodeError) as error:
         resolve_key(REPOSITORY, spec(f"{server}{path}"))
     assert says in error.value.what
 
 
-def test_a_server_that_is_not_there_is_told() -> None:
+def test_a_server_that_is_not_there_is_reported() -> None:
     with pytest.raises(GpunodeError, match="cannot fetch"):
         resolve_key(REPOSITORY, spec("http://127.0.0.1:1/key"))

@@ -57,7 +57,7 @@ def test_what_is_written_is_read_again(lock: dict[str, Locked]) -> None:
     assert lock_differences(lock, lock) == []
 
 
-def test_differences_are_told_by_class() -> None:
+def test_differences_are_reported_by_class() -> None:
     new = {KEY: replace(LOCKED, driver="580.105.08"), "other": Locked()}
     assert lock_differences({KEY: LOCKED, "old": Locked()}, new) == [
         f"{KEY}: driver: 580.95.05 → 580.105.08",

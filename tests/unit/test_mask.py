@@ -91,7 +91,7 @@ def test_a_diff_hides_secrets_in_context_and_changes() -> None:
     )
 
 
-def test_a_new_and_a_removed_file_are_told_apart() -> None:
+def test_a_new_and_a_removed_file_are_distinguished() -> None:
     assert unified(None, b"a\n", "/etc/x").startswith("--- /dev/null\n+++ /etc/x\n")
     assert unified(b"a\n", None, "/etc/x").startswith("--- /etc/x\n+++ /dev/null\n")
     assert unified(b"a\n", b"a\n", "/etc/x") == ""

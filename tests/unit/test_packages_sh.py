@@ -160,13 +160,13 @@ old 1-1 -
     ],
 )
 def test_check_mode_names_all_that_the_package_manager_would_change(
-    would: str, differences: str, foretold: str, tmp_path: Path
+    would: str, differences: str, announced: str, tmp_path: Path
 ) -> None:
     for name, text in ((".before", NOW), (".would", would), (".differences", differences)):
         (tmp_path / name).write_text(text)
     done = call("list_dry_run", tmp_path)
     assert done.stderr == ""
-    assert done.stdout == foretold
+    assert done.stdout == announced
 
 
 @pytest.mark.skipif(not Path("/usr/lib/apt/apt-helper").exists(), reason="no apt")
@@ -201,7 +201,7 @@ esac""",
     }
 
 
-def test_what_dpkg_wants_anew_is_asked_of_apt_by_name_where_it_does_not_mend_it_by_itself(tmp_path: Path) -> None:
+def test_what_dpkg_wants_again_is_asked_of_apt_by_name_where_it_does_not_mend_it_by_itself(tmp_path: Path) -> None:
     """An unpacking that was killed leaves packages that apt's --fix-broken alone leaves as they are."""
     fakes = tmp_path / "bin"
     fakes.mkdir()
@@ -245,7 +245,7 @@ def test_what_gpunode_holds_itself_may_change(journal: str, refused: bool, tmp_p
 
 def test_a_failure_shows_its_log_before_anything_is_rolled_back(tmp_path: Path) -> None:
     (tmp_path / ".log").write_text("gpunode\tstatus\tchanged\ncc1: fatal error\n")
-    undo = 'put_back() { echo "Removing nvidia" >>"$log"; }; take_back() { :; }; half=1'
+    undo = 'put_back() { echo "Removing nvidia" >>"$log"; }; undo_changes() { :; }; half=1'
     done = call(f'{undo}; fail "it broke" "see the log"', tmp_path)
     outcome = parse_outcome(done.stdout, done.returncode)
     assert (outcome.status, outcome.message, outcome.fix) == ("failed", "it broke", "see the log")
@@ -296,7 +296,7 @@ E: The repository 'http://10.89.0.10/cuda ./ Release' does not have a Release fi
 )
 def test_why_an_archive_could_not_be_reached_comes_first(text: str, first: str, tmp_path: Path) -> None:
     (tmp_path / ".update").write_text(text)
-    outcome = parse_outcome(call("take_back() { :; }; apt_update_failed", tmp_path).stdout, 1)
+    outcome = parse_outcome(call("undo_changes() { :; }; apt_update_failed", tmp_path).stdout, 1)
     assert outcome.message.startswith(f"the repository in cannot be read: {first}")
     assert outcome.message.endswith("does not have a Release file.")
     assert outcome.log == text.strip()

@@ -78,7 +78,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> Planned:
     return plan_case(CASES / "plans" / "debian12-h100-fresh", monkeypatch)
 
 
-def test_a_node_without_a_gpu_is_left_alone_and_told_so() -> None:
+def test_a_node_without_a_gpu_is_left_alone_and_reported() -> None:
     facts = replace(probe("debian12-h100-fresh"), gpus=())
     plan = DesiredState({}).plan("node1", facts).plan
     assert plan.converged
@@ -166,7 +166,7 @@ def test_a_plan_for_people_cites_each_source_once_by_number(monkeypatch: pytest.
     assert "https://" not in "".join(line for line in lines[: -len(sources)] if "repository" not in line)
 
 
-def test_a_file_that_differs_is_told_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_that_differs_is_reported_without_its_hashes(monkeypatch: pytest.MonkeyPatch) -> None:
     from gpunode.core.items.driver import NOUVEAU_CONF
     from gpunode.core.model import ConfigFile
     from gpunode.core.plan import pending_items
@@ -251,7 +251,7 @@ def test_a_plan_names_the_containers_that_stop(case: str, words: str, monkeypatc
     assert [step.disruptive for step in steps if step.disruptive] == [words]
 
 
-def test_each_of_two_hosts_alike_is_told_of_its_own_containers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_of_two_hosts_alike_is_notified_of_its_own_containers(monkeypatch: pytest.MonkeyPatch) -> None:
     one = plan_case(CASES / "plans" / "debian12-docker-restart", monkeypatch).facts
     spec = yaml.safe_load((CASES / "plans" / "debian12-docker-restart" / "case.yml").read_text())["spec"]
     ours, two = DesiredState(spec), replace(one, containers={"docker": Running(count=1, names=("solo",))})

@@ -60,7 +60,7 @@ def test_files_that_podman_passes_over_do_not_count() -> None:
     assert runtime_state({**CRUN, **others}, request()).files == (ROOT,)
 
 
-def test_a_users_own_configuration_has_its_drop_in_beside_it() -> None:
+def test_a_users_own_configuration_has_its_drop_in_next_to_it() -> None:
     own = "/home/u/.config/containers/containers.conf"
     assert runtime_files({}, request(config=own))[1:] == (own, f"{own}.d/*.conf")
     assert list(configure_runtime({}, request(config=own)).changes) == [f"{own}.d/99-nvidia.conf"]

@@ -59,7 +59,7 @@ def test_every_shell_says_the_same_of_this_machine(shell: list[str]) -> None:
     assert text.endswith("#: end\n")
 
 
-def test_the_shells_agree_on_every_lasting_fact() -> None:
+def test_the_shells_agree_on_every_stable_fact() -> None:
     passing = r"(?m)^\| podman .*$"  # the containers that run just now
     texts = {re.sub(passing, "", probe(shell)[0]) for shell in SHELLS}
     assert len(texts) == 1
@@ -88,7 +88,7 @@ def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
 
 
 @pytest.mark.timeout(60)
-def test_a_hanging_nvidia_smi_costs_seconds_and_is_told(tmp_path: Path) -> None:
+def test_a_hanging_nvidia_smi_costs_seconds_and_is_reported(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
     _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
     assert facts.driver.smi == "nvidia-smi: no answer within 6 s"

@@ -10,7 +10,7 @@ import pytest
 
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
-from gpunode.core.undo.requests import UndoWish, close_request
+from gpunode.core.undo.requests import UndoRequest, close_request
 from gpunode.node import script
 
 SYSTEMCTL = """#!/bin/sh
@@ -101,7 +101,7 @@ def test_links_and_images_that_gpunode_made_go_and_again_nothing_is_left_to_do(n
     assert node.run(**request).status == "unchanged"
 
 
-def test_an_image_that_rebuilding_makes_anew_goes_all_the_same(node: Node) -> None:
+def test_an_image_that_rebuilding_makes_again_goes_all_the_same(node: Node) -> None:
     image = node.root / "initrd.img"
     (node.root / "bin/update-initramfs").write_text(f"#!/bin/sh\necho x >{image}\n")
     outcome = node.run(initramfs=f"{image} absent\n", rebuild="1\n")
@@ -123,7 +123,7 @@ def test_the_journal_says_when_it_is_done_and_copies_go_after_an_uninstall(
 ) -> None:
     (node.state / "backup/x").mkdir(parents=True)
     (node.state / "journal.jsonl").write_text('{"v":1,"id":"a","op":"files"}\n')
-    node.run(run=b"r9\n", **close_request(UndoWish(verb=verb), "r1", keep=keep))  # type: ignore[arg-type]
+    node.run(run=b"r9\n", **close_request(UndoRequest(verb=verb), "r1", keep=keep))  # type: ignore[arg-type]
     last = json.loads((node.state / "journal.jsonl").read_text().splitlines()[-1])
     assert (last["op"], last["phase"], last["run"], last.get("to")) == (
         verb,

@@ -261,7 +261,7 @@ def test_what_a_repository_holds_is_read_off_its_packages() -> None:
     assert parse_listing("redistrib_12.9.1.json redistrib_12.10.0.json x.json") == ("12.9.1", "12.10.0")
 
 
-def test_a_new_gpu_has_the_marks_of_its_kin() -> None:
+def test_a_new_gpu_has_the_marks_of_compatible_ones() -> None:
     gpus = [
         PciGpu(id="10de:31c4", chip="GB110", name="GB300 288GB", source="p"),
         PciGpu(id="10de:233e", chip="GH100", name="H100 SXM5 120GB", source="p"),

@@ -239,7 +239,7 @@ def test_every_fragment_has_a_kind_that_the_changelog_knows() -> None:
     ],
     ids=["clean", "a hole", "no network"],
 )
-def test_an_audit_that_nobody_answered_is_told_from_one_that_found_nothing(
+def test_an_audit_that_nobody_answered_is_distinguished_from_one_that_found_nothing(
     prints: str, code: int | None, said: str, left: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip

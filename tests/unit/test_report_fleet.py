@@ -107,7 +107,7 @@ def test_very_many_causes_are_counted() -> None:
     assert "and 40 other causes" in text and len(text.splitlines()) == 22
 
 
-def test_plans_are_told_once_for_each_kind() -> None:
+def test_plans_are_reported_once_for_each_kind() -> None:
     plans = [plan(n) for n in range(1000)] + [plan(n, "files", "activate") for n in range(1000, 1900)]
     plans += [plan(n, "files") for n in range(1900, 1990)] + [plan(n, problem="no driver") for n in range(1990, 2000)]
     away = [result(n, 4, f"gpu{n:04d}: no route") for n in range(2000, 2100)]

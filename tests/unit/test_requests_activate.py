@@ -35,7 +35,7 @@ def test_every_key_becomes_one_file_of_lines() -> None:
     }
 
 
-def test_in_check_mode_it_is_told_what_the_steps_before_would_have_changed() -> None:
+def test_in_check_mode_it_is_reported_what_the_steps_before_would_have_changed() -> None:
     before = [
         "creates /etc/modprobe.d/gpunode-nouveau.conf",
         "change nvidia-open from 3:580.95.05-1.el9 to 595.*",

@@ -104,7 +104,7 @@ def test_another_port_stands_in_the_configuration() -> None:
     assert b"urlPrefix: http://127.0.0.1:31000/gpushare-scheduler" in component.configure(read).changes[CONFIG]
 
 
-def test_what_configure_recorded_takes_it_back_and_leaves_no_record() -> None:
+def test_what_configure_recorded_undoes_it_and_leaves_no_record() -> None:
     files = probed(case("scheduler", "kubeadm-1.34").before)
     component = component_target("scheduler", {"state": "present"}, texts(files), RULES)
     edit = component.configure(texts(files))

@@ -83,7 +83,7 @@ RANCHER = "/var/lib/rancher/k3s/agent/containerd/containerd.log"
         ),
     ],
 )
-def test_the_log_of_an_engine_is_told_where_its_name_does_not_tell_it(runtime: Runtime, log: str) -> None:
+def test_the_log_of_an_engine_is_reported_where_its_name_does_not_tell_it(runtime: Runtime, log: str) -> None:
     assert engine_log(runtime) == log
 
 

@@ -94,7 +94,7 @@ def test_a_part_that_is_left_out_takes_neither_the_plan_nor_the_check_along(site
     assert "Base" in titles
 
 
-def test_the_tasks_can_be_begun_at_the_plan_and_nowhere_behind_it(site: Path) -> None:
+def test_the_tasks_can_be_started_at_the_plan_and_nowhere_behind_it(site: Path) -> None:
     whole = play(site, "--start-at-task", PLAN.partition(": ")[2])
     assert "Base" not in ran(whole) and "failed=0" in whole.stdout
     behind = play(site, "--start-at-task", "Keep nouveau off the GPU")

@@ -216,7 +216,7 @@ def test_equal_hosts_have_one_state_in_the_journal(tmp_path: Path) -> None:
     assert runs.state("key")["toolkit"] == "1.18.1" and runs.state("") == runs.state("other") == {}
 
 
-def test_hosts_that_were_begun_with_and_not_brought_to_an_end_are_known(tmp_path: Path) -> None:
+def test_hosts_that_were_started_and_not_brought_to_an_end_are_known(tmp_path: Path) -> None:
     runs = Runs(tmp_path / "runs.sqlite")
     quiet = HostRow(run="r1", host="quiet", pool="", wave=0, plan="", state="failed", exit=4, message="away")
     runs.begin("20260101", "provision", {}, "ctl:1", [*rows("waiting", "waiting", "waiting", "waiting"), quiet])

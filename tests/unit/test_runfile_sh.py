@@ -143,7 +143,7 @@ def test_a_file_is_fetched_once_and_kept_with_its_checksum(node: Node, site: tup
 
 
 @pytest.mark.parametrize("leads_to_http", [False, True])
-def test_without_a_checksum_the_one_beside_the_file_counts_if_all_of_it_is_https(
+def test_without_a_checksum_the_one_next_to_the_file_counts_if_all_of_it_is_https(
     node: Node, site: tuple[Path, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, leads_to_http: bool
 ) -> None:
     folder, url = site

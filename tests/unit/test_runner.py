@@ -31,7 +31,7 @@ def write(folder: Path, play: dict[str, object]) -> None:
     (folder / "playbook.yml").write_text(yaml.safe_dump([play]))
 
 
-def test_host_keys_stay_checked_the_environment_is_cut_and_hosts_are_told_apart(
+def test_host_keys_stay_checked_the_environment_is_cut_and_hosts_are_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("A_SECRET", "s3cret")
@@ -79,7 +79,7 @@ def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: 
         ({"event": "runner_on_ok", "stdout": "ok: [node1]"}, None),
     ],
 )
-def test_a_wait_for_the_package_manager_is_told(data: dict[str, str], told: tuple[str, str] | None) -> None:
+def test_a_wait_for_the_package_manager_is_reported(data: dict[str, str], told: tuple[str, str] | None) -> None:
     event = _waiting(data)
     assert (event and (event.host, event.task)) == told
 

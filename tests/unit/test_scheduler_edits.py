@@ -121,7 +121,7 @@ def test_the_files_of_a_case_are_asked_for() -> None:
     assert read == before
 
 
-def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> None:
+def test_lines_that_others_added_since_stay_when_the_edit_is_undone() -> None:
     case = case_of("scheduler", "kubeadm-1.30")
     before, request = case.before, asked(case)
     edit = scheduler_target(request, RULES).configure(before)
@@ -132,7 +132,7 @@ def test_lines_that_others_added_since_stay_when_the_edit_is_taken_back() -> Non
     assert left == {MANIFEST: before[MANIFEST].replace(elect, elect + b"    - --v=5\n")}
 
 
-def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_anew() -> None:
+def test_a_configuration_that_changes_alone_has_the_kubelet_start_the_pod_again() -> None:
     """The kubelet looks at manifests: of a file that one mounts it knows nothing."""
     case = case_of("scheduler", "kubeadm-1.30")
     request = asked(case)

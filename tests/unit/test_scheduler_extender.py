@@ -150,7 +150,7 @@ def test_a_trailing_slash_of_the_url_makes_no_other_route(extender: Extender) ->
     assert scheduler("1.34", f"{extender.url}/").schedule(sent["Pod"], sent["NodeNames"]) == (["gpu-1"], "bound")
 
 
-def test_the_stand_in_refuses_what_nobody_prepared() -> None:
+def test_the_stub_refuses_what_nobody_prepared() -> None:
     server = Extender()
     threading.Thread(target=server.handle_request, daemon=True).start()
     with pytest.raises(urllib.error.HTTPError):

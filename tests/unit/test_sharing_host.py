@@ -60,7 +60,7 @@ def layouts(choice: SharingChoice) -> list[str]:
         ((H100,), {"strategy": "mixed", "profiles": {"2g.20gb": 1, "4g.40gb": 1}}, ["4g.40gb@0 2g.20gb@4"]),
     ],
 )
-def test_a_wish_that_fits_is_a_place_for_each_instance(gpus: Any, mig: Any, expected: Any) -> None:
+def test_a_request_that_fits_is_a_place_for_each_instance(gpus: Any, mig: Any, expected: Any) -> None:
     found = choose(node(*gpus), strategy="mig", mig=mig)
     if isinstance(expected, str):
         assert "write it as 1g.10gb" in found.problems[0].fix
@@ -260,7 +260,7 @@ def converged(value: dict[str, Any]) -> NodeFacts:
     return replace(facts, sharing=sharing, files={**facts.files, **files}, services={"gpunode-mig": unit})
 
 
-def test_a_node_that_is_cut_as_wished_has_nothing_to_do_and_another_wish_names_the_difference() -> None:
+def test_a_node_that_is_cut_as_requested_has_nothing_to_do_and_another_request_names_the_difference() -> None:
     facts = converged(mig_step(plan(cut(), WISH)).value)
     assert mig_step(plan(facts, WISH)) is None
     other = mig_step(plan(facts, {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}))
@@ -269,7 +269,7 @@ def test_a_node_that_is_cut_as_wished_has_nothing_to_do_and_another_wish_names_t
     assert mig_step(plan(without, WISH)).reasons[0].why == "on, without an instance; wanted 2 × 3g.40gb"
 
 
-def test_without_the_wish_what_gpunode_made_is_taken_back_and_what_others_made_is_left() -> None:
+def test_without_the_request_what_gpunode_made_is_undone_and_what_others_made_is_left() -> None:
     facts = converged(mig_step(plan(cut(), WISH)).value)
     step = mig_step(plan(facts, {}))
     assert step.value == {

@@ -61,7 +61,7 @@ def test_the_memory_that_the_driver_names_tells_two_sizes_of_one_id_apart() -> N
 
 
 @pytest.mark.parametrize(("text", "kind", "what"), NOT_MEANT, ids=[text for text, _, _ in NOT_MEANT])
-def test_a_name_of_none_or_several_is_told(text: str, kind: type[GpunodeError], what: str) -> None:
+def test_a_name_of_none_or_several_is_reported(text: str, kind: type[GpunodeError], what: str) -> None:
     with pytest.raises(kind) as caught:
         find_product(text, PRODUCTS, KNOWLEDGE)
     assert what in str(caught.value)

@@ -49,7 +49,7 @@ def counted(items: Sequence[Profile]) -> dict[str, int]:
 
 @given(wishes())
 @settings(max_examples=400, deadline=None)
-def test_a_wish_fits_exactly_when_brute_force_finds_a_placing(wish: tuple[Product, list[Profile]]) -> None:
+def test_a_request_fits_exactly_when_brute_force_finds_a_placing(wish: tuple[Product, list[Profile]]) -> None:
     product, items = wish
     possible = brute_force(product, items)
     assert (place(product, counted(items)) is not None) == possible
@@ -58,7 +58,7 @@ def test_a_wish_fits_exactly_when_brute_force_finds_a_placing(wish: tuple[Produc
 
 @given(wishes())
 @settings(max_examples=200, deadline=None)
-def test_what_is_placed_overlaps_nowhere_and_is_what_was_wished(wish: tuple[Product, list[Profile]]) -> None:
+def test_what_is_placed_overlaps_nowhere_and_is_what_was_requested(wish: tuple[Product, list[Profile]]) -> None:
     product, items = wish
     found = place(product, counted(items))
     if found is None:
@@ -103,12 +103,12 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("product", "wish", "reason"), REFUSED)
-def test_a_wish_that_does_not_fit_says_why(product: Product, wish: Mapping[str, int], reason: str) -> None:
+def test_a_request_that_does_not_fit_says_why(product: Product, wish: Mapping[str, int], reason: str) -> None:
     assert place(product, wish) is None
     assert reason in why_not(product, wish)
 
 
-def test_instances_that_only_overlap_are_told_so() -> None:
+def test_instances_that_only_overlap_are_reported() -> None:
     wish = {"3g.20gb": 1, "1g.10gb": 1, "2g.10gb": 0, "1g.5gb": 3}
     assert why_not(A100, {"4g.20gb": 1, "1g.5gb": 1, "1g.5gb+me": 1, "1g.10gb": 1}) == ""  # 4 + 1 + 1 + 2 of memory
     assert why_not(A100, wish) == "9 memory slices, and a GPU has 8"
@@ -172,7 +172,7 @@ def test_gpus_of_several_products_are_used_for_what_only_they_hold() -> None:
     assert {cut.gpu: {name for _, name in cut.instances} for cut in found.cuts} == {"a:0": {"small"}, "b:0": {"large"}}
 
 
-def test_too_few_gpus_are_told_with_the_number_that_it_takes() -> None:
+def test_too_few_gpus_are_reported_with_the_number_that_it_takes() -> None:
     found = pack([Demand(name="x", count=15, compute=1)], [Supply(product=A100, names=("a:0", "a:1"))])
     assert (found.cuts, found.needed, found.missing) == ((), 3, 1)
 

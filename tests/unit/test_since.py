@@ -57,7 +57,7 @@ DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 
 
 @pytest.mark.parametrize(("before", "after", "told"), DIFFERENCES)
-def test_what_changed_is_told_in_words(before: dict[str, Any], after: dict[str, Any], told: list[str]) -> None:
+def test_what_changed_is_reported_in_words(before: dict[str, Any], after: dict[str, Any], told: list[str]) -> None:
     states = [json.loads(json.dumps(state_of(NodeFacts(**facts)))) for facts in (before, after)]
     assert list(differences(*states)) == told
 

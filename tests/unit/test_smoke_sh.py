@@ -145,7 +145,7 @@ def test_without_a_kubelet_a_pod_that_ended_by_itself_has_failed(tmp_path: Path)
     assert "exit status 137" in found["containerd.cri-nvidia"].message
 
 
-def test_beside_a_kubelet_a_runtime_that_fails_is_failed_at_once(tmp_path: Path) -> None:
+def test_next_to_a_kubelet_a_runtime_that_fails_is_failed_at_once(tmp_path: Path) -> None:
     found = a_node_whose_pods_go(tmp_path, lose=0, at="broken")
     assert found["containerd.cri-nvidia"].status == "failed"
     assert found["containerd.cri-nvidia"].message.endswith("nvidia-container-cli: initialization error")

@@ -60,7 +60,7 @@ def test_solve_prints_the_stacks_of_saved_probes() -> None:
     assert sorted(hosts) == sorted(path.name for path in probes.iterdir())
 
 
-def test_hosts_that_one_thing_stands_against_are_told_once_and_ended_branches_are_named() -> None:
+def test_hosts_that_one_thing_stands_against_are_reported_once_and_ended_branches_are_named() -> None:
     fleet = {f"guest{n}": ask("10de:2330", "debian:12", virtualization="wsl") for n in range(6)}
     fleet["kepler"] = ask("10de:102d", "debian:12")
     lines = list(stacks_text(fleet_stacks(fleet, KNOWLEDGE)))
@@ -71,6 +71,6 @@ def test_hosts_that_one_thing_stands_against_are_told_once_and_ended_branches_ar
     assert lines[-1] == "1 stack for 1 of 7 hosts with an NVIDIA GPU"
 
 
-def test_a_folder_without_a_probe_is_told(tmp_path: Path) -> None:
+def test_a_folder_without_a_probe_is_reported(tmp_path: Path) -> None:
     done = CliRunner().invoke(cli, ["solve", "--probe", str(tmp_path)], standalone_mode=False)
     assert (done.return_value, "no probe in" in done.output) == (2, True)

@@ -191,7 +191,7 @@ def test_a_damaged_journal_is_one_sentence_and_what_it_says_to_do_works(
 
 @pytest.mark.parametrize("suffix", ["-wal", "-shm"])
 @pytest.mark.parametrize("kind", ["garbage", "zeros", "text"])
-def test_garbage_beside_the_journal_takes_nothing_from_it(kind: str, suffix: str, tmp_path: Path) -> None:
+def test_garbage_next_to_the_journal_takes_nothing_from_it(kind: str, suffix: str, tmp_path: Path) -> None:
     path = filled(tmp_path / "runs.sqlite")
     Path(f"{path}{suffix}").write_bytes(DAMAGE[kind](bytes(100_000)))
     journal = Runs(path)

@@ -106,7 +106,7 @@ def test_secrets_do_not_show_in_a_target() -> None:
         ),
     ],
 )
-def test_a_terminal_and_a_password_are_told_apart(said: str, what: str, fix: str) -> None:
+def test_a_terminal_and_a_password_are_distinguished(said: str, what: str, fix: str) -> None:
     target = Target(name="gpu1", user="ann", become=True)
     with pytest.raises(UnreachableError) as raised:
         shell.shell_started(target, 1, "", f"{said}\n")

@@ -93,7 +93,7 @@ def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, wanted: dict[
     assert edit.problems or (after is not None and toolkit_target(wanted).configure({CONFIG: after}).changes == {})
 
 
-def test_lines_of_others_stay_when_the_edit_is_taken_back() -> None:
+def test_lines_of_others_stay_when_the_edit_is_undone() -> None:
     before = b'[nvidia-container-runtime]\nmode = "auto"\n'
     edit = toolkit_target({"mode": "cdi"}).configure({CONFIG: before})
     later = (edit.changes[CONFIG] or b"") + b'\n[nvidia-ctk]\npath = "/opt/nvidia-ctk"\n'
@@ -139,7 +139,7 @@ def test_the_transaction_compares_the_file_and_restarts_nothing() -> None:
     assert json.loads(request["undo"])["label"] == f"toolkit {CONFIG}"
 
 
-def test_a_rootless_engine_is_told_of_its_cgroups_unless_it_goes_by_cdi() -> None:
+def test_a_rootless_engine_is_notified_of_its_cgroups_unless_it_goes_by_cdi() -> None:
     facts = NodeFacts(notes=("containers: user 1000 runs a rootless Docker of their own, which gpunode does not see",))
 
     def words(reasons: tuple[Reason, ...]) -> str:

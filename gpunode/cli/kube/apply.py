@@ -51,10 +51,10 @@ def apply(
     """
     from gpunode.edge.kube.apply import apply as apply_to
 
-    with telling(output_format) as tell:
+    with telling(output_format) as notify:
         api = connect()
         rendered = rendered_for(api, spec_data, inventory, limit)
-        applied = apply_to(api, rendered, dry_run=dry_run, wait=wait, timeout=timeout, tell=tell)
+        applied = apply_to(api, rendered, dry_run=dry_run, wait=wait, timeout=timeout, notify=notify)
     return show_applied(applied, api, output_format)
 
 
@@ -82,9 +82,9 @@ def remove(spec_data: Any, connect: Callable[[], Api], dry_run: bool, timeout: f
     from gpunode.edge.kube.apply import remove as remove_from
 
     namespace = parse_spec(spec_data).kubernetes.namespace
-    with telling(output_format) as tell:
+    with telling(output_format) as notify:
         api = connect()
-        applied = remove_from(api, namespace, dry_run=dry_run, timeout=timeout, tell=tell)
+        applied = remove_from(api, namespace, dry_run=dry_run, timeout=timeout, notify=notify)
     return show_applied(applied, api, output_format)
 
 

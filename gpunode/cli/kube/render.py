@@ -78,7 +78,7 @@ def render(
             echo(f"{output.rstrip('/')}/{name}")
         if not changed:
             echo(f"{output} is as it should be")
-    _tell(rendered)
+    _report(rendered)
     return Exit.OK
 
 
@@ -96,12 +96,12 @@ def _chart(rendered: Rendered, path: Path) -> str:
     return yaml_documents(tuple(template(path, release)))
 
 
-def _tell(rendered: Rendered) -> None:
+def _report(rendered: Rendered) -> None:
     """What goes with the objects, on stderr: standard output is for kubectl."""
     for note in rendered.notes:
         echo(f"note: {note.what}: {note.why}", err=True)
     for release in rendered.releases:
         echo(f"helm: {release.command}", err=True)
-    for wish in rendered.nodes:
-        for command in wish.commands:
+    for request in rendered.nodes:
+        for command in request.commands:
             echo(f"node: {command}", err=True)

@@ -53,10 +53,10 @@ def verify(
     from gpunode.edge.kube.verify import verify as prove
 
     signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
-    with telling(output_format) as tell:
+    with telling(output_format) as notify:
         api = connect()
         rendered = rendered_for(api, spec_data, inventory, limit)
-        results = prove(api, rendered, smoke=smoke, keep=keep, timeout=timeout, tell=tell)
+        results = prove(api, rendered, smoke=smoke, keep=keep, timeout=timeout, notify=notify)
     show_results(results, output_format)
     return worst_exit(result.outcome for result in results)
 

@@ -128,10 +128,10 @@ def _otherwise(index: Index) -> str:
 def _near(name: str, names: Iterable[str]) -> list[str]:
     """Names alike, those that differ in numbers alone before others."""
     plain = re.sub(r"\d+", "0", name)
-    kin = [other for other in names if re.sub(r"\d+", "0", other) == plain]
-    if kin:
+    relatives = [other for other in names if re.sub(r"\d+", "0", other) == plain]
+    if relatives:
         numbers = [int(n) for n in re.findall(r"\d+", name)]
-        return sorted(kin, key=lambda k: _distance(numbers, [int(n) for n in re.findall(r"\d+", k)]))[:NEAR]
+        return sorted(relatives, key=lambda k: _distance(numbers, [int(n) for n in re.findall(r"\d+", k)]))[:NEAR]
     return difflib.get_close_matches(name, names, n=NEAR, cutoff=0.7)
 
 

@@ -23,7 +23,7 @@ _SHOWN = 100  # characters of a file's words that are shown
 def state_faults(facts: NodeFacts, sections: Sections, scheduler: SchedulerRules | None) -> dict[str, list[Evidence]]:
     """Evidence by fault id."""
     found: dict[str, list[Evidence]] = {}
-    says = [*(said for rule in _RULES for said in rule(facts)), *_kubelet_devices(sections)]
+    says = [*(stated for rule in _RULES for stated in rule(facts)), *_kubelet_devices(sections)]
     says += [*_scheduler_era(sections, scheduler)] if scheduler else []
     for name, text in says:
         found.setdefault(name, []).append(Evidence(source="state", line=0, text=text))
@@ -76,9 +76,9 @@ def _engines(facts: NodeFacts) -> Says:
     if "nvidia-docker2" in facts.packages and "nvidia-container-toolkit" in facts.packages:
         old, new = facts.packages["nvidia-docker2"].version, facts.packages["nvidia-container-toolkit"].version
         yield "apt-docker2-conflict", f"nvidia-docker2 {old} next to nvidia-container-toolkit {new}"
-    told = mismatch(facts)
-    if told:
-        yield "cgroup-driver-mismatch", told
+    reported = mismatch(facts)
+    if reported:
+        yield "cgroup-driver-mismatch", reported
 
 
 def _daemon_json(facts: NodeFacts, path: str) -> Says:
@@ -101,8 +101,8 @@ def _daemon_json(facts: NodeFacts, path: str) -> Says:
         yield "docker-daemon-json", f"{path}: runtimes is {_word(known)}, dockerd wants an object"
         return
     if default and default not in (known or {}) and default not in ("runc", "io.containerd.runc.v2"):
-        told = _cut(default)
-        yield "docker-default-runtime-missing", f"{path}: default-runtime is {told}, runtimes has no {told}"
+        reported = _cut(default)
+        yield "docker-default-runtime-missing", f"{path}: default-runtime is {reported}, runtimes has no {reported}"
 
 
 def _parsed(data: bytes | str) -> Any:

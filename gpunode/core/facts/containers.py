@@ -79,12 +79,12 @@ def read_containers(probe: Probe) -> dict[str, Running]:
 
     Whether dockerd knows NVIDIA's hook follows from times in whole seconds: it looks for it when it starts.
     """
-    said: dict[str, dict[str, list[str]]] = {}
+    stated: dict[str, dict[str, list[str]]] = {}
     for engine, rest in probe.pairs("containers"):
         key, _, value = rest.partition(" ")
-        said.setdefault(engine, {}).setdefault(key, []).append(value)
+        stated.setdefault(engine, {}).setdefault(key, []).append(value)
     found = {}
-    for engine, values in said.items():
+    for engine, values in stated.items():
         if set(values) == {"rootless"}:
             continue
         started, hook = _number(values, "started"), _number(values, "hook")
@@ -98,7 +98,7 @@ def read_containers(probe: Probe) -> dict[str, Running]:
         )
     probe.notes += [
         f"containers: user {user} runs a rootless Docker of their own, which gpunode does not see"
-        for user in said.get("docker", {}).get("rootless", ())
+        for user in stated.get("docker", {}).get("rootless", ())
     ]
     return found
 

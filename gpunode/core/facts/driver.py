@@ -78,13 +78,13 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
     index = _integer(row.get("index", ""))
     if index is None:
         return None
-    said = {key: "" if _NOTHING.match(value) else value for key, value in row.items()}
+    stated = {key: "" if _NOTHING.match(value) else value for key, value in row.items()}
     return NvmlGpu(
         index=index,
-        slot=_slot(said.get("pci.bus_id", "")),
-        memory_mib=_integer(said.get("memory.total", "")),
-        ecc_uncorrected=_integer(said.get("ecc.errors.uncorrected.volatile.total", "")),
-        **{name: said[key] for key, name in _TEXT_FIELDS.items() if key in said},
+        slot=_slot(stated.get("pci.bus_id", "")),
+        memory_mib=_integer(stated.get("memory.total", "")),
+        ecc_uncorrected=_integer(stated.get("ecc.errors.uncorrected.volatile.total", "")),
+        **{name: stated[key] for key, name in _TEXT_FIELDS.items() if key in stated},
     )
 
 

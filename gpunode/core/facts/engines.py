@@ -179,8 +179,8 @@ def _cgroup_driver(probe: Probe, name: RuntimeName, flags: tuple[str, ...], dump
         # dockerd's own default: systemd where systemd runs and cgroups are of version 2
         unified = "/sys/fs/cgroup/cgroup.controllers" in probe.values("system", "exists")
         return "systemd" if systemd and unified else "cgroupfs"
-    said = [m[1] for text in texts for m in _CGROUP_MANAGER.finditer(text)]
-    return said[-1] if said else "systemd" if systemd else "cgroupfs"
+    stated = [m[1] for text in texts for m in _CGROUP_MANAGER.finditer(text)]
+    return stated[-1] if stated else "systemd" if systemd else "cgroupfs"
 
 
 def containerd_cgroup(toml: str) -> str:

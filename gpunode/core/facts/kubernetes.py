@@ -117,13 +117,13 @@ def _socket(
         text = "\n".join(text_of(files, path) for path in _rancher_configs(kind, units, files))
         if "--docker" in start or _RANCHER_DOCKER.search(text):
             return _RANCHER_CRI_DOCKERD
-        said = _RANCHER_ENDPOINT.search(text)
-        return flag_value(start, "--container-runtime-endpoint") or (said[1] if said else SOCKETS[kind])
+        stated = _RANCHER_ENDPOINT.search(text)
+        return flag_value(start, "--container-runtime-endpoint") or (stated[1] if stated else SOCKETS[kind])
     if kind == "k0s":
         return flag_value(_start(kind, units), "--cri-socket") or SOCKETS[kind]
-    said = next((m for path in configs if (m := _ENDPOINT.search(text_of(files, path)))), None)
+    stated = next((m for path in configs if (m := _ENDPOINT.search(text_of(files, path)))), None)
     asked = flag_value(flags, "--container-runtime-endpoint").replace("${SNAP_COMMON}", "/var/snap/microk8s/common")
-    return asked or (said[1] if said else SOCKETS.get(kind, ""))
+    return asked or (stated[1] if stated else SOCKETS.get(kind, ""))
 
 
 def _kind(marks: list[str]) -> str:
@@ -237,8 +237,8 @@ def _in_force(kind: str, config: str, units: Units, files: Mapping[str, ConfigFi
     if kind == "microk8s":
         return (config,) if config in files else ()
     configs = _rancher_configs(kind, units, files)
-    said = [found[1] for path in configs if (found := _RANCHER_DATA.search(text_of(files, path)))]
-    data = flag_value(_start(kind, units), "--data-dir", "-d") or next(reversed(said), f"/var/lib/rancher/{kind}")
+    stated = [found[1] for path in configs if (found := _RANCHER_DATA.search(text_of(files, path)))]
+    data = flag_value(_start(kind, units), "--data-dir", "-d") or next(reversed(stated), f"/var/lib/rancher/{kind}")
     folder = f"{data.rstrip('/')}/agent/etc/containerd"
     names = ("config.toml", "*.tmpl", "config.toml.d/*.toml", "config-v3.toml.d/*.toml")
     return (*configs, *(path for name in names for path in _matching(files, f"{folder}/{name}")))

@@ -236,12 +236,12 @@ def vetted(facts: NodeFacts, *, volatile: Collection[str]) -> NodeFacts:
             changed[name] = _DEFAULTS[NodeFacts][name] if after is _GONE else after
     if not changed:
         return facts
-    told: dict[bool, list[str]] = {False: [], True: []}
+    reported: dict[bool, list[str]] = {False: [], True: []}
     for (section, what, noted), texts in doubts.items():
         more = f" (and {len(texts) - 1} more)" if len(texts) > 1 else ""
-        told[noted].append(f"{section}: {shortened(texts[0])} is not a valid {what}{more}")
+        reported[noted].append(f"{section}: {shortened(texts[0])} is not a valid {what}{more}")
     kept = replace(facts, **changed)
-    return replace(kept, malformed=(*kept.malformed, *told[False]), notes=(*kept.notes, *told[True]))
+    return replace(kept, malformed=(*kept.malformed, *reported[False]), notes=(*kept.notes, *reported[True]))
 
 
 # ---------------------------------------------------------------- vetting values

@@ -69,8 +69,8 @@ class Module(Item):
         return PRESENT if self.loaded else ABSENT
 
     def actual(self, facts: NodeFacts) -> str:
-        rivals = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
-        return PRESENT if rivals.get(self.module, self.module in facts.modules) else ABSENT
+        conflicts = {"nouveau": facts.driver.nouveau, "nova_core": facts.driver.nova}
+        return PRESENT if conflicts.get(self.module, self.module in facts.modules) else ABSENT
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,11 +142,11 @@ def activate_request(value: Mapping[str, Any], *, check: bool = False, after: It
     request = {name: as_lines(found) for name, found in lines.items() if found}
     if not check:
         return request
-    told = foretold(after)
-    return request | {"check": b"1\n"} | ({"foretold": told} if told else {})
+    reported = announced(after)
+    return request | {"check": b"1\n"} | ({"foretold": reported} if reported else {})
 
 
-def foretold(changes: Iterable[str]) -> bytes:
+def announced(changes: Iterable[str]) -> bytes:
     """Sentences of check mode → lines `file PATH` of files that would change, `version OLD` of packages that would."""
     found = []
     for line in changes:

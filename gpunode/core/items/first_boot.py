@@ -95,14 +95,14 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
     kept = [item for item in everything if item.role != "sharing" and not isinstance(item, (Specification, Links))]
     later = {item.key for item in kept if item.role in ("driver", "fabric") and isinstance(item, LOADED)}
     yield from (item for item in kept if item.key not in later)
-    apart = [item.unit for item in everything if item.role == "fabric" and isinstance(item, Service)]
+    separate = [item.unit for item in everything if item.role == "fabric" and isinstance(item, Service)]
     specification = [item.value for item in everything if isinstance(item, Specification)]
     smoke_value = smoke.smoke_request(asked.facts, asked.spec, asked.solution)
     value: dict[str, Any] = {
         "activate": {
             "load": [*driver.modules, *MODULES],
             "unload": ["nouveau"],
-            "services": [*driver.services, *apart],
+            "services": [*driver.services, *separate],
             **({"links": True} if any(isinstance(item, Links) for item in everything) else {}),
         },
         **({"cdi": specification[0]} if specification else {}),
@@ -113,7 +113,7 @@ def without_loading(items: Mapping[Key, Item], driver: DriverChoice, asked: Ques
     for unit in driver.services:
         yield Enabled(role="driver", unit=unit)
     yield Armed()
-    for unit in apart:  # their packages come after the driver's
+    for unit in separate:  # their packages come after the driver's
         yield Enabled(role="fabric", unit=unit)
 
 
@@ -169,8 +169,8 @@ def first_boot_checks(facts: NodeFacts) -> Iterator[Check]:
         return
     name = "image.first-boot"
     if found.status == "failed":
-        said = "; ".join(found.failed) or found.message
-        text = f"the first boot with a GPU ({found.at}) did not prove the driver: {said}"
+        stated = "; ".join(found.failed) or found.message
+        text = f"the first boot with a GPU ({found.at}) did not prove the driver: {stated}"
         fix = f"journalctl -u {UNIT} on the node; it tries again at the next boot, or: systemctl start {UNIT}"
         yield Check(id=name, status="failed", message=text, fix=fix)
     elif found.armed:

@@ -55,7 +55,7 @@ def say_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
     kept, taken = _in_state(facts, "keepable"), _in_state(facts, "exposed")
     if not plan.steps or not (kept or taken):
         return plan
-    steps = tuple(_told(step, kept, taken) for step in plan.steps)
+    steps = tuple(_annotated(step, kept, taken) for step in plan.steps)
     if not taken:
         return replace(plan, steps=steps)
     warning = (
@@ -65,7 +65,7 @@ def say_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
     return replace(plan, steps=steps, warnings=(*plan.warnings, warning))
 
 
-def _told(step: Step, kept: list[GpuContainer], taken: list[GpuContainer]) -> Step:
+def _annotated(step: Step, kept: list[GpuContainer], taken: list[GpuContainer]) -> Step:
     if step.option == "packages":
         cause = RELOADS
     elif step.option == "activate" and step.value.get("services"):
@@ -77,8 +77,8 @@ def _told(step: Step, kept: list[GpuContainer], taken: list[GpuContainer]) -> St
         reason = Reason(what=f"running GPU containers {_names(kept)}", why=why, source=SOURCE)
         step = replace(step, reasons=(*step.reasons, reason))
     if taken and step.option == "packages":
-        said = f"{cause}: running GPU containers {_names(taken)} lose their GPUs"
-        step = replace(step, disruptive="; ".join(filter(None, (step.disruptive, said))))
+        stated = f"{cause}: running GPU containers {_names(taken)} lose their GPUs"
+        step = replace(step, disruptive="; ".join(filter(None, (step.disruptive, stated))))
     return step
 
 

@@ -111,8 +111,8 @@ def _changes(gpu: Mapping[str, Any], have: Sequence[MigInstance]) -> Iterator[st
             lacking.remove(fits[0])
         else:
             yield f"{slot} destroy {one.id}"
-    for wish in sorted(lacking, key=lambda w: w.get("start", -1)):
-        yield f"{slot} create {_tuple(wish)}"
+    for request in sorted(lacking, key=lambda w: w.get("start", -1)):
+        yield f"{slot} create {_tuple(request)}"
 
 
 def mps_request(value: Mapping[str, Any], *, check: bool = False) -> dict[str, bytes]:
@@ -285,7 +285,7 @@ def config_text(layouts: tuple[MigLayout, ...]) -> str:
     alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for index, layout in enumerate(layouts):
         alike.setdefault(tuple(_counts(layout).items()), []).append(index)
-    groups = [Group(wish=dict(wish) or None, devices=tuple(indices)) for wish, indices in alike.items()]
+    groups = [Group(wish=dict(request) or None, devices=tuple(indices)) for request, indices in alike.items()]
     return _HEAD + yaml.safe_dump(mig_parted({CONFIG_NAME: groups}), sort_keys=False)
 
 

@@ -50,13 +50,13 @@ class Overrule:
 
 def overrules(files: Mapping[str, ConfigFile]) -> tuple[Overrule, ...]:
     """The lines of later files that win against ours at the next boot."""
-    said: dict[str, Overrule] = {}
+    stated: dict[str, Overrule] = {}
     for path in _in_order(files):
         if posixpath.basename(path) <= posixpath.basename(CONF):
             continue
         for key, value in _settings(files[path].data or b""):
-            said[key] = Overrule(key, value, path)
-    return tuple(one for key, one in said.items() if key in WANTED and one.value != WANTED[key])
+            stated[key] = Overrule(key, value, path)
+    return tuple(one for key, one in stated.items() if key in WANTED and one.value != WANTED[key])
 
 
 def _in_order(files: Mapping[str, ConfigFile]) -> list[str]:

@@ -167,18 +167,18 @@ def _marks(name: str, chip: str, knowledge: Knowledge) -> tuple[str, str, str]:
     A family is what the product begins with: a GB300 belongs to an NVLink domain, an H100 SXM5 to NVSwitches.
     """
     family = _FAMILY.search(name)
-    kin = [
+    relatives = [
         model
         for model in knowledge.gpus.values()
         if model.chip == chip and model.kind == "datacenter" and (m := _FAMILY.search(model.name))
         if family and (m[1], bool(m[2])) == (family[1], bool(family[2]))
     ]
-    fabric, number = Counter(model.fabric for model in kin).most_common(1)[0] if kin else ("", 0)
-    only = bool(kin) and all(model.open == "only" for model in kin)
-    needs = only and knowledge.architectures[kin[0].arch].open != "only"
+    fabric, number = Counter(model.fabric for model in relatives).most_common(1)[0] if relatives else ("", 0)
+    only = bool(relatives) and all(model.open == "only" for model in relatives)
+    needs = only and knowledge.architectures[relatives[0].arch].open != "only"
     return (
-        "chip" if any(model.mig for model in kin) else "",
-        fabric if number * 3 >= len(kin) * 2 else "",
+        "chip" if any(model.mig for model in relatives) else "",
+        fabric if number * 3 >= len(relatives) * 2 else "",
         "required" if needs else "",
     )
 

@@ -261,12 +261,12 @@ def update_cuda(text: str, found: Iterable[Redistributed], *, today: str) -> tup
         if one.product != "cuda" or one.version in known or version_tuple(one.version) < newest:
             continue
         major = one.version.partition(".")[0]
-        kin = [row for row in rows if str(row["version"]).partition(".")[0] == major and row["compat"]]
+        relatives = [row for row in rows if str(row["version"]).partition(".")[0] == major and row["compat"]]
         row = tomlkit.table()
         row["version"] = one.version
         row["native"] = one.driver
-        row["compat"] = str(kin[-1]["compat"]) if kin else one.driver
-        row["confidence"] = "medium" if kin else "low"
+        row["compat"] = str(relatives[-1]["compat"]) if relatives else one.driver
+        row["confidence"] = "medium" if relatives else "low"
         row["source"] = "redistributed"
         row["source_date"] = one.date or today
         _append(rows, row)
@@ -300,9 +300,9 @@ def update_repos(
         if main not in spans:
             continue
         changed = _set(row, spans[main], str(row["keys"][0]), changes)
-        apart = {arch: spans[arch] for arch in others if arch in spans and spans[arch] != spans[main]}
+        separate = {arch: spans[arch] for arch in others if arch in spans and spans[arch] != spans[main]}
         if others and all(arch in spans for arch in others):
-            changed |= _set_by_arch(row, apart, changes)
+            changed |= _set_by_arch(row, separate, changes)
         if changed:
             _dated(row, "repository", min((one.date for one in by_arch.values() if one.date), default=""), today)
     _set_newest(document, "container-toolkit", {one.toolkit: one.date for one in toolkits}, changes, today)

@@ -22,21 +22,21 @@ _URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
 
 def check_spec(spec: KubernetesSpec, known_labels: Collection[str]) -> None:
     """Raise InputError for the first thing that is wrong."""
-    for key, told, fix in _faults(spec, known_labels):
-        raise InputError(f"kubernetes.{key}: {told}", fix=fix)
+    for key, reported, fix in _faults(spec, known_labels):
+        raise InputError(f"kubernetes.{key}: {reported}", fix=fix)
 
 
 def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str, str, str]]:
     """Key, what is wrong, what to do."""
-    for key, told in _names(spec):
-        if told:
-            yield key, told, "choose another"
+    for key, reported in _names(spec):
+        if reported:
+            yield key, reported, "choose another"
     yield from _wrong_labels(spec, known)
     for one in spec.tolerations:
-        yield from (("tolerations", told.removeprefix("[]"), "fix it") for told in toleration(one.given, ""))
+        yield from (("tolerations", reported.removeprefix("[]"), "fix it") for reported in toleration(one.given, ""))
     for component, image in spec.images.names.items():
-        if told := words.image(image):
-            yield f"images.names.{component}", told, "write NAME:TAG, with its registry in front"
+        if reported := words.image(image):
+            yield f"images.names.{component}", reported, "write NAME:TAG, with its registry in front"
     yield from _wrong_values(spec)
 
 
@@ -47,7 +47,8 @@ def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tupl
     }
     for key, found in (*selectors.items(), ("monitoring.labels", spec.monitoring.labels)):
         yield from (
-            (key, told.removeprefix(": "), "see kubectl get nodes --show-labels") for told in words.labels(found, "")
+            (key, reported.removeprefix(": "), "see kubectl get nodes --show-labels")
+            for reported in words.labels(found, "")
         )
     for key, found in selectors.items():
         yield from _typos(key, found, known)

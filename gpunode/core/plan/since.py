@@ -16,7 +16,7 @@ from gpunode.core.model import Check, NodeFacts
 
 _LONG = 120  # characters from which on a text is kept by its hash
 _NAMES = ("name", "release", "slot", "path", "index")  # by which an item of a list is known
-_TOLD = 20  # differences of a host
+_REPORTED = 20  # differences of a host
 _FILE = ("mode", "owner", "size")  # of a file whose hash changed
 
 
@@ -52,8 +52,8 @@ def differences(before: Any, after: Any, at: tuple[str, ...] = ()) -> Iterator[s
 def since_checks(before: Mapping[str, Any], after: Mapping[str, Any], run: str) -> list[Check]:
     """The differences as warnings: whether one is wrong, the plan says."""
     lines = list(differences(before, after))
-    if len(lines) > _TOLD:
-        lines = [*lines[:_TOLD], f"and {len(lines) - _TOLD} more"]
+    if len(lines) > _REPORTED:
+        lines = [*lines[:_REPORTED], f"and {len(lines) - _REPORTED} more"]
     return [Check(id="since.drift", status="warning", message=f"since {run}: {line}") for line in lines]
 
 

@@ -52,7 +52,7 @@ class Row:
     about: str = ""  # of this option; without it what its shape says
     prepared: str = ""  # the title on a machine that waits for its GPU
     again: tuple[str, ...] = ()  # options whose steps make this one due again
-    told: tuple[str, ...] = ()  # options of the role whose results the action is told of, for check mode
+    results_of: tuple[str, ...] = ()  # options of the role whose results the action is told of, for check mode
     wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
 
     @property
@@ -126,7 +126,7 @@ STEPS = (
         driver.ACTIVATION,
         prepared="Have the first boot with a GPU load the driver, and rebuild the initramfs",
         again=("driver.packages", "driver.runfile", "driver.files"),
-        told=("packages", "files"),
+        results_of=("packages", "files"),
     ),
     Row("fabric", "sources", "Set up the repository of DCGM", file.STEP),
     Row("fabric", "packages", "Install DCGM", package.STEP),

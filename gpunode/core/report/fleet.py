@@ -95,10 +95,10 @@ def unfinished_text(results: Sequence[HostResult]) -> str:
     run, command = resume_command(results)
     if not run:
         return ""
-    begun = [r for r in results if r.started]
-    bad = [r.host for r in begun if not r.ok]
+    started = [r for r in results if r.started]
+    bad = [r.host for r in started if not r.ok]
     left = [r.host for r in results if not r.started]
-    lines = [f"run {run}: {len(begun) - len(bad)} succeeded, {len(bad)} failed, {len(left)} not started"]
+    lines = [f"run {run}: {len(started) - len(bad)} succeeded, {len(bad)} failed, {len(left)} not started"]
     lines += [f"  failed: {names(bad)}"] if bad else []
     lines += [f"  not started: {names(left)}"] if left else []
     return "\n".join([*lines, f"resume: {command}"])

@@ -44,12 +44,12 @@ def make_host(
     what the probe said.
     """
     checks = list(_checked(result or {}))
-    told = {finding.id for finding in checks}
-    newer = (run and run.state == "done") or any(name.startswith("plan.") for name in told)
+    reported = {finding.id for finding in checks}
+    newer = (run and run.state == "done") or any(name.startswith("plan.") for name in reported)
     left = [] if newer else list(_planned(plan or {}))
     if any(finding.id.startswith("plan.driver.") for finding in left):
-        told.add("driver.loaded")  # that it is not, the plan says already
-    checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in told]
+        reported.add("driver.loaded")  # that it is not, the plan says already
+    checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in reported]
     found = [*_errors((plan or {}).get("error")), *left, *checks]
     found += _ended(result, run, said, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))

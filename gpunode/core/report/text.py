@@ -91,9 +91,9 @@ def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     steps = _count(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
     versions = Counter(chosen.get(plan.host, "") for plan in todo)
     many = len(versions) > 1
-    said = [f"{text} ({_count(n, 'host')})" if many else text for text, n in versions.most_common() if text]
+    stated = [f"{text} ({_count(n, 'host')})" if many else text for text, n in versions.most_common() if text]
     each = " each" if len(todo) > 1 else ""
-    return " · ".join([f"Plan: {_count(len(todo), 'host')}, {steps}{each}", *said, *_effects(todo)])
+    return " · ".join([f"Plan: {_count(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo)])
 
 
 def names(hosts: Sequence[str], most: int = 8) -> str:
@@ -179,8 +179,8 @@ def _step_lines(alike: Sequence[tuple[str, Step]], detail: Detail, sources: dict
     """What a step disturbs, and where asked for why it is done and what it changes, of hosts that all have it."""
     lines = [f"disturbs: {text}" for text in _where([(host, [step.disruptive]) for host, step in alike])]
     if detail.why or detail.sources:
-        said = [(host, [_reason_line(r, sources, detail) for r in step.reasons]) for host, step in alike]
-        lines += _where(said)
+        stated = [(host, [_reason_line(r, sources, detail) for r in step.reasons]) for host, step in alike]
+        lines += _where(stated)
     if detail.diff:
         lines += [line for text in _where([(host, [step.diff]) for host, step in alike]) for line in text.splitlines()]
     return [f"        {line}" for line in lines]

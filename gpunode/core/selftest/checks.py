@@ -84,8 +84,8 @@ class Seen:
     @property
     def virtual(self) -> frozenset[str]:
         """Slots of GPUs that a hypervisor shares out (vGPU)."""
-        said = {slot: gpu.get("virtualization", "") for slot, gpu in self.smi.gpus.items()}
-        return frozenset(slot for slot, mode in said.items() if mode.upper() == "VGPU")
+        stated = {slot: gpu.get("virtualization", "") for slot, gpu in self.smi.gpus.items()}
+        return frozenset(slot for slot, mode in stated.items() if mode.upper() == "VGPU")
 
     @cached_property
     def xids(self) -> tuple[int, ...]:
@@ -216,9 +216,9 @@ def _nvlink(seen: Seen) -> Finding:
         for number, state in enumerate(states)
         if state == "0" and "1" in states
     }
-    told = set(seen.facts.nvlink_inactive)
-    differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - told)]
-    differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(told - down)]
+    reported = set(seen.facts.nvlink_inactive)
+    differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - reported)]
+    differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(reported - down)]
     return Finding(message=f"{sum(map(len, links.values()))} NVLinks compared", differences=differences)
 
 
@@ -275,9 +275,9 @@ def _found(compared: int, what: str, differences: Sequence[str]) -> Finding:
 def _architecture(seen: Seen) -> Finding:
     rows = [(slot, gpu["architecture"], model) for slot, gpu, model in _known_gpus(seen) if "architecture" in gpu]
     differences = [
-        f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {said}"
-        for slot, said, model in rows
-        if _generation(said) != _generation(model.arch)
+        f"{slot} {model.id}: {model.arch} in the knowledge, the driver says {stated}"
+        for slot, stated, model in rows
+        if _generation(stated) != _generation(model.arch)
     ]
     return _found(len(rows), "architecture", differences)
 
@@ -287,12 +287,12 @@ def _generation(name: str) -> str:
 
 
 def _capability(seen: Seen) -> Finding:
-    said = {slot: gpu["compute_capability"] for slot, gpu in seen.nvml.gpus.items() if "compute_capability" in gpu}
-    rows = [(slot, said[slot], model) for slot, model in seen.models.items() if slot in said]
+    stated = {slot: gpu["compute_capability"] for slot, gpu in seen.nvml.gpus.items() if "compute_capability" in gpu}
+    rows = [(slot, stated[slot], model) for slot, model in seen.models.items() if slot in stated]
     differences = [
-        f"{slot} {model.id}: {model.compute_capability} in the knowledge, NVML says {told}"
-        for slot, told, model in rows
-        if model.compute_capability and told != model.compute_capability
+        f"{slot} {model.id}: {model.compute_capability} in the knowledge, NVML says {reported}"
+        for slot, reported, model in rows
+        if model.compute_capability and reported != model.compute_capability
     ]
     return _found(len(rows), "compute capability", differences)
 
@@ -428,8 +428,8 @@ def _command(name: str, seen: Seen) -> Finding:
     capture = seen.record.captures[f"{name}.json"]
     trouble = [line.strip()[:200] for line in capture.text.splitlines() if _BUG.search(line)]
     if capture.exit not in COMMANDS[name]:
-        said = seen.record.text(f"{name}.json").strip().splitlines()
-        trouble.append(f"exit code {capture.exit}: {said[-1][:200] if said else ''}")
+        stated = seen.record.text(f"{name}.json").strip().splitlines()
+        trouble.append(f"exit code {capture.exit}: {stated[-1][:200] if stated else ''}")
     elif not trouble and seen.record.data(f"{name}.json") is None:
         trouble.append("it printed no JSON")
     return Finding(message=f"gpunode {name}: exit code {capture.exit} in {capture.seconds:.1f} s", differences=trouble)
@@ -571,41 +571,41 @@ def _samples(seen: Seen) -> Iterator[tuple[str, list[Mapping[str, Any]]]]:
 def _clocks(seen: Seen) -> Finding:
     """Under load the clock comes near the GPU's own highest, unless the power limit keeps it from that."""
     highest = {gpu.get("uuid", ""): int(gpu.get("clock_sm_max_mhz", "0")) for gpu in seen.nvml.gpus.values()}
-    differences, told = [], []
+    differences, reported = [], []
     for uuid, rows in _samples(seen):
         reached = max(int(row["clock_sm_mhz"] or 0) for row in rows)
-        told.append(f"{reached} of {highest.get(uuid, 0)} MHz")
+        reported.append(f"{reached} of {highest.get(uuid, 0)} MHz")
         capped = any("sw_power_cap" in row["reasons"] for row in rows)
         if reached < CLOCK * highest.get(uuid, 0) and not capped:
             differences.append(f"{uuid}: {reached} MHz at most, of {highest[uuid]} MHz")
-    return _measured("clock", told, differences)
+    return _measured("clock", reported, differences)
 
 
 def _power(seen: Seen) -> Finding:
     """Under load the power rises, and stays near the limit that is set."""
     limits = {gpu.get("uuid", ""): int(gpu.get("power_limit_watts", "0")) for gpu in seen.nvml.gpus.values()}
-    differences, told = [], []
+    differences, reported = [], []
     for uuid, rows in _samples(seen):
         watts = [float(row["power_watts"]) for row in rows if row["power_watts"] is not None]
         if not watts or not limits.get(uuid):
             continue
-        told.append(f"{min(watts):.0f} to {max(watts):.0f} of {limits[uuid]} W")
+        reported.append(f"{min(watts):.0f} to {max(watts):.0f} of {limits[uuid]} W")
         if max(watts) > 1.15 * limits[uuid]:
             differences.append(f"{uuid}: {max(watts):.0f} W, its limit is {limits[uuid]} W")
         if max(watts) < 0.2 * limits[uuid]:
             differences.append(f"{uuid}: {max(watts):.0f} W at most, so it hardly worked (limit {limits[uuid]} W)")
-    return _measured("power", told, differences)
+    return _measured("power", reported, differences)
 
 
 def _temperature(seen: Seen) -> Finding:
     slowdown = {gpu.get("uuid", ""): int(gpu.get("temperature_slowdown", "0")) for gpu in seen.nvml.gpus.values()}
-    differences, told = [], []
+    differences, reported = [], []
     for uuid, rows in _samples(seen):
         reached = max(int(row["temperature"] or 0) for row in rows)
-        told.append(f"{reached} °C")
+        reported.append(f"{reached} °C")
         if slowdown.get(uuid) and reached >= slowdown[uuid]:
             differences.append(f"{uuid}: {reached} °C, it slows down at {slowdown[uuid]} °C")
-    return _measured("temperature", told, differences)
+    return _measured("temperature", reported, differences)
 
 
 def _measured(what: str, told: Sequence[str], differences: Sequence[str]) -> Finding:

@@ -214,16 +214,16 @@ class _Task:
 
     def _fits(self, supply: int, counts: Counts) -> bool:
         product = self.supplies[supply].product
-        wish = self.wish(supply, counts)
-        return fits(product, tuple(wish.get(p.name, 0) for p in product.profiles))
+        request = self.profile_counts(supply, counts)
+        return fits(product, tuple(request.get(p.name, 0) for p in product.profiles))
 
-    def wish(self, supply: int, counts: Counts) -> dict[str, int]:
+    def profile_counts(self, supply: int, counts: Counts) -> dict[str, int]:
         """Counts of kinds as counts of profiles; two kinds may be the same profile of one product."""
-        wish: dict[str, int] = {}
+        request: dict[str, int] = {}
         for kind, n in zip(self.kinds, counts, strict=False):
             if n:
-                wish[kind[supply]] = wish.get(kind[supply], 0) + n
-        return wish
+                request[kind[supply]] = request.get(kind[supply], 0) + n
+        return request
 
 
 def _covers(more: Counts, less: Counts) -> bool:
@@ -243,7 +243,7 @@ def _cuts(task: _Task, bins: Sequence[tuple[int, Counts]]) -> tuple[Cut, ...]:
         waiting = [
             (kind[supply], next(queues[kind])) for kind, n in zip(task.kinds, counts, strict=True) for _ in range(n)
         ]
-        placements = place(product, task.wish(supply, counts)) or ()
+        placements = place(product, task.profile_counts(supply, counts)) or ()
         instances = []
         for placement in placements:
             index = next(i for i, (profile, _) in enumerate(waiting) if profile == placement.profile)

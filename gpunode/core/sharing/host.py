@@ -38,7 +38,7 @@ def choose_sharing(
         return SharingChoice(problems=tuple(problems))
     if sharing.strategy == "mps":
         return _mps(facts, sharing, knowledge, problems)
-    problems += _rivals(facts)
+    problems += _conflicts(facts)
     layouts = []
     for found in _layouts(facts, sharing, products, knowledge, driver):
         if isinstance(found, Problem):
@@ -86,7 +86,7 @@ def _mps(facts: NodeFacts, sharing: SharingSpec, knowledge: Knowledge, problems:
     return SharingChoice(mps=sharing.replicas)
 
 
-def _rivals(facts: NodeFacts) -> Iterator[Problem]:
+def _conflicts(facts: NodeFacts) -> Iterator[Problem]:
     unit = facts.services.get(MIG_MANAGER)
     if unit and unit.enabled == "enabled":
         yield Problem(
@@ -112,13 +112,15 @@ def _layouts(
             yield Problem(what=what, fix=f"number them from 0 to {len(gpus) - 1}" if gpus else "take it out")
     for index, gpu in enumerate(gpus):
         counts = sharing.mig.gpus.get(str(index), sharing.mig.profiles)
-        wish = {profile: count for profile, count in counts.items() if count}  # 0 takes back what a parent group says
-        if not wish:
+        request = {
+            profile: count for profile, count in counts.items() if count
+        }  # 0 takes back what a parent group says
+        if not request:
             yield MigLayout(slot=gpu.slot)
             continue
         try:
             product = product_of(gpu.id, products, knowledge, memory_mib=memory.get(gpu.slot))
-            yield _layout(gpu, index, product, wish, driver)
+            yield _layout(gpu, index, product, request, driver)
         except GpunodeError as error:
             yield Problem(what=f"GPU {index} ({gpu.slot}): {error.what}", fix=error.fix)
 

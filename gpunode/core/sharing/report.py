@@ -131,11 +131,11 @@ def _groups(cuts: Sequence[tuple[int, Cut]]) -> tuple[Group, ...]:
     """GPUs with the same instances together."""
     alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for index, cut in cuts:
-        wish: dict[str, int] = {}
+        request: dict[str, int] = {}
         for placement, _ in cut.instances:
-            wish[placement.profile] = wish.get(placement.profile, 0) + 1
-        alike.setdefault(tuple(sorted(wish.items())), []).append(index)
-    return tuple(Group(wish=dict(wish), devices=tuple(sorted(indices))) for wish, indices in alike.items())
+            request[placement.profile] = request.get(placement.profile, 0) + 1
+        alike.setdefault(tuple(sorted(request.items())), []).append(index)
+    return tuple(Group(wish=dict(request), devices=tuple(sorted(indices))) for request, indices in alike.items())
 
 
 def products_table(products: Sequence[Product]) -> str:

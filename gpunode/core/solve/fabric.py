@@ -13,7 +13,7 @@ from gpunode.core.knowledge import Branch, Table
 from gpunode.core.model import DriverChoice, FabricChoice, PackageWant
 from gpunode.core.numbers import version_tuple, whole
 from gpunode.core.solve.case import Case
-from gpunode.core.solve.families import version_wish
+from gpunode.core.solve.families import version_pattern
 
 IMEX_NODES = "/etc/nvidia-imex/nodes_config.cfg"
 METRICS, METRICS_TIMER = "/usr/lib/gpunode/metrics", "gpunode-metrics.timer"
@@ -43,11 +43,11 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
         )
         return None
     suffix = "" if own or branch.branch >= names["fabric_unversioned_from"] else f"-{branch.branch}"
-    version = version_wish(case, branch)
+    version = version_pattern(case, branch)
     equal = [n.format(branch=branch.branch) + suffix for n in names["fabric"]] if switches else []
-    apart: list[str] = []
+    separate: list[str] = []
     if case.request.nvlink5_fabric:
-        apart = list(names["fabric_nvlink5"])
+        separate = list(names["fabric_nvlink5"])
         equal += names["fabric_nvlink5_x86_64"] if case.request.arch == "x86_64" else []
     if switches:
         case.because(
@@ -66,7 +66,7 @@ def joined(case: Case, branch: Branch, names: Table, *, own: bool) -> tuple[list
             f"NVLink spans nodes: IMEX, at the driver's version, needs {IMEX_NODES}, which {nodes}",
             rule["source"],
         )
-    wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in apart)]
+    wants = [*(PackageWant(name=n, version=version) for n in equal), *(PackageWant(name=n) for n in separate)]
     return wants, ("nvidia-fabricmanager.service",) if switches else ()
 
 

@@ -10,14 +10,14 @@ from gpunode.core.model import Flavour, Kernel, PackageWant
 from gpunode.core.solve.case import Case
 
 
-def version_wish(case: Case, branch: Branch) -> str:
+def version_pattern(case: Case, branch: Branch) -> str:
     """What package versions must match: packagers add -1, -1.el9, -0ubuntu1 … to the driver's version."""
     return f"{case.request.driver.version}-*" if case.request.driver.version else f"{branch.branch}.*"
 
 
 def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     """NVIDIA's repository for dnf, yum and zypper: metapackages, and before those were there what they name."""
-    names, version = case.knowledge.packages[case.distro.family], version_wish(case, branch)
+    names, version = case.knowledge.packages[case.distro.family], version_pattern(case, branch)
     before = names["before_meta"]
     meta = before.get(flavour, names[flavour]) if branch.branch < before["branch"] else names[flavour]
     needs = [n for n in case.distro.needs if "versionlock" not in n or case.request.driver.hold]
@@ -26,7 +26,7 @@ def rpm_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Package
 
 def precompiled_rpm(case: Case, branch: Branch, built: Precompiled) -> list[PackageWant]:
     """The driver with modules that are built already; where the version is exact, those of each kernel by name."""
-    version, exact = version_wish(case, branch), case.request.driver.version
+    version, exact = version_pattern(case, branch), case.request.driver.version
     needs = [n for n in case.distro.needs if "versionlock" not in n or case.request.driver.hold]
     kernels = [re.split(r"\.el\d", kernel.release)[0] for kernel in case.request.kernels] if exact else []
     modules = [name.format(version=exact, kernel=kernel) for kernel in kernels for name in built.by_kernel]

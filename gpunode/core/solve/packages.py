@@ -19,7 +19,7 @@ from gpunode.core.solve.families import (
     stream,
     suse_leftovers,
     suse_own,
-    version_wish,
+    version_pattern,
 )
 
 # Installed packages that belong to one driver branch: when another branch (or flavour) is installed, they go.
@@ -73,8 +73,8 @@ def driver_choice(
     if headers is None or before is None:
         return None
     replaced = _replaced(case, branch, own=own)
-    rivals = {"rivals": {flavour: built.conflicts}} if way and built else {}
-    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **rivals}), *replaced]))
+    conflicts = {"rivals": {flavour: built.conflicts}} if way and built else {}
+    removed = tuple(dict.fromkeys([*_conflicts(case, branch, flavour, packages, {**source, **conflicts}), *replaced]))
     # from Debian's own driver to NVIDIA's packages, or back: nvidia-driver-cuda, nvidia-driver-libs are NVIDIA's alone
     changes_hands = bool(replaced) or (own and case.distro.family == "debian" and bool(removed))
     return DriverChoice(
@@ -90,7 +90,7 @@ def driver_choice(
         services=("nvidia-persistenced.service", *services),
         remove=removed,
         may_go=tuple(name for name in case.request.installed if DRIVER_PACKAGE.match(name)) if changes_hands else (),
-        pin="" if own or case.distro.modular else version_wish(case, branch),
+        pin="" if own or case.distro.modular else version_pattern(case, branch),
         stream="" if own else stream(case, branch, flavour, built),
         repository_packages=before,
         repository_files=built.files if built else (),
@@ -117,7 +117,7 @@ def _say_version(case: Case, branch: Branch, *, own: bool) -> None:
 
 def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, family = case.knowledge.packages["cuda-repository"], case.knowledge.packages[case.distro.family]
-    version = version_wish(case, branch)
+    version = version_pattern(case, branch)
     meta = names[flavour]
     pinned = branch.branch >= family["pinned_from"]
     pin = names["pin"].format(pin=case.request.driver.version or branch.branch)
@@ -133,7 +133,7 @@ def _cuda_repository(case: Case, branch: Branch, flavour: Flavour) -> list[Packa
 def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
-    version = version_wish(case, branch)
+    version = version_pattern(case, branch)
     if case.request.driver.modules == "dkms":
         dkms = PackageWant(name=names["dkms"].format(**words), version=version)
         return [dkms, *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"])]
@@ -161,10 +161,10 @@ def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
 
 def _debian_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
     names = case.knowledge.packages["debian-own"]
-    version = version_wish(case, branch)
+    version = version_pattern(case, branch)
     if branch.branch in names["tesla"].get(case.distro.key, ()):
-        apart = [names["tesla_proprietary"], *names["tesla_userspace"]]
-        wanted = [PackageWant(name=name.format(branch=branch.branch), version=version) for name in apart]
+        separate = [names["tesla_proprietary"], *names["tesla_userspace"]]
+        wanted = [PackageWant(name=name.format(branch=branch.branch), version=version) for name in separate]
         return [replace(one, version="") if one.name == "nvidia-persistenced" else one for one in wanted]
     gsp = branch.branch >= 535 and any(g.open != "no" for g in case.gpus)
     return [
@@ -255,7 +255,7 @@ def _conflicts(
 ) -> tuple[str, ...]:
     """Installed packages of another branch or flavour; the package manager would stumble over them."""
     wanted = {p.name for p in packages}
-    rivals = names.get("rivals", _CONFLICTS)[flavour]
+    conflicts = names.get("rivals", _CONFLICTS)[flavour]
     switched = case.request.loaded_driver.partition(".")[0] not in ("", str(branch.branch))
     found = []
     for name in case.request.installed:
@@ -265,7 +265,7 @@ def _conflicts(
         pin = name.startswith("nvidia-driver-pinning-") or name.startswith(("nvidia-open-", "cuda-drivers-"))
         # the names without a branch keep the branch they came with, where another one is wanted
         meta = switched and name in ("nvidia-open", "cuda-drivers")
-        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in rivals):
+        if name not in wanted and (other or meta or (match and pin) or _LEGACY.match(name) or name in conflicts):
             found.append(name)
     more = suse_leftovers(case.request.installed, branch, flavour, names) if "generations" in names else []
     return tuple(dict.fromkeys([*found, *(name for name in more if name not in wanted)]))

@@ -185,17 +185,17 @@ def present_request(records: Sequence[Record]) -> dict[str, bytes]:
 
 def parse_snapshot(text: str) -> JournalSnapshot:
     """What read_journal.sh printed.  Raises InputError when it is not whole, or from another version of gpunode."""
-    told: dict[str, list[list[str]]] = {}
+    reported: dict[str, list[list[str]]] = {}
     ended = False
     for line in text.replace("\r\n", "\n").split("\n"):
         words = line.split("\t")
         if words[0] == "recall" and len(words) > 1:
-            told.setdefault(words[1], []).append(words[2:])
+            reported.setdefault(words[1], []).append(words[2:])
         ended = ended or line.startswith("gpunode\tstatus\tunchanged")
     if not ended:
         raise InputError("the journal's text is cut off", expected="the whole output of read_journal.sh")
     try:
-        return _snapshot(told)
+        return _snapshot(reported)
     except (ValueError, IndexError, KeyError, TypeError, RecursionError, GpunodeError, binascii.Error) as error:
         raise InputError(
             f"the journal cannot be read: {printable(str(error))[:300]}", expected="what this version of gpunode wrote"

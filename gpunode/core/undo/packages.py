@@ -53,7 +53,7 @@ def plan_package_undo(
     remove = [name for name in remove if name not in kept]
     install, problems, more = _install(recall, wanted, held, _ours(known), restored)
     ours = {name for name, version in before.items() if version == ABSENT}
-    purge, told = _purge(recall, remove, ours, _files(known))
+    purge, reported = _purge(recall, remove, ours, _files(known))
     return Packages(
         install=tuple(install),
         remove=tuple(remove),
@@ -63,7 +63,7 @@ def plan_package_undo(
         keys=tuple(mark.partition(" ")[2] for mark in marks if mark in recall.marks and mark.startswith("key ")),
         refresh=tuple(restored) if install else (),
         kept=tuple(kept),
-        notes=(*notes, *more, *told),
+        notes=(*notes, *more, *reported),
         problems=tuple(problems),
     )
 

@@ -42,7 +42,7 @@ class Ask:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UndoWish:
+class UndoRequest:
     """What the role option `undo_what` asks for; `to` None is the run before the last one."""
 
     verb: str = "uninstall"
@@ -50,15 +50,15 @@ class UndoWish:
     to: str | None = None
 
 
-def undo_wish(value: Mapping[str, Any]) -> UndoWish:
+def parse_undo_request(value: Mapping[str, Any]) -> UndoRequest:
     """{verb: uninstall | rollback, parts: [part], to: run or time} → UndoWish.  Raises InputError."""
     check_value("undo", value, SHAPE)
-    wish = UndoWish(
+    request = UndoRequest(
         verb=str(value.get("verb") or "uninstall"), parts=tuple(value.get("parts") or ()), to=value.get("to") or None
     )
-    if (wish.to and wish.verb != "rollback") or (wish.parts and wish.verb != "uninstall"):
+    if (request.to and request.verb != "rollback") or (request.parts and request.verb != "uninstall"):
         raise InputError("undo: parts are uninstall's, and to is rollback's", fix="leave one of them out")
-    return wish
+    return request
 
 
 def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
@@ -100,7 +100,7 @@ def _copy(file: FileRestore) -> str:
     return f"{BACKUP}/{file.held}" if file.held else ""
 
 
-def close_request(wish: UndoWish, to: str, *, keep: bool = False) -> dict[str, bytes]:
+def close_request(wish: UndoRequest, to: str, *, keep: bool = False) -> dict[str, bytes]:
     """restore.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
     request = {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
     return request | ({"keep": b"1\n"} if keep else {})

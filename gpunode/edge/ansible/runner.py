@@ -292,7 +292,7 @@ def _event(data: dict[str, Any]) -> Event | None:
         role=role,
         task=printable(str(inner.get("task", ""))),
         seconds=float(inner.get("duration") or 0.0),
-        message=_said(result.get("msg", "")),
+        message=_message_of(result.get("msg", "")),
         result=result,
     )
 
@@ -301,19 +301,19 @@ def _note(host: HostRun, event: Event) -> None:
     if event.kind == "failed" and not host.exit:
         host.exit = Exit(event.result.get("gpunode_exit", Exit.FAILED))
         host.message = f"{event.task}: {event.message}" if event.task else event.message
-        host.fix = _said(event.result.get("fix", ""))
+        host.fix = _message_of(event.result.get("fix", ""))
     if event.kind == "unreachable":
         host.exit, host.message = Exit.UNREACHABLE, event.message
     if event.kind == "changed":
-        host.changed += [_said(line) for line in event.result.get("changes", [])] or [event.task]
+        host.changed += [_message_of(line) for line in event.result.get("changes", [])] or [event.task]
     for diff in _as_list(event.result.get("diff")):
         if isinstance(diff, dict) and diff.get("prepared"):
-            host.diffs.append(_said(diff["prepared"]))
-    host.notes += [_said(note) for note in event.result.get("notes", [])]
+            host.diffs.append(_message_of(diff["prepared"]))
+    host.notes += [_message_of(note) for note in event.result.get("notes", [])]
     host.checks += [_check(c) for c in event.result.get("checks", []) if isinstance(c, dict)]
 
 
-def _said(value: object) -> str:
+def _message_of(value: object) -> str:
     """What a host or Ansible said of it, without secrets and control characters."""
     return printable(mask(str(value)))
 
@@ -331,4 +331,4 @@ def _tail(run: Any) -> str:
         text = run.stdout.read()
     except (OSError, ValueError, AttributeError):
         return "no output"
-    return _said(" ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()))
+    return _message_of(" ".join(line.strip() for line in text.splitlines()[-5:] if line.strip()))

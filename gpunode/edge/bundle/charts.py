@@ -56,8 +56,8 @@ def _asked(web: Web, url: str, accept: str) -> bytes | None:
         words = dict(re.findall(r'(\w+)="([^"]*)"', asked.header))
         if "realm" not in words:
             raise
-        told: Any = json.loads(web.read(f"{words.pop('realm')}?{urlencode(words)}") or b"{}")
-        token = told.get("token") or told.get("access_token", "")
+        reported: Any = json.loads(web.read(f"{words.pop('realm')}?{urlencode(words)}") or b"{}")
+        token = reported.get("token") or reported.get("access_token", "")
         return web.read(url, headers={"Accept": accept, "Authorization": f"Bearer {token}"})
 
 

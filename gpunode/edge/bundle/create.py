@@ -50,7 +50,7 @@ from gpunode.edge.desired import DesiredState
 from gpunode.edge.load import read_key, resolve_key
 from gpunode.edge.openpgp import Signer, signer
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +91,17 @@ class Part:
         return next(source for source in self.sources if source.upstream.address == package.origin)
 
 
-def create(order: Order, desired: DesiredState, store: Store, out: Path, *, url: str, tell: Tell) -> Manifest:
+def create(order: Order, desired: DesiredState, store: Store, out: Path, *, url: str, notify: Notify) -> Manifest:
     """Make the bundle in the folder `out`, or as one file where its name ends in .tar.
 
     What is there already of an earlier one is replaced at the end, in one step.  Raises GpunodeError.
     """
     _may_write(out)
-    parts = [_work_out(order, target, desired, store.web, tell) for target in order.targets]
+    parts = [_work_out(order, target, desired, store.web, notify) for target in order.targets]
     wanted = [Wanted(url=p.url, sha256=p.sha256, size=p.size) for part in parts for p in part.packages]
-    store.fetch_all(wanted, lambda *numbers: tell(progress("fetched", *numbers)))
+    store.fetch_all(wanted, lambda *numbers: notify(progress("fetched", *numbers)))
     signers = {package.sha256: _signed_by(package, part, store) for part in parts for package in part.packages}
-    extras = _extras(order, desired, store.web, tell)
+    extras = _extras(order, desired, store.web, notify)
     fetched = Fetched(parts=parts, extras=extras, store=store, signers=signers)
     folder = out.with_name(f".{out.name}.new")
     shutil.rmtree(folder, ignore_errors=True)
@@ -135,7 +135,7 @@ def _may_write(out: Path) -> None:
     )
 
 
-def _extras(order: Order, desired: DesiredState, web: Web, tell: Tell) -> Extras:
+def _extras(order: Order, desired: DesiredState, web: Web, notify: Notify) -> Extras:
     found = Extras()
     if order.cluster:
         from gpunode.core.kube import cluster_of, render
@@ -148,9 +148,9 @@ def _extras(order: Order, desired: DesiredState, web: Web, tell: Tell) -> Extras
             raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
         found = cluster_extras(rendered, [spec.verify.image] if spec.verify.image else [], web)
         charts = len(rendered.releases)
-        tell(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
+        notify(f"the cluster: {charts} charts fetched, {len(found.images)} images listed")
     if order.wheels:
-        tell(f"wheels of {' '.join(order.wheels)}")
+        notify(f"wheels of {' '.join(order.wheels)}")
         found = replace(found, files={**found.files, **wheels(order.wheels, desired.opened_spec().proxy)})
     return found
 
@@ -158,15 +158,15 @@ def _extras(order: Order, desired: DesiredState, web: Web, tell: Tell) -> Extras
 # ---------------------------------------------------------------- what is wanted
 
 
-def _work_out(order: Order, target: Target, desired: DesiredState, web: Web, tell: Tell) -> Part:
+def _work_out(order: Order, target: Target, desired: DesiredState, web: Web, notify: Notify) -> Part:
     row = desired.knowledge.distro(target.distro)
     assert row is not None  # parse_target has seen to it
     wants = tuple(together([*_wants(order, target, desired)], order.packages))
     upstreams = [*_vendors(wants, desired, MANAGERS[row.family]), *_distribution(order, target, desired)]
-    tell(f"{target}: reading {len(upstreams)} repositories")
+    notify(f"{target}: reading {len(upstreams)} repositories")
     sources = tuple(_source(upstream, desired) for upstream in upstreams)
     packages, modules = choose(target, row.family, wants, sources, web, base=order.base, expired=order.expired)
-    tell(f"{target}: {len(packages)} packages")
+    notify(f"{target}: {len(packages)} packages")
     return Part(target=target, family=row.family, wants=wants, sources=sources, packages=packages, modules=modules)
 
 

@@ -39,9 +39,9 @@ def wheels(requirements: Sequence[str], proxy: str) -> dict[str, bytes]:
         environment = {**os.environ, **({"PIP_PROXY": proxy} if proxy else {})}  # not argv, which all users see
         done = subprocess.run([*command, *requirements], capture_output=True, text=True, check=False, env=environment)
         if done.returncode:
-            said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
+            stated = [line for line in done.stderr.splitlines() if line.startswith("ERROR")] or [done.stderr.strip()]
             raise GpunodeError(
-                f"the wheels of {' '.join(requirements)} cannot be had: {said[0]}",
+                f"the wheels of {' '.join(requirements)} cannot be had: {stated[0]}",
                 fix="name a version that the index has, or a wheel or folder of gpunode: --wheels ./dist/gpunode-….whl",
             )
         return {f"wheels/{file.name}": file.read_bytes() for file in sorted(Path(folder).iterdir())}

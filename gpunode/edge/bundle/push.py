@@ -32,7 +32,7 @@ PARTS = ".parts"  # below the destination: files that are half there, each named
 BROUGHT = f"{PARTS}/brought"  # a path a line: what bundles brought there, or began to, until a push is at its end
 SILENCE = 60  # seconds without an answer after which a connection counts as broken
 COMPARE = 3600  # seconds that a host may take to read all files
-Told = Callable[[int, int, int, int], None]
+Notify = Callable[[int, int, int, int], None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,14 +51,14 @@ def parse_destination(text: str) -> tuple[str, str]:
     return host, folder.rstrip("/")
 
 
-def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, told: Told) -> Pushed:
+def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool, notify: Notify) -> Pushed:
     """Copy what the host lacks, have it compare all of it, put the manifest, then remove what only older bundles had.
 
     A connection that breaks is made again, and a file that was half there goes on; so does the next push after a kill.
     `told(files, of, bytes, of)` hears of progress.  Raises GpunodeError, UnreachableError.
     """
     host, target = parse_destination(destination)
-    journey = _Journey(folder, manifest, target, told)
+    journey = _Journey(folder, manifest, target, notify)
     failed = 0
     while True:
         before = journey.came
@@ -67,9 +67,9 @@ def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool
                 return journey.go_on(connection)
         except (UnreachableError, _Broken) as error:
             failed = 1 if journey.came > before else failed + 1
-            if not journey.begun or failed == TRIES:
-                said = error.what if isinstance(error, UnreachableError) else f"{host}: the connection broke: {error}"
-                raise UnreachableError(said, fix="push again: it continues where it stopped") from error
+            if not journey.started or failed == TRIES:
+                stated = error.what if isinstance(error, UnreachableError) else f"{host}: the connection broke: {error}"
+                raise UnreachableError(stated, fix="push again: it continues where it stopped") from error
             time.sleep(failed)
 
 
@@ -80,8 +80,8 @@ class _Broken(Exception):
 class _Journey:
     """What has come to a host so far."""
 
-    def __init__(self, folder: Path, manifest: Manifest, target: str, told: Told) -> None:
-        self._folder, self._target, self._told = folder, target, told
+    def __init__(self, folder: Path, manifest: Manifest, target: str, notify: Notify) -> None:
+        self._folder, self._target, self._told = folder, target, notify
         self._files = manifest.files
         self._last = {path: digest((folder / path).read_bytes()) for path in (SIGNATURE, MANIFEST)}
         self._rest: Mapping[str, Stored] | None = None  # what the host lacks, once it was asked
@@ -89,7 +89,7 @@ class _Journey:
         self.came = 0  # bytes that went over
 
     @property
-    def begun(self) -> bool:
+    def started(self) -> bool:
         """Whether the host has answered before."""
         return self._rest is not None
 
@@ -235,12 +235,12 @@ def _sh(connection: Connection, target: str, program: str) -> str:
     """What a program says that runs in the destination's folder.  Raises GpunodeError, UnreachableError."""
     folder = shlex.quote(target)
     start = f"export LC_ALL=C; umask 022; mkdir -p {folder} && cd {folder} || exit 1\n"
-    rc, out, said = connection.run(f"{start}{program}\n", timeout=COMPARE)
+    rc, out, printed = connection.run(f"{start}{program}\n", timeout=COMPARE)
     if rc < 0:
         raise _Broken("no exit status came")
     if rc:
         raise GpunodeError(
-            f"{connection.target.name}: {said.strip().splitlines()[-1] if said.strip() else f'exit status {rc}'}",
+            f"{connection.target.name}: {(printed.strip() or f'exit status {rc}').splitlines()[-1]}",
             fix=f"the account needs to write {target}, sha256sum and room",
         )
     return out

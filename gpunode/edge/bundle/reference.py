@@ -40,8 +40,8 @@ def _with_includes(file: Path) -> str:
     """The text; of pacman.conf with the files in it that its repositories include, from there or from beside it."""
 
     def included(match: re.Match[str]) -> str:
-        there, beside = Path(match[1]), file.parent / Path(match[1]).name
-        found = beside if beside.is_file() else there
+        there, neighbours = Path(match[1]), file.parent / Path(match[1]).name
+        found = neighbours if neighbours.is_file() else there
         return found.read_text(encoding="utf-8") if found.is_file() else ""
 
     text = file.read_text(encoding="utf-8")
@@ -56,8 +56,8 @@ def _with_key(upstream: Upstream, folder: Path) -> Upstream:
         return _with_keyring(upstream, folder)
     if not upstream.key.startswith("/") or Path(upstream.key).exists():
         return upstream
-    beside = folder / Path(upstream.key).name
-    return replace(upstream, key=str(beside)) if beside.exists() else upstream
+    neighbours = folder / Path(upstream.key).name
+    return replace(upstream, key=str(neighbours)) if neighbours.exists() else upstream
 
 
 def _with_keyring(upstream: Upstream, folder: Path) -> Upstream:

@@ -61,13 +61,13 @@ def chosen(problem: DependencyProblem[P]) -> tuple[P, ...]:
 
 def _words(problems: Any, problem: DependencyProblem[Any], groups: dict[int, tuple[int, ...]]) -> str:
     """The first rules that contradict each other, with the names of packages in place of tokens."""
-    said = "; ".join(str(one) for one in problems[:3])
+    stated = "; ".join(str(one) for one in problems[:3])
     for token_id, group in groups.items():
         names = sorted({problem.packages[n].name for n in group if n < len(problem.packages)}) or [
             "something no repository has"
         ]
         place = list(groups).index(token_id)
-        said = said.replace(f"any of {place} ", f"{' or '.join(names[:4])} ").replace(
+        stated = stated.replace(f"any of {place} ", f"{' or '.join(names[:4])} ").replace(
             f"any of {place},", f"{' or '.join(names[:4])},"
         )
-    return f"the packages cannot be had together: {said}"
+    return f"the packages cannot be had together: {stated}"

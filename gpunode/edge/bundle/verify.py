@@ -53,7 +53,7 @@ class Folder:
 
     def unknown(self, known: Mapping[str, Stored]) -> list[str]:
         there = (str(p.relative_to(self.folder)) for p in self.folder.rglob("*") if p.is_file())
-        return sorted(path for path in there if path not in known and path not in _BESIDE)
+        return sorted(path for path in there if path not in known and path not in _BUNDLE_FILES)
 
 
 class Tar:
@@ -86,7 +86,7 @@ class Tar:
         return ""
 
     def unknown(self, known: Mapping[str, Stored]) -> list[str]:
-        return sorted(path for path in self._members if path not in known and path not in _BESIDE)
+        return sorted(path for path in self._members if path not in known and path not in _BUNDLE_FILES)
 
 
 class Address:
@@ -101,14 +101,14 @@ class Address:
 
     def stamp(self, path: str) -> str:
         with self._web.open(f"{self.name}/{path}", method="HEAD") as answer:
-            said = [answer.headers.get(key, "") for key in ("ETag", "Last-Modified", "Content-Length")]
-        return "|".join(said) if said[0] or said[1] else ""
+            stated = [answer.headers.get(key, "") for key in ("ETag", "Last-Modified", "Content-Length")]
+        return "|".join(stated) if stated[0] or stated[1] else ""
 
     def unknown(self, _known: Mapping[str, Stored]) -> list[str]:
         return []
 
 
-_BESIDE = (MANIFEST, SIGNATURE, "sources.yml")
+_BUNDLE_FILES = (MANIFEST, SIGNATURE, "sources.yml")
 
 
 def place_of(text: str, proxy: str = "") -> Place:
@@ -169,7 +169,7 @@ def damages(
     files: Mapping[str, Stored],
     *,
     remembered: bool = False,
-    told: Callable[[int, int], None] = lambda done, of: None,
+    notify: Callable[[int, int], None] = lambda done, of: None,
 ) -> list[Damage]:
     """Every one of the files that is missing, cut off or changed.
 
@@ -181,7 +181,7 @@ def damages(
     with ThreadPoolExecutor(at_once) as pool:
         for path, what in zip(files, pool.map(lambda p: _damage(place, p, files[p], memory), files), strict=True):
             done += 1
-            told(done, len(files))
+            notify(done, len(files))
             if what:
                 found.append(Damage(path=path, what=what))
     if memory:

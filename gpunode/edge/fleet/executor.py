@@ -116,11 +116,11 @@ class Rollout:
         for host in hosts:
             by_class.setdefault(self.classes[host], []).append(host)
         parts = [tuple(m[i : i + JOB_HOSTS]) for m in by_class.values() for i in range(0, len(m), JOB_HOSTS)]
-        beside = min(len(parts), JOBS)
+        neighbours = min(len(parts), JOBS)
         jobs = []
         for part in parts:
             self._jobs += 1
-            jobs.append(Job(number=self._jobs, hosts=part, forks=max(1, min(len(part), self.forks // beside))))
+            jobs.append(Job(number=self._jobs, hosts=part, forks=max(1, min(len(part), self.forks // neighbours))))
         return jobs
 
     def _do(self, job: Job) -> Results:

@@ -234,10 +234,10 @@ class _Run:
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
         taken, refused = ({}, {}) if self.options.check else claim_all(self.nodes, planned, self.drains)
         left = tuple(host for host in job.hosts if host not in refused)
-        played = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
-        if isinstance(played, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
-            played = {host: error_result(host, played) for host in left}
-        results = {**refused, **played}
+        simulated = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
+        if isinstance(simulated, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
+            simulated = {host: error_result(host, simulated) for host in left}
+        results = {**refused, **simulated}
         boots = {host: self.after[host].boot_id for host in left if host in self.after}
         return results | release_all(self.nodes, taken, results, self.drains, boots)
 
@@ -343,19 +343,19 @@ class _Run:
 
     def _ended(self, results: Sequence[HostResult]) -> None:
         now = time.monotonic()
-        told = [replace(self.of_run(r), seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
+        reported = [replace(self.of_run(r), seconds=round(now - self._began.get(r.host, now), 1)) for r in results]
         with self._lock:
-            self.results |= {result.host: result for result in told}
+            self.results |= {result.host: result for result in reported}
             try:
                 if self.runs:
-                    found = {r.host: self.after[r.host].found for r in told if r.host in self.after}
-                    self.runs.ended(self.name, told, found)
+                    found = {r.host: self.after[r.host].found for r in reported if r.host in self.after}
+                    self.runs.ended(self.name, reported, found)
             except GpunodeError as error:  # it is on the node all the same: here nobody can look it up
-                told = [_unrecorded(result, error) for result in told]
-                self.results |= {result.host: result for result in told}
+                reported = [_unrecorded(result, error) for result in reported]
+                self.results |= {result.host: result for result in reported}
                 raise
             finally:
-                for result in told:
+                for result in reported:
                     self.callbacks.result(result)
 
     def of_run(self, result: HostResult) -> HostResult:

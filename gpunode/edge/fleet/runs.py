@@ -219,8 +219,8 @@ class Runs:
     def unfinished(self, hosts: Iterable[str]) -> dict[str, str]:
         """Those of `hosts` that their newest run began with and did not bring to a good end; with that run."""
         rows = self._rows("select host, state, run, max(rowid) from hosts where pool != '' group by host")
-        begun = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
-        return {host: begun[host] for host in hosts if host in begun}
+        started = {host: run for host, state, run, _ in rows if state in ("running", "failed")}
+        return {host: started[host] for host in hosts if host in started}
 
     def last_good(self, hosts: Iterable[str]) -> dict[str, tuple[str, dict[str, Any]]]:
         """The newest run that ended well for each of `hosts`, with the state that it found; not every host has one."""

@@ -31,19 +31,19 @@ def verify_since(
     """
     rows = {row.host: row for row in runs.hosts(run)}
     found: list[Detected] = []
-    told: dict[str, list[Check]] = {}
+    reported: dict[str, list[Check]] = {}
     for one in detect(targets, on_done=on_done):
-        checks = isolated(one.host, partial(_told, one, rows.get(one.host), runs, run))
+        checks = isolated(one.host, partial(_differences, one, rows.get(one.host), runs, run))
         found.append(replace(one, facts=None, error=checks) if isinstance(checks, GpunodeError) else one)
-        told[one.host] = [] if isinstance(checks, GpunodeError) else checks
-    quiet = [one for one in found if not one.error and not told[one.host]]
+        reported[one.host] = [] if isinstance(checks, GpunodeError) else checks
+    quiet = [one for one in found if not one.error and not reported[one.host]]
     other = [one for one in found if one not in quiet]
     ends = [*verify_found(quiet, targets, desired, smoke=False), *verify_found(other, targets, desired, smoke=smoke)]
-    results = {end.host: _with(end, told[end.host], run) for end in ends}
+    results = {end.host: _with(end, reported[end.host], run) for end in ends}
     return [results[one.host] for one in found]
 
 
-def _told(found: Detected, row: HostRow | None, runs: Runs, run: str) -> list[Check]:
+def _differences(found: Detected, row: HostRow | None, runs: Runs, run: str) -> list[Check]:
     """How a host is other than the run left it; [] for a host that is as it was."""
     if row is None:
         return [_warning(f"this host was not in run {run}")]

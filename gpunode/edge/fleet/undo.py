@@ -49,7 +49,7 @@ def undo(
     hosts = find_hosts(targets)
     folder = new_run()
     sources = inventory_sources(targets)
-    said: dict[str, str] = {}
+    stated: dict[str, str] = {}
     leased: set[str] = set()
     generation = next_generation()
     inventory = [*sources, str((folder / INVENTORY).resolve())]
@@ -58,7 +58,7 @@ def undo(
         if may_hold(event):
             leased.add(event.host)
         if event.role == "undo" and event.message:
-            said[event.host] = event.message
+            stated[event.host] = event.message
         on_event(event)
 
     write_private(folder / INVENTORY, dump(_inventory(hosts, own=not sources), HEADER))
@@ -78,7 +78,7 @@ def undo(
         if held and not check:
             give_back(held, targets, folder, inventory, run=folder.name, generation=generation)
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
-    return [_result(h.host, runs.get(h.host, never), said.get(h.host, ""), folder.name, check=check) for h in hosts]
+    return [_result(h.host, runs.get(h.host, never), stated.get(h.host, ""), folder.name, check=check) for h in hosts]
 
 
 def list_runs(targets: Targets) -> list[tuple[Detected, list[Run] | GpunodeError]]:

@@ -35,8 +35,8 @@ def merge_gpus(probed: Sequence[NvmlGpu], asked: Sequence[NvmlGpu]) -> tuple[Nvm
     """One list by slot: what NVML said (`asked`), and where it said nothing, what the probe saw."""
     by_slot = {gpu.slot: gpu for gpu in probed}
     for gpu in asked:
-        said = {f.name: v for f in dataclasses.fields(gpu) if (v := getattr(gpu, f.name)) not in ("", None)}
-        by_slot[gpu.slot] = dataclasses.replace(by_slot.get(gpu.slot, gpu), **said)
+        stated = {f.name: v for f in dataclasses.fields(gpu) if (v := getattr(gpu, f.name)) not in ("", None)}
+        by_slot[gpu.slot] = dataclasses.replace(by_slot.get(gpu.slot, gpu), **stated)
     return tuple(sorted(by_slot.values(), key=lambda gpu: gpu.index))
 
 

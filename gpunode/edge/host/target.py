@@ -75,16 +75,16 @@ def records(root: Path, label: str) -> dict[str, Mapping[str, Undo]]:
 
 def interrupted(root: Path) -> bool:
     """Whether the journal has a transaction without an outcome, which commit.sh finishes or undoes before all else."""
-    begun: set[str] = set()
+    started: set[str] = set()
     try:
         with (state_folder(root) / "journal.jsonl").open(encoding="utf-8") as journal:
             for record in map(json.loads, journal):
-                (begun.add if record["phase"] == "intent" else begun.discard)(record["id"])
+                (started.add if record["phase"] == "intent" else started.discard)(record["id"])
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError):  # a line that only the node's script can make sense of
         return True
-    return bool(begun)
+    return bool(started)
 
 
 # ---------------------------------------------------------------- one edit: read, change, commit

@@ -30,7 +30,7 @@ from gpunode.edge.kube.preflight import (
     strangers,
 )
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 GONE_SECONDS = 120.0  # that a deletion may take
 
 
@@ -39,7 +39,7 @@ class _Run:
     """The work, and what was done of it so far: that stays true when the rest breaks."""
 
     api: Api
-    tell: Tell
+    notify: Notify
     dry_run: bool = False
     changes: list[Change] = field(default_factory=list)
     left: list[Key] = field(default_factory=list)
@@ -61,11 +61,11 @@ class _Run:
 
 
 def apply(
-    api: Api, rendered: Rendered, *, dry_run: bool = False, wait: bool = True, timeout: float = 300, tell: Tell
+    api: Api, rendered: Rendered, *, dry_run: bool = False, wait: bool = True, timeout: float = 300, notify: Notify
 ) -> Applied:
     """Make the cluster what was rendered.  With problems nothing is changed; waits `timeout` seconds for readiness."""
     notes = _notes(rendered)
-    tell("looking at the cluster, rehearsing")
+    notify("looking at the cluster, rehearsing")
     ground, problems = look(api, rendered)
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
@@ -76,7 +76,7 @@ def apply(
     waiting: list[str] = []
     if not error and wait:
         workloads = [key for key in ground.after.objects if key.kind in WORKLOADS]
-        error = run.carry_out(lambda: waiting.extend(wait_ready(api, workloads, timeout, tell)))
+        error = run.carry_out(lambda: waiting.extend(wait_ready(api, workloads, timeout, notify)))
     left = tuple(run.left) if error else ()
     return Applied(changes=tuple(run.changes), notes=notes, waiting=tuple(waiting), left=left, error=error)
 
@@ -102,7 +102,7 @@ def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
 
 def _apply_one(run: _Run, ground: Ground, key: Key, planned: How) -> None:
     if planned not in ("kept", "unchanged"):
-        run.tell(f"{key}: applying")
+        run.notify(f"{key}: applying")
         try:
             run.api.apply(key, ground.wanted[key], force=ground.live[key] is not None)
         except ApiError as error:
@@ -141,7 +141,7 @@ def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], 
 # ---------------------------------------------------------------- waiting
 
 
-def wait_ready(api: Api, workloads: list[Key], timeout: float, tell: Tell) -> tuple[str, ...]:
+def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -> tuple[str, ...]:
     """Wait until all are ready; why those are not that are not ready in time."""
     deadline = api.clock() + timeout
     waiting = []
@@ -151,7 +151,7 @@ def wait_ready(api: Api, workloads: list[Key], timeout: float, tell: Tell) -> tu
         def judge(live: Object | None, key: Key = key, last: list[Readiness] = last) -> Readiness | None:
             now = readiness(live)
             if not last or last[-1] != now:
-                tell(f"{key}: {now.text}")
+                notify(f"{key}: {now.text}")
             last.append(now)
             return now if now.ready or now.failed else None
 
@@ -177,7 +177,9 @@ def _trouble(api: Api, key: Key) -> str:
 # ---------------------------------------------------------------- taking away
 
 
-def remove(api: Api, namespace: str, *, dry_run: bool = False, timeout: float = GONE_SECONDS, tell: Tell) -> Applied:
+def remove(
+    api: Api, namespace: str, *, dry_run: bool = False, timeout: float = GONE_SECONDS, notify: Notify
+) -> Applied:
     """Take away everything that apply recorded, in the reverse order, and what it put on nodes."""
     try:
         before, places = inventories(api, namespace)
@@ -191,7 +193,7 @@ def remove(api: Api, namespace: str, *, dry_run: bool = False, timeout: float = 
     rights += [right_of(api, node_key(""), "patch")] if before.nodes else []
     if problems := missing_rights(api, rights):
         return Applied(problems=tuple(problems), dry_run=dry_run)
-    run = _Run(api=api, tell=tell, dry_run=dry_run, left=[*map(node_key, before.nodes), *served, *places])
+    run = _Run(api=api, notify=notify, dry_run=dry_run, left=[*map(node_key, before.nodes), *served, *places])
     error = run.carry_out(lambda: _remove_all(run, before, tuple(served), tuple(places), timeout))
     return Applied(changes=tuple(run.changes), left=tuple(run.left) if error else (), error=error, dry_run=dry_run)
 
@@ -219,7 +221,7 @@ def _delete_ours(run: _Run, key: Key, ours: tuple[Key, ...]) -> bool:
     if key.kind == "Namespace" and (others := strangers(run.api, key.name, ours)):
         run.add(key, "kept", f"it holds what is not gpunode's: {', '.join(others[:5])}")
         return False
-    run.tell(f"{key}: deleting")
+    run.notify(f"{key}: deleting")
     going = live["metadata"].get("deletionTimestamp")  # a second deletion of a namespace would be a conflict
     if not (run.dry_run or going):
         run.api.delete(key, uid=live["metadata"].get("uid", ""))
@@ -244,6 +246,6 @@ def await_gone(api: Api, keys: list[Key], timeout: float) -> None:
 def _notes(rendered: Rendered) -> tuple[str, ...]:
     """What apply leaves to others."""
     helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
-    nodes = [command for wish in rendered.nodes if not wish.hosts for command in wish.commands]
+    nodes = [command for request in rendered.nodes if not request.hosts for command in request.commands]
     marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
     return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks)

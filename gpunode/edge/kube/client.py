@@ -239,9 +239,9 @@ class Api:
 
         One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
-        said = checked(self.request("GET", "/version", retry=Retry(attempts=2)), VERSION, self.server)
-        version, minor = str(said.get("gitVersion", "")), str(said.get("emulationMinor") or "")
-        emulated = f"v{said.get('emulationMajor', 1)}.{minor}"
+        stated = checked(self.request("GET", "/version", retry=Retry(attempts=2)), VERSION, self.server)
+        version, minor = str(stated.get("gitVersion", "")), str(stated.get("emulationMinor") or "")
+        emulated = f"v{stated.get('emulationMajor', 1)}.{minor}"
         return version if not minor or re.match(rf"{emulated}(\D|\Z)", version) else f"{emulated}.0"
 
     def served(self, base: str) -> list[Object]:
@@ -425,11 +425,11 @@ def _json(text: bytes) -> Any:
 
 def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:
     """The Status object that the API answers with, as our error."""
-    said = data if isinstance(data, dict) else {}
-    details = said.get("details")
+    stated = data if isinstance(data, dict) else {}
+    details = stated.get("details")
     listed = details.get("causes") if isinstance(details, dict) else None
     causes = [c for c in listed if isinstance(c, dict)] if isinstance(listed, list) else []
-    message = str(said.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
+    message = str(stated.get("message") or "") or text.decode(errors="replace").strip().partition("\n")[0][:200]
     message = printable(message)[:2000] or "no reason given"
     fix = {
         401: "the kubeconfig's credentials are wrong or have expired: log in again",
@@ -439,7 +439,7 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
     return ApiError(
         f"the API server refuses {method} {path}: {message} ({status})",
         status=status,
-        reason=str(said.get("reason", "")),
+        reason=str(stated.get("reason", "")),
         causes=tuple(str(c.get("reason", "")) for c in causes),
         retry_after=float(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0.0,
         fix=fix,

@@ -12,7 +12,7 @@ from gpunode.core.kube.owned import Key
 from gpunode.core.kube.quantity import quantity
 from gpunode.edge.kube.client import AGAIN, Api, ApiError, Retry
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 _LOST_UPDATES = 5
 
 
@@ -49,7 +49,7 @@ def is_our_cordon(live: Object) -> bool:
     return CORDONED in (live["metadata"].get("annotations") or {})
 
 
-def drain(api: Api, node: str, options: DrainOptions, *, tell: Tell) -> tuple[str, ...]:
+def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tuple[str, ...]:
     """Evict the node's pods and wait until they are gone; the names of those evicted.  Cordon it first.
 
     Raises RefusedError, with nothing evicted, for pods that would lose something; GpunodeError at the timeout.
@@ -66,24 +66,24 @@ def drain(api: Api, node: str, options: DrainOptions, *, tell: Tell) -> tuple[st
         )
     version = _eviction_version(api)
     waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
-    said = dict.fromkeys(waiting, "is terminating")
+    stated = dict.fromkeys(waiting, "is terminating")
     due = dict.fromkeys((uid for uid, pod in waiting.items() if not pod["metadata"].get("deletionTimestamp")), 0.0)
     while waiting:
         for uid in [uid for uid, at in due.items() if at <= api.clock()]:
             refusal = _evict(api, waiting[uid], version, options)
             if refusal:
-                said[uid] = refusal
+                stated[uid] = refusal
                 due[uid] = api.clock() + options.retry
-                tell(f"{node}: {pod_name(waiting[uid])}: {refusal} (tried again in {options.retry:g} s)")
+                notify(f"{node}: {pod_name(waiting[uid])}: {refusal} (tried again in {options.retry:g} s)")
             else:
-                said[uid] = "is terminating"
+                stated[uid] = "is terminating"
                 del due[uid]
-                tell(f"{node}: evicting {pod_name(waiting[uid])}")
+                notify(f"{node}: evicting {pod_name(waiting[uid])}")
         alive = {pod["metadata"]["uid"] for pod in _pods(api, node)}
         waiting = {uid: pod for uid, pod in waiting.items() if uid in alive}
         due = {uid: at for uid, at in due.items() if uid in alive}
         if waiting and api.clock() >= deadline:
-            left = "; ".join(f"{pod_name(pod)} {said[uid]}" for uid, pod in waiting.items())
+            left = "; ".join(f"{pod_name(pod)} {stated[uid]}" for uid, pod in waiting.items())
             raise GpunodeError(
                 f"{node} is not drained after {options.timeout:g} s: {left}",
                 fix="look at the disruption budgets (kubectl get pdb -A) and at finalizers of these pods",
@@ -94,7 +94,14 @@ def drain(api: Api, node: str, options: DrainOptions, *, tell: Tell) -> tuple[st
 
 
 def wait_ready(
-    api: Api, node: str, resource: str = "", *, at_least: int = 1, boot_id: str = "", timeout: float = 900, tell: Tell
+    api: Api,
+    node: str,
+    resource: str = "",
+    *,
+    at_least: int = 1,
+    boot_id: str = "",
+    timeout: float = 900,
+    notify: Notify,
 ) -> int:
     """Wait until the node is Ready and offers `at_least` of the resource (such as nvidia.com/gpu); how many it offers.
 
@@ -106,7 +113,7 @@ def wait_ready(
         nonlocal last
         now, offered = _state(live, resource, at_least, boot_id)
         if now != last:
-            tell(f"{node}: {now or 'ready'}")
+            notify(f"{node}: {now or 'ready'}")
         last = now
         return None if now else offered
 
@@ -176,10 +183,10 @@ def _eviction_version(api: Api) -> str:
 def _evict(api: Api, pod: Object, version: str, options: DrainOptions) -> str:
     """Ask for an eviction: "" when it was granted or the pod is gone, else why not now."""
     metadata = {"name": pod["metadata"]["name"], "namespace": pod["metadata"]["namespace"]}
-    wishes: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
-    wishes |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
+    requests: Object = {"preconditions": {"uid": pod["metadata"]["uid"]}}
+    requests |= {} if options.grace is None else {"gracePeriodSeconds": options.grace}
     path = api.path(Key("v1", "Pod", metadata["namespace"], metadata["name"]))
-    body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata, "deleteOptions": wishes}
+    body = {"apiVersion": version, "kind": "Eviction", "metadata": metadata, "deleteOptions": requests}
     try:
         api.request("POST", f"{path}/eviction", body=body, retry=Retry(statuses=AGAIN - {429}, lost_update=False))
     except ApiError as error:

@@ -78,13 +78,13 @@ def _impersonated(paths: str, user: str) -> Iterator[tuple[str, str]]:
     from kubernetes.config import kube_config
 
     found = kube_config.KubeConfigMerger(paths).config["users"].get_with_name(user, safe=True) if user else None
-    said = (found.value.get("user") if found else None) or {}
+    stated = (found.value.get("user") if found else None) or {}
     for key, header in (("as", "Impersonate-User"), ("as-uid", "Impersonate-Uid")):
-        if said.get(key):
-            yield header, str(said[key])
-    for group in said.get("as-groups") or ():
+        if stated.get(key):
+            yield header, str(stated[key])
+    for group in stated.get("as-groups") or ():
         yield "Impersonate-Group", str(group)
-    for name, values in (said.get("as-user-extra") or {}).items():
+    for name, values in (stated.get("as-user-extra") or {}).items():
         for value in values:
             yield f"Impersonate-Extra-{quote(name, safe='')}", str(value)
 

@@ -20,7 +20,7 @@ from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.drain import Tell, cordon, drain, uncordon, wait_ready
+from gpunode.edge.kube.drain import Notify, cordon, drain, uncordon, wait_ready
 
 GPU = "nvidia.com/gpu"
 _AT_ONCE = 20  # nodes that are drained side by side
@@ -57,8 +57,8 @@ def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
 class ClusterNodes:
     """The nodes of one cluster.  Safe for threads."""
 
-    def __init__(self, connect: Callable[[], Api], tell: Tell) -> None:
-        self._connect, self._tell = connect, tell
+    def __init__(self, connect: Callable[[], Api], notify: Notify) -> None:
+        self._connect, self._tell = connect, notify
         self._names: Mapping[str, str] | None = None
 
     def take(self, host: str, facts: NodeFacts, options: DrainSpec) -> Taken:
@@ -71,7 +71,7 @@ class ClusterNodes:
             delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
         )
         try:
-            drain(api, node, rules, tell=self._tell)
+            drain(api, node, rules, notify=self._tell)
         except BaseException:
             if taken.ours:
                 uncordon(api, node)
@@ -100,7 +100,7 @@ class ClusterNodes:
             at_least=max(1, taken.gpus),
             boot_id=taken.stale(boot_id),
             timeout=float(options.ready_timeout),
-            tell=self._tell,
+            notify=self._tell,
         )
         if taken.ours:
             uncordon(api, taken.node)
@@ -186,7 +186,7 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
     if not asked:
         return {}
     journal = Runs()
-    begun = journal.unfinished(asked)
+    started = journal.unfinished(asked)
     results: dict[str, HostResult] = {}
 
     def one(host: str) -> None:
@@ -201,9 +201,9 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
             return
         nodes.give_back(taken, drains[host], boot_id=facts.boot_id)
         results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
-        journal.ended(begun[host], [results[host]], {host: hosts[host].plan.facts_hash})
+        journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
-    _side_by_side(one, begun)
+    _side_by_side(one, started)
     journal.close()
     return results
 

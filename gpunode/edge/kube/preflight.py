@@ -84,8 +84,10 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
 
 
 def _server(api: Api, rendered: Rendered) -> Iterator[Problem]:
-    said = rendered.cluster.spec.server_version
-    yield from server_problems(rendered.cluster.server, said, f"{api.server} (context {api.context or 'of this pod'})")
+    stated = rendered.cluster.spec.server_version
+    yield from server_problems(
+        rendered.cluster.server, stated, f"{api.server} (context {api.context or 'of this pod'})"
+    )
 
 
 def _kinds(api: Api, rendered: Rendered) -> Iterator[Problem]:
@@ -128,7 +130,7 @@ def _rights(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Right]:
             yield right_of(api, key, "delete")
     if any(pool.hosts for pool in rendered.cluster.pools) or ground.before.nodes:
         yield Right("list", "", "nodes")
-    if any(wish.hosts for wish in rendered.nodes) or ground.before.nodes:
+    if any(request.hosts for request in rendered.nodes) or ground.before.nodes:
         yield Right("patch", "", "nodes")
 
 
@@ -198,8 +200,8 @@ def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     names, lost = node_names(hosts, nodes)
     yield from lost
     ground.pool_nodes = sorted(set(names.values()))
-    for wish in rendered.nodes:
-        ground.marks |= {names[host]: (wish.labels, wish.taints) for host in wish.hosts if host in names}
+    for request in rendered.nodes:
+        ground.marks |= {names[host]: (request.labels, request.taints) for host in request.hosts if host in names}
 
 
 # ---------------------------------------------------------------- what would become of it

@@ -22,14 +22,14 @@ from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import missing_rights
 from gpunode.edge.kube.status import read_usage
 
-Tell = Callable[[str], None]
+Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
 
 
 def verify(
-    api: Api, rendered: Rendered, *, smoke: bool = True, keep: bool = False, timeout: float = 300, tell: Tell
+    api: Api, rendered: Rendered, *, smoke: bool = True, keep: bool = False, timeout: float = 300, notify: Notify
 ) -> list[HostResult]:
     """What `gpunode kube verify` reports: the cluster as a whole, then each pool.
 
@@ -37,16 +37,16 @@ def verify(
     """
     if rendered.problems:
         raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
-    first, more = _alone("cluster", partial(_cluster, api, rendered, tell)), list[Check]()
+    first, more = _alone("cluster", partial(_cluster, api, rendered, notify)), list[Check]()
     odd: dict[str, None] = {}  # objects that could not be read, each once
 
     def pools(run: _Runner | None) -> list[HostResult]:
         known = rendered.cluster.pools
-        return [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, tell)) for pool in known]
+        return [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, notify)) for pool in known]
 
     if smoke:
-        with _namespace(api, keep=keep, tell=tell) as more:
-            results = pools(_Runner(api, timeout, keep, tell))
+        with _namespace(api, keep=keep, notify=notify) as more:
+            results = pools(_Runner(api, timeout, keep, notify))
     else:
         results = pools(None)
     more = [*(Check(id="kube.object", status="failed", message=text) for text in odd), *more]
@@ -70,9 +70,9 @@ def _alone(name: str, call: Callable[[], HostResult]) -> HostResult:
 # ---------------------------------------------------------------- the cluster, and a pool
 
 
-def _cluster(api: Api, rendered: Rendered, tell: Tell) -> HostResult:
+def _cluster(api: Api, rendered: Rendered, notify: Notify) -> HostResult:
     """What was rendered is applied, and ready."""
-    applied = apply(api, rendered, dry_run=True, tell=tell)
+    applied = apply(api, rendered, dry_run=True, notify=notify)
     checks = [Check(id="kube.problem", status="failed", message=p.what, fix=p.fix) for p in applied.problems]
     differ = [change for change in applied.changes if change.how not in ("unchanged", "kept")]
     for change in differ:
@@ -83,16 +83,16 @@ def _cluster(api: Api, rendered: Rendered, tell: Tell) -> HostResult:
         checks.append(Check(id="kube.applied", status="passed", message=text))
     there = [change.key for change in applied.changes if change.how in ("unchanged", "changed")]
     for key in (key for key in there if key.kind in WORKLOADS):
-        (why,) = wait_ready(api, [key], 0, tell) or ("",)
+        (why,) = wait_ready(api, [key], 0, notify) or ("",)
         status = Check(id="kube.ready", status="failed", message=why, fix=f"kubectl -n {key.namespace} get pods")
         checks.append(status if why else Check(id="kube.ready", status="passed", message=f"{key} is ready"))
     return _result("cluster", checks, refused=bool(applied.problems))
 
 
 def _pool(
-    api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, odd: dict[str, None], tell: Tell
+    api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, odd: dict[str, None], notify: Notify
 ) -> HostResult:
-    tell(f"pool {pool.name}: looking at what it offers")
+    notify(f"pool {pool.name}: looking at what it offers")
     names, lost = node_names(pool.hosts, api.items("/api/v1/nodes", odd=[])) if pool.hosts else ({}, [])
     found = read_usage(api, configs=plugin_configs(rendered.cluster))
     odd |= dict.fromkeys(found.errors)
@@ -102,7 +102,7 @@ def _pool(
     if run and there:
         for proof in proofs(rendered.cluster, pool, there):
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
-            tell(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
+            notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
     return _result(f"pool {pool.name}", checks)
 
 
@@ -120,8 +120,8 @@ def _result(host: str, checks: list[Check], *, refused: bool = False) -> HostRes
 class _Runner:
     """Starts a proof's objects, waits, reads, judges and deletes them, whatever happens."""
 
-    def __init__(self, api: Api, timeout: float, keep: bool, tell: Tell) -> None:
-        self.api, self.timeout, self.keep, self.tell = api, timeout, keep, tell
+    def __init__(self, api: Api, timeout: float, keep: bool, notify: Notify) -> None:
+        self.api, self.timeout, self.keep, self.tell = api, timeout, keep, notify
 
     def prove(self, proof: Proof) -> Check:
         self.tell(f"{proof.id}: {proof.title}")
@@ -181,7 +181,7 @@ def _pod(name: str) -> Key:
 
 
 @contextmanager
-def _namespace(api: Api, *, keep: bool, tell: Tell) -> Iterator[list[Check]]:
+def _namespace(api: Api, *, keep: bool, notify: Notify) -> Iterator[list[Check]]:
     """The namespace for the proofs; afterwards it is gone, and the list says so.  Raises RefusedError."""
     rights = [Right("create", "", "namespaces"), Right("delete", "", "namespaces")]
     rights += [Right(verb, "", "pods", NAMESPACE) for verb in ("create", "patch", "get", "list", "delete")]
@@ -192,7 +192,7 @@ def _namespace(api: Api, *, keep: bool, tell: Tell) -> Iterator[list[Check]]:
     if live and not is_ours(live):
         raise RefusedError(f"the namespace {NAMESPACE} is not gpunode's", fix="delete it, or move what is in it")
     if live:
-        tell(f"the namespace {NAMESPACE} is left over from an earlier run: deleting it")
+        notify(f"the namespace {NAMESPACE} is left over from an earlier run: deleting it")
         _clear(api)
     cleaned: list[Check] = []
     api.apply(_NAMESPACE, namespace_object(), force=False)
@@ -206,7 +206,7 @@ def _namespace(api: Api, *, keep: bool, tell: Tell) -> Iterator[list[Check]]:
         yield cleaned
     finally:
         if not keep:
-            tell(f"deleting the namespace {NAMESPACE}")
+            notify(f"deleting the namespace {NAMESPACE}")
             cleaned.append(_cleaned(api))
 
 

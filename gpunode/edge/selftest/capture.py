@@ -51,7 +51,7 @@ def capture(
     limit = clock.seconds(seconds)
     if limit <= 0:
         return Capture(error="no time was left for it", stopped=True)
-    begun = time.monotonic()
+    started = time.monotonic()
     process = subprocess.Popen(
         [path, *command[1:]],
         stdin=subprocess.PIPE,
@@ -71,7 +71,7 @@ def capture(
         raise
     shown = out[:LARGEST].decode(errors="replace")
     error = "" if process.returncode == 0 else f"exit code {process.returncode}: {_last(shown)}"
-    return Capture(text=shown, error=error, exit=process.returncode, seconds=time.monotonic() - begun)
+    return Capture(text=shown, error=error, exit=process.returncode, seconds=time.monotonic() - started)
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -91,12 +91,12 @@ def timed(read: Callable[[], str], clock: Clock) -> Capture:
     """What a function of this process gives back; what it raises is the error."""
     if clock.seconds(1) <= 0:
         return Capture(error="no time was left for it", stopped=True)
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
         text, error = read(), ""
     except Exception as cause:  # one part that fails is a result, and the others have to go on
         text, error = "", cause.what if isinstance(cause, GpunodeError) else f"{type(cause).__name__}: {cause}"
-    return Capture(text=text, error=error, exit=0 if not error else None, seconds=time.monotonic() - begun)
+    return Capture(text=text, error=error, exit=0 if not error else None, seconds=time.monotonic() - started)
 
 
 def first_line(path: Path) -> str:

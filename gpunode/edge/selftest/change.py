@@ -229,14 +229,14 @@ def _runtime(facts: NodeFacts, clock: Clock) -> Iterator[dict[str, Any]]:
                     (tree / folder).mkdir(parents=True)
             first = _edit("unconfigure", engine.name, engine.version, tree, clock)  # the runtime may be there already
             before = _digest(tree)
-            said = [first or _edit("configure", engine.name, engine.version, tree, clock)]
-            during = "configured" if not said[0] and _digest(tree) != before else f"unchanged {said[0]}".strip()
-            if engine.name in _VALIDATE and not said[0]:
+            stated = [first or _edit("configure", engine.name, engine.version, tree, clock)]
+            during = "configured" if not stated[0] and _digest(tree) != before else f"unchanged {stated[0]}".strip()
+            if engine.name in _VALIDATE and not stated[0]:
                 words = [word.format(tree=tree) for word in _VALIDATE[engine.name]]
                 checked = capture(words, clock, SECONDS)
                 during = during if checked.exit == 0 or not find(words[0]) else f"refused by {words[0]}"
-                said.append(checked.error)
-            said.append(_edit("unconfigure", engine.name, engine.version, tree, Clock(SECONDS)))
+                stated.append(checked.error)
+            stated.append(_edit("unconfigure", engine.name, engine.version, tree, Clock(SECONDS)))
             yield {
                 "step": "runtime",
                 "where": engine.name,
@@ -244,7 +244,7 @@ def _runtime(facts: NodeFacts, clock: Clock) -> Iterator[dict[str, Any]]:
                 "before": before,
                 "during": during,
                 "after": _digest(tree),
-                "output": "; ".join(filter(None, said)),
+                "output": "; ".join(filter(None, stated)),
             }
 
 

@@ -100,9 +100,9 @@ def _answer(one: Capture) -> dict[str, Any]:
 
 
 def _watch(samples: list[dict[str, Any]], over: threading.Event) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     while not over.wait(INTERVAL):
         try:
-            samples += [{"at": round(time.monotonic() - begun, 1), **sample} for sample in nvml_samples()]
+            samples += [{"at": round(time.monotonic() - started, 1), **sample} for sample in nvml_samples()]
         except GpunodeError:
             return

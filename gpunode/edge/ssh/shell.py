@@ -211,36 +211,36 @@ def shell_started(target: Target, rc: int, stdout: str, stderr: str) -> str:
     before, mark, after = stderr.partition(f"{_STARTED}\n")
     if mark:
         return after
-    said = " ".join(f"{before}\n{stdout}".split())[:500] or f"exit status {rc}, and not a word"
+    stated = " ".join(f"{before}\n{stdout}".split())[:500] or f"exit status {rc}, and not a word"
     if not target.become:
         raise UnreachableError(
-            f"{target.name}: no shell could be started: {said}",
+            f"{target.name}: no shell could be started: {stated}",
             expected="a login shell that runs `sh -s`",
             fix="log in by hand (ssh) and see what it says",
         )
     who = f"sudo to {target.become_user}"
-    if "incorrect password" in said or "try again" in said:
+    if "incorrect password" in stated or "try again" in stated:
         raise UnreachableError(
             f"{target.name}: {who}: wrong password",
             fix="correct ansible_become_password, or what you typed for --ask-become-pass",
         )
-    if "must have a tty" in said:
+    if "must have a tty" in stated:
         raise UnreachableError(
             f"{target.name}: {who} is allowed on a terminal only (requiretty in its sudoers)",
             expected="sudo that works without a terminal, as gpunode and Ansible's pipelining need it",
             fix=f"write `Defaults:{target.user or 'USER'} !requiretty` to a file in /etc/sudoers.d, or connect as root",
         )
-    if "password is required" in said or "terminal is required" in said:
+    if "password is required" in stated or "terminal is required" in stated:
         raise UnreachableError(
             f"{target.name}: {who} asks for a password",
             fix="give ansible_become_password (in a vault), or --ask-become-pass, or allow NOPASSWD in sudoers",
         )
-    if "not found" in said:
+    if "not found" in stated:
         raise UnreachableError(
             f"{target.name}: {who}: sudo is not installed", fix="connect as root, or install sudo on the host"
         )
     raise UnreachableError(
-        f"{target.name}: {who} was refused: {said}",
+        f"{target.name}: {who} was refused: {stated}",
         expected="an account that sudoers allows to become that user",
         fix="connect as root, or allow the account in /etc/sudoers.d",
     )

@@ -52,9 +52,9 @@ def proxy(command: str) -> Iterator[socket.socket]:
             yield ours
         except UnreachableError as error:
             log.seek(0)
-            said = log.read(500).decode(errors="replace").strip()
+            stated = log.read(500).decode(errors="replace").strip()
             raise UnreachableError(
-                f"{error.what} (by ProxyCommand {command!r}: {said or 'no message'})",
+                f"{error.what} (by ProxyCommand {command!r}: {stated or 'no message'})",
                 expected=error.expected,
                 fix=error.fix,
             ) from error

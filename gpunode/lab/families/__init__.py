@@ -142,23 +142,23 @@ def _record(distro: str, table: Mapping[str, Any], directory: Path, keys: Mappin
 
 
 def _package(row: Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> Package:
-    said, values = row.package, row.values
+    stated, values = row.package, row.values
     relations = {
-        kind: tuple(text.format(**values) for text in said.get(kind, ()))
+        kind: tuple(text.format(**values) for text in stated.get(kind, ()))
         for kind in ("depends", "provides", "conflicts")
     }
     libraries = table["libraries"]
-    found = files_of(said, values, texts)
-    for path, flavour in said.get("drivers", {}).items():
+    found = files_of(stated, values, texts)
+    for path, flavour in stated.get("drivers", {}).items():
         found |= _driver_modules(path.format(**values), values, flavour)
     return Package(
-        name=said["name"].format(**values),
+        name=stated["name"].format(**values),
         version=row.version,
         source=row.source,
-        summary=f"{said['summary'].format(**values)} (stand-in)",
+        summary=f"{stated['summary'].format(**values)} (stand-in)",
         relations=relations,
         files={path.replace(LIBRARIES, libraries): _moved(file, libraries) for path, file in found.items()},
-        scripts={n: fill(texts[text], values).decode() for n, text in said.get("scripts", {}).items()},
+        scripts={n: fill(texts[text], values).decode() for n, text in stated.get("scripts", {}).items()},
         values=values,
     )
 

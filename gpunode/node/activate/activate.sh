@@ -16,8 +16,8 @@ changed() {
   say changed "$1"
 }
 
-# foretold PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/activation.py)
-foretold() { requested foretold | grep -q "^$1"; }
+# announced PATTERN: whether earlier steps of this run in check mode would have left a line that begins so (core/items/activation.py)
+announced() { requested foretold | grep -q "^$1"; }
 
 # sets: reboot_reason
 needs_reboot() { [ -n "$reboot_reason" ] || reboot_reason=$1; }
@@ -43,7 +43,7 @@ loaded() {
 # to_be_exchanged: in check mode, whether packages of the loaded driver, or its flavour, would be other ones by now
 to_be_exchanged() {
   checking || return 1
-  foretold "version \([0-9]*:\)\{0,1\}$(module_version)\([^0-9.]\|$\)" || [ -n "$(word flavour)" ]
+  announced "version \([0-9]*:\)\{0,1\}$(module_version)\([^0-9.]\|$\)" || [ -n "$(word flavour)" ]
 }
 
 # other_parameters: the first parameter that the loaded driver has otherwise, as «NAME is NOW, WANTED is wanted»
@@ -68,7 +68,7 @@ as_shown() {
 
 # kernels whose initramfs is missing or older than the files that go into it; only kernels that have an image
 stale_initramfs() {
-  if foretold 'file /etc/\(modprobe.d\|modules-load.d\|dracut.conf.d\|initramfs-tools\|mkinitcpio.conf\)'; then coming=1; else coming=; fi
+  if announced 'file /etc/\(modprobe.d\|modules-load.d\|dracut.conf.d\|initramfs-tools\|mkinitcpio.conf\)'; then coming=1; else coming=; fi
   for image in /boot/vmlinuz-* /boot/vmlinuz; do
     [ -e "$image" ] || continue
     release=${image#/boot/vmlinuz-}

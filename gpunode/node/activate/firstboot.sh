@@ -33,18 +33,18 @@ part() {
   return "$result"
 }
 
-# said NAME KEY: the last value of that key that a part printed
-said() { sed -n "s/^gpunode	$2	//p" "$GPUNODE_IN/.$1" | tail -n 1; }
+# reported NAME KEY: the last value of that key that a part printed
+reported() { sed -n "s/^gpunode	$2	//p" "$GPUNODE_IN/.$1" | tail -n 1; }
 
 need_root
 (umask 077 && mkdir -p "$GPUNODE_STATE") || finish failed "cannot create $GPUNODE_STATE" "make /var writable"
 count=$(pci_gpus)
 [ "$count" -gt 0 ] || the_end waiting "no NVIDIA GPU on PCI at this boot: waiting for the next one"
-part activate || the_end failed "the driver does not load: $(said activate message)"
-why=$(said activate reboot)
+part activate || the_end failed "the driver does not load: $(reported activate message)"
+why=$(reported activate reboot)
 [ -z "$why" ] || the_end failed "the driver is not loaded yet, the machine needs another boot: $why"
-part cdi || echo "cdi.specification|failed|$(said cdi message | tr '|' '/')|$(said cdi fix | tr '|' '/')" >>"$checks"
-part smoke || echo "smoke.ran|failed|$(said smoke message | tr '|' '/')|" >>"$checks"
+part cdi || echo "cdi.specification|failed|$(reported cdi message | tr '|' '/')|$(reported cdi fix | tr '|' '/')" >>"$checks"
+part smoke || echo "smoke.ran|failed|$(reported smoke message | tr '|' '/')|" >>"$checks"
 [ ! -e "$GPUNODE_IN/.smoke" ] || sed -n 's/^gpunode	check	//p' "$GPUNODE_IN/.smoke" >>"$checks"
 bad=$(grep -c '^[^|]*|failed|' "$checks")
 [ "$bad" = 0 ] || the_end failed "$bad of $(wc -l <"$checks") checks failed"

@@ -12,7 +12,7 @@ keep_gpus() {
   gpu_containers >"$GPUNODE_IN/.gpu_containers"
   while read -r _ gpu_name gpu_scope _ gpu_state gpu_devices; do
     case $gpu_state in keepable | exposed) ;; *) continue ;; esac
-    if [ "$gpu_state" = exposed ] || ! { checking || tell_systemd "$gpu_scope" "$gpu_devices"; }; then
+    if [ "$gpu_state" = exposed ] || ! { checking || notify_systemd "$gpu_scope" "$gpu_devices"; }; then
       affected_containers="${affected_containers:+$affected_containers, }$gpu_name"
     elif ! checking; then
       say note "told systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
@@ -23,8 +23,8 @@ keep_gpus() {
 
 systemd_runs() { [ -d /run/systemd/system ]; }
 
-# tell_systemd UNIT DEVICE,DEVICE…: until the unit ends; reloads nothing, and writes nothing that outlives it
-tell_systemd() (
+# notify_systemd UNIT DEVICE,DEVICE…: until the unit ends; reloads nothing, and writes nothing that outlives it
+notify_systemd() (
   unit=$1 devices=$2,
   set --
   while [ -n "$devices" ]; do

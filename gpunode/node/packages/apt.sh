@@ -83,15 +83,15 @@ apt_recover() {
   dpkg --configure -a --force-confold --force-confdef >>"$log" 2>&1 </dev/null 9>&- && return
   # of what dpkg wants to have anew, apt first brings the others to its version
   # shellcheck disable=SC2046 # names
-  apt_mend || apt_mend $(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p') || {
+  apt_repair || apt_repair $(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p') || {
     reason=$(sed -n 's/^E: //p' "$log" | tail -n 1)
     fail "dpkg was interrupted and cannot be finished${reason:+: $reason}" "run dpkg --configure -a on the node and fix what it names"
   }
 }
 
-# apt_mend [NAME…]: lets apt put right what is half there; NAME… are fetched anew, which it does only where it is told
+# apt_repair [NAME…]: lets apt put right what is half there; NAME… are fetched anew, which it does only where it is told
 # sets: back
-apt_mend() {
+apt_repair() {
   [ $# = 0 ] || set -- --reinstall "$@"
   apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
   { requested remove && requested may_go; } >"$GPUNODE_IN/.planned"
@@ -212,7 +212,7 @@ apt_commit() {
   return $result
 }
 
-apt_said() { first_of '^(dpkg: error|e:) ' "$log"; }
+apt_printed() { first_of '^(dpkg: error|e:) ' "$log"; }
 
 apt_hold() { apt-mark hold "$@" >>"$log" 2>&1; }
 

@@ -205,7 +205,7 @@ dnf_commit() {
   return $result
 }
 
-dnf_said() { first_of '^(error|fail)|problem' "$GPUNODE_IN/.transaction"; }
+dnf_printed() { first_of '^(error|fail)|problem' "$GPUNODE_IN/.transaction"; }
 
 dnf_hold() {
   printf '%s\n' "$@" | dnf_unlock

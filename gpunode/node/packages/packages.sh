@@ -28,7 +28,7 @@ fail() {
   show_log
   : >"$log"
   [ -z "${half:-}" ] || put_back
-  take_back
+  undo_changes
   [ -z "${begun:-}" ] || {
     manager_ installed >"$GPUNODE_IN/.after"
     came_along
@@ -39,8 +39,8 @@ fail() {
   finish failed "$failure" "$remedy"
 }
 
-# take_back: streams and keys that were prepared for a transaction that does not come
-take_back() {
+# undo_changes: streams and keys that were prepared for a transaction that does not come
+undo_changes() {
   [ -z "${begun:-}" ] && [ -e "$GPUNODE_IN/.marks" ] || return 0
   [ "$manager" != dnf ] || dnf_streams_back
   manager_ marks >"$GPUNODE_IN/.marks.after"
@@ -207,7 +207,7 @@ installed_of() {
 }
 
 refuse() {
-  take_back
+  undo_changes
   finish refused "$@"
 }
 
@@ -264,7 +264,7 @@ transaction() {
   } || {
     half=1
     dkms_build
-    _transaction_why=$(manager_ said)
+    _transaction_why=$(manager_ printed)
     fail "the package manager failed: ${_transaction_why:-it ended without a reason, as when it is killed}" "see the log, then run again"
   }
   give_files_back

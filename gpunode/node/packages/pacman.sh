@@ -147,7 +147,7 @@ pacman_commit() {
   return $result
 }
 
-pacman_said() {
+pacman_printed() {
   grep '^error' "$GPUNODE_IN/.transaction" | head -n 1
   ! grep -q 'failed retrieving file' "$GPUNODE_IN/.transaction" || echo "(the lists are older than the mirror: run pacman -Syu)"
 }

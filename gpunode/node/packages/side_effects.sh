@@ -11,9 +11,9 @@ idle_units() {
   done
 }
 
-# beside FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
+# list_side_effects FILE: lines KIND NAME of what package scripts make and leave behind: users, groups, folders of kernels, initramfs,
 # files below /etc; and idle units.  The file is there when the list is whole: what is missing in it would pass for new.
-beside() {
+list_side_effects() {
   {
     sed 's/^\([^:]*\):.*/user \1/' /etc/passwd && sed 's/^\([^:]*\):.*/group \1/' /etc/group &&
       for tree in /lib/modules/*; do [ ! -d "$tree" ] || echo "kernel ${tree##*/}"; done &&
@@ -29,7 +29,7 @@ whole_list() { [ "$(tail -n 1 "$1" 2>/dev/null)" = end ] && grep -qx 'user root'
 
 # came_along: what of that is new, in the journal, and which units no longer stand still
 came_along() {
-  whole_list "$GPUNODE_IN/.beside" && beside "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
+  whole_list "$GPUNODE_IN/.beside" && list_side_effects "$GPUNODE_IN/.beside.after" && whole_list "$GPUNODE_IN/.beside.after" || return 0
   awk 'NR == FNR { before[$0]; next } !($0 in before)' "$GPUNODE_IN/.beside" "$GPUNODE_IN/.beside.after" >"$GPUNODE_IN/.new"
   grep -E '^(user|group|kernel|initramfs) ' "$GPUNODE_IN/.new" | while read -r kind name; do prior "$kind" "$name" absent present; done
   awk 'NR == FNR { after[$0]; next } /^idle / && !($0 in after) { print $2 }' "$GPUNODE_IN/.beside.after" "$GPUNODE_IN/.beside" |

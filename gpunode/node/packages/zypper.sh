@@ -153,7 +153,7 @@ zypper_commit() {
   return $result
 }
 
-zypper_said() { first_of 'error|fail|problem|not found' "$GPUNODE_IN/.transaction"; }
+zypper_printed() { first_of 'error|fail|problem|not found' "$GPUNODE_IN/.transaction"; }
 
 zypper_hold() {
   for name in "$@"; do

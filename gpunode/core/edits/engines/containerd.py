@@ -23,10 +23,11 @@ from gpunode.core.edits.engines.containerd_files import (
     RUNTIMES,
     SOURCE,
     Config,
+    Difference,
     File,
-    Wish,
     built_in_runc,
     default_in_force,
+    difference,
     drop_in_path,
     dumped,
     in_force,
@@ -37,7 +38,6 @@ from gpunode.core.edits.engines.containerd_files import (
     runtimes_in_force,
     settings,
     unmeant,
-    wish,
 )
 from gpunode.core.edits.engines.dropin import BOM, encode
 from gpunode.core.edits.target import Activation, Refusal, RuntimeRequest, RuntimeState, changed
@@ -55,7 +55,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     A runtimes table that would hold no more than what 1.x has built in goes too; where the default is left without a
     runtime, runc is written.
     """
-    config = in_force(files, request, mend=True)
+    config = in_force(files, request, repair=True)
     there = {file.path: file for file in config.files if file.path in files}
     drop_in = drop_in_path(request)
     if drop_in in files and drop_in not in there:
@@ -185,8 +185,8 @@ def patterns(files: Mapping[str, bytes], request: RuntimeRequest) -> tuple[str, 
 def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     """Files → files.  `files` has every file in force by its absolute path; a missing root counts as not there."""
     enabled = _enable_cri(files, request) if request.enable_cri else {}
-    config = in_force({**files, **enabled}, request, mend=True)
-    wanted = wish(config, request)
+    config = in_force({**files, **enabled}, request, repair=True)
+    wanted = difference(config, request)
     if not wanted:
         config = in_force({**files, **enabled}, request)
         if not enabled:
@@ -217,7 +217,7 @@ def _enable_cri(files: Mapping[str, bytes], request: RuntimeRequest) -> dict[str
 
 
 def _written(
-    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+    files: Mapping[str, bytes], config: Config, wanted: Difference, request: RuntimeRequest
 ) -> tuple[dict[str, bytes], str]:
     """The first way of writing it after which the daemon has in force what is wanted, and nothing else has changed.
 
@@ -237,7 +237,7 @@ def _written(
     raise refused
 
 
-def _edited(file: File, config: Config, wanted: Wish) -> File:
+def _edited(file: File, config: Config, wanted: Difference) -> File:
     """The file with what is wanted, below the name of the CRI plugin that counts in it."""
 
     def full(path: toml.Path) -> toml.Path:
@@ -248,7 +248,7 @@ def _edited(file: File, config: Config, wanted: Wish) -> File:
     return replace(file, content=file.content.edit(sets, [full(path) for path in wanted.removes]))
 
 
-def _in_place(config: Config, wanted: Wish) -> Iterator[dict[str, File]]:
+def _in_place(config: Config, wanted: Difference) -> Iterator[dict[str, File]]:
     """In the file whose CRI section is in force; where tables are merged, in the root or else in a later file."""
     with_cri = [file for file in reversed(config.files) if any(name in file.plugins for name in NAMES)]
     order = [config.root, *with_cri]
@@ -260,7 +260,7 @@ def _in_place(config: Config, wanted: Wish) -> Iterator[dict[str, File]]:
 
 
 def _as_drop_in(
-    files: Mapping[str, bytes], config: Config, wanted: Wish, request: RuntimeRequest
+    files: Mapping[str, bytes], config: Config, wanted: Difference, request: RuntimeRequest
 ) -> Iterator[dict[str, File]]:
     """In our own file, and `imports` of the root where it does not cover that one yet."""
     path, root = drop_in_path(request), config.root
@@ -302,12 +302,12 @@ def _only_ours(file: File, request: RuntimeRequest) -> bool:
 
 
 def _prove(
-    files: Mapping[str, bytes], before: Config, changes: Mapping[str, File], wanted: Wish, request: RuntimeRequest
+    files: Mapping[str, bytes], before: Config, changes: Mapping[str, File], wanted: Difference, request: RuntimeRequest
 ) -> None:
     """Read the outcome as containerd does: it must say what was asked, and all else what it said before."""
     path = request.config or CONFIG
     after = load(files, request, {**{file.path: file for file in before.files}, **changes})
-    left = wish(after, request)
+    left = difference(after, request)
     if left:
         names = ", ".join(".".join(key) for key in left.paths)
         others = [file.path for file in after.files if file.path not in changes and _says_one(file, left.paths)]
@@ -337,15 +337,15 @@ def _no_drop_in(changes: Mapping[str, File], refused: Refusal | None, request: R
     return "this containerd is configured in place" if request.drop_in else ""
 
 
-def _reasons(wanted: Wish, changes: Mapping[str, bytes], enabled: bool, instead: str) -> list[Reason]:
+def _reasons(wanted: Difference, changes: Mapping[str, bytes], enabled: bool, instead: str) -> list[Reason]:
     def name(path: toml.Path) -> str:
         return ".".join(path[1:] if path[0] == "containerd" else path)
 
-    said = [
+    stated = [
         f"{name(path)} as it is built in" if isinstance(value, dict) else f"{name(path)} = {toml.literal(value)}"
         for path, value in wanted.sets.items()
     ]
-    why = [f"sets {', '.join(said)}"] if said else []
+    why = [f"sets {', '.join(stated)}"] if stated else []
     why += [f"removes {name(path)}" for path in wanted.removes]
     why += ["enables the CRI plugin"] if enabled else []
     reasons = [Reason(what=" and ".join(sorted(changes)), why="; ".join(why), source=SOURCE)]

@@ -162,10 +162,10 @@ def _check_cri(file: File, at: toml.Path, cri: dict[str, Any]) -> None:
     runtimes = {("runtimes", name): table for name, table in section.get("runtimes", {}).items()}
     for path, runtime in (runtimes | {("default_runtime",): section.get("default_runtime")}).items():
         _must_be(file, (*at, *path), runtime, _TABLE)
-        said = runtime or {}
-        _must_be(file, (*at, *path, "runtime_type"), said.get("runtime_type"), _TEXT)
-        _must_be(file, (*at, *path, "options"), said.get("options"), _TABLE)
-        _must_be(file, (*at, *path, "options", "SystemdCgroup"), said.get("options", {}).get("SystemdCgroup"), _BOOL)
+        stated = runtime or {}
+        _must_be(file, (*at, *path, "runtime_type"), stated.get("runtime_type"), _TEXT)
+        _must_be(file, (*at, *path, "options"), stated.get("options"), _TABLE)
+        _must_be(file, (*at, *path, "options", "SystemdCgroup"), stated.get("options", {}).get("SystemdCgroup"), _BOOL)
 
 
 def _must_be(file: File, path: toml.Path, value: Any, wanted: str) -> None:
@@ -289,8 +289,8 @@ class Config:
         """What has to stay as it is, but for what is meant."""
         top: dict[str, Any] = {}
         for file in self.files:
-            said = {key: value for key, value in file.content.doc.items() if key not in _NOT_COMPARED}
-            top = merged(top, said)
+            stated = {key: value for key, value in file.content.doc.items() if key not in _NOT_COMPARED}
+            top = merged(top, stated)
         version = 0 if self.migrates_each else self.version
         disabled = sorted({name for file in self.files for name in file.names("disabled_plugins")})
         return {"version": version, "disabled": disabled, "cri": self.cri, "plugins": self.plugins, "top": top}
@@ -321,7 +321,7 @@ def _has(plugins: Mapping[str, Any], name: str, key: str) -> bool:
 # ---------------------------------------------------------------- which files
 
 
-def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, mend: bool = False) -> Config:
+def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, repair: bool = False) -> Config:
     """What is in force, of a root that is missing or says nothing too: such a one gets a version.
 
     Raises Refusal where containerd does not start.  To `fix` it, a drop-in of ours that keeps it from starting counts
@@ -333,10 +333,10 @@ def in_force(files: Mapping[str, bytes], request: RuntimeRequest, *, mend: bool 
         version = 3 if release(request.version) >= (2, 0) else 2
         root = File(path, root.content.edit({("version",): version}), version)
     try:
-        return load(files, request, {path: root}, absent=drop_in if mend else "")
+        return load(files, request, {path: root}, absent=drop_in if repair else "")
     except Refusal:
         without = {path: data for path, data in files.items() if path != drop_in}
-        if not mend or release(request.version) < (2, 0) or drop_in not in files:
+        if not repair or release(request.version) < (2, 0) or drop_in not in files:
             raise
         return load(without, request, {path: root}, absent=drop_in)
 
@@ -534,7 +534,7 @@ _BUILT_IN_OPTIONS: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Wish:
+class Difference:
     """What to set and to remove below the CRI plugin's table; empty when all is as it should be."""
 
     sets: Mapping[toml.Path, Any] = field(default_factory=dict)
@@ -556,25 +556,25 @@ def built_in_runc(config: Config) -> dict[str, Any]:
 
 def runtimes_in_force(config: Config) -> dict[str, Any]:
     """All runtimes, with the built-in runc: 1.x has it while there is no table of runtimes, 2.x always."""
-    said = toml.lookup(config.cri, RUNTIMES)
-    if config.merges or said is None:
-        return {"runc": {}, **(said or {})}
-    return dict(said)
+    stated = toml.lookup(config.cri, RUNTIMES)
+    if config.merges or stated is None:
+        return {"runc": {}, **(stated or {})}
+    return dict(stated)
 
 
 def default_in_force(config: Config) -> str:
     return toml.lookup(config.cri, DEFAULT) or "runc"
 
 
-def wish(config: Config, request: RuntimeRequest) -> Wish:
+def difference(config: Config, request: RuntimeRequest) -> Difference:
     """What differs between what is in force and what is asked for."""
-    said = toml.lookup(config.cri, RUNTIMES) or {}
+    stated = toml.lookup(config.cri, RUNTIMES) or {}
     default = default_in_force(config)
     wanted = {"nvidia": request.name, "runc": "runc", "keep": default}[request.default_runtime]
     _check_old_keys(config, default, wanted)
     sets: dict[toml.Path, Any] = {DEFAULT: wanted} if default != wanted else {}
-    runc = dict(said.get("runc", {}))
-    if not config.merges and "runc" not in said and (not said or "runc" in (default, wanted)):
+    runc = dict(stated.get("runc", {}))
+    if not config.merges and "runc" not in stated and (not stated or "runc" in (default, wanted)):
         runc = built_in_runc(config)
         sets[(*RUNTIMES, "runc")] = runc
     if request.cgroup_driver and (runc or config.merges) and _is_runc(runc):
@@ -582,13 +582,13 @@ def wish(config: Config, request: RuntimeRequest) -> Wish:
         if bool(_systemd(runc)) is not systemd:
             sets |= _runc_option(sets, runc, systemd)
         runc = {**runc, "options": {**runc.get("options", {}), "SystemdCgroup": systemd}}
-    inherits = said.get(default, {}) if default not in ("runc", request.name) else runc
+    inherits = stated.get(default, {}) if default not in ("runc", request.name) else runc
     if not _is_runc(inherits):
         inherits = runc if _is_runc(runc) else {}
-    have = said.get(request.name)
+    have = stated.get(request.name)
     sets |= _nvidia(have, inherits, request)
     stale = [] if config.merges else [(*RUNTIMES, request.name, key) for key in _OF_LINUX if (have or {}).get(key)]
-    return Wish(sets | _cdi(config.cri, request), tuple(stale))
+    return Difference(sets | _cdi(config.cri, request), tuple(stale))
 
 
 def _runc_option(sets: Mapping[toml.Path, Any], runc: Mapping[str, Any], systemd: bool) -> dict[toml.Path, Any]:
@@ -618,8 +618,8 @@ def _check_old_keys(config: Config, default: str, wanted: str) -> None:
 
 def _systemd(runtime: Mapping[str, Any]) -> bool | None:
     """What a runtime says of its cgroup driver, None when it says nothing."""
-    said: bool | None = runtime.get("options", {}).get("SystemdCgroup")
-    return said
+    stated: bool | None = runtime.get("options", {}).get("SystemdCgroup")
+    return stated
 
 
 def _is_runc(runtime: Mapping[str, Any]) -> bool:

@@ -345,10 +345,10 @@ def _prove(files: Mapping[str, bytes], request: RuntimeRequest) -> None:
 def _reasons(
     sets: Mapping[toml.Path, Any], unset: Sequence[str], candidates: Sequence[str], changes: Mapping[str, bytes]
 ) -> Iterator[Reason]:
-    said = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
-    said += [f"unsets {DEFAULT} in {path}" for path in unset]
-    if said:
-        yield Reason(what=" and ".join(sorted(set(changes) - {TOOLKIT})), why="; ".join(said), source=SOURCE)
+    stated = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
+    stated += [f"unsets {DEFAULT} in {path}" for path in unset]
+    if stated:
+        yield Reason(what=" and ".join(sorted(set(changes) - {TOOLKIT})), why="; ".join(stated), source=SOURCE)
     if candidates:
         why = f"names {candidates[-1]}, which is not on the PATH, as a runtime that nvidia-container-runtime may wrap"
         yield Reason(what=TOOLKIT, why=why, source=LOW_LEVEL)
@@ -389,8 +389,8 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
         text = toml.edit(document.text, sets, [(*_SECTION, *key) for key in removes])
         gone = document.path == drop_in and dropin.empty(document.path, text)
         changes[document.path] = None if gone else dropin.encode(text, files[document.path])
-        said = [f"removes {'.'.join(key)}" for key in removes] + [f"sets {DEFAULT} = {instead}"] * bool(sets)
-        reasons.append(Reason(what=document.path, why="removes it" if gone else "; ".join(said), source=SOURCE))
+        stated = [f"removes {'.'.join(key)}" for key in removes] + [f"sets {DEFAULT} = {instead}"] * bool(sets)
+        reasons.append(Reason(what=document.path, why="removes it" if gone else "; ".join(stated), source=SOURCE))
         left = ", ".join(key for key in read(document.path, text.encode()).section if key != DEFAULT)
         if document.path == drop_in and left:
             reasons.append(Reason(what=f"{left} in {drop_in}", why="stays: it is not the runtime's"))

@@ -125,8 +125,8 @@ def _health(socket: str, before: DaemonFile, after: DaemonFile) -> Iterator[tupl
         chosen = f'{{{{if ne .DefaultRuntime "{default}"}}}}{wrong}{{{{end}}}}' if default else ""
         yield *docker, "info", "--format", f"{known}{chosen}"
     yield *docker, "version"
-    said = [f'"{name}":{{' for name in new] + ([f'"DefaultRuntime":"{default}"'] if default else [])
-    tests = "".join(f" && case $info in *'{text}'*) ;; *) exit 1 ;; esac" for text in said)
+    stated = [f'"{name}":{{' for name in new] + ([f'"DefaultRuntime":"{default}"'] if default else [])
+    tests = "".join(f" && case $info in *'{text}'*) ;; *) exit 1 ;; esac" for text in stated)
     asked = f"info=$(curl -fsS -m 10 --unix-socket {socket} http://docker/info)"
     yield "sh", "-c", f"command -v curl >/dev/null || exit 0; {asked}{tests}"
 
@@ -377,14 +377,14 @@ def _unwanted(file: DaemonFile, request: RuntimeRequest) -> list[jsontext.Path]:
 
 
 def _left(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> tuple[Reason, ...]:
-    said = []
+    stated = []
     if "cdi" in file.features:
-        said.append(f"features.cdi stays {'true' if file.features['cdi'] else 'false'}")
+        stated.append(f"features.cdi stays {'true' if file.features['cdi'] else 'false'}")
     if _cgroup_drivers(file.exec_opts):
-        said.append(f"exec-opts stays {list(file.exec_opts)}")
+        stated.append(f"exec-opts stays {list(file.exec_opts)}")
     if any(word.partition("=")[0] == request.name for word in flags.get("runtimes", ())):
-        said.append(f"--add-runtime {request.name} stays in docker's unit")
-    return tuple(Reason(what=file.path, why=why, source="") for why in said)
+        stated.append(f"--add-runtime {request.name} stays in docker's unit")
+    return tuple(Reason(what=file.path, why=why, source="") for why in stated)
 
 
 # ---------------------------------------------------------------- what is in force

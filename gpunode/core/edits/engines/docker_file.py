@@ -211,7 +211,7 @@ def arguments(words: Sequence[str]) -> dict[str, list[str]]:
 # Validate; tried with `dockerd --validate` of 26.1, 28.5 and 29.7 on the documents of tests/cases/dockerd.
 
 CGROUP_KEY = "native.cgroupdriver"
-MEND = "fix the file: dockerd does not start with it"
+FIX = "fix the file: dockerd does not start with it"
 _SIZE = re.compile(r"\d+(\.\d+)? ?([kmgtp]i?b?|b)?\Z", re.IGNORECASE)
 _NAME = r"[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _DOMAIN = re.compile(rf"(?=.*[a-zA-Z]){_NAME}(\.{_NAME})*\.?\Z|\.\Z")
@@ -330,8 +330,8 @@ def check_types(path: str, pairs: Pairs) -> None:
         if of_members and isinstance(value, Pairs):
             name, one = next((name, one) for name, one in value if not right(Pairs([(name, one)])))
             name, one = _wrong_field(name, one) if kind == "runtimes" else (name, one)
-            raise InputError(f"{path}: {key}.{name} is {shown(one, key, name)}", expected=of_members, fix=MEND)
-        raise InputError(f"{path}: {key} is {shown(value, key)}", expected=words, fix=MEND)
+            raise InputError(f"{path}: {key}.{name} is {shown(one, key, name)}", expected=of_members, fix=FIX)
+        raise InputError(f"{path}: {key} is {shown(value, key)}", expected=words, fix=FIX)
 
 
 def _wrong_field(name: str, runtime: Any) -> tuple[str, Any]:
@@ -353,10 +353,10 @@ def check_values(path: str, pairs: Pairs, number: tuple[int, int]) -> None:
             continue
         for one in value if isinstance(value, list) else (value,):
             if not right("" if one is None else one):
-                raise InputError(f"{path}: {key} {_holds(value)} {shown(one, key)}", expected=words, fix=MEND)
+                raise InputError(f"{path}: {key} {_holds(value)} {shown(one, key)}", expected=words, fix=FIX)
     for rule, least, words in _TOGETHER:
         if number >= least and rule(pairs):
-            raise InputError(f"{path}: {words}", expected="one that dockerd starts with", fix=MEND)
+            raise InputError(f"{path}: {words}", expected="one that dockerd starts with", fix=FIX)
 
 
 def _holds(value: Any) -> str:
@@ -575,7 +575,7 @@ def _pairs(pairs: list[tuple[str, Any]]) -> Pairs:
 
 def _float(text: str) -> float:
     if math.isinf(value := float(text)):
-        raise InputError(f"daemon.json holds {text}", expected="a number that fits 64 bits", fix=MEND)
+        raise InputError(f"daemon.json holds {text}", expected="a number that fits 64 bits", fix=FIX)
     return value
 
 
@@ -590,15 +590,15 @@ def _merged(pairs: Pairs, key: str) -> Iterator[tuple[str, Any]]:
 
 def _runtime(value: Pairs | None) -> DaemonRuntime:
     names = {"path": "path", "runtimetype": "kind", "runtimeargs": "args", "options": "options"}
-    said: dict[str, Any] = {}
+    stated: dict[str, Any] = {}
     keys: dict[str, str] = {}
     for key, item in value or ():
         name = names.get(key.casefold())
         if name:
             keys[name] = key
             if item is not None:
-                said[name] = tuple(item) if name == "args" else dict(item) if name == "options" else item
-    return DaemonRuntime(**said, keys=keys)
+                stated[name] = tuple(item) if name == "args" else dict(item) if name == "options" else item
+    return DaemonRuntime(**stated, keys=keys)
 
 
 # ---------------------------------------------------------------- what dockerd refuses

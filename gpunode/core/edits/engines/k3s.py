@@ -499,32 +499,32 @@ def _without(node: Node) -> _Change:
 
 def _default(node: Node) -> _Change:
     """The setting in config.yaml, or the line of a template that names a default itself."""
-    wish = {"nvidia": node.request.name, "runc": "", "keep": None}[node.request.default_runtime]
-    if wish is None:
+    request = {"nvidia": node.request.name, "runc": "", "keep": None}[node.request.default_runtime]
+    if request is None:
         return {}
     setting = node.setting(SETTING)
     if "default_runtime_name" in node.own:
-        return _default_in_template(node, wish or "runc")
+        return _default_in_template(node, request or "runc")
     if not node.own_template and not node.parsed.uses(".DefaultRuntime"):  # the setting would say nothing to containerd
-        return _default_in_template(node, wish) if wish else {}
-    if (setting.value if setting else "") == wish:
+        return _default_in_template(node, request) if request else {}
+    if (setting.value if setting else "") == request:
         return {}
     if setting and not setting.path:
         raise Refusal(
             f"the service of {node.kind} is started with --{SETTING} {setting.value}",
             f"take --{SETTING} out of its unit (ExecStart), then run again",
         )
-    if not wish:
+    if not request:
         return _removed(node)
     if not has("default-runtime", node.request.version) or not node.finds:
         why = "is not one that it finds by itself" if not node.finds else "cannot be set in this version"
         raise Refusal(
-            f"the default runtime {wish} of {node.kind} {why}",
+            f"the default runtime {request} of {node.kind} {why}",
             "set default_runtime to keep, and name the runtime in pods (runtimeClassName), or update",
         )
     path = setting.path if setting else node.config
     text = node.documents[path][0] if path in node.documents else ""
-    return {path: yamltext.set_key(text, SETTING, wish).encode()}
+    return {path: yamltext.set_key(text, SETTING, request).encode()}
 
 
 def _removed(node: Node) -> _Change:
@@ -564,14 +564,14 @@ def _edit(node: Node, changes: _Change) -> Edit:
 
 
 def _rendered_differs(node: Node) -> bool:
-    wish = {"nvidia": node.request.name, "runc": "runc", "keep": ""}[node.request.default_runtime]
+    request = {"nvidia": node.request.name, "runc": "runc", "keep": ""}[node.request.default_runtime]
     found = node.in_force
-    return not found.path or (bool(wish) and (found.default or "runc") != wish)
+    return not found.path or (bool(request) and (found.default or "runc") != request)
 
 
 def _reasons(changes: _Change, why: str) -> list[Reason]:
-    said = {"config.yaml": f"sets {SETTING}"}
-    return [Reason(what=path, why=said.get(posixpath.basename(path), why), source=SOURCE) for path in sorted(changes)]
+    stated = {"config.yaml": f"sets {SETTING}"}
+    return [Reason(what=path, why=stated.get(posixpath.basename(path), why), source=SOURCE) for path in sorted(changes)]
 
 
 def _meant(node: Node) -> tuple[str, ...]:

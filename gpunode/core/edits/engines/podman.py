@@ -63,9 +63,9 @@ def configure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     data = {path: dropin.encode(text, files.get(path, b"")) for path, text in texts.items() if text or path in files}
     _prove({**files, **data}, request)
     changes = changed(files, data)
-    said = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
-    said += [f"unsets runtime in {path}" for path in unset]
-    reason = Reason(what=" and ".join(sorted(changes)), why="; ".join(said), source=SOURCE)
+    stated = [f"sets {'.'.join(key)} = {toml.literal(value)}" for key, value in sets.items()]
+    stated += [f"unsets runtime in {path}" for path in unset]
+    reason = Reason(what=" and ".join(sorted(changes)), why="; ".join(stated), source=SOURCE)
     keys = [*sets, *[("runtime",)] * bool(unset)]
     return Edit(
         changes=changes,

@@ -36,7 +36,7 @@ _ALLOWED = frozenset(
     "kubernetes.io/os node.kubernetes.io/instance-type topology.kubernetes.io/region "
     "topology.kubernetes.io/zone".split()
 )
-_MEND = "fix it first, then run again"
+_FIX = "fix it first, then run again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,12 +160,12 @@ def _with_setting(
         or minor_of(request.server_version) < moved.start
     ):
         return _with_flag(state, flag, value)
-    text, said = yamltext.parse(state.config, state.files[state.config])
+    text, stated = yamltext.parse(state.config, state.files[state.config])
     after = text
     values = value if isinstance(value, Mapping) else {"": value}
     for key, one in values.items():
         place = (*moved.field, key) if key else moved.field
-        if yamledit.value_at(said, place) != one:
+        if yamledit.value_at(stated, place) != one:
             after = yamledit.set_value(after, place, one)
     reason = Reason(what=f"{state.config}: {'.'.join(moved.field)}", why=f"is {_listed(value)}", source=moved.source)
     return state.with_files({**state.files, state.config: after.encode()}, reason)
@@ -233,8 +233,8 @@ def _without_gates(state: _State, minor: int, rules: SchedulerRules) -> _State:
             state = state.with_files(change_program(state.files, state.program, change), *reasons)
     if not state.config:
         return state
-    text, said = yamltext.parse(state.config, state.files[state.config])
-    there = said.get("featureGates")
+    text, stated = yamltext.parse(state.config, state.files[state.config])
+    there = stated.get("featureGates")
     gone = (
         dict(_obsolete({k: str(v).lower() for k, v in there.items()}, minor, rules)) if isinstance(there, dict) else {}
     )
@@ -249,8 +249,8 @@ def _without_gates(state: _State, minor: int, rules: SchedulerRules) -> _State:
 
 def _obsolete(gates: Mapping[str, str], minor: int, rules: SchedulerRules) -> Iterator[tuple[str, Gone]]:
     for gate in rules.gates:
-        said = gates.get(gate.name)
-        if said is not None and (minor >= gate.gone or (gate.default and minor >= gate.default and said == "true")):
+        stated = gates.get(gate.name)
+        if stated is not None and (minor >= gate.gone or (gate.default and minor >= gate.default and stated == "true")):
             yield gate.name, gate
 
 
@@ -267,10 +267,10 @@ def _faults(state: _State, request: KubeletRequest, rules: SchedulerRules) -> It
     """What the kubelet has against its configuration file: a wrong type is refused, an unknown field only said."""
     if not state.config:
         return
-    _, said = yamltext.parse(state.config, state.files[state.config])
-    for fault in kubelet_faults(said, minor_of(request.server_version), rules):
+    _, stated = yamltext.parse(state.config, state.files[state.config])
+    for fault in kubelet_faults(stated, minor_of(request.server_version), rules):
         if "unknown field" not in fault:
-            raise Refusal(f"{state.config}: kubelet {request.server_version} would not start with it: {fault}", _MEND)
+            raise Refusal(f"{state.config}: kubelet {request.server_version} would not start with it: {fault}", _FIX)
         yield Reason(what=f"{state.config}: {fault}", why="the kubelet passes over it, with a warning", source="")
 
 
@@ -353,7 +353,7 @@ def _health(files: Mapping[str, bytes], request: KubeletRequest) -> tuple[tuple[
     """How to ask where it answers, by its flags, its configuration file, or 127.0.0.1:10248."""
     flags = flags_in(program_of(files, request.unit, NAME).words)
     path = last_value(flags, "config") or ""
-    said = yamltext.parse(path, files[path])[1] if path in files else {}
-    port = last_value(flags, "healthz-port") or str(said.get("healthzPort", 10248))
-    address = last_value(flags, "healthz-bind-address") or str(said.get("healthzBindAddress") or "127.0.0.1")
+    stated = yamltext.parse(path, files[path])[1] if path in files else {}
+    port = last_value(flags, "healthz-port") or str(stated.get("healthzPort", 10248))
+    address = last_value(flags, "healthz-bind-address") or str(stated.get("healthzBindAddress") or "127.0.0.1")
     return asks("http", address, port)

@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 
 from gpunode.core.edits.kubernetes import scheduler_pod
 from gpunode.core.edits.kubernetes.scheduler_config import (
-    Wish,
+    Extender,
     converted_policy,
     merged_config,
     merged_policy,
@@ -136,25 +136,25 @@ def image_version(files: Mapping[str, bytes], manifest: str) -> str:
 
 def _configured(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Edit:
     host = host_of(files, request)
-    wish = _wish(files, request, rules)
-    flag, path, data, reasons = _configuration(files, host, request, wish)
+    asked = _extender_of(files, request, rules)
+    flag, path, data, reasons = _configuration(files, host, request, asked)
     place = host.path_of(path)
     after, kept = {**files, place: data}, files.get(place) == data and last_value(host.flags, flag) == path
     old = (last_value(host.flags, "policy-config-file") or "") if flag == "config" else ""
-    reasons += _name_it(after, host, wish, Naming(flag=flag, path=path, file=place, old=old, kept=kept))
+    reasons += _name_it(after, host, asked, Naming(flag=flag, path=path, file=place, old=old, kept=kept))
     if host.pod and files.get(place, data) != data and after[host.pod.path] == files[host.pod.path]:
         mark = hashlib.sha256(data).hexdigest()[:16]
         after[host.pod.path] = scheduler_pod.with_mark(pod_of(host.pod.path, files[host.pod.path]), mark).text.encode()
         reasons += (Reason(what=host.pod.path, why="an annotation makes the kubelet restart the pod", source=""),)
     changes = {path: data for path, data in after.items() if files.get(path) != data}
-    return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, wish)) if changes else ())
+    return Edit(changes=dict(changes), reasons=(*reasons, *_notes(files, host, request, asked)) if changes else ())
 
 
 def _configuration(
-    files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wish: Wish
+    files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender
 ) -> tuple[str, str, bytes, tuple[Reason, ...]]:
     """The flag that names the configuration, its path as the scheduler sees it, its bytes, and why."""
-    rules, minor, flags = wish.rules, wish.minor, host.flags
+    rules, minor, flags = asked.rules, asked.minor, host.flags
     config, policy = last_value(flags, "config"), last_value(flags, "policy-config-file")
     if (name := last_value(flags, "policy-configmap")) and last_value(flags, "use-legacy-policy-config") != "true":
         raise Refusal(
@@ -162,21 +162,21 @@ def _configuration(
             "save it in a file, and name that by --policy-config-file in place of --policy-configmap",
         )
     if policy and rules.policy(minor):
-        return ("policy-config-file", policy, *merged_policy(*_there(files, host, policy), wish))
+        return ("policy-config-file", policy, *merged_policy(*_there(files, host, policy), asked))
     if config:
-        return ("config", config, *merged_config(*_there(files, host, config), wish))
+        return ("config", config, *merged_config(*_there(files, host, config), asked))
     if rules.best(minor) == "Policy":
         path = request.config or rules.policy_file
         if path in files:
-            return ("policy-config-file", path, *merged_policy(path, files[path], wish))
-        return "policy-config-file", path, new_policy(wish), _new(path, wish)
+            return ("policy-config-file", path, *merged_policy(path, files[path], asked))
+        return "policy-config-file", path, new_policy(asked), _new(path, asked)
     path = request.config or rules.config_file
     if policy:
-        extra, reasons = converted_policy(*_there(files, host, policy), wish)
-        return "config", path, new_config(wish, flags, extra), reasons
+        extra, reasons = converted_policy(*_there(files, host, policy), asked)
+        return "config", path, new_config(asked, flags, extra), reasons
     if files.get(path, b"").strip():  # made by hand, and not named yet
-        return ("config", path, *merged_config(path, files[path], wish))
-    return "config", path, new_config(wish, flags), _new(path, wish)
+        return ("config", path, *merged_config(path, files[path], asked))
+    return "config", path, new_config(asked, flags), _new(path, asked)
 
 
 def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, bytes]:
@@ -186,9 +186,9 @@ def _there(files: Mapping[str, bytes], host: Host, path: str) -> tuple[str, byte
     return place, files[place]
 
 
-def _new(path: str, wish: Wish) -> tuple[Reason, ...]:
-    why = f"a {wish.rules.best(wish.minor)} configuration, which {NAME} 1.{wish.minor} takes"
-    return (Reason(what=path, why=why, source=wish.rules.api_source(wish.minor)),)
+def _new(path: str, asked: Extender) -> tuple[Reason, ...]:
+    why = f"a {asked.rules.best(asked.minor)} configuration, which {NAME} 1.{asked.minor} takes"
+    return (Reason(what=path, why=why, source=asked.rules.api_source(asked.minor)),)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -202,22 +202,22 @@ class Naming:
     kept: bool  # named and mounted already, as somebody wants it
 
 
-def _name_it(after: dict[str, bytes], host: Host, wish: Wish, naming: Naming) -> tuple[Reason, ...]:
+def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Naming) -> tuple[Reason, ...]:
     """Flags and mounts: the configuration named, what is gone taken away; changes `after`."""
-    gone = wish.rules.gone_flags(wish.minor)
+    gone = asked.rules.gone_flags(asked.minor)
     drop = {one.name for one in host.flags if one.name in gone}
     change = change_flags(host.words, drop=drop, want={naming.flag: naming.path})
     reasons = [
         Reason(
             what=f"--{name}",
-            why=f"{NAME} 1.{wish.minor} has it no more: {gone[name].instead}",
+            why=f"{NAME} 1.{asked.minor} has it no more: {gone[name].instead}",
             source=gone[name].source,
         )
         for name in sorted(drop)
     ]
     if change.more or change.anew:
         reasons.append(
-            Reason(what=f"--{naming.flag}", why=f"names {naming.path}", source=wish.rules.api_source(wish.minor))
+            Reason(what=f"--{naming.flag}", why=f"names {naming.path}", source=asked.rules.api_source(asked.minor))
         )
     if host.program:
         after |= change_program(after, host.program, change)
@@ -235,23 +235,23 @@ def _name_it(after: dict[str, bytes], host: Host, wish: Wish, naming: Naming) ->
 # ---------------------------------------------------------------- where the extender answers
 
 
-def _wish(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Wish:
+def _extender_of(files: Mapping[str, bytes], request: SchedulerRequest, rules: SchedulerRules) -> Extender:
     """A NodePort answers on 127.0.0.1 with kube-proxy's iptables mode alone; else on the node's address."""
     loopback = request.proxy_mode in ("", "iptables")
     address = "127.0.0.1" if loopback else request.node_address or _advertised(files, request)
     if ":" in address:
         address = f"[{address}]"
     default = f"http://{address}:{request.node_port or rules.node_port}{rules.url_path}" if address else ""
-    return Wish(minor_of(request.server_version), request.extender_url, default, rules, loopback=loopback)
+    return Extender(minor_of(request.server_version), request.extender_url, default, rules, loopback=loopback)
 
 
 def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
     """The address of this node by the API server's manifest beside the scheduler's, "" where it does not say."""
-    beside = f"{posixpath.dirname(request.manifest)}/kube-apiserver.yaml" if request.manifest else ""
-    if beside not in files:
+    neighbours = f"{posixpath.dirname(request.manifest)}/kube-apiserver.yaml" if request.manifest else ""
+    if neighbours not in files:
         return ""
     try:
-        containers = yamledit.value_at(yamltext.parse(beside, files[beside])[1], ("spec", "containers", 0))
+        containers = yamledit.value_at(yamltext.parse(neighbours, files[neighbours])[1], ("spec", "containers", 0))
     except InputError:
         return ""
     command = yamledit.value_at(containers, ("command",))
@@ -263,16 +263,16 @@ def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
         return ""
 
 
-def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, wish: Wish) -> tuple[Reason, ...]:
+def _notes(files: Mapping[str, bytes], host: Host, request: SchedulerRequest, asked: Extender) -> tuple[Reason, ...]:
     """What a reader should know besides."""
     notes = []
     if not request.extender_url and not request.proxy_mode:
         why = "answers with kube-proxy's iptables mode alone; with another one give --extender-url"
         notes.append(
-            Reason(what=wish.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/")
+            Reason(what=asked.default, why=why, source="https://kubernetes.io/docs/reference/networking/virtual-ips/")
         )
-    if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != wish.minor:
-        why = f"the manifest's image is {version}, and 1.{wish.minor} was asked for"
+    if host.pod and (version := image_version(files, host.pod.path)) and minor_of(version) != asked.minor:
+        why = f"the manifest's image is {version}, and 1.{asked.minor} was asked for"
         notes.append(Reason(what=host.pod.path, why=why, source=""))
     return tuple(notes)
 

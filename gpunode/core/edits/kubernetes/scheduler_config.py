@@ -45,34 +45,34 @@ _PRIORITIES = {
 _HAND = "write a KubeSchedulerConfiguration by hand, name it by --config, then run again"
 
 
-def converted_policy(path: str, data: bytes, wish: Wish) -> tuple[dict[str, Any], tuple[Reason, ...]]:
+def converted_policy(path: str, data: bytes, asked: Extender) -> tuple[dict[str, Any], tuple[Reason, ...]]:
     """What the Policy says but gpushare's extender, as keys of a KubeSchedulerConfiguration; and what became of it.
 
     Refusal for what has no counterpart.
     """
-    _, said = yamltext.parse(path, data)
-    if said.get("kind", "Policy") != "Policy":
-        raise Refusal(f"{path} holds {said['kind']}, not Policy", "name the right file")
+    _, stated = yamltext.parse(path, data)
+    if stated.get("kind", "Policy") != "Policy":
+        raise Refusal(f"{path} holds {stated['kind']}, not Policy", "name the right file")
     known = {"kind", "apiVersion", "predicates", "priorities", "extenders", "hardPodAffinitySymmetricWeight"}
-    for key in said:
+    for key in stated:
         if key not in {*known, "alwaysCheckAllPredicates"}:
             raise Refusal(f"{path}: {key} is not known of a Policy", _HAND)
     profile: dict[str, Any] = {}
-    reasons = [Reason(what=path, why=f"the Policy becomes a configuration: 1.{wish.minor} reads none", source=_SOURCE)]
-    reasons += _predicates(path, said.get("predicates") or [])
-    weights = dict(_weights(path, said.get("priorities") or [], profile))
+    reasons = [Reason(what=path, why=f"the Policy becomes a configuration: 1.{asked.minor} reads none", source=_SOURCE)]
+    reasons += _predicates(path, stated.get("predicates") or [])
+    weights = dict(_weights(path, stated.get("priorities") or [], profile))
     if weights:
         disabled = [{"name": name} for name in sorted(weights)]
         enabled = [{"name": name, "weight": weights[name]} for name in sorted(weights)]
         profile["plugins"] = {"score": {"enabled": enabled, "disabled": disabled}}
-    if weight := said.get("hardPodAffinitySymmetricWeight"):
+    if weight := stated.get("hardPodAffinitySymmetricWeight"):
         args = {"name": "InterPodAffinity", "args": {"hardPodAffinityWeight": weight}}
         profile.setdefault("pluginConfig", []).append(args)
-    extenders = [_extender(path, one) for one in said.get("extenders") or [] if not ours(one, wish.rules)]
+    extenders = [_extender(path, one) for one in stated.get("extenders") or [] if not ours(one, asked.rules)]
     for one in extenders:
-        if manages(one, wish.rules) or one.get("bindVerb"):
+        if manages(one, asked.rules) or one.get("bindVerb"):
             raise Refusal(
-                f"{path}: another extender, {one.get('urlPrefix')}, binds or manages {wish.rules.resource}", _HAND
+                f"{path}: another extender, {one.get('urlPrefix')}, binds or manages {asked.rules.resource}", _HAND
             )
     profiles = {"profiles": [{"schedulerName": "default-scheduler", **profile}]} if profile else {}
     return {**profiles, **({"extenders": extenders} if extenders else {})}, tuple(reasons)
@@ -198,7 +198,7 @@ _BY_HAND = "take it out, or into one extender, then run again"
 
 
 @dataclass(frozen=True)
-class Wish:
+class Extender:
     """What the configuration should say: the extender's URL, "" keeps one that is there, else `default`.
 
     `loopback`: whether a NodePort answers on 127.0.0.1; where not, a URL that says so becomes the default one.
@@ -227,72 +227,74 @@ class Wish:
 # ---------------------------------------------------------------- new ones
 
 
-def new_policy(wish: Wish) -> bytes:
+def new_policy(asked: Extender) -> bytes:
     """A Policy with the extender alone: predicates and priorities stay what kube-scheduler has by default."""
-    policy = {"kind": "Policy", "apiVersion": "v1", "extenders": [wish.extender(policy=True)]}
+    policy = {"kind": "Policy", "apiVersion": "v1", "extenders": [asked.extender(policy=True)]}
     return (json.dumps(policy, indent=2) + "\n").encode()
 
 
-def new_config(wish: Wish, flags: Sequence[Flag], extra: Mapping[str, Any] = {}) -> bytes:
+def new_config(asked: Extender, flags: Sequence[Flag], extra: Mapping[str, Any] = {}) -> bytes:
     """A KubeSchedulerConfiguration with the extender, and what the flags said that --config makes it pass over."""
-    api = wish.rules.best(wish.minor)
+    api = asked.rules.best(asked.minor)
     config: dict[str, Any] = {"apiVersion": f"{GROUP}/{api}", "kind": "KubeSchedulerConfiguration"}
-    config |= moved_flags(flags, wish.rules)
+    config |= moved_flags(flags, asked.rules)
     config |= with_profile(flags, {key: value for key, value in extra.items() if key != "extenders"}, api)
-    config["extenders"] = [*extra.get("extenders", ()), wish.extender()]
-    _check(config, "the flags as a configuration", wish)
+    config["extenders"] = [*extra.get("extenders", ()), asked.extender()]
+    _check(config, "the flags as a configuration", asked)
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, width=1000).encode()
 
 
 # ---------------------------------------------------------------- those that are there
 
 
-def merged_config(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reason, ...]]:
+def merged_config(path: str, data: bytes, asked: Extender) -> tuple[bytes, tuple[Reason, ...]]:
     """The configuration with the extender, in a version that the server takes; all else stays as it is written.
 
     Raises Refusal for what kube-scheduler would not start with, InputError for what is no YAML.
     """
-    text, said = yamltext.parse(path, data)
-    if said.get("kind") != "KubeSchedulerConfiguration":
+    text, stated = yamltext.parse(path, data)
+    if stated.get("kind") != "KubeSchedulerConfiguration":
         raise Refusal(
-            f"{path} holds {said.get('kind') or 'no kind'}, not KubeSchedulerConfiguration", "name the right file"
+            f"{path} holds {stated.get('kind') or 'no kind'}, not KubeSchedulerConfiguration", "name the right file"
         )
-    text, reasons = _migrated(path, text, said, wish)
-    _check(yamltext.load(text), path, wish)
-    text, more = _with_extender(path, text, wish, policy=False)
-    _check(yamltext.load(text), path, wish)
+    text, reasons = _migrated(path, text, stated, asked)
+    _check(yamltext.load(text), path, asked)
+    text, more = _with_extender(path, text, asked, policy=False)
+    _check(yamltext.load(text), path, asked)
     return text.encode(), (*reasons, *more)
 
 
-def merged_policy(path: str, data: bytes, wish: Wish) -> tuple[bytes, tuple[Reason, ...]]:
+def merged_policy(path: str, data: bytes, asked: Extender) -> tuple[bytes, tuple[Reason, ...]]:
     """The Policy with the extender; JSON stays JSON."""
-    text, said = yamltext.parse(path, data)
-    if said.get("kind", "Policy") != "Policy":
-        raise Refusal(f"{path} holds {said['kind']}, not Policy", "name the right file")
-    text, reasons = _with_extender(path, text, wish, policy=True)
+    text, stated = yamltext.parse(path, data)
+    if stated.get("kind", "Policy") != "Policy":
+        raise Refusal(f"{path} holds {stated['kind']}, not Policy", "name the right file")
+    text, reasons = _with_extender(path, text, asked, policy=True)
     for fault in extender_faults(yamltext.load(text).get("extenders")):
         raise Refusal(f"{path}: {fault}", _BY_HAND)
     return text.encode(), reasons
 
 
-def _migrated(path: str, text: str, said: Mapping[str, Any], wish: Wish) -> tuple[str, tuple[Reason, ...]]:
+def _migrated(path: str, text: str, said: Mapping[str, Any], asked: Extender) -> tuple[str, tuple[Reason, ...]]:
     """The text in the version to write, where the server does not read the one it has."""
     version = str(said.get("apiVersion", ""))
     group, _, api = version.rpartition("/")
-    takes = wish.rules.takes(wish.minor)
+    takes = asked.rules.takes(asked.minor)
     if not takes:
         raise Refusal(
-            f"{path}: kube-scheduler 1.{wish.minor} takes no configuration that gpunode writes",
+            f"{path}: kube-scheduler 1.{asked.minor} takes no configuration that gpunode writes",
             "take --config away; a Policy (--policy-config-file) holds the extender",
         )
     if group != GROUP or api in takes:
         return text, ()
-    best = wish.rules.best(wish.minor)
+    best = asked.rules.best(asked.minor)
     if api not in ("v1beta1", "v1beta2", "v1beta3") or api > best > "v1beta":
-        raise Refusal(f"{path}: {version} is not known to kube-scheduler 1.{wish.minor}", f"write it as {GROUP}/{best}")
+        raise Refusal(
+            f"{path}: {version} is not known to kube-scheduler 1.{asked.minor}", f"write it as {GROUP}/{best}"
+        )
     text = yamledit.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
-    source = wish.rules.api_source(wish.minor)
-    reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{wish.minor} takes {', '.join(takes)}", source=source)]
+    source = asked.rules.api_source(asked.minor)
+    reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{asked.minor} takes {', '.join(takes)}", source=source)]
     for place in _arguments(said):
         held = str(yamledit.value_at(said, (*place, "apiVersion")) or "")
         if held.startswith(f"{GROUP}/") and held.rpartition("/")[2] not in takes:
@@ -312,11 +314,11 @@ def _arguments(said: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
             yield ("profiles", at, "pluginConfig", number, "args")
 
 
-def _check(data: Any, path: str, wish: Wish) -> None:
-    faults = scheduler_faults(data, wish.minor, wish.rules)
+def _check(data: Any, path: str, asked: Extender) -> None:
+    faults = scheduler_faults(data, asked.minor, asked.rules)
     if faults:
         raise Refusal(
-            f"{path}: kube-scheduler 1.{wish.minor} would not start with it: {'; '.join(faults[:5])}",
+            f"{path}: kube-scheduler 1.{asked.minor} would not start with it: {'; '.join(faults[:5])}",
             "fix the file, then run again",
         )
 
@@ -342,43 +344,45 @@ def _get(holder: Any, key: str) -> Any:
     return next((value for name, value in holder.items() if str(name).lower() == key.lower()), None)
 
 
-def _with_extender(path: str, text: str, wish: Wish, *, policy: bool) -> tuple[str, tuple[Reason, ...]]:
-    said = yamltext.load(text)
-    extenders = said.get("extenders") if isinstance(said, dict) else None
+def _with_extender(path: str, text: str, asked: Extender, *, policy: bool) -> tuple[str, tuple[Reason, ...]]:
+    stated = yamltext.load(text)
+    extenders = stated.get("extenders") if isinstance(stated, dict) else None
     if extenders is not None and not isinstance(extenders, list):
         raise Refusal(f"{path}: extenders is no list", "fix the file, then run again")
     for at, one in enumerate(extenders or ()):
-        if ours(one, wish.rules):
-            return _mended(path, text, at, one, wish)
-        if manages(one, wish.rules) or _get(one, "bindVerb"):
-            what = f"manages {wish.rules.resource}" if manages(one, wish.rules) else "binds pods, which only one can"
+        if ours(one, asked.rules):
+            return _repaired(path, text, at, one, asked)
+        if manages(one, asked.rules) or _get(one, "bindVerb"):
+            what = f"manages {asked.rules.resource}" if manages(one, asked.rules) else "binds pods, which only one can"
             raise Refusal(f"{path}: another extender, {_get(one, 'urlPrefix')}, {what}", _BY_HAND)
-    extender = wish.extender(policy=policy)
+    extender = asked.extender(policy=policy)
     text = yamledit.append(text, ("extenders",), extender)
-    why = f"gpushare's extender at {extender['urlPrefix']} decides on {wish.rules.resource}"
-    return text, (Reason(what=path, why=why, source=wish.rules.extender_source),)
+    why = f"gpushare's extender at {extender['urlPrefix']} decides on {asked.rules.resource}"
+    return text, (Reason(what=path, why=why, source=asked.rules.extender_source),)
 
 
-def _mended(path: str, text: str, at: int, there: Mapping[str, Any], wish: Wish) -> tuple[str, tuple[Reason, ...]]:
+def _repaired(
+    path: str, text: str, at: int, there: Mapping[str, Any], asked: Extender
+) -> tuple[str, tuple[Reason, ...]]:
     """An extender of gpushare's that is there: its URL as asked, its verbs as gpushare has them."""
     url = str(_get(there, "urlPrefix"))
-    if not wish.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
-        url = wish.extender()["urlPrefix"]
-    wanted: dict[str, Any] = {"urlPrefix": wish.url or url, **_VERBS}
+    if not asked.loopback and urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1"):
+        url = asked.extender()["urlPrefix"]
+    wanted: dict[str, Any] = {"urlPrefix": asked.url or url, **_VERBS}
     reasons = []
     for key, value in wanted.items():
         name = next((name for name in there if str(name).lower() == key.lower()), key)
         if there.get(name, False) != value:
             text = yamledit.set_value(text, ("extenders", at, name), value)
             why = f"is {json.dumps(value)}, it was {json.dumps(there.get(name))}"
-            reasons.append(Reason(what=f"{path}: {key}", why=why, source=wish.rules.extender_source))
+            reasons.append(Reason(what=f"{path}: {key}", why=why, source=asked.rules.extender_source))
     for number, one in enumerate(_get(there, "managedResources")):
-        if _get(one, "name") == wish.rules.resource and _get(one, "ignoredByScheduler"):
+        if _get(one, "name") == asked.rules.resource and _get(one, "ignoredByScheduler"):
             key = next(name for name in one if str(name).lower() == "ignoredbyscheduler")
             place = ("extenders", at, _key(there, "managedResources"), number, key)
             text = yamledit.set_value(text, place, False)
             why = "kube-scheduler itself counts the resource too"
-            reasons.append(Reason(what=f"{path}: {key}", why=why, source=wish.rules.extender_source))
+            reasons.append(Reason(what=f"{path}: {key}", why=why, source=asked.rules.extender_source))
     return text, tuple(reasons)
 
 
@@ -388,15 +392,15 @@ def _key(holder: Mapping[str, Any], key: str) -> str:
 
 def without_extender(path: str, data: bytes, rules: SchedulerRules) -> tuple[bytes | None, tuple[Reason, ...]]:
     """The file without gpushare's extender; None where nothing but what configure writes is left."""
-    text, said = yamltext.parse(path, data)
-    extenders = said.get("extenders")
+    text, stated = yamltext.parse(path, data)
+    extenders = stated.get("extenders")
     mine = [at for at, one in enumerate(extenders or ()) if ours(one, rules)] if isinstance(extenders, list) else []
     if not mine:
         return data, ()
     written = {"apiVersion", "kind", "extenders", "clientConnection", "leaderElection"}
     why = "gpushare's extender goes"
     reasons = (Reason(what=path, why=why, source=""),)
-    if len(mine) == len(extenders or ()) and set(said) <= written and path in (rules.config_file, rules.policy_file):
+    if len(mine) == len(extenders or ()) and set(stated) <= written and path in (rules.config_file, rules.policy_file):
         return None, reasons
     for at in reversed(mine):
         text = yamledit.remove(text, ("extenders", at))

@@ -16,7 +16,7 @@ from gpunode.core.model import Reason
 _NAME = "kube-scheduler"
 _VOLUME = "scheduler-config"
 _MARK = "gpunode-scheduler-config"  # an annotation: another hash has the kubelet start the pod anew
-_MEND = "fix the manifest, then run again"
+_FIX = "fix the manifest, then run again"
 
 
 @dataclass(frozen=True)
@@ -44,17 +44,17 @@ class Pod:
 
 def pod_of(path: str, data: bytes) -> Pod:
     """The manifest's Pod; Refusal for what is no Pod of a kube-scheduler, InputError for what is no YAML."""
-    text, said = yamltext.parse(path, data)
-    if said.get("kind") != "Pod":
-        raise Refusal(f"{path} holds {said.get('kind') or 'no kind'}, not Pod", f"name the static pod of {_NAME}")
-    containers = yamledit.value_at(said, ("spec", "containers"))
+    text, stated = yamltext.parse(path, data)
+    if stated.get("kind") != "Pod":
+        raise Refusal(f"{path} holds {stated.get('kind') or 'no kind'}, not Pod", f"name the static pod of {_NAME}")
+    containers = yamledit.value_at(stated, ("spec", "containers"))
     for at, container in enumerate(containers if isinstance(containers, list) else []):
         if not isinstance(container, dict):
-            raise Refusal(f"{path}: spec.containers[{at}] is no mapping", _MEND)
+            raise Refusal(f"{path}: spec.containers[{at}] is no mapping", _FIX)
         words, places = _words(path, container, at)
         named = any(posixpath.basename(word) == _NAME for word in words)
         if named or (words and container.get("name") == _NAME):
-            return Pod(path, text, said, at, words, places)
+            return Pod(path, text, stated, at, words, places)
     raise Refusal(f"{path}: no container runs {_NAME}", f"name the static pod of {_NAME}: --manifest PATH")
 
 
@@ -64,7 +64,7 @@ def _words(path: str, container: Mapping[str, Any], at: int) -> tuple[tuple[str,
     for key in ("command", "args"):
         items = container.get(key)
         if items is not None and (not isinstance(items, list) or not all(isinstance(item, str) for item in items)):
-            raise Refusal(f"{path}: {key} of container {at} is no list of text", _MEND)
+            raise Refusal(f"{path}: {key} of container {at} is no list of text", _FIX)
         for number, item in enumerate(items or ()):
             place = ("spec", "containers", at, key, number)
             inner = words_in(item, sh=True)
@@ -135,7 +135,7 @@ def host_path(pod: Pod, path: str) -> str | None:
     volume = _volume(pod, str(best.get("name")))
     source = yamledit.value_at(volume, ("hostPath", "path"))
     if not isinstance(source, str):
-        raise Refusal(f"{pod.path}: {path} lies in the volume {best.get('name')}, which is no hostPath", _MEND)
+        raise Refusal(f"{pod.path}: {path} lies in the volume {best.get('name')}, which is no hostPath", _FIX)
     rest = path[len(_top(best)) :].lstrip("/")
     return posixpath.normpath(posixpath.join(source, str(best.get("subPath") or ""), rest))
 

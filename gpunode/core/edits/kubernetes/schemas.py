@@ -215,15 +215,15 @@ def _faults(data: Any, struct: str, path: str, fields: Fields, *, lenient: bool)
                 near = get_close_matches(str(key), fields[struct], 1)
                 yield f"{here}: unknown field{f', near {near[0]}' if near else ''}"
         elif value is not None:
-            said = [list(_value_faults(value, kind, here, fields, lenient=lenient)) for kind in kinds]
-            yield from min(said, key=len)
+            stated = [list(_value_faults(value, kind, here, fields, lenient=lenient)) for kind in kinds]
+            yield from min(stated, key=len)
 
 
 def _value_faults(value: Any, kind: str, path: str, fields: Fields, *, lenient: bool) -> Iterator[str]:
     if kind[0] in "[{":
         holder = list if kind[0] == "[" else dict
         if not isinstance(value, holder):
-            yield f"{path}: {_said(value)} is no {'list' if holder is list else 'mapping'}"
+            yield f"{path}: {_quoted(value)} is no {'list' if holder is list else 'mapping'}"
             return
         items = enumerate(value) if isinstance(value, list) else value.items()
         for key, item in items:
@@ -233,9 +233,9 @@ def _value_faults(value: Any, kind: str, path: str, fields: Fields, *, lenient: 
         if isinstance(value, dict):
             yield from _faults(value, kind, path, fields, lenient=lenient)
         else:
-            yield f"{path}: {_said(value)} is no mapping"
+            yield f"{path}: {_quoted(value)} is no mapping"
     elif not _fits(value, kind):
-        yield f"{path}: {_said(value)} is no {kind}"
+        yield f"{path}: {_quoted(value)} is no {kind}"
 
 
 def _fits(value: Any, kind: str) -> bool:
@@ -251,7 +251,7 @@ def _fits(value: Any, kind: str) -> bool:
     return whole or (isinstance(value, float) and (kind == "float" or value.is_integer()))
 
 
-def _said(value: Any) -> str:
+def _quoted(value: Any) -> str:
     return mask_quoted(repr(value))[:40]
 
 
@@ -281,8 +281,8 @@ def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: Schedul
     seen: set[str] = set()
     profiles = profiles_of(data)
     for at, profile in profiles:
-        said = profile.get("schedulerName")
-        name = str(said) if said is not None else "default-scheduler" if len(profiles) == 1 else ""
+        stated = profile.get("schedulerName")
+        name = str(stated) if stated is not None else "default-scheduler" if len(profiles) == 1 else ""
         if not name:
             yield f"profiles[{at}].schedulerName: missing"
         elif name in seen:
@@ -306,8 +306,8 @@ def _plugin_faults(data: Mapping[str, Any], api: str, minor: int, rules: Schedul
 def _queue_sort(profile: Mapping[str, Any]) -> tuple[tuple[str, ...], ...]:
     plugins = profile.get("plugins")
     chosen = plugins.get("queueSort") if isinstance(plugins, dict) else None
-    said = chosen if isinstance(chosen, dict) else {}
-    return tuple(_names(said.get("enabled"))), tuple(_names(said.get("disabled")))
+    stated = chosen if isinstance(chosen, dict) else {}
+    return tuple(_names(stated.get("enabled"))), tuple(_names(stated.get("disabled")))
 
 
 def _names(plugins: Any) -> list[str]:

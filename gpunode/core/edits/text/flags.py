@@ -68,14 +68,14 @@ def words_in(text: str, start: int = 0, end: int | None = None, *, sh: bool = Fa
             continue
         if sh and _OPERATORS.match(text, at, end):
             break
-        said, stop = _word(text, at, end, "|;&<>" if sh else "")
-        words.append(Word(said, at, stop))
+        stated, stop = _word(text, at, end, "|;&<>" if sh else "")
+        words.append(Word(stated, at, stop))
         at = stop
     return words
 
 
 def _word(text: str, at: int, end: int, ends: str) -> tuple[str, int]:
-    said, quote = "", ""
+    stated, quote = "", ""
     while at < end:
         char = text[at]
         if char == "\\" and quote != "'" and at + 1 < end:
@@ -84,7 +84,7 @@ def _word(text: str, at: int, end: int, ends: str) -> tuple[str, int]:
                     break
                 at += 2
                 continue
-            said += text[at + 1]
+            stated += text[at + 1]
             at += 2
             continue
         if not quote and (char.isspace() or char in ends):
@@ -92,9 +92,9 @@ def _word(text: str, at: int, end: int, ends: str) -> tuple[str, int]:
         if char in "\"'" and quote in ("", char):
             quote = "" if quote else char
         else:
-            said += char
+            stated += char
         at += 1
-    return said, at
+    return stated, at
 
 
 def flags_in(words: Sequence[str]) -> list[Flag]:
@@ -135,7 +135,7 @@ def change_flags(words: Sequence[str], *, drop: Collection[str] = (), want: Mapp
     """
     flags = flags_in(words)
     gone = {at for flag in flags if flag.name in drop for at in range(flag.first, flag.last + 1)}
-    anew: dict[int, str] = {}
+    changed: dict[int, str] = {}
     more: list[str] = []
     for name, value in want.items():
         same = [flag for flag in flags if flag.name == name]
@@ -144,9 +144,9 @@ def change_flags(words: Sequence[str], *, drop: Collection[str] = (), want: Mapp
         elif same[-1].value != value:
             flag = same[-1]
             head, equals, _ = words[flag.last].partition("=")
-            anew[flag.last] = f"{head}={value}" if flag.first == flag.last and equals else value
+            changed[flag.last] = f"{head}={value}" if flag.first == flag.last and equals else value
     after = max((flag.last for flag in flags if flag.last not in gone), default=_program(words))
-    return WordChange(gone=frozenset(gone), anew=anew, more=tuple(more), after=after)
+    return WordChange(gone=frozenset(gone), anew=changed, more=tuple(more), after=after)
 
 
 def _program(words: Sequence[str]) -> int:
@@ -174,8 +174,8 @@ def apply_words(text: str, words: Sequence[Word], change: WordChange, quote: Cal
         at = words[0].start if words else len(text)
         rest = " " * (len(change.gone) < len(words))
         edits.append((at, at, " ".join(map(quote, change.more)) + rest))
-    for start, stop, said in sorted(edits, key=lambda edit: edit[:2], reverse=True):
-        text = text[:start] + said + text[stop:]
+    for start, stop, stated in sorted(edits, key=lambda edit: edit[:2], reverse=True):
+        text = text[:start] + stated + text[stop:]
     return text
 
 

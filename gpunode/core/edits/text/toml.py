@@ -388,9 +388,9 @@ class _Edit:
 
     def _implied(self, path: Path) -> Path:
         """The topmost table that is there by nothing but this path and what is below it, else the path itself."""
-        said = [piece.path for piece in self.pieces if piece.path]
-        said += [way for piece in self.pieces if piece.item is not None for _, _, way in _members(piece)]
-        left = [way for way in said if not _below(way, path)]
+        stated = [piece.path for piece in self.pieces if piece.path]
+        stated += [way for piece in self.pieces if piece.item is not None for _, _, way in _members(piece)]
+        left = [way for way in stated if not _below(way, path)]
         ways = (path[:depth] for depth in range(1, len(path)))
         return next((way for way in ways if not any(_below(one, way) for one in left)), path)
 
@@ -502,12 +502,12 @@ class _Edit:
             if not brothers and last.path == known:
                 indent = _deeper(last).indent
             at = self._body_end(near[-1])
-        apart = bool(self.pieces) and (at == len(self.pieces) or self.pieces[at].blank)
+        separate = bool(self.pieces) and (at == len(self.pieces) or self.pieces[at].blank)
         name = _key(table)
         header = Piece(f"{indent}[{name}]{self.end}", table, table, name)
-        self.pieces[at:at] = [*([Piece(self.end)] if apart else []), header]
+        self.pieces[at:at] = [*([Piece(self.end)] if separate else []), header]
         if value != {}:
-            self._insert(at + apart + 1, path, value, _deeper(header))
+            self._insert(at + separate + 1, path, value, _deeper(header))
 
     def _body_end(self, header: int) -> int:
         """Behind the last line of a table: its last pair, and comments right below it that no other line follows."""

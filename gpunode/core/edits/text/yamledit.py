@@ -289,10 +289,10 @@ def _proved(text: str, meant: Callable[[Any], Any], candidates: Iterator[str], p
     wanted = meant(load(text))
     for after in candidates:
         try:
-            said = load(after)
+            stated = load(after)
         except (yaml.YAMLError, ValueError):
             continue
-        if repr(said) == repr(wanted) or said == wanted:
+        if repr(stated) == repr(wanted) or stated == wanted:
             return after
     raise Refusal(f"{_name(path)} cannot be changed without rewriting this YAML", _BY_HAND)
 

@@ -58,11 +58,11 @@ def parse(path: str, data: bytes) -> tuple[str, dict[str, Any]]:
 
 def set_key(text: str, key: str, value: str) -> str:
     """The text with the top-level `key` set to a plain string; Refusal where it is written in a way without place."""
-    said = _loaded(text)
-    if said.get(key) == value:
+    stated = _loaded(text)
+    if stated.get(key) == value:
         return text
     for after in _candidates(text, key, value):
-        if _says(after, {**said, key: value}):
+        if _says(after, {**stated, key: value}):
             return after
     raise Refusal(f"{key} cannot be changed without rewriting this YAML", _BY_HAND)
 
@@ -186,7 +186,7 @@ def _newline(text: str) -> str:
 
 def _says(text: str, wanted: dict[str, Any]) -> bool:
     try:
-        said = _loaded(text)
+        stated = _loaded(text)
     except (yaml.YAMLError, ValueError):
         return False
-    return repr(said) == repr(wanted) or said == wanted
+    return repr(stated) == repr(wanted) or stated == wanted

@@ -30,9 +30,9 @@ def check_objects(objects: Sequence[Found]) -> list[Problem]:
     Shapes and types are the JSON schemas' part; an object that is no object is passed over.
     """
     objects = [item for item in objects if not _FILES.match(f"{item.get('apiVersion')} {item.get('kind')}")]
-    found = [(item, told) for item in objects for told in _alone(item)]
-    found += [(item, told) for item in objects for told in _together(item, objects)]
-    return [Problem(what=f"{title(item)}: {told}", fix=_FIX) for item, told in found]
+    found = [(item, reported) for item in objects for reported in _alone(item)]
+    found += [(item, reported) for item in objects for reported in _together(item, objects)]
+    return [Problem(what=f"{title(item)}: {reported}", fix=_FIX) for item, reported in found]
 
 
 _FILES = re.compile(r"(kubescheduler|kubelet|kubeadm|audit)\.|v1 Policy")  # files of components, no objects
@@ -71,8 +71,8 @@ def _alone(item: Found) -> Iterator[str]:
     if not metadata.get("generateName"):
         names = words.label_name if item.get("kind") == "Namespace" else words.subdomain
         rbac = str(item.get("apiVersion", "")).startswith("rbac.")  # their names are free
-        if told := "" if rbac and metadata.get("name") else names(metadata.get("name")):
-            yield f"metadata.name: {told}"
+        if reported := "" if rbac and metadata.get("name") else names(metadata.get("name")):
+            yield f"metadata.name: {reported}"
     if item.get("kind") in CLUSTER_WIDE and metadata.get("namespace"):
         yield f"metadata.namespace is {metadata['namespace']!r}, and a {item['kind']} is in none"
     yield from words.labels(metadata.get("labels"), "metadata.labels")
@@ -111,8 +111,8 @@ def _job(item: Found) -> Iterator[str]:
 
 
 def _runtime_class(item: Found) -> Iterator[str]:
-    if told := words.label_name(item.get("handler")):
-        yield f"handler: {told}"
+    if reported := words.label_name(item.get("handler")):
+        yield f"handler: {reported}"
     yield from words.labels(mapping(mapping(item, "scheduling"), "nodeSelector"), "scheduling.nodeSelector")
 
 
@@ -167,8 +167,8 @@ def _plugin_config(key: str, text: str) -> Iterator[str]:
 
 def _device_class(item: Found) -> Iterator[str]:
     for one in mappings(mapping(item, "spec"), "selectors"):
-        if told := cel(str(mapping(one, "cel").get("expression", ""))):
-            yield f"spec.selectors: {told}"
+        if reported := cel(str(mapping(one, "cel").get("expression", ""))):
+            yield f"spec.selectors: {reported}"
 
 
 def _claim(item: Found) -> Iterator[str]:
@@ -178,15 +178,15 @@ def _claim(item: Found) -> Iterator[str]:
     )
     for request in mappings(mapping(spec, "devices"), "requests"):
         at = f"the request {request.get('name')}"
-        if told := words.label_name(request.get("name")):
-            yield f"{at}: {told}"
+        if reported := words.label_name(request.get("name")):
+            yield f"{at}: {reported}"
         flat = item.get("apiVersion") == "resource.k8s.io/v1beta1"
         ways = [key for key in ("deviceClassName", "exactly", "firstAvailable") if request.get(key)]
         if len(ways) != 1 or (ways[0] == ("exactly" if flat else "deviceClassName")):
             yield f"{at} wants {'deviceClassName' if flat else 'exactly'} or firstAvailable"
         for one in mappings(request, "selectors") or mappings(mapping(request, "exactly"), "selectors"):
-            if told := cel(str(mapping(one, "cel").get("expression", ""))):
-                yield f"{at}: {told}"
+            if reported := cel(str(mapping(one, "cel").get("expression", ""))):
+                yield f"{at}: {reported}"
 
 
 def cel(expression: str) -> str:

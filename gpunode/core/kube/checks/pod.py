@@ -37,17 +37,17 @@ def check_pod(spec: Mapping[str, Any], where: str) -> Iterator[str]:
     for one in mappings(spec, "tolerations"):
         yield from toleration(one, f"{where}.tolerations")
     yield from _affinity(spec.get("affinity"), f"{where}.affinity")
-    if spec.get("runtimeClassName") is not None and (told := words.subdomain(spec["runtimeClassName"])):
-        yield f"{where}.runtimeClassName: {told}"
+    if spec.get("runtimeClassName") is not None and (reported := words.subdomain(spec["runtimeClassName"])):
+        yield f"{where}.runtimeClassName: {reported}"
 
 
 def _container(container: Mapping[str, Any], at: str) -> Iterator[str]:
-    if told := words.label_name(container.get("name")):
-        yield f"{at}.name: {told}"
+    if reported := words.label_name(container.get("name")):
+        yield f"{at}.name: {reported}"
     if not container.get("image"):
         yield f"{at} has no image"
-    elif told := words.image(container["image"]):
-        yield f"{at}.image: {told}"
+    elif reported := words.image(container["image"]):
+        yield f"{at}.image: {reported}"
     yield from _twice([m.get("mountPath") for m in mappings(container, "volumeMounts")], f"{at}.volumeMounts")
     yield from _resources(mapping(container, "resources"), f"{at}.resources")
     yield from _rights(mapping(container, "securityContext"), f"{at}.securityContext")
@@ -89,8 +89,8 @@ def _rights(found: Mapping[str, Any], at: str) -> Iterator[str]:
 
 
 def _volume(volume: Mapping[str, Any], at: str) -> Iterator[str]:
-    if told := words.label_name(volume.get("name")):
-        yield f"{at}.name: {told}"
+    if reported := words.label_name(volume.get("name")):
+        yield f"{at}.name: {reported}"
     sources = [key for key in volume if key != "name"]
     if len(sources) != 1:
         yield f"{at} has {', '.join(sources) or 'no source'}: one source is wanted"
@@ -110,8 +110,8 @@ def toleration(found: Mapping[str, Any], at: str) -> Iterator[str]:
         yield f"{at} has a value with the operator Exists"
     if not found.get("key") and operator != "Exists":
         yield f"{at} has no key: only the operator Exists goes without"
-    if found.get("key") and (told := words.label_key(found["key"])):
-        yield f"{at}.key: {told}"
+    if found.get("key") and (reported := words.label_key(found["key"])):
+        yield f"{at}.key: {reported}"
     if "tolerationSeconds" in found and found.get("effect") != "NoExecute":
         yield f"{at}.tolerationSeconds goes with the effect NoExecute only"
 
@@ -131,8 +131,8 @@ def _affinity(found: Any, at: str) -> Iterator[str]:
 def expression(found: Mapping[str, Any], at: str) -> Iterator[str]:
     """One of matchExpressions: the operator says how many values there are."""
     operator, values = found.get("operator"), texts(found.get("values"))
-    if told := words.label_key(found.get("key")):
-        yield f"{at}: {told}"
+    if reported := words.label_key(found.get("key")):
+        yield f"{at}: {reported}"
     if operator in ("In", "NotIn") and not values:
         yield f"{at}: {found.get('key')} {operator} has no values"
     elif operator in ("Exists", "DoesNotExist") and values:

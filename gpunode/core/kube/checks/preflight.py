@@ -57,7 +57,7 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequenc
         "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
     }
     for where, selector in selectors.items():
-        labelled = any(wish.hosts and set(selector.items()) <= set(wish.labels.items()) for wish in wishes)
+        labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in wishes)
         if not selector or labelled or any(_fits(selector, node) for node in nodes):
             continue
         for key, value in selector.items():

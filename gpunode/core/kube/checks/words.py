@@ -70,4 +70,4 @@ def labels(found: Any, where: str, *, values: bool = True) -> Iterator[str]:
         return
     for key, value in found.items():
         wrong = (label_key(key), label_value(value) if values else "")
-        yield from (f"{where}: {told}" for told in wrong if told)
+        yield from (f"{where}: {reported}" for reported in wrong if reported)

@@ -14,7 +14,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.error import YAMLError
 
-from gpunode.core.edits.kubernetes.scheduler_config import Wish, converted_policy, new_config, ours
+from gpunode.core.edits.kubernetes.scheduler_config import Extender, converted_policy, new_config, ours
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults, scheduler_faults
 from gpunode.core.edits.target import Refusal
 from gpunode.core.errors import InputError
@@ -99,16 +99,16 @@ def _policy(item: Any, minor: int, rules: SchedulerRules) -> Config:
         return item, [], [Problem(what=f"Policy: {wrong}", fix="fix it: kube-scheduler never took that")]
     mine = next((one for one in item.get("extenders") or () if ours(one, rules)), None)
     url = next((str(value) for key, value in (mine or {}).items() if key.lower() == "urlprefix"), "")
-    wish = Wish(minor=minor, url=url, default="", rules=rules)
+    request = Extender(minor=minor, url=url, default="", rules=rules)
     try:
-        extra, reasons = converted_policy("Policy", yaml.safe_dump(plain(item)).encode(), wish)
-        anew = _config(wish, extra) if mine is None else yaml.safe_load(new_config(wish, [], extra))
+        extra, reasons = converted_policy("Policy", yaml.safe_dump(plain(item)).encode(), request)
+        changed = _config(request, extra) if mine is None else yaml.safe_load(new_config(request, [], extra))
     except Refusal as refusal:
         return item, [], [refusal.problem]
-    told = [(f"Policy → KubeSchedulerConfiguration {anew['apiVersion'].rpartition('/')[2]}", reasons[0].why)]
-    told += [(reason.what.removeprefix("Policy: ") + " left out", reason.why) for reason in reasons[1:]]
-    told += [("name it by --config, in place of --policy-config-file", "gpunode kube scheduler configure does so")]
-    return anew, told, _faults(scheduler_faults(anew, minor, rules), "KubeSchedulerConfiguration")
+    reported = [(f"Policy → KubeSchedulerConfiguration {changed['apiVersion'].rpartition('/')[2]}", reasons[0].why)]
+    reported += [(reason.what.removeprefix("Policy: ") + " left out", reason.why) for reason in reasons[1:]]
+    reported += [("name it by --config, in place of --policy-config-file", "gpunode kube scheduler configure does so")]
+    return changed, reported, _faults(scheduler_faults(changed, minor, rules), "KubeSchedulerConfiguration")
 
 
 def _shape(item: Any) -> str:
@@ -122,36 +122,36 @@ def _shape(item: Any) -> str:
     return ""
 
 
-def _config(wish: Wish, extra: Mapping[str, Any]) -> dict[str, Any]:
+def _config(wish: Extender, extra: Mapping[str, Any]) -> dict[str, Any]:
     api = f"{GROUP}/{wish.rules.best(wish.minor)}"
     return {"apiVersion": api, "kind": "KubeSchedulerConfiguration", **extra}
 
 
 def _scheduler(item: Any, minor: int, rules: SchedulerRules) -> Config:
     """A version that the server reads, without the fields that it has no more."""
-    told: list[Told] = []
+    reported: list[Told] = []
     old, best, takes = str(item.get("apiVersion")).rpartition("/")[2], rules.best(minor), rules.takes(minor)
     if old not in takes and takes:
         item["apiVersion"] = f"{GROUP}/{best}"
-        told.append((f"apiVersion {old} → {best}", f"kube-scheduler 1.{minor} reads {', '.join(takes)}"))
+        reported.append((f"apiVersion {old} → {best}", f"kube-scheduler 1.{minor} reads {', '.join(takes)}"))
         for key in ("healthzBindAddress", "metricsBindAddress"):
             if key in item and best in ("v1beta3", "v1"):
                 del item[key]
-                told.append((f"{key} taken out", f"{best} has it no more"))
-    return item, told, _faults(scheduler_faults(plain(item), minor, rules), "KubeSchedulerConfiguration")
+                reported.append((f"{key} taken out", f"{best} has it no more"))
+    return item, reported, _faults(scheduler_faults(plain(item), minor, rules), "KubeSchedulerConfiguration")
 
 
 def _kubelet(item: Any, minor: int, rules: SchedulerRules) -> Config:
     """Without the feature gates that keep the kubelet from starting."""
-    told: list[Told] = []
+    reported: list[Told] = []
     gates = item.get("featureGates")
     for gate in rules.gates:
         if isinstance(gates, dict) and minor >= gate.gone and gate.name in gates:
             del gates[gate.name]
-            told.append((f"featureGates.{gate.name} taken out", f"gone since 1.{gate.gone}: {gate.instead}"))
-    if gates == {} and told:
+            reported.append((f"featureGates.{gate.name} taken out", f"gone since 1.{gate.gone}: {gate.instead}"))
+    if gates == {} and reported:
         del item["featureGates"]
-    return item, told, _faults(kubelet_faults(plain(item), minor, rules), "KubeletConfiguration")
+    return item, reported, _faults(kubelet_faults(plain(item), minor, rules), "KubeletConfiguration")
 
 
 def _faults(found: list[str], kind: str) -> list[Problem]:
@@ -226,11 +226,11 @@ def _converted(item: Any, old: Old, changes: list[Change], problems: list[Proble
         return item
     config = convert_config(item, old.server.minor, old.rules)
     if config is not None:
-        item, told, left = config
+        item, reported, left = config
         problems += left
     else:
-        told = [*convert_api(item, old.forms, old.server), *convert_pods(item, old.forms, old.server, old.rules)]
-    changes += [Change(object=name, what=what, why=why) for what, why in told]
+        reported = [*convert_api(item, old.forms, old.server), *convert_pods(item, old.forms, old.server, old.rules)]
+    changes += [Change(object=name, what=what, why=why) for what, why in reported]
     return item
 
 
@@ -249,8 +249,8 @@ def _read(text: str, name: str) -> list[CommentedMap]:
         raise InputError(f"{name} is no YAML: {_one_line(error)}", expected="a manifest, YAML or JSON") from error
     wrong = next((item for item in documents if not isinstance(item, CommentedMap)), None)
     if wrong is not None or not documents:
-        told = f"{str(wrong)[:60]!r}" if documents else "no object"
-        raise InputError(f"{name} holds {told}", expected="Kubernetes objects, with apiVersion and kind")
+        reported = f"{str(wrong)[:60]!r}" if documents else "no object"
+        raise InputError(f"{name} holds {reported}", expected="Kubernetes objects, with apiVersion and kind")
     return documents
 
 

@@ -176,12 +176,12 @@ def _flags(container: Any, minor: int, rules: SchedulerRules) -> Iterator[Told]:
         rest, dropped = without_gates(gates or "", minor, rules)
         want = {"feature-gates": rest} if dropped and rest else {}
         change = change_flags(listed, drop=drop | ({"feature-gates"} if dropped and not rest else set()), want=want)
-        anew = change.anew or {}
+        changed = change.anew or {}
         for at in range(len(listed) - 1, -1, -1):
             if at in change.gone:
                 del listed[at]
-            elif at in anew:
-                listed[at] = anew[at]
+            elif at in changed:
+                listed[at] = changed[at]
         yield from (
             (f"--{name} taken out", f"gone since 1.{gone[name].gone}: {gone[name].instead}") for name in sorted(drop)
         )

@@ -95,7 +95,7 @@ def render(cluster: Cluster) -> Rendered:
         examples=in_order(
             [*dra_examples(cluster), *(gpushare_examples(cluster) if cluster.pools_of("gpushare") else [])]
         ),
-        nodes=tuple(_node_wishes(cluster)),
+        nodes=tuple(_node_requests(cluster)),
         notes=tuple(_notes(cluster)),
         problems=tuple(_problems(cluster, charts)),
     )
@@ -133,7 +133,7 @@ _Dumper.add_representer(str, _text)
 # ---------------------------------------------------------------- nodes
 
 
-def _node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
+def _node_requests(cluster: Cluster) -> Iterator[NodeWish]:
     spec = cluster.spec
     chosen = len(cluster.plugin_pools) > 1 or bool(cluster.pools_of("dra"))
     taints = ("nvidia.com/gpu=present:NoSchedule",) if spec.taint else ()

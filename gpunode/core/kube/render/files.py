@@ -46,7 +46,7 @@ def files_of(rendered: Rendered) -> dict[str, str]:
         found[f"helm/{release.name}.yml"] = f"{HEADER}# {release.command}\n{yaml_text(dict(release.values))}"
     if rendered.examples:
         found["examples/examples.yml"] = HEADER + yaml_documents(rendered.examples)
-    commands = [command for wish in rendered.nodes for command in wish.commands]
+    commands = [command for request in rendered.nodes for command in request.commands]
     if commands:
         found["nodes.sh"] = f"#!/bin/sh\n{HEADER}set -eu\n" + "".join(f"{command}\n" for command in commands)
     if loads := [f"load {image} {hosts}\n" for image, hosts in local_images(rendered.cluster)]:
@@ -85,8 +85,13 @@ def rendered_data(rendered: Rendered) -> dict[str, Any]:
         ],
         "examples": list(rendered.examples),
         "nodes": [
-            {"pool": wish.pool, "hosts": list(wish.hosts), "labels": wish.labels, "taints": list(wish.taints)}
-            for wish in rendered.nodes
+            {
+                "pool": request.pool,
+                "hosts": list(request.hosts),
+                "labels": request.labels,
+                "taints": list(request.taints),
+            }
+            for request in rendered.nodes
         ],
         "notes": [{"what": note.what, "why": note.why} for note in rendered.notes],
         "problems": [{"what": problem.what, "fix": problem.fix} for problem in rendered.problems],

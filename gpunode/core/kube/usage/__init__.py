@@ -152,14 +152,14 @@ def asked(pod: Object, resource: str) -> int:
     """
     spec = pod["spec"]
     running = sum(_of(container, resource) for container in spec.get("containers") or [])
-    beside = most = 0
+    neighbours = most = 0
     for container in spec.get("initContainers") or []:
         if container.get("restartPolicy") == "Always":
-            beside += _of(container, resource)
-            most = max(most, beside)
+            neighbours += _of(container, resource)
+            most = max(most, neighbours)
         else:
-            most = max(most, beside + _of(container, resource))
-    return max(running + beside, most)
+            most = max(most, neighbours + _of(container, resource))
+    return max(running + neighbours, most)
 
 
 def _of(container: Object, resource: str) -> int:

@@ -38,20 +38,20 @@ class ActionModule(NodeAction):
         """`run(value)` -> (result, what it said); again after a reboot, where one is wanted and allowed."""
         from gpunode.core.items.activation import may_reboot
 
-        result, said = run(value)
-        here = self._connection.transport == "local" or said.boot_id == _own_boot()
-        why, hindered = may_reboot(value, said, changed=result["changed"], here=here)
+        result, stated = run(value)
+        here = self._connection.transport == "local" or stated.boot_id == _own_boot()
+        why, hindered = may_reboot(value, stated, changed=result["changed"], here=here)
         if result.get("failed") or not why:
             return result
         if hindered:
             return result | {"warnings": [f"reboot needed: {why} ({hindered})"], "reboot_needed": True}
         if self.check:
             return result | {"changed": True, "changes": [*result["changes"], f"reboot: {why}"]}
-        self._reboot(said.boot_id, timeout)
-        again, said = run(value)
+        self._reboot(stated.boot_id, timeout)
+        again, stated = run(value)
         again["changes"] = [*result["changes"], f"rebooted: {why}", *again["changes"]]
-        if said.reboot:
-            text = f"rebooted, and it still needs a reboot: {said.reboot}"
+        if stated.reboot:
+            text = f"rebooted, and it still needs a reboot: {stated.reboot}"
             return again | {"failed": True, "gpunode_exit": 1, "msg": text}
         return again | {"changed": True}
 

@@ -16,25 +16,27 @@ class ActionModule(NodeAction):
     ARGUMENTS: ClassVar[dict] = {"what": {"type": "dict", "default": {}}}
 
     def act(self, args):
-        from gpunode.core.undo.requests import close_request, undo_wish
+        from gpunode.core.undo.requests import close_request, parse_undo_request
 
         if not args["what"]:
             return {}
-        wish = undo_wish(args["what"])
-        self._verb = wish.verb
+        request = parse_undo_request(args["what"])
+        self._verb = request.verb
         result = {} if self.check else self._recovered()
-        recall, scope, back = self._back(wish)
-        back, done = self._settled(wish, scope, back)
+        recall, scope, back = self._back(request)
+        back, done = self._settled(request, scope, back)
         result = combined_results(result, done)
         result["notes"] = [*recall.damage.notes, *result.get("notes", [])]
         if result.get("failed"):
             return result
         if not self.check and scope.records:
-            back = self._back(wish, scope.to)[2] if not back.nothing else back
+            back = self._back(request, scope.to)[2] if not back.nothing else back
             if not back.nothing:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
-            if not wish.parts:
-                self.node("restore.sh", close_request(wish, scope.to, keep=bool(back.notes or recall.damage.partial)))
+            if not request.parts:
+                self.node(
+                    "restore.sh", close_request(request, scope.to, keep=bool(back.notes or recall.damage.partial))
+                )
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
@@ -89,15 +91,15 @@ class ActionModule(NodeAction):
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""
         result = {}
         for left in reversed(range(TRIES)):
-            told = {"notes": list(back.notes), "diff": self._diff(back)}
-            stale, done = self._taken_back(back)
+            reported = {"notes": list(back.notes), "diff": self._diff(back)}
+            stale, done = self._undo(back)
             if not stale or not left:
                 break
             result = combined_results(result, {"changes": done["changes"], "changed": bool(done["changes"])})
             back = self._back(wish, scope.to)[2]
-        return back, combined_results(result, combined_results(told, done))
+        return back, combined_results(result, combined_results(reported, done))
 
-    def _taken_back(self, back):
+    def _undo(self, back):
         """(whether a file changed since it was read, result)."""
         from gpunode.core.errors import RefusedError
         from gpunode.core.undo.requests import undo_requests

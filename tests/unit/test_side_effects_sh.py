@@ -17,7 +17,7 @@ prior() { echo "$@"; }
 remember_made() { sed 's/^/file /' "$GPUNODE_IN/.files"; }
 """
 SCRIPT = """
-beside "$GPUNODE_IN/.beside"
+list_side_effects "$GPUNODE_IN/.beside"
 sed -i "$EDIT" "$GPUNODE_IN/.beside"
 came_along
 """
@@ -66,13 +66,13 @@ def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edi
     ids=["started", "failed before", "stands still", "ran before", "began before", "gone", "new", "stopped"],
 )
 @pytest.mark.parametrize("missing", ["", "not-found"], ids=["old systemd", "new systemd"])
-def test_a_unit_that_package_scripts_have_started_is_told(
+def test_a_unit_that_package_scripts_have_started_is_reported(
     missing: str, before: str, after: str, said: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/systemctl").write_text(SYSTEMCTL)
     (tmp_path / "bin/systemctl").chmod(0o755)
-    lists = 'beside "$GPUNODE_IN/.beside"'
+    lists = 'list_side_effects "$GPUNODE_IN/.beside"'
     if before:
         (tmp_path / PERSISTENCED).write_text(before)
     run(tmp_path, lists, MISSING=missing)

@@ -41,13 +41,13 @@ def plan_package_undo(*journal: dict[str, Any], **present: Any) -> dict[str, Any
         ({"marks": ["key gpg-pubkey-1"]}, {}, {}),
     ],
 )
-def test_a_package_transaction_is_taken_back(
+def test_a_package_transaction_is_undone(
     journal: dict[str, Any], present: dict[str, Any], value: dict[str, Any]
 ) -> None:
     assert plan_package_undo(packages("p", **journal), **present) == {"value": value, "notes": (), "problems": []}
 
 
-def test_an_upgrade_keeps_its_hold_when_it_is_taken_back() -> None:
+def test_an_upgrade_keeps_its_hold_when_it_is_undone() -> None:
     text = recall_text(
         [packages("p1", added={"a": "1"}, held=["a"], run="r1"), packages("p2", changed={"a": ("1", "2")}, run="r2")],
         installed={"a": "2 hold"},
@@ -130,7 +130,7 @@ def test_configuration_that_somebody_has_edited_is_not_purged() -> None:
     assert found["notes"] == ("the configuration of a stays: somebody has changed /etc/a.conf",)
 
 
-def test_kernel_headers_beside_those_that_were_there_go_alone() -> None:
+def test_kernel_headers_next_to_those_that_were_there_go_alone() -> None:
     found = plan_package_undo(
         packages(
             "p",
@@ -180,6 +180,6 @@ def test_a_unit_that_ran_before_is_not_stopped() -> None:
     assert back(text).idle == ()
 
 
-def test_a_transaction_that_failed_half_way_is_taken_back_as_far_as_it_came() -> None:
+def test_a_transaction_that_failed_half_way_is_undone_as_far_as_it_came() -> None:
     found = plan_package_undo(packages("p", phase="failed", added={"a": "1"}), installed={"a": "1"})
     assert found["value"]["remove"] == ["a"]

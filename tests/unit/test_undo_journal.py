@@ -10,7 +10,7 @@ from journal_text import OLD, OURS, THEIRS, back, coded, line, packages, recall_
 
 from gpunode.core.errors import InputError
 from gpunode.core.undo.plan import GPU_UNITS, FileRestore, UndoPlan
-from gpunode.core.undo.requests import UndoWish, compared, diffs, undo_requests, undo_wish
+from gpunode.core.undo.requests import UndoRequest, compared, diffs, parse_undo_request, undo_requests
 from gpunode.node import part
 
 # ---------------------------------------------------------------- files
@@ -290,7 +290,7 @@ def test_units_modules_and_settings_are_put_back_where_gpunode_made_them_so() ->
     assert [ask.script for ask in undo_requests(found)] == ["restore.sh", "activate.sh", "restore.sh"]
 
 
-def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_taken_back() -> None:
+def test_the_driver_that_is_loaded_is_exchanged_when_an_upgrade_is_undone() -> None:
     text = recall_text(
         [packages("p1", run="r1"), packages("p2", run="r2", changed={"driver": ("1", "2")})],
         installed={"driver": "2"},
@@ -387,7 +387,7 @@ def test_a_driver_that_a_boot_has_loaded_is_unloaded_where_it_goes_and_none_was_
 # ---------------------------------------------------------------- scope
 
 
-def test_parts_are_taken_back_alone_and_the_toolkit_not_under_an_engine() -> None:
+def test_parts_are_undone_alone_and_the_toolkit_not_under_an_engine() -> None:
     journal = [
         packages("p1", added={"driver": "1"}, part="driver"),
         packages("p2", added={"toolkit": "1"}, part="toolkit"),
@@ -422,15 +422,15 @@ def test_parts_are_taken_back_alone_and_the_toolkit_not_under_an_engine() -> Non
 )
 def test_what_cannot_be_asked_is_refused(value: dict[str, Any]) -> None:
     with pytest.raises(InputError):
-        undo_wish(value)
+        parse_undo_request(value)
 
 
 def test_what_can_be_asked() -> None:
-    assert undo_wish({"verb": "rollback", "to": "r1"}) == UndoWish(verb="rollback", to="r1")
-    assert undo_wish({"parts": ["driver"]}) == UndoWish(parts=("driver",))
+    assert parse_undo_request({"verb": "rollback", "to": "r1"}) == UndoRequest(verb="rollback", to="r1")
+    assert parse_undo_request({"parts": ["driver"]}) == UndoRequest(parts=("driver",))
 
 
-def test_an_empty_journal_has_nothing_to_take_back() -> None:
+def test_an_empty_journal_has_nothing_to_undo() -> None:
     assert back(recall_text([])) == UndoPlan()
     assert undo_requests(UndoPlan()) == []
 
