@@ -145,7 +145,7 @@ old 1-1 -
 
 
 @pytest.mark.parametrize(
-    ("would", "differences", "foretold"),
+    ("would", "differences", "announced"),
     [
         ("", "hold make\n", "hold make\n"),
         (
