@@ -29,17 +29,17 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
     count = failed = 0
 
     if not sys.stderr.isatty():
-        told = time.monotonic()
+        reported = time.monotonic()
 
         def line(found: Detected) -> None:
-            nonlocal count, failed, told
+            nonlocal count, failed, reported
             count, failed = count + 1, failed + bool(found.error)
             if output_format != "text":
                 return
             if found.error or count <= MANY:
                 say(f"{found.host}: {'failed' if found.error else 'probed'}")
-            elif time.monotonic() - told > _EVERY:
-                told = time.monotonic()
+            elif time.monotonic() - reported > _EVERY:
+                reported = time.monotonic()
                 say(f"{count} hosts probed")
 
         yield line
@@ -57,7 +57,7 @@ def probing(output_format: str = "text") -> Iterator[Callable[[Detected], None]]
         yield tick
 
 
-def is_told(event: Event, output_format: str = "text") -> bool:
+def is_shown(event: Event, output_format: str = "text") -> bool:
     """Whether an event is worth a line that stays: what changed, what failed, how the checks went."""
     if event.kind in ("failed", "unreachable"):
         return True
@@ -180,8 +180,8 @@ class Board:
         failed = sum(row.failed for row in ended)
         waiting = len(set(self._steps) - set(self._rows))
         counts = {"done": len(ended) - failed, "failed": failed, "running": running, "waiting": waiting}
-        said = [f"{count} {what}" for what, count in counts.items() if count]
-        return "  " + " · ".join([*filter(None, [self.wave]), *said, _took(self._now() - self._began)])
+        stated = [f"{count} {what}" for what, count in counts.items() if count]
+        return "  " + " · ".join([*filter(None, [self.wave]), *stated, _took(self._now() - self._began)])
 
 
 def _took(seconds: float) -> str:
@@ -213,7 +213,7 @@ def _showing(board: Board, output_format: str) -> Iterator[_Shown]:
 
     def line(event: Event) -> None:
         board.event(event)
-        if is_told(event, output_format):
+        if is_shown(event, output_format):
             say(_line(event, board.place(event)))
 
     with _beating(board, output_format):

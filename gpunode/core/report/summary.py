@@ -63,12 +63,16 @@ def make_report(
 
 def headline(report: Report) -> str:
     """What came of the hosts of a run, in one line: the worst first."""
-    count, told = len(report.hosts), [f"{number} {state}" for state, number in report.states.items()]
+    count, reported = len(report.hosts), [f"{number} {state}" for state, number in report.states.items()]
     hosts = f"{count} host{'s' if count != 1 else ''}"
     verb = report.run.verb if report.run else "report"
     if report.states == {"ok": count}:
         return f"{verb}: {hosts} ok"
-    return f"{verb}: of {hosts} {', '.join(told)}" if count > 1 else f"{verb}: {report.hosts[0].name} {told[0][2:]}"
+    return (
+        f"{verb}: of {hosts} {', '.join(reported)}"
+        if count > 1
+        else f"{verb}: {report.hosts[0].name} {reported[0][2:]}"
+    )
 
 
 def left_title(report: Report) -> str:
