@@ -96,7 +96,7 @@ def test_who_may_not_read_configmaps_sees_all_that_is_lacking(server: ApiServer,
     server.denied += ["^get configmaps", "^create daemonsets"]
     (problem,) = put(api, rendered()).problems
     assert "get configmaps in gpunode" in problem.what and "create daemonsets.apps in gpunode" in problem.what
-    (problem,) = remove(api, "gpunode", tell=silent).problems
+    (problem,) = remove(api, "gpunode", notify=silent).problems
     assert problem.what == "here may not get configmaps in gpunode"
     assert mutating(server) == []
 

@@ -184,8 +184,8 @@ def test_a_node_that_is_not_ready_offers_nothing(server: ApiServer, api: Api) ->
     down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown"}]
     server.put(down)
     what = rendered({}, gpu1={}, gpu2={})
-    apply(api, what, timeout=5, tell=silent)
-    found = of(verify(api, what, smoke=False, tell=silent))
+    apply(api, what, timeout=5, notify=silent)
+    found = of(verify(api, what, smoke=False, notify=silent))
     assert found["kube.allocatable"] == ("failed", "gpu2 (NotReady) offers nothing of the kind gpu (none)")
 
 

@@ -70,7 +70,7 @@ def apply(
     if problems or dry_run:
         changes = () if problems and not dry_run else tuple(ground.changes)  # nothing is changed beside a problem
         return Applied(problems=tuple(problems), changes=changes, notes=notes, dry_run=dry_run)
-    run = _Run(api=api, tell=tell)
+    run = _Run(api=api, notify=notify)
     run.left = [change.key for change in ground.changes if change.how not in ("kept", "unchanged")]
     error = run.carry_out(lambda: _apply_all(run, rendered.cluster.spec.namespace, ground))
     waiting: list[str] = []
