@@ -44,7 +44,9 @@ def node_with(lab_up: Any, run_gpunode: Any, *gpus: str, name: str) -> DaemonNod
     node = DaemonNode(lab)
     node.put("/opt/gpunode", dict(sources()))
     node.put("/usr/local/bin", {"gpunode": b'#!/bin/sh\nPYTHONPATH=/opt/gpunode exec python3 -m gpunode "$@"\n'})
-    node.sh("chmod 755 /usr/local/bin/gpunode")
+    # busybox's shell asks its own uname, which knows the kernel of this machine and not the node's
+    node.put("/usr/local/bin", {"busybox": b"#!/bin/sh\nexit 127\n"})
+    node.sh("chmod 755 /usr/local/bin/gpunode /usr/local/bin/busybox")
     return node
 
 
