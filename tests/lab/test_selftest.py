@@ -16,7 +16,9 @@ from gpunode.lab import Lab
 pytestmark = pytest.mark.lab
 
 # what the command imports; the node has the same Python as Debian 12
-MODULES = "gpunode click jinja2 markupsafe pynvml tomli tomlkit yaml attr attrs cattrs typing_extensions ahocorasick rich".split()
+MODULES = (
+    "gpunode click jinja2 markupsafe pynvml tomli tomlkit yaml attr attrs cattrs typing_extensions ahocorasick rich"
+).split()
 RUN = "cd /root && rm -f record.tar.gz && gpunode selftest --format json -o record.tar.gz"
 
 
