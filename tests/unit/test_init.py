@@ -182,7 +182,7 @@ def test_a_spec_that_is_none_is_not_written(tmp_path: Path) -> None:
         (["--sharing", "mps", "--replicas", "2", "--mig", "1g.10gb=7", "--yes"], "for it alone"),
         (["--sharing", "dra", "--yes"], "--kubernetes 1.34"),
         (["--kubernetes", "latest", "--yes"], "MAJOR.MINOR"),
-        (["--cuda", "12", "--yes"], "CUDA version '12'"),
+        (["--cuda", "12", "--yes"], "cuda.versions has '12'"),
         (["-o", "/dev/null", "--yes"], "another"),
     ],
 )

@@ -32,7 +32,7 @@ from gpunode.edge.kube.apply import apply
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.status import read_usage
-from gpunode.edge.kube.verify import verify
+from gpunode.edge.kube.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -44,7 +44,7 @@ SLICES = {"sharing": {"strategy": "time-slicing", "replicas": 4}}
 def prove(api: Api, spec: dict[str, Any], *, timeout: float = 5, **options: Any) -> list[HostResult]:
     what = rendered(spec)
     apply(api, what, timeout=5, notify=silent)
-    return verify(api, what, timeout=timeout, notify=silent, **options)
+    return verify(api, what, ProofOptions(timeout=timeout, **options), notify=silent)
 
 
 def of(results: list[HostResult], host: str = "pool default") -> dict[str, tuple[str, str]]:
@@ -88,7 +88,7 @@ def test_a_request_too_large_for_its_pool_is_not_put_on_a_node_of_another_pool(s
     Nodes(server)
     what = rendered({}, gpu1={}, gpu2={**SLICES, "kubernetes": {"pool": "sliced"}})
     apply(api, what, timeout=5, notify=silent)
-    results = verify(api, what, timeout=5, notify=silent)
+    results = verify(api, what, ProofOptions(timeout=5), notify=silent)
     for pool, asked in ("default", 3), ("sliced", 9):
         status, message = of(results, f"pool {pool}")["kube.too-many-stays-pending"]
         assert (status, message.partition(":")[0]) == ("passed", f"a request of {asked} nvidia.com/gpu stays Pending")
@@ -174,7 +174,7 @@ def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -
     server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
     what = rendered({}, gpu1={}, gpu2={})
     apply(api, what, timeout=5, notify=silent)
-    found = of(verify(api, what, smoke=False, notify=silent))
+    found = of(verify(api, what, ProofOptions(smoke=False), notify=silent))
     assert found["kube.allocatable"] == ("failed", "gpu1 offers nothing of the kind gpu (none)")
 
 
@@ -185,8 +185,30 @@ def test_a_node_that_is_not_ready_offers_nothing(server: ApiServer, api: Api) ->
     server.put(down)
     what = rendered({}, gpu1={}, gpu2={})
     apply(api, what, timeout=5, notify=silent)
-    found = of(verify(api, what, smoke=False, notify=silent))
+    found = of(verify(api, what, ProofOptions(smoke=False), notify=silent))
     assert found["kube.allocatable"] == ("failed", "gpu2 (NotReady) offers nothing of the kind gpu (none)")
+
+
+def test_each_node_is_proven_by_itself(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))
+    nodes = Nodes(server)
+    results = prove(api, {}, each_node=True)
+    for name in ("gpu1", "gpu2"):
+        assert of(results, f"node {name}").keys() == {"kube.vectoradd", "kube.which-gpu"}
+        assert {status for status, _ in of(results, f"node {name}").values()} == {"passed"}
+    assert [result.host for result in results] == ["cluster", "pool default", "node gpu1", "node gpu2"]
+    assert nodes.started.count("vectoradd") == 3 and server.names("Pod") == []
+
+
+def test_the_budget_of_failed_nodes_ends_the_tour(server: ApiServer, api: Api) -> None:
+    for number in (1, 2, 3):
+        server.put(node(f"gpu{number}", address=f"10.0.0.{number}", allocatable={GPU: "1"}))
+    Nodes(server, spoil="slow")
+    results = {result.host: result for result in prove(api, {}, timeout=0.1, each_node=True, max_failures=1)}
+    assert [results[f"node gpu{number}"].outcome for number in (1, 2, 3)] == ["failed", "failed", "ok"]
+    [left] = results["node gpu3"].checks
+    assert (left.status, left.message) == ("not-proven", "not tried: 2 nodes failed before (--max-failures 1)")
 
 
 def test_without_smoke_nothing_is_started(server: ApiServer, api: Api) -> None:
@@ -200,7 +222,9 @@ def test_differences_from_the_spec_alone_are_exit_code_3(server: ApiServer, api:
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)
     apply(api, rendered(), timeout=5, notify=silent)
-    results = verify(api, rendered({"kubernetes": {"feature_discovery": False}}), timeout=5, notify=silent)
+    results = verify(
+        api, rendered({"kubernetes": {"feature_discovery": False}}), ProofOptions(timeout=5), notify=silent
+    )
     assert [result.outcome for result in results] == ["pending", "ok"]
     found = of(results, "cluster")["kube.applied"]
     assert found == ("failed", "DaemonSet gpunode/gpu-feature-discovery would be deleted")
@@ -453,7 +477,7 @@ def test_what_goes_wrong_in_one_pool_is_its_result(
         return known(pool, *more) if pool.name == "two" else EMPTY["bug"]
 
     monkeypatch.setattr(kube_verify, "allocatable", met)
-    results = {result.host: result for result in verify(api, what, timeout=5, notify=silent, smoke=smoke)}
+    results = {result.host: result for result in verify(api, what, ProofOptions(timeout=5, smoke=smoke), notify=silent)}
     assert list(results) == ["cluster", "pool one", "pool two"]
     [error] = results["pool one"].checks
     assert error.message.startswith("pool one: unexpected KeyError") and "report it as" in error.fix

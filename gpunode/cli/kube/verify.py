@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode kube verify -c gpunode.yml -i inventory/hosts.yml\n"
     "  gpunode kube verify --no-smoke --format json\n"
-    "  gpunode kube verify --keep --timeout 600\n\n"
+    "  gpunode kube verify --keep --timeout 600\n"
+    "  gpunode kube verify --each-node --max-failures 2\n\n"
     "Exit codes: 0 all checks passed, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
     "4 no connection, 5 refused."
 )
@@ -34,6 +35,13 @@ if TYPE_CHECKING:
 @click.option(
     "--timeout", type=click.FloatRange(0), default=300.0, show_default=True, metavar="S", help="Seconds for each proof."
 )
+@click.option("--each-node", is_flag=True, help="Run the pods on every node of every pool, one node after the other.")
+@click.option(
+    "--max-failures",
+    type=click.IntRange(0),
+    metavar="N",
+    help="With --each-node: leave the remaining nodes out after more than N have failed.",
+)
 @format_option("text", "json")
 def verify(
     spec_data: Any,
@@ -43,6 +51,8 @@ def verify(
     smoke: bool,
     keep: bool,
     timeout: float,
+    each_node: bool,
+    max_failures: int | None,
     output_format: str,
 ) -> int:
     """Check that a cluster matches gpunode.yml and that pods can use its GPUs.
@@ -50,13 +60,17 @@ def verify(
     The proof pods run in the namespace gpunode-verify, which is deleted afterwards, also when you interrupt it.
     """
     from gpunode.cli.provision import show_results
+    from gpunode.edge.kube.verify import ProofOptions
     from gpunode.edge.kube.verify import verify as prove
 
+    if (each_node or max_failures is not None) and not smoke:
+        raise click.UsageError("--each-node starts pods, and --no-smoke starts none")
     signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
     with telling(output_format) as notify:
         api = connect()
         rendered = rendered_for(api, spec_data, inventory, limit)
-        results = prove(api, rendered, smoke=smoke, keep=keep, timeout=timeout, notify=notify)
+        how = ProofOptions(smoke=smoke, keep=keep, timeout=timeout, each_node=each_node, max_failures=max_failures)
+        results = prove(api, rendered, how, notify=notify)
     show_results(results, output_format)
     return worst_exit(result.outcome for result in results)
 

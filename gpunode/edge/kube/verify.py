@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
 from gpunode.core.kube.checks.preflight import Right, node_names
 from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
-from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, offers, proofs
+from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, node_proofs, offers, proofs
 from gpunode.core.kube.checks.ready import WORKLOADS
 from gpunode.core.kube.cluster import Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.device_plugin import plugin_configs
+from gpunode.core.kube.usage import Usage, Use
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.edge.kube.apply import apply, await_gone, wait_ready
@@ -28,13 +30,23 @@ ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespa
 GONE_SECONDS = 180.0
 
 
-def verify(
-    api: Api, rendered: Rendered, *, smoke: bool = True, keep: bool = False, timeout: float = 300, notify: Notify
-) -> list[HostResult]:
-    """What `gpunode kube verify` reports: the cluster as a whole, then each pool.
+@dataclass(frozen=True, kw_only=True)
+class ProofOptions:
+    """Without `smoke` nothing is started; `keep` leaves the pods of failed proofs.  `timeout` seconds for each proof.
 
-    Without `smoke` nothing is started; `keep` leaves the pods of failed proofs.  `timeout` seconds for each proof.
+    `each_node`: pods of one pool's every node, too; nodes after more than `max_failures` that failed are not tried.
     """
+
+    smoke: bool = True
+    keep: bool = False
+    timeout: float = 300
+    each_node: bool = False
+    max_failures: int | None = None
+
+
+def verify(api: Api, rendered: Rendered, options: ProofOptions | None = None, *, notify: Notify) -> list[HostResult]:
+    """What `gpunode kube verify` reports: the cluster as a whole, then each pool, and each node where that is asked."""
+    how = options or ProofOptions()
     if rendered.problems:
         raise RefusedError(rendered.problems[0].what, fix=rendered.problems[0].fix)
     first, more = _alone("cluster", partial(_cluster, api, rendered, notify)), list[Check]()
@@ -42,11 +54,12 @@ def verify(
 
     def pools(run: _Runner | None) -> list[HostResult]:
         known = rendered.cluster.pools
-        return [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, notify)) for pool in known]
+        found = [_alone(f"pool {pool.name}", partial(_pool, api, rendered, pool, run, odd, notify)) for pool in known]
+        return [*found, *(_each_node(api, rendered, run, how, notify) if run and how.each_node else ())]
 
-    if smoke:
-        with _namespace(api, keep=keep, notify=notify) as more:
-            results = pools(_Runner(api, timeout, keep, notify))
+    if how.smoke:
+        with _namespace(api, keep=how.keep, notify=notify) as more:
+            results = pools(_Runner(api, how.timeout, how.keep, notify))
     else:
         results = pools(None)
     more = [*(Check(id="kube.object", status="failed", message=text) for text in odd), *more]
@@ -96,7 +109,7 @@ def _pool(
     names, lost = node_names(pool.hosts, api.items("/api/v1/nodes", odd=[])) if pool.hosts else ({}, [])
     found = read_usage(api, configs=plugin_configs(rendered.cluster))
     odd |= dict.fromkeys(found.errors)
-    there = [(node, use) for node, use in offers(pool, found, names) if use.total]
+    there = _offered(pool, found, names)
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
     checks.append(allocatable(pool, there, names, found))
     if run and there:
@@ -104,6 +117,39 @@ def _pool(
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
             notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
     return _result(f"pool {pool.name}", checks)
+
+
+def _each_node(api: Api, rendered: Rendered, run: _Runner, how: ProofOptions, notify: Notify) -> list[HostResult]:
+    """A result for every node that offers what its pool's sharing should, pool by pool."""
+    found = read_usage(api, configs=plugin_configs(rendered.cluster))
+    nodes = api.items("/api/v1/nodes", odd=[])
+    todo = [
+        (pool, name, [(node, use) for node, use in there if node == name])
+        for pool in rendered.cluster.pools
+        for there in [_offered(pool, found, node_names(pool.hosts, nodes)[0])]
+        for name in sorted({node for node, _ in there})
+    ]
+    results: list[HostResult] = []
+    for number, (pool, name, there) in enumerate(todo, 1):
+        failed = sum(result.outcome == "failed" for result in results)
+        if how.max_failures is not None and failed > how.max_failures:
+            text = f"not tried: {failed} nodes failed before (--max-failures {how.max_failures})"
+            checks = (Check(id="kube.node-proof", status="not-proven", message=text),)
+            results.append(HostResult(host=f"node {name}", message=text, checks=checks))
+            continue
+        notify(f"node {name} (pool {pool.name}, {number} of {len(todo)})")
+        results.append(_alone(f"node {name}", partial(_node, rendered, pool, name, there, run)))
+        notify(f"node {name}: {results[-1].message}")
+    return results
+
+
+def _node(rendered: Rendered, pool: Pool, name: str, there: list[tuple[str, Use]], run: _Runner) -> HostResult:
+    planned = node_proofs(rendered.cluster, pool, there)
+    return _result(f"node {name}", [run.prove(one) if isinstance(one, Proof) else one for one in planned])
+
+
+def _offered(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str, Use]]:
+    return [(node, use) for node, use in offers(pool, found, names) if use.total]
 
 
 def _result(host: str, checks: list[Check], *, refused: bool = False) -> HostResult:
@@ -121,10 +167,10 @@ class _Runner:
     """Starts a proof's objects, waits, reads, judges and deletes them, whatever happens."""
 
     def __init__(self, api: Api, timeout: float, keep: bool, notify: Notify) -> None:
-        self.api, self.timeout, self.keep, self.tell = api, timeout, keep, notify
+        self.api, self.timeout, self.keep, self.notify = api, timeout, keep, notify
 
     def prove(self, proof: Proof) -> Check:
-        self.tell(f"{proof.id}: {proof.title}")
+        self.notify(f"{proof.id}: {proof.title}")
         keys = [key_of(item) for item in proof.objects]
         check = None
         try:
@@ -170,7 +216,7 @@ class _Runner:
                 self.api.delete(key)
             await_gone(self.api, [_pod(name) for name in proof.pods], 60)
         except GpunodeError as error:
-            self.tell(error.what)
+            self.notify(error.what)
 
 
 def _pod(name: str) -> Key:

@@ -20,6 +20,7 @@ from gpunode.core.model import Check
 
 NAMESPACE = "gpunode-verify"
 IMAGE = "cuda-sample"
+_OF_A_NODE = ("kube.vectoradd", "kube.which-gpu", "kube.dra-claim")
 _LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes from the host, with the driver
 _KIND: Mapping[str, tuple[Kind, ...]] = {
     "none": ("gpu",),
@@ -105,6 +106,11 @@ def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> It
     else:
         most, node = max((other.total, name) for name, other in there if other.resource == use.resource)
         yield _too_large(cluster, "kube.too-many-stays-pending", node, use.resource, most + 1)
+
+
+def node_proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
+    """Whether pods can use the GPUs of one node, of which `there` is what it offers."""
+    yield from (proof for proof in proofs(cluster, pool, there) if proof.id in _OF_A_NODE)
 
 
 def _shared(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Proof | Check:
