@@ -135,7 +135,7 @@ def test_verify(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
 
 @KINDS
 def test_verify_since_a_run(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(since, "_told", odd_for(ODD, since._told, kind))
+    monkeypatch.setattr(since, "_differences", odd_for(ODD, since._differences, kind))
     found = since.verify_since(Targets(probes=(saved,)), DesiredState(to_run=False), Runs(), "r1", smoke=False)
     assert [r.host for r in found] == list(HOSTS)
     assert found[1].outcome == "failed" and all("not in run r1" in r.checks[0].message for r in (found[0], found[2]))

@@ -208,8 +208,8 @@ def test_what_a_package_manager_says_of_a_failure_is_more_than_a_heading(
     manager: Manager, name: str, file: str, text: str, says: str
 ) -> None:
     (manager.folder / "in" / file).write_text(text)
-    [said] = manager.run(name, f"log=$GPUNODE_IN/.log; {name}_said")
-    assert says in said
+    [printed] = manager.run(name, f"log=$GPUNODE_IN/.log; {name}_printed")
+    assert says in printed
 
 
 def dnf5(manager: Manager, text: str) -> None:

@@ -276,7 +276,9 @@ def _replaced(case: Case, branch: Branch, *, own: bool) -> tuple[str, ...]:
     names = case.knowledge.packages.get(f"{case.distro.family}-own", {})
     like = re.compile(names.get("only_there_like" if own else "only_own_like", r"(?!)"))
     named = () if own or branch.branch < names.get("only_own_from", 0) else names.get("only_own", ())
-    found = tuple(name for name in case.request.installed if name in named or like.fullmatch(name))
+    installed = case.request.installed
+    more = (name for name in installed if name not in named and like.fullmatch(name))
+    found = (*(name for name in named if name in installed), *more)
     if found:
         gone = f"{', '.join(found)}, and what depends on them"
         whose = "NVIDIA's packages give" if own else f"{case.distro.key}'s own driver gives"
