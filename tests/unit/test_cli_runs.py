@@ -129,7 +129,8 @@ folder, name, hosts, rounds = Path(sys.argv[1]), sys.argv[2], sys.argv[3].split(
 for number in range(rounds):
     journal = Runs(folder / f"{number}.sqlite")
     (folder / f"{number}.{name}").touch()
-    while len(list(folder.glob(f"{number}.[ab]"))) < 2:
+    until = time.monotonic() + 60
+    while len(list(folder.glob(f"{number}.[ab]"))) < 2 and time.monotonic() < until:
         pass
     rows = [HostRow(run=name, host=h, pool="all", wave=0, plan="", state="waiting") for h in hosts]
     try:
@@ -151,13 +152,18 @@ def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path:
         for name, hosts in (("a", "gpu1,gpu2"), ("b", "gpu2,gpu3"))
     ]  # fmt: skip
     said: dict[int, list[str]] = {}
-    for process in started:
-        assert process.stdout
-        for _ in range(rounds):
-            number, words = process.stdout.readline().strip().split(" ", 1)
-            said.setdefault(int(number), []).append(words)
-    for process in started:
-        process.communicate()
+    try:
+        for process in started:
+            assert process.stdout
+            for _ in range(rounds):
+                line = process.stdout.readline()
+                assert line, "it ended before its last round: its standard error says why"
+                number, words = line.strip().split(" ", 1)
+                said.setdefault(int(number), []).append(words)
+    finally:
+        for process in started:
+            process.kill()  # one that waits for the other goes on for ever
+            process.communicate()
     assert len(said) == rounds
     for words in said.values():
         began, refused = sorted(words, key=lambda text: text != "began")

@@ -53,6 +53,7 @@ _BUG = ("SQLITE_MISUSE", "SQLITE_CONSTRAINT", "SQLITE_RANGE", "SQLITE_INTERRUPT"
 _MACHINE = (
     "SQLITE_FULL", "SQLITE_READONLY", "SQLITE_CANTOPEN", "SQLITE_IOERR", "SQLITE_PERM", "SQLITE_NOMEM", "SQLITE_NOLFS",
 )  # fmt: skip
+_WAIT = 30.0  # seconds for another process that writes
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _UNREADABLE = (ValueError, TypeError, RecursionError)  # of rows that this program has not written so
 _ERRNO = {"SQLITE_FULL": errno.ENOSPC}
@@ -146,11 +147,11 @@ class Runs:
 
     def _open(self) -> None:
         self.path.touch(mode=0o600)
-        self._db = sqlite3.connect(self.path, timeout=30, isolation_level=None, check_same_thread=False)
+        self._db = sqlite3.connect(self.path, timeout=_WAIT, isolation_level=None, check_same_thread=False)
         columns = [row[1] for row in self._db.execute("pragma table_info(runs)")]
         if columns and columns != _COLUMNS:
             raise sqlite3.DatabaseError(f"its table of runs has the columns {', '.join(columns)}")
-        self._db.execute("pragma journal_mode = wal")
+        self._use_wal()
         self._db.execute("pragma synchronous = full")
         found = self._db.execute("pragma user_version").fetchone()[0]
         if found > VERSION:
@@ -159,10 +160,30 @@ class Runs:
                 fix="use the gpunode that wrote it, or move the file away",
             )
         self._db.executescript(_TABLES)
-        if found == 1:
-            self._db.execute("alter table hosts add column found text not null default ''")
         if found != VERSION:
+            self._upgrade()
+
+    def _use_wal(self) -> None:
+        """Only the first opening of a file switches it, and the switch does not wait for others as statements do."""
+        until = time.monotonic() + _WAIT
+        while True:
+            try:
+                self._db.execute("pragma journal_mode = wal")
+            except sqlite3.OperationalError as error:
+                if not error.sqlite_errorname.startswith(_BUSY) or time.monotonic() > until:
+                    raise
+                time.sleep(0.02)
+            else:
+                return
+
+    def _upgrade(self) -> None:
+        self._db.execute("begin immediate")  # another process may have done it meanwhile
+        try:
+            if self._db.execute("pragma user_version").fetchone()[0] == 1:
+                self._db.execute("alter table hosts add column found text not null default ''")
             self._db.execute(f"pragma user_version = {VERSION}")
+        finally:
+            self._db.execute("commit")
 
     def begin(
         self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]
