@@ -263,7 +263,7 @@ def _beating(board: Board, output_format: str) -> Iterator[None]:
             thread.join()
 
 
-_FAILURES = 20  # that are told while it runs
+_FAILURES = 20  # that are reported while it runs
 _EVERY = 10.0  # seconds between lines of counts
 
 

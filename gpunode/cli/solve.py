@@ -207,7 +207,8 @@ def _choice(part: DriverChoice | CudaChoice | ToolkitChoice | FabricChoice | Non
     packages = part.packages
     runfiles: tuple[Runfile, ...] = ()
     if isinstance(part, DriverChoice):
-        head = f"{part.branch} {part.flavour} {part.version or part.newest}".strip()
+        newest = f"the newest, as of {part.newest}" if part.newest else "the newest"
+        head = f"{part.branch} {part.flavour}, {part.version or newest}"
         packages = (*part.kernel_packages, *packages)
         runfiles = (part.runfile,) if part.runfile else ()
     elif isinstance(part, FabricChoice):

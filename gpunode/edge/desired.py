@@ -91,7 +91,7 @@ class DesiredState:
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
-        parse_spec(self.spec_data, where=source)  # a mistake in the file is told before any host is asked
+        parse_spec(self.spec_data, where=source)  # a mistake in the file is reported before any host is asked
 
     @classmethod
     def load(cls, path: str | Path = "gpunode.yml", *, lock: Lock | None = None) -> DesiredState:
@@ -193,7 +193,7 @@ class DesiredState:
             sealed = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found)
             plan = replace(plan, steps=(), problems=sealed)
         elif self._indexes and not opened.bundle.sha256:
-            plan = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
+            plan, solution = self._looked_up(self._indexes, facts, solution, plan, secrets, opened.proxy)
         return Planned(plan=plan, facts=facts, spec=spec, solution=solution, secrets=secrets)
 
     def _offered(self, facts: NodeFacts, spec: Spec, secrets: Secrets) -> Solution:
@@ -214,15 +214,20 @@ class DesiredState:
 
     def _looked_up(
         self, indexes: Indexes, facts: NodeFacts, solution: Solution, plan: Plan, secrets: Secrets, proxy: str
-    ) -> Plan:
-        """The plan where all that it installs is in the indexes of its repositories, else the problems."""
+    ) -> tuple[Plan, Solution]:
+        """The plan where all that it installs is in the indexes of its repositories, else the problems.
+
+        The solution comes back with the driver that the repository offers.
+        """
         repositories = [replace(one, url=secrets.open(one.url)) for one in solution.repositories]
         found = indexes.look_up(facts, solution, plan, repositories, self.knowledge, proxy)
         problems = tuple(replace(p, what=secrets.seal(p.what), fix=secrets.seal(p.fix)) for p in found.problems)
         warnings = tuple(f"packages were not looked up in {secrets.seal(one)}" for one in found.unread)
         if problems:
-            return replace(plan, steps=(), problems=(*plan.problems, *problems))
-        return replace(plan, warnings=(*plan.warnings, *warnings))
+            return replace(plan, steps=(), problems=(*plan.problems, *problems)), solution
+        if solution.driver and found.driver:
+            solution = replace(solution, driver=replace(solution.driver, offered=found.driver))
+        return replace(plan, warnings=(*plan.warnings, *warnings)), solution
 
     def _shared(self, facts: NodeFacts, spec: Spec, solution: Solution) -> Solution:
         """The solution with what the host does about sharing."""

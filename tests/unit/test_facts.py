@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts import facts_from_data, facts_hash, facts_to_data, parse_probe
-from gpunode.core.model import NodeFacts
+from gpunode.core.facts.driver import with_virtual
+from gpunode.core.model import NodeFacts, NvmlGpu, PciDevice
+from gpunode.edge.load import load_knowledge
 
 CASES = Path(__file__).parent.parent / "cases" / "probes"
 NAMES = sorted(folder.name for folder in CASES.iterdir())
@@ -360,3 +362,25 @@ def test_the_hash_changes_with_what_a_plan_rests_on(change: dict[str, object]) -
 def test_data_that_is_no_facts_is_refused() -> None:
     with pytest.raises(InputError):
         facts_from_data({"kernels": 3})
+
+
+VIRTUAL = (
+    "NVIDIA L4-12Q",
+    "GRID T4-16Q",
+    "NVIDIA A40-8A",
+    "NVIDIA A100-4-20C",
+    "GRID A100D-1-10CME",
+    "GRID P40-1B",
+)
+
+
+def test_a_gpu_that_a_hypervisor_shares_out_is_known_by_its_name() -> None:
+    """And no model that the knowledge has is taken for one."""
+    physical = {gpu.name for gpu in load_knowledge().gpus.values()}
+    gpus = (PciDevice(slot="0000:17:00.0", id="10de:27b8", class_code="0302"),)
+    found = {
+        name: with_virtual(gpus, [NvmlGpu(index=0, slot="0000:17:00.0", name=name)])[0].virtual_function
+        for name in (*VIRTUAL, *physical)
+    }
+    assert len(physical) > 500
+    assert [name for name, virtual in found.items() if virtual] == [*VIRTUAL]

@@ -17,6 +17,7 @@ from gpunode.core.bundle.index import Index, lacking, nearest_versions, newest_o
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, PackageWant, Plan
+from gpunode.core.report.text import chosen_text
 from gpunode.edge import load
 from gpunode.edge.bundle.lookup import read_index
 from gpunode.edge.desired import DesiredState
@@ -136,6 +137,15 @@ def test_auto_takes_the_newest_toolkit_of_a_repository_that_lacks_the_newest_kno
     assert {installs(found, name) for name in TOOLKIT} == {"1.19.1-1"}
     asked = plan(DEBIAN, site.url, toolkit={"version": "1.18.0"})
     assert "libnvidia-container1 1.18.0-1" in " ".join(problem.what for problem in asked.problems)
+
+
+@pytest.mark.parametrize(("held", "words"), [("595.71.05", "driver 595.71.05 open"), (None, "driver 595 open")])
+def test_the_headline_names_the_driver_that_the_repository_has(
+    held: str | None, words: str, root: Path, site: Server
+) -> None:
+    fill(root, [one for one in DRIVER if "595.99.02-1" not in one], toolkit("1.20.1"))
+    planned = DesiredState(spec(site.url), look_up=bool(held)).plan("node1", DEBIAN)
+    assert chosen_text(planned.solution).split(", ")[0] == words
 
 
 def test_a_repository_that_is_not_reached_from_here_is_a_warning(root: Path, site: Server) -> None:

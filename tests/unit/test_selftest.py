@@ -86,7 +86,7 @@ MACHINES: Mapping[str, Record] = {
     "A100 with MIG": CUT,
     "L4, proprietary modules": machine(L4, flavour="proprietary"),
     "two models": machine(RTX3090, L4),
-    "vGPU guest": machine(VGPU, virtual=True),
+    "vGPU guest": machine(VGPU),
 }
 
 
@@ -173,7 +173,7 @@ BROKEN: Mapping[str, Callable[[], Record]] = {
     "smi.sysfs": lambda: edited(NODE, "nvidia-smi.xml", swapped("16C110DE", "16C210DE")),
     "facts.proc": lambda: edited(NODE, "proc.txt", swapped("  580.95.05  ", "  580.95.06  ")),
     "smi.proc": lambda: edited(NODE, "proc.txt", swapped("Device Minor: \t 3", "Device Minor: \t 4")),
-    "facts.virtual": lambda: machine(VGPU),
+    "facts.virtual": lambda: machine(replace(VGPU, name="NVIDIA L4")),
     "facts.nvlink": lambda: broken_json("nvml.json", first_gpu(nvlink="101111111111111111")),
     "knowledge.pci-id": lambda: foreign("10de:fffe"),
     "knowledge.class": lambda: edited(NODE, "nvidia-smi.xml", swapped("brand>NVIDIA<", "brand>GeForce<")),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_error, spec_option
-from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for, telling
+from gpunode.cli.kube.options import cluster_options, notifying, pool_options, rendered_for
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import RefusedError
 
@@ -51,7 +51,7 @@ def apply(
     """
     from gpunode.edge.kube.apply import apply as apply_to
 
-    with telling(output_format) as notify:
+    with notifying(output_format) as notify:
         api = connect()
         rendered = rendered_for(api, spec_data, inventory, limit)
         applied = apply_to(api, rendered, dry_run=dry_run, wait=wait, timeout=timeout, notify=notify)
@@ -82,7 +82,7 @@ def remove(spec_data: Any, connect: Callable[[], Api], dry_run: bool, timeout: f
     from gpunode.edge.kube.apply import remove as remove_from
 
     namespace = parse_spec(spec_data).kubernetes.namespace
-    with telling(output_format) as notify:
+    with notifying(output_format) as notify:
         api = connect()
         applied = remove_from(api, namespace, dry_run=dry_run, timeout=timeout, notify=notify)
     return show_applied(applied, api, output_format)

@@ -76,7 +76,7 @@ def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: st
 
 
 @contextlib.contextmanager
-def telling(output_format: str) -> Iterator[Callable[[str], None]]:
+def notifying(output_format: str) -> Iterator[Callable[[str], None]]:
     """While the cluster works: call the function with the progress.  Formats for machines get no lines."""
     if output_format != "text":
         yield lambda _: None

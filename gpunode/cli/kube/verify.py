@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, spec_option, worst_exit
-from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for, telling
+from gpunode.cli.kube.options import cluster_options, notifying, pool_options, rendered_for
 
 if TYPE_CHECKING:
     from gpunode.edge.kube.client import Api
@@ -66,7 +66,7 @@ def verify(
     if (each_node or max_failures is not None) and not smoke:
         raise click.UsageError("--each-node starts pods, and --no-smoke starts none")
     signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
-    with telling(output_format) as notify:
+    with notifying(output_format) as notify:
         api = connect()
         rendered = rendered_for(api, spec_data, inventory, limit)
         how = ProofOptions(smoke=smoke, keep=keep, timeout=timeout, each_node=each_node, max_failures=max_failures)

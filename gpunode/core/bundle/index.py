@@ -107,6 +107,15 @@ def lacking(wants: Sequence[PackageWant], index: Index, stream: str = "") -> Ite
         )
 
 
+def newest_as_asked(wants: Sequence[PackageWant], index: Index, stream: str = "") -> str:
+    """The newest version, without the packager's part, that those of the packages with a version asked for have."""
+    packages = index.with_stream(stream)
+    held = (
+        v for want in wants if want.version for v in packages.get(want.name, ()) if matches_version(v, want.version)
+    )
+    return max(map(_upstream, held), key=version_key, default="")
+
+
 def newest_of_all(names: Sequence[str], index: Index) -> str:
     """The newest version, without the packager's part, that the repository has of every one of these packages."""
     held = [{_upstream(v) for v in index.packages.get(name, ())} for name in names]

@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gpunode.core.errors import InputError
 from gpunode.core.facts.containers import read_cdi, read_containers, read_device_nodes, read_gpu_containers
-from gpunode.core.facts.driver import read_driver, read_loaded_modules, read_nvlink, read_nvml, read_topology, read_xids
+from gpunode.core.facts.driver import (
+    read_driver,
+    read_loaded_modules,
+    read_nvlink,
+    read_nvml,
+    read_topology,
+    read_xids,
+    with_virtual,
+)
 from gpunode.core.facts.engines import read_runtimes, read_units
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
@@ -134,7 +142,7 @@ def parse_probe(text: str) -> NodeFacts:
         "user": probe.value("system", "user"),
         "root": probe.value("system", "uid") == "0",
         "kernels": read_kernels(probe),
-        "gpus": gpus,
+        "gpus": with_virtual(gpus, nvml),
         "nvswitches": nvswitches,
         "nvlink5_fabric": fabric,
         "nvml": nvml,

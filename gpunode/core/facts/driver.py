@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import replace
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe
-from gpunode.core.model import DriverState, NvmlGpu, Topology, Xid
+from gpunode.core.model import DriverState, NvmlGpu, PciDevice, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
 _XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,5})\b")
@@ -28,6 +30,17 @@ _TEXT_FIELDS = {
     "remapped_rows.failure": "remap_failure",
     "fabric.state": "fabric_state",
 }
+
+
+# what follows the model in the name of a virtual GPU type: A40-8Q, A100-4-20C, RTXA6000-12CME
+# (https://docs.nvidia.com/vgpu/latest/grid-vgpu-user-guide/, virtual GPU types)
+_VGPU_TYPE = re.compile(r"[A-Za-z0-9]-(?:\d-)?\d{1,3}(?:[ABCQ]|CME)\Z")
+
+
+def with_virtual(gpus: Sequence[PciDevice], nvml: Sequence[NvmlGpu]) -> tuple[PciDevice, ...]:
+    """The GPUs; in a guest a vGPU has no link to its physical function, and the driver's name for it says so."""
+    virtual = {gpu.slot for gpu in nvml if _VGPU_TYPE.search(gpu.name)}
+    return tuple(replace(gpu, virtual_function=True) if gpu.slot in virtual else gpu for gpu in gpus)
 
 
 def read_driver(probe: Probe, smi: str) -> DriverState:

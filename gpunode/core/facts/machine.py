@@ -247,8 +247,13 @@ def read_devices(probe: Probe) -> tuple[tuple[PciDevice, ...], tuple[PciDevice, 
 
 def read_unfinished(probe: Probe) -> tuple[str, ...]:
     """Ids in the journal with an intent and no outcome, oldest first."""
+    return unfinished(probe.pairs("journal"))
+
+
+def unfinished(records: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """The same of (phase, id) of each record."""
     open_ids: dict[str, None] = {}
-    for phase, ident in probe.pairs("journal"):
+    for phase, ident in records:
         if phase == "intent":
             open_ids[ident] = None
         else:

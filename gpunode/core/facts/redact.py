@@ -68,7 +68,7 @@ def _file_text(chunk: str) -> str | None:
 
 
 def _file(chunk: str, body: str, replace: Callable[[str], str]) -> str:
-    """The section with the redacted text: its size and base64 lines are made anew."""
+    """The section with the redacted text: its size and base64 lines are made again."""
     data = replace(body).encode()
     owner = _META.search(chunk)
     if not owner or data == body.encode():

@@ -2,7 +2,7 @@
 
 A node is not trusted: its facts become values of a playbook, names in requests, URLs and sentences.  `vetted` is the
 one place between a probe and everything that reads facts.  A text that does not fit its grammar is left out, and is
-told as malformed (a plan refuses that node) or, where no decision rests on the fact, as a note.  Prose, such as the
+reported as malformed (a plan refuses that node) or, where no decision rests on the fact, as a note.  Prose, such as the
 name of a distribution, is kept with its control characters made visible.
 """
 
@@ -221,7 +221,7 @@ _SECTIONS: Mapping[str, str] = {
 
 
 def vetted(facts: NodeFacts, *, volatile: Collection[str]) -> NodeFacts:
-    """The facts without what does not fit its grammar, told in `malformed`; of the `volatile` fields in `notes`."""
+    """The facts without what does not fit its grammar, reported in `malformed`; of the `volatile` fields in `notes`."""
     doubts: dict[tuple[str, str, bool], list[str]] = {}
     changed = {}
     for name, rule in _FIELDS[NodeFacts]:

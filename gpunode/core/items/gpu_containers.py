@@ -1,6 +1,6 @@
 """Running GPU containers and systemd's daemon-reload: what is wanted, what the plan says, what verify checks.
 
-systemd applies its device rules to every scope anew when it reloads, and takes what a container got behind its back
+systemd applies its device rules to every scope again when it reloads, and takes what a container got behind its back
 (docs/gpu-containers.md has the conditions, measured).
 """
 

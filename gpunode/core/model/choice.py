@@ -89,6 +89,7 @@ class DriverChoice:
     remove: tuple[str, ...] = ()  # conflicting packages to remove, of those installed
     may_go: tuple[str, ...] = ()  # those that the package manager may remove with them, or change
     newest: str = ""  # newest version known of the branch: what to expect where `version` is ""
+    offered: str = ""  # newest version of the branch in its repository's index, "" where nobody read that
     pin: str = ""  # versions (580.*) to prefer or lock, because package names do not tell branches apart
     stream: str = ""  # nvidia-driver:580-open, the stream of a dnf module that holds the branch
     runfile: Runfile | None = None  # of method runfile

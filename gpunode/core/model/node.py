@@ -49,7 +49,7 @@ class PciDevice:
     class_code: str
     subsystem: str = ""
     driver: str = ""  # kernel driver bound to it: nvidia, nouveau, vfio-pci, ""
-    virtual_function: bool = False  # has a physfn link: an SR-IOV VF or vGPU
+    virtual_function: bool = False  # an SR-IOV VF (it has a physfn link), or a vGPU by its name
     label: str = ""  # what lspci calls it, "" without lspci
 
 

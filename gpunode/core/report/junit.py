@@ -63,13 +63,13 @@ def _case(finding: Finding, host: str) -> Tree.Element:
         Tree.SubElement(case, element, message=message)
     elif element:
         Tree.SubElement(case, element, message=message, type=finding.status).text = more or message
-    elif finding.status == "warning":  # has passed, and is told
+    elif finding.status == "warning":  # has passed, and is reported
         Tree.SubElement(case, "system-out").text = f"warning: {message}\n{more}".rstrip()
     return case
 
 
 def _cases(host: Host) -> list[Finding]:
-    """What is told, then what passed; a host that nothing is known of by name has one case all the same."""
+    """What is reported, then what passed; a host that nothing is known of by name has one case all the same."""
     found = [*host.findings, *(Finding(id=name, status="passed", message="") for name in host.passed)]
     if host.state in ("waiting", "running"):
         found.append(Finding(id=f"run.{host.state}", status="skipped", message=host.message or host.state))

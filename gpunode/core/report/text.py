@@ -69,14 +69,17 @@ def class_text(plans: Sequence[Plan], *, chosen: str = "", detail: Detail = STEP
 
 
 def chosen_text(solution: Solution) -> str:
-    """The versions that were chosen, in a few words: driver 595.91.07 open, CUDA 12.8, toolkit 1.20.1."""
+    """The versions that were chosen, in a few words: driver 595.91.07 open, CUDA 12.8, toolkit 1.20.1.
+
+    Where nobody read the repository's index, of the driver the branch alone: its newest version is what is installed.
+    """
     driver, cuda, toolkit = solution.driver, solution.cuda, solution.toolkit
     found = []
     if driver and driver.method == "preinstalled":
         found.append("driver as installed")
     elif driver and driver.method != "none":
         how = ", by runfile" if driver.method == "runfile" else ""
-        found.append(f"driver {driver.version or driver.newest or driver.branch} {driver.flavour}{how}")
+        found.append(f"driver {driver.version or driver.offered or driver.branch} {driver.flavour}{how}")
     if cuda:
         found.append(f"CUDA {' and '.join(cuda.versions)}")
     if toolkit:

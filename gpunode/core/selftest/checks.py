@@ -608,10 +608,10 @@ def _temperature(seen: Seen) -> Finding:
     return _measured("temperature", reported, differences)
 
 
-def _measured(what: str, told: Sequence[str], differences: Sequence[str]) -> Finding:
-    if not told:
+def _measured(what: str, values: Sequence[str], differences: Sequence[str]) -> Finding:
+    if not values:
         raise NotPossible(f"no sample of the {what}")
-    counts = Counter(told)
+    counts = Counter(values)
     words = (f"{times}× {text}" if times > 1 else text for text, times in counts.items())
     return Finding(message=f"{what}: {', '.join(words)}", differences=differences)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -234,11 +234,9 @@ def read_record(files: Mapping[str, str]) -> Record:
         ) from None
 
 
-def lines_about_nvidia(log: str, keep: Callable[[str], bool] | None = None) -> Iterator[str]:
+def lines_about_nvidia(log: str) -> list[str]:
     """The lines of a kernel log that are about NVIDIA's modules and GPUs."""
-    for line in log.splitlines():
-        if _KERNEL.search(line) and (keep is None or keep(line)):
-            yield line
+    return [line for line in log.splitlines() if _KERNEL.search(line)]
 
 
 _KERNEL = re.compile(r"NVRM|nvidia|nvswitch|nouveau|\bXid\b", re.IGNORECASE)

@@ -202,12 +202,12 @@ def parse_snapshot(text: str) -> JournalSnapshot:
         ) from error
 
 
-def _snapshot(told: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot:
+def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot:
     def rows(kind: str, *grammars: Grammar) -> Sequence[Sequence[str]]:
-        for row in told.get(kind, ()):
+        for row in printed.get(kind, ()):
             for text, grammar in zip(row, grammars, strict=False):
                 _fit(text, grammar)
-        return told.get(kind, ())
+        return printed.get(kind, ())
 
     lines = [_record("\t".join(row)) for row in rows("journal")]
     records = tuple(record for record in lines if record)

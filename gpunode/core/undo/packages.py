@@ -12,7 +12,7 @@ from gpunode.core.undo.journal import ABSENT, JournalSnapshot, Record
 
 @dataclass(frozen=True, kw_only=True)
 class Packages:
-    """One transaction, in the words of core/items/package.py, and what is to be told with it."""
+    """One transaction, in the words of core/items/package.py, and what is to be reported with it."""
 
     install: tuple[Mapping[str, Any], ...] = ()  # name, version, hold
     remove: tuple[str, ...] = ()

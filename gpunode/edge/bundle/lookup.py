@@ -7,7 +7,7 @@ import fnmatch
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from gpunode.core.bundle.index import Index, deb_index, lacking, newest_of_all, rpm_index
+from gpunode.core.bundle.index import Index, deb_index, lacking, newest_as_asked, newest_of_all, rpm_index
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
@@ -20,10 +20,11 @@ TRIES, TIMEOUT = 1, 20  # a repository that this machine does not reach is no fa
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """What a look-up came to: what is missing, and which repositories could not be read."""
+    """What a look-up came to: what is missing, which repositories could not be read, the driver that would come."""
 
     problems: tuple[Problem, ...] = ()
     unread: tuple[str, ...] = ()
+    driver: str = ""  # the newest version of its branch that its repository has
 
 
 class Indexes:
@@ -44,15 +45,18 @@ class Indexes:
         """The packages that the plan installs, in NVIDIA's repositories or their mirrors, `repositories`."""
         problems: list[Problem] = []
         unread: list[str] = []
+        newest = ""
         by_name = {repository.name: repository for repository in repositories}
         for name, wants in _wanted(solution, plan, knowledge).items():
             index = self.index(by_name[name], facts, knowledge, proxy) if name in by_name else None
             if isinstance(index, GpunodeError):
                 unread.append(f"{name}: {index.what}")
             elif index is not None:
-                stream = solution.driver.stream if solution.driver and solution.driver.repository == name else ""
+                driver = solution.driver if solution.driver and solution.driver.repository == name else None
+                stream = driver.stream if driver else ""
                 problems += lacking(wants, index, stream)
-        return Found(problems=tuple(problems), unread=tuple(unread))
+                newest = newest_as_asked(driver.packages, index, stream) if driver else newest
+        return Found(problems=tuple(problems), unread=tuple(unread), driver=newest)
 
     def newest(
         self,

@@ -55,7 +55,7 @@ def push(folder: Path, manifest: Manifest, destination: str, *, accept_new: bool
     """Copy what the host lacks, have it compare all of it, put the manifest, then remove what only older bundles had.
 
     A connection that breaks is made again, and a file that was half there goes on; so does the next push after a kill.
-    `told(files, of, bytes, of)` hears of progress.  Raises GpunodeError, UnreachableError.
+    `on_progress(files, of, bytes, of)` hears of progress.  Raises GpunodeError, UnreachableError.
     """
     host, target = parse_destination(destination)
     journey = _Journey(folder, manifest, target, notify)

@@ -95,8 +95,8 @@ class Store:
     def path(self, sha256: str) -> Path:
         return self.folder / sha256[:2] / sha256
 
-    def fetch_all(self, wanted: Sequence[Wanted], told: Callable[[int, int, int, int], None]) -> None:
-        """Fetch what is not there yet, some side by side.  `told(files, of, bytes, of)` hears of progress.
+    def fetch_all(self, wanted: Sequence[Wanted], on_progress: Callable[[int, int, int, int], None]) -> None:
+        """Fetch what is not there yet, some side by side.  `on_progress(files, of, bytes, of)` hears of progress.
 
         Raises GpunodeError for the first file that cannot be had; what was fetched stays for the next time.
         """
@@ -109,7 +109,7 @@ class Store:
             with lock:
                 there[one.sha256] = size
                 whole = sum(size == once[sha256].size for sha256, size in there.items())
-                told(whole, len(once), sum(there.values()), total)
+                on_progress(whole, len(once), sum(there.values()), total)
 
         with ThreadPoolExecutor(AT_ONCE) as pool:
             try:

@@ -1,4 +1,4 @@
-"""Going through a fleet: what core/rollout.py says is to be done, in threads, each change told before the next.
+"""Going through a fleet: what core/rollout.py says is to be done, in threads, each change reported before the next.
 
 Nothing here knows of Ansible or of nodes: `do` and `verify` are given.  A host is in work from `on_start` to `on_end`.
 """
@@ -35,7 +35,7 @@ class Job:
 
 @dataclass(frozen=True, kw_only=True)
 class Hooks:
-    """What is done, and who is told; `cancelled` is asked while a job runs."""
+    """What is done, and who is reported; `cancelled` is asked while a job runs."""
 
     do: Callable[[Job], Results]
     verify: Callable[[Sequence[str]], Results]

@@ -434,7 +434,7 @@ def _result(
 
 
 def _settled(result: HostResult, after: HostPlan | None, steps: int) -> HostResult:
-    """After a good run the plan must be empty; what still stands in it is told, and the outcome is pending."""
+    """After a good run the plan must be empty; what still stands in it is reported, and the outcome is pending."""
     failed = [c.id for c in result.checks if c.status == "failed"]
     if failed:
         return replace(result, outcome="failed", message=f"done, but these checks failed: {', '.join(failed)}")

@@ -182,8 +182,10 @@ class Runs:
             if self._db.execute("pragma user_version").fetchone()[0] == 1:
                 self._db.execute("alter table hosts add column found text not null default ''")
             self._db.execute(f"pragma user_version = {VERSION}")
-        finally:
-            self._db.execute("commit")
+        except BaseException:
+            self._db.execute("rollback")
+            raise
+        self._db.execute("commit")
 
     def begin(
         self, name: str, verb: str, request: Mapping[str, Any], controller: str, hosts: Iterable[HostRow]

@@ -61,7 +61,7 @@ def _warning(text: str) -> Check:
     return Check(id="since.run", status="warning", message=text)
 
 
-def _with(result: HostResult, told: list[Check], run: str) -> HostResult:
-    same = not told and result.ok
+def _with(result: HostResult, differences: list[Check], run: str) -> HostResult:
+    same = not differences and result.ok
     message = f"as run {run} left it" if same else result.message
-    return replace(result, message=message, checks=(*told, *result.checks), since=run, unchanged_since=same)
+    return replace(result, message=message, checks=(*differences, *result.checks), since=run, unchanged_since=same)

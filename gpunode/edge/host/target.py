@@ -17,6 +17,7 @@ from gpunode.core.edits.target import Activation, Target, gathered
 from gpunode.core.edits.target import texts as texts_of
 from gpunode.core.edits.undo import recorded_edits
 from gpunode.core.errors import InputError
+from gpunode.core.facts.machine import unfinished
 from gpunode.core.mask import mask, mask_quoted
 from gpunode.core.model import Edit, Outcome, Reason, Undo
 from gpunode.core.remote import parse_outcome, program
@@ -75,16 +76,13 @@ def records(root: Path, label: str) -> dict[str, Mapping[str, Undo]]:
 
 def interrupted(root: Path) -> bool:
     """Whether the journal has a transaction without an outcome, which commit.sh finishes or undoes before all else."""
-    started: set[str] = set()
     try:
         with (state_folder(root) / "journal.jsonl").open(encoding="utf-8") as journal:
-            for record in map(json.loads, journal):
-                (started.add if record["phase"] == "intent" else started.discard)(record["id"])
+            return bool(unfinished((record["phase"], record["id"]) for record in map(json.loads, journal)))
     except FileNotFoundError:
         return False
     except (OSError, ValueError, KeyError, TypeError):  # a line that only the node's script can make sense of
         return True
-    return bool(started)
 
 
 # ---------------------------------------------------------------- one edit: read, change, commit

@@ -1,4 +1,4 @@
-"""Apply what was rendered, and take it away again: rehearsed as a whole, then done in order, told when it breaks."""
+"""Apply what was rendered, and take it away again: rehearsed as a whole, done in order, reported when it breaks."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ MANAGER = "gpunode"  # the field manager of everything that we apply
 CHUNK = 500  # objects of one answer to a list
 ATTEMPTS = 6
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
-WATCH = 60  # seconds after which a watch is begun anew
+WATCH = 60  # seconds after which a watch is begun again
 AGAIN = frozenset({429, 500, 502, 503, 504})
 _OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422: "refused"}
 Found = TypeVar("Found")
@@ -331,7 +331,7 @@ class Api:
     def follow(self, key: Key, until: Callable[[Object | None], Found | None], seconds: float) -> Found | None:
         """Show the object to `until` now and whenever it changes (None: it is not there); its first answer, or None.
 
-        A list, then a watch from there on; a watch that ends, breaks or is too old is begun anew, one that is not
+        A list, then a watch from there on; a watch that ends, breaks or is too old is begun again, one that is not
         allowed replaced by asking.
         """
         deadline = self.clock() + seconds

@@ -62,7 +62,7 @@ class Ground:
 
 
 def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
-    """Everything that must hold, in an order in which one mistake is not told as many.  Changes nothing."""
+    """Everything that must hold, in an order in which one mistake is not reported as many.  Changes nothing."""
     ground = Ground(wanted={key_of(item): item for item in rendered.objects})
     namespace = rendered.cluster.spec.namespace
     for problems in (_server(api, rendered), rendered.problems, _kinds(api, rendered)):
@@ -185,7 +185,7 @@ def _others(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     except ApiError as error:
         if error.status != 403:
             raise
-        return  # whoever may not look cannot be told
+        return  # whoever may not look sees no problem
     yield from other_problems(rendered, daemon_sets, policies, [ground.nodes[name] for name in ground.pool_nodes])
 
 

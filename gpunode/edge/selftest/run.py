@@ -171,7 +171,7 @@ def _dmesg(clock: Clock) -> Capture:
     log = capture(["dmesg"], clock, 10)
     if log.exit != 0:
         log = capture(["journalctl", "-k", "-b", "--no-pager", "-o", "short"], clock, 20)
-    kept = "\n".join([*lines_about_nvidia(log.text)][-400:])
+    kept = "\n".join(lines_about_nvidia(log.text)[-400:])
     return replace(only_if_good(log), text=f"{kept}\n" if log.exit == 0 else "")
 
 

@@ -2,7 +2,7 @@
 # shellcheck disable=SC2030,SC2031 # functions whose body is a subshell, which the functions that they call read
 # NVIDIA's device files, and the running containers that have some of them; put before probe.sh and reload.sh.
 #
-# systemd applies its own device rules to every scope anew at each daemon-reload (`systemctl enable` and package scripts
+# systemd applies its own device rules to every scope again at each daemon-reload (`systemctl enable` and package scripts
 # do one, too).  What a container got behind its back is then gone: «Failed to initialize NVML: Unknown Error».  So what
 # counts is what systemd has noted for the container's scope, whatever engine, mode or link brought it there
 # (docs/gpu-containers.md).

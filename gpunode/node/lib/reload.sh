@@ -2,7 +2,7 @@
 # Before systemd reloads, it is told of the GPUs of running containers.  Behind common.sh and devices.sh, before
 # packages.sh and activate.sh: whoever runs what makes systemd reload calls keep_gpus first (docs/gpu-containers.md).
 
-# keep_gpus: before systemd applies its device rules anew (daemon-reload, which `systemctl enable` and package scripts do
+# keep_gpus: before systemd applies its device rules again (daemon-reload, which `systemctl enable` and package scripts do
 # as well), tells it of the GPUs that it would take from running containers.  Where that is not possible, 1, and $affected_containers
 # names the containers.
 # sets: affected_containers

@@ -81,7 +81,7 @@ apt_recover() {
   [ -n "$(dpkg --audit 2>/dev/null)" ] || [ -n "$(ls /var/lib/dpkg/updates 2>/dev/null)" ] || return 0
   say note "dpkg was interrupted: dpkg --configure -a"
   dpkg --configure -a --force-confold --force-confdef >>"$log" 2>&1 </dev/null 9>&- && return
-  # of what dpkg wants to have anew, apt first brings the others to its version
+  # of what dpkg wants to have again, apt first brings the others to its version
   # shellcheck disable=SC2046 # names
   apt_repair || apt_repair $(dpkg-query -W -f '${db:Status-Abbrev} ${binary:Package}\n' 2>/dev/null | sed -n 's/^..R //p') || {
     reason=$(sed -n 's/^E: //p' "$log" | tail -n 1)
@@ -89,7 +89,7 @@ apt_recover() {
   }
 }
 
-# apt_repair [NAME…]: lets apt put right what is half there; NAME… are fetched anew, which it does only where it is told
+# apt_repair [NAME…]: lets apt put right what is half there; NAME… are fetched again, which it does only where it is asked to
 # sets: back
 apt_repair() {
   [ $# = 0 ] || set -- --reinstall "$@"

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154  # variables of packages.sh
-# What a package transaction has changed: kept while it runs, in the journal, and told.  Stands behind package_marks.sh, before
+# What a package transaction has changed: kept while it runs, in the journal, and printed.  Stands behind package_marks.sh, before
 # packages.sh.
 
 # names of which several versions are there, before or after: kernels also stand under a name with their version

@@ -82,7 +82,7 @@ dnf_configured() {
 dnf_refresh() {
   sources_there
   for repository in $(dnf_repositories); do
-    # shellcheck disable=SC2046  # an option or none: yum always fetches anew
+    # shellcheck disable=SC2046  # an option or none: yum always fetches again
     dnf_ -y $(! have dnf || echo --refresh) --disablerepo='*' --enablerepo="$repository" \
       --setopt="$repository.skip_if_unavailable=0" makecache >"$GPUNODE_IN/.update" 2>&1 ||
       dnf_refresh_failed

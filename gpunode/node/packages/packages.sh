@@ -8,7 +8,7 @@
 #   wait         until nobody else holds the package manager's lock
 #   recover      finishes what was interrupted
 #   configured   whether the repositories of the request can be asked
-#   refresh      reads them anew; refresh_all reads every repository of the node
+#   refresh      reads them again; refresh_all reads every repository of the node
 #   simulate     prints what would happen as lines `install NAME VERSION` and `remove NAME`; why_not says why it cannot
 #   needs        KiB to fetch and KiB to unpack
 #   commit       does it, its output in .transaction; said: the line of it that says why it failed

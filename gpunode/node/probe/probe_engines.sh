@@ -73,7 +73,7 @@ probe_units() {
 }
 
 # known_units: those of $UNITS, in $REPLY, that have a file where systemd looks for one, or run without: systemd would
-# look for each of the others anew whenever it is asked (systemd.unit(5))
+# look for each of the others again whenever it is asked (systemd.unit(5))
 # sets: REPLY
 known_units() {
   REPLY=
@@ -223,7 +223,7 @@ engine_files() {
   docker_config=/etc/docker/daemon.json
   have dockerd || [ ! -x /snap/docker/current/bin/dockerd ] || docker_config=/var/snap/docker/current/config/daemon.json
   docker_pid
-  # of one that runs, with what stands in the variables of its unit
+  # of one that runs, with the variables of its unit
   # shellcheck disable=SC2034 # option reads $flags
   [ ! -r "/proc/${REPLY:-none}/cmdline" ] || flags=$(tr '\0\n' '  ' <"/proc/$REPLY/cmdline")
   option --config-file --config-file

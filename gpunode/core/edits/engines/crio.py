@@ -438,8 +438,8 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
     """CRI-O is restarted, and conmon keeps the containers meanwhile.
 
-    On SIGHUP 1.26 and later read the runtimes anew (pkg/config/reload.go) and say so, but go on with those they started
-    with: 1.36.3 then does not find a runtime that is new.
+    On SIGHUP 1.26 and later read the runtimes again (pkg/config/reload.go) and say so, but go on with those that they
+    started with: 1.36.3 then does not find a runtime that is new.
     """
     unit = runtime.unit or "crio.service"
     socket = runtime.socket or "/run/crio/crio.sock"

@@ -30,7 +30,7 @@ from gpunode.core.numbers import release, whole
 
 # ---------------------------------------------------------------- the files of a node
 
-# Both make containerd's config.toml anew at every start of their agent: from a template of the user's, else from their
+# Both make containerd's config.toml again at every start of their agent: from a template of the user's, else from their
 # own.  Their own template adds the runtimes that they find (nvidia-container-runtime as `nvidia`), and takes the
 # default one from the setting `default-runtime`.
 # Sources: k3s-io/k3s pkg/agent/containerd/{config,config_linux,runtimes}.go, pkg/configfilearg/parser.go, pull requests

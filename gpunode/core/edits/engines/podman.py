@@ -176,5 +176,5 @@ def state(files: Mapping[str, bytes], request: RuntimeRequest) -> RuntimeState:
 
 
 def activation(facts: NodeFacts, runtime: Runtime, edit: Edit) -> Activation:
-    """Every podman command reads its files anew: nothing is restarted."""
+    """Every podman command reads its files again: nothing is restarted."""
     return Activation(unit="", verb="", config=runtime.config)

@@ -215,7 +215,7 @@ def _name_it(after: dict[str, bytes], host: Host, asked: Extender, naming: Namin
         )
         for name in sorted(drop)
     ]
-    if change.more or change.anew:
+    if change.more or change.rewritten:
         reasons.append(
             Reason(what=f"--{naming.flag}", why=f"names {naming.path}", source=asked.rules.api_source(asked.minor))
         )

@@ -15,7 +15,7 @@ from gpunode.core.model import Reason
 
 _NAME = "kube-scheduler"
 _VOLUME = "scheduler-config"
-_MARK = "gpunode-scheduler-config"  # an annotation: another hash has the kubelet start the pod anew
+_MARK = "gpunode-scheduler-config"  # an annotation: another hash has the kubelet start the pod again
 _FIX = "fix the manifest, then run again"
 
 
@@ -86,19 +86,19 @@ def with_words(pod: Pod, change: WordChange) -> Pod:
         return pod
     text = pod.text
     scripts: dict[tuple[str | int, ...], WordChange] = {}
-    for at in sorted({*change.gone, *(change.anew or {})}, reverse=True):
+    for at in sorted({*change.gone, *(change.rewritten or {})}, reverse=True):
         place, inner = pod.places[at]
         if inner is not None:
             part = scripts.get(place, WordChange())
             if at in change.gone:
                 part = replace(part, gone=part.gone | {inner})
             else:
-                part = replace(part, anew={**(part.anew or {}), inner: (change.anew or {})[at]})
+                part = replace(part, rewritten={**(part.rewritten or {}), inner: (change.rewritten or {})[at]})
             scripts[place] = part
         elif at in change.gone:
             text = yamledit.remove(text, place)
         else:
-            text = yamledit.set_value(text, place, (change.anew or {})[at])
+            text = yamledit.set_value(text, place, (change.rewritten or {})[at])
     if change.more:
         place, inner = pod.places[max(change.after, 0)]
         if inner is not None:
@@ -198,7 +198,7 @@ def without_file(pod: Pod, file: str) -> Pod:
 
 
 def with_mark(pod: Pod, mark: str) -> Pod:
-    """The manifest with an annotation that differs, so that the kubelet starts the pod anew."""
+    """The manifest with an annotation that differs, so that the kubelet starts the pod again."""
     return pod_of(pod.path, yamledit.set_value(pod.text, ("metadata", "annotations", _MARK), mark).encode())
 
 

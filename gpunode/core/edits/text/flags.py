@@ -46,13 +46,13 @@ class WordChange:
     """What becomes of words: those that go, those that become another, and those that come behind the word `after`."""
 
     gone: frozenset[int] = frozenset()
-    anew: Mapping[int, str] | None = None
+    rewritten: Mapping[int, str] | None = None
     more: tuple[str, ...] = ()
     after: int = -1
 
     @property
     def nothing(self) -> bool:
-        return not self.gone and not self.anew and not self.more
+        return not self.gone and not self.rewritten and not self.more
 
 
 def words_in(text: str, start: int = 0, end: int | None = None, *, sh: bool = False) -> list[Word]:
@@ -146,7 +146,7 @@ def change_flags(words: Sequence[str], *, drop: Collection[str] = (), want: Mapp
             head, equals, _ = words[flag.last].partition("=")
             changed[flag.last] = f"{head}={value}" if flag.first == flag.last and equals else value
     after = max((flag.last for flag in flags if flag.last not in gone), default=_program(words))
-    return WordChange(gone=frozenset(gone), anew=changed, more=tuple(more), after=after)
+    return WordChange(gone=frozenset(gone), rewritten=changed, more=tuple(more), after=after)
 
 
 def _program(words: Sequence[str]) -> int:
@@ -162,7 +162,7 @@ def quoted(word: str) -> str:
 def apply_words(text: str, words: Sequence[Word], change: WordChange, quote: Callable[[str], str] = quoted) -> str:
     """The text with a change of its words: a new word goes on a line of its own where the others do."""
     edits = [(start, stop, "") for start, stop in _runs(words, change.gone)]
-    for at, value in (change.anew or {}).items():
+    for at, value in (change.rewritten or {}).items():
         word = words[at]
         mark = text[word.start]
         same = mark in "\"'" and text[word.end - 1] == mark and mark not in value

@@ -16,7 +16,7 @@ from gpunode.core.content import decode
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text.flags import Word, WordChange, apply_words, words_in
 
-# where units stand, the place that counts first; /run, what is made anew at every boot, is nobody's to edit
+# where units stand, the place that counts first; /run, what is made again at every boot, is nobody's to edit
 FOLDERS = ("/etc/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system")
 _VARIABLE = re.compile(r"\$(?:\{(\w+)\}|(\w+))\Z")
 _SETTING = re.compile(r"^[ \t]*(?P<key>\w+)[ \t]*=[ \t]*", re.MULTILINE)
@@ -137,9 +137,9 @@ def change_program(files: Mapping[str, bytes], program: Program, change: WordCha
     for at in change.gone:
         segment, word = program.order[at]
         parts[segment] = replace(parts[segment], gone=parts[segment].gone | {word})
-    for at, text in (change.anew or {}).items():
+    for at, text in (change.rewritten or {}).items():
         segment, word = program.order[at]
-        parts[segment] = replace(parts[segment], anew={**(parts[segment].anew or {}), word: text})
+        parts[segment] = replace(parts[segment], rewritten={**(parts[segment].rewritten or {}), word: text})
     if change.more:
         segment, word = _place(program, change)
         parts[segment] = replace(parts[segment], more=change.more, after=word)

@@ -223,7 +223,7 @@ def _replaced(text: str, holder: yaml.Node, old: yaml.Node, last: str | int, val
             yield f"{text[:start]}{gap}'{value.replace(chr(39), chr(39) * 2)}'{text[end:]}"
         yield f"{text[:start]}{gap}{_flow(value)}{text[end:]}"
         return
-    if isinstance(last, str):  # the whole pair anew
+    if isinstance(last, str):  # the whole pair again
         pair = _pair(holder, last)
         if pair is None or flow:
             return

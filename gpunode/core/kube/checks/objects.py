@@ -86,7 +86,7 @@ def _alone(item: Found) -> Iterator[str]:
 
 
 def _workload(item: Found) -> Iterator[str]:
-    """The selector finds the pods of the template, and they start anew for ever."""
+    """The selector finds the pods of the template, and they start again for ever."""
     spec = mapping(item, "spec")
     template, _ = template_of(item)
     selector = mapping(spec, "selector")

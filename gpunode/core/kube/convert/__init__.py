@@ -179,7 +179,7 @@ class Old:
 
 @dataclass(frozen=True, kw_only=True)
 class Converted:
-    """The manifest anew; `problems` are left to a person."""
+    """The manifest again; `problems` are left to a person."""
 
     text: str
     changes: tuple[Change, ...]

@@ -176,7 +176,7 @@ def _flags(container: Any, minor: int, rules: SchedulerRules) -> Iterator[Told]:
         rest, dropped = without_gates(gates or "", minor, rules)
         want = {"feature-gates": rest} if dropped and rest else {}
         change = change_flags(listed, drop=drop | ({"feature-gates"} if dropped and not rest else set()), want=want)
-        changed = change.anew or {}
+        changed = change.rewritten or {}
         for at in range(len(listed) - 1, -1, -1):
             if at in change.gone:
                 del listed[at]

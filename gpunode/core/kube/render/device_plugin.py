@@ -223,7 +223,7 @@ def _several(cluster: Cluster) -> bool:
 def _config(cluster: Cluster, component: str, process: str, security: Object) -> _Config:
     """One pool: its file, mounted.  Several: the config manager picks the file that the node's label names.
 
-    A change of the one file changes the annotation, so that the pods start anew; the manager sends SIGHUP instead.
+    A change of the one file changes the annotation, so that the pods start again; the manager sends SIGHUP instead.
     What the manager writes to /config is a symbolic link into its source folder, at the path where the manager itself
     has that folder: whoever reads the link needs both volumes, at the same paths.
     """
