@@ -49,47 +49,66 @@ def repository_url(network: ipaddress.IPv4Network) -> str:
 
 
 def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Network, *, log: Log) -> str:
-    """Serve `directory` on the lab's network, by a container of `image`; gives back its URL."""
+    """Serve `directory` on the lab's network, by a container of `image`; gives back its URL.
+
+    A server that podman counts as running and that does not answer is started again: podman does not notice when a
+    container and the process that watches it were killed together.
+    """
     url = repository_url(network)
     wanted = f"true {directory}"
     state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
-    if podman("inspect", "--format", state, repository_name(), check=False).stdout.strip() != wanted:
-        log(f"serving the lab's package repository at {url}")
-        podman("rm", "--force", "--ignore", "--time=0", repository_name())
-        mount = f"{directory}:/srv:ro"
-        address = str(network[REPOSITORY_HOST])
-        serve = ("busybox", "httpd", "-f", "-p", "80", "-h", "/srv")  # every image has it, also one without Python
-        keep = ("--restart=always", "--stop-timeout=0", "--log-driver=none", f"--label={SERVED}={directory}")
-        podman(
-            "run",
-            "-d",
-            "--name",
-            repository_name(),
-            f"--network={network_name()}",
-            f"--ip={address}",
-            "-v",
-            mount,
-            *keep,
-            image,
-            *serve,
-        )
-    _wait_until_it_answers(url)
+    if podman("inspect", "--format", state, repository_name(), check=False).stdout.strip() == wanted:
+        if _why_no_answer(url, seconds=3) is None:
+            return url
+        log("the lab's package repository does not answer: starting it again")
+    log(f"serving the lab's package repository at {url}")
+    _start_repository(image, directory, network)
+    if error := _why_no_answer(url, seconds=30):
+        raise GpunodeError(f"the lab's repository at {url} does not answer: {error}; {_state_of_repository()}")
     return url
 
 
-def _wait_until_it_answers(url: str) -> None:
-    deadline = time.monotonic() + 30
+def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> None:
+    podman("rm", "--force", "--ignore", "--time=0", repository_name())
+    podman(
+        "run",
+        "-d",
+        "--name",
+        repository_name(),
+        f"--network={network_name()}",
+        f"--ip={network[REPOSITORY_HOST]}",
+        "-v",
+        f"{directory}:/srv:ro",
+        "--restart=always",
+        "--stop-timeout=0",
+        f"--label={SERVED}={directory}",
+        image,
+        *("busybox", "httpd", "-f", "-p", "80", "-h", "/srv"),  # every image has it, also one without Python
+    )
+
+
+def _why_no_answer(url: str, *, seconds: float) -> OSError | None:
+    """What the last try met after so many seconds; None as soon as the server answers."""
+    deadline = time.monotonic() + seconds
     while True:
         try:
             with urllib.request.urlopen(f"{url}/", timeout=5):  # noqa: S310 - our own http URL
-                return
+                return None
         except urllib.error.HTTPError:
-            return  # it does not list folders, and says so
+            return None  # it does not list folders, and says so
         except OSError as error:
             if time.monotonic() > deadline:
-                stated = podman("logs", "--tail=5", repository_name(), check=False).stderr
-                raise GpunodeError(f"the lab's repository at {url} does not answer: {error} {stated}") from error
+                return error
             time.sleep(0.1)
+
+
+def _state_of_repository() -> str:
+    """What podman knows of the server that does not answer, for the message."""
+    shape = "{{.State.Status}}, exit code {{.State.ExitCode}}, started {{.RestartCount}} times again"
+    state = podman("inspect", "--format", shape, repository_name(), check=False).stdout.strip()
+    log = podman("logs", "--tail=5", repository_name(), check=False)
+    last = "; ".join((log.stdout + log.stderr).split("\n")).strip("; ")
+    return f"its container: {state or 'none'}" + (f"; its log: {last}" if last else "")
 
 
 def remove_if_unused() -> None:

@@ -31,6 +31,7 @@ from gpunode.core.model import (
     ConfigFile,
     DriverState,
     Kernel,
+    Kubernetes,
     NodeFacts,
     NvmlGpu,
     Package,
@@ -358,6 +359,14 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ("gpu-lost", {"gpus": (GPU, replace(GPU, slot="0000:18:00.0"))}),
     ("gpu-lost", {"xids": (Xid(code=79, slot="0000:17:00", line="NVRM: Xid (PCI:0000:17:00): 79"),)}),
     ("fabric-manager-missing", {"nvswitches": (SWITCH,)}),
+    (
+        "fabric-manager-missing",
+        {
+            "nvswitches": (SWITCH,),
+            "kubernetes": Kubernetes(driver_container=True),
+            "nvml": (NvmlGpu(index=0, fabric_state="In Progress"),),
+        },
+    ),
     ("mig-pending", {"nvml": (NvmlGpu(index=0, mig_current="Disabled", mig_pending="Enabled"),)}),
     ("reset-required", {"nvml": (NvmlGpu(index=0, remap_pending="Yes"),)}),
     ("docker-default-runtime-missing", docker(b'{"default-runtime": "nvidia"}')),
@@ -388,6 +397,12 @@ def test_a_sound_node_has_no_fault() -> None:
     running = {"nvidia-fabricmanager": Service(name="nvidia-fabricmanager", active="active")}
     sound = replace(SOUND, nvswitches=(SWITCH,), services=running)
     assert state_faults(sound, {}, load_scheduler_rules()) == {}
+
+
+def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:
+    joined = tuple(replace(gpu, fabric_state="Completed") for gpu in SOUND.nvml)
+    contained = replace(SOUND, nvswitches=(SWITCH,), nvml=joined, kubernetes=Kubernetes(driver_container=True))
+    assert state_faults(contained, {}, None) == {}
 
 
 MANIFEST = "spec:\n  containers:\n  - image: registry.k8s.io/kube-scheduler:v1.{}.4\n    command: [kube-scheduler{}]\n"

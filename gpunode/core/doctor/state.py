@@ -49,14 +49,19 @@ def _driver(facts: NodeFacts) -> Says:
 
 
 def _fabric(facts: NodeFacts) -> Says:
+    """The fabric manager of a driver container has no unit on the node: there the GPUs' own fabric state counts."""
+    if not (facts.driver.loaded and (facts.nvswitches or facts.nvlink5_fabric)):
+        return
     manager = facts.services.get("nvidia-fabricmanager")
-    if (
-        facts.driver.loaded
-        and (facts.nvswitches or facts.nvlink5_fabric)
-        and (not manager or manager.active != "active")
-    ):
-        state = manager.active if manager and manager.active else "not installed"
-        yield "fabric-manager-missing", f"NVSwitches are here, nvidia-fabricmanager is {state}"
+    if manager and manager.active:
+        if manager.active != "active":
+            yield "fabric-manager-missing", f"NVSwitches are here, nvidia-fabricmanager is {manager.active}"
+    elif facts.kubernetes.driver_container:
+        waiting = [gpu for gpu in facts.nvml if gpu.fabric_state not in ("", "N/A", "Completed")]
+        for gpu in waiting:
+            yield "fabric-manager-missing", f"GPU {gpu.index} has not joined the NVLink fabric: {gpu.fabric_state}"
+    else:
+        yield "fabric-manager-missing", "NVSwitches are here, nvidia-fabricmanager is not installed"
 
 
 def _mig(facts: NodeFacts) -> Says:
