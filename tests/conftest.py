@@ -73,15 +73,20 @@ def lab_up(request: pytest.FixtureRequest) -> Iterator[LabUp]:
 
 
 @pytest.fixture(scope="session")
-def run_gpunode(tmp_path_factory: pytest.TempPathFactory) -> RunGpunode:
-    """`run_gpunode("plan", "-i", PATH, …, exit=3)`: the command as a user calls it, with a state folder of its own.
+def controller(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """The environment of a controller with a state folder of its own: it knows of the runs that it began."""
+    return {**os.environ, "XDG_STATE_HOME": str(tmp_path_factory.mktemp("state")), "NO_COLOR": "1"}
+
+
+@pytest.fixture(scope="session")
+def run_gpunode(controller: dict[str, str]) -> RunGpunode:
+    """`run_gpunode("plan", "-i", PATH, …, exit=3)`: the command as a user of that controller calls it.
 
     Fails, showing all output, when the exit code is another one than `exit` (None: any).
     """
-    state = tmp_path_factory.mktemp("state")
 
     def run(*args: object, exit: int | None = 0, **options: Any) -> subprocess.CompletedProcess[str]:
-        environment = {**os.environ, "XDG_STATE_HOME": str(state), "NO_COLOR": "1"} | options.pop("env", {})
+        environment = controller | options.pop("env", {})
         command = [sys.executable, "-m", "gpunode", *map(str, args)]
         done = subprocess.run(
             command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, **options

@@ -58,7 +58,7 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
     wanted = f"true {directory}"
     state = '{{.State.Running}} {{index .Config.Labels "' + SERVED + '"}}'
     if podman("inspect", "--format", state, repository_name(), check=False).stdout.strip() == wanted:
-        if _why_no_answer(url, seconds=3) is None:
+        if _why_no_answer(url, seconds=5) is None:
             return url
         log("the lab's package repository does not answer: starting it again")
     log(f"serving the lab's package repository at {url}")
@@ -106,9 +106,11 @@ def _state_of_repository() -> str:
     """What podman knows of the server that does not answer, for the message."""
     shape = "{{.State.Status}}, exit code {{.State.ExitCode}}, started {{.RestartCount}} times again"
     state = podman("inspect", "--format", shape, repository_name(), check=False).stdout.strip()
+    fetch = ("busybox", "wget", "-q", "-O", "/dev/null", "http://127.0.0.1/")
+    inside = podman("exec", repository_name(), *fetch, check=False)
     log = podman("logs", "--tail=5", repository_name(), check=False)
-    last = "; ".join((log.stdout + log.stderr).split("\n")).strip("; ")
-    return f"its container: {state or 'none'}" + (f"; its log: {last}" if last else "")
+    last = "; ".join((inside.stderr + log.stdout + log.stderr).split("\n")).strip("; ")
+    return f"its container: {state or 'none'}" + (f"; in it: {last}" if last else "; in it the server answers")
 
 
 def remove_if_unused() -> None:

@@ -223,12 +223,12 @@ def test_a_repository_that_is_down_fails_clearly_and_leaves_the_packages_alone(d
         docker.gpunode("provision", "--yes")
 
 
-def test_a_run_that_was_killed_is_finished_by_the_next(docker: Node, run_gpunode: Any) -> None:
+def test_a_run_that_was_killed_is_finished_by_the_next(docker: Node, controller: dict[str, str]) -> None:
     """SIGKILL on everything that runs on the node, again and again; then one quiet run."""
     docker.set({"driver": {"branch": "580"}, "runtimes": {"containerd": {"default_runtime": "nvidia"}}})
     command = ["gpunode", "provision", "-i", str(docker.lab.inventory), "-c", str(docker.spec), "--yes"]
     for delay in (1.5, 2.5, 3.5, 5.0):
-        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
+        with subprocess.Popen(command, env=controller, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
             time.sleep(delay)
             docker.sh(KILL)
             run.kill()

@@ -22,7 +22,8 @@ def test_ansible_builder_makes_a_context_with_the_wheel(tmp_path: Path) -> None:
     (tmp_path / "dist/gpunode-0.0.0-py3-none-any.whl").write_text("a wheel")
     shutil.copy(EXAMPLES / "execution-environment.yml", tmp_path / "docs/awx")
     made = subprocess.run(
-        [BIN / "ansible-builder", "create", "-f", "docs/awx/execution-environment.yml", "-c", "context"],
+        [BIN / "ansible-builder", "create", "-f", "docs/awx/execution-environment.yml", "-c", "context",
+         "--output-filename", "Containerfile"],
         cwd=tmp_path, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert made.returncode == 0, made.stdout + made.stderr
