@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from gpunode.core.content import check_size, decode
-from gpunode.core.engines import ROWS, RuntimeName
+from gpunode.core.engines import BY_CDI, ROWS, RuntimeName
 from gpunode.core.errors import InputError
 from gpunode.core.mask import mask_quoted, masked_errors
 from gpunode.core.model import CdiSpec, NodeFacts
@@ -101,7 +101,7 @@ def _text(value: Any, path: str, what: str) -> str:
 # ---------------------------------------------------------------- do they fit?
 
 
-def stale(facts: NodeFacts, engines: Sequence[RuntimeName] = ("podman",)) -> tuple[str, ...]:
+def stale(facts: NodeFacts, engines: Sequence[RuntimeName] = BY_CDI) -> tuple[str, ...]:
     """Why the node's specification does not fit its driver, GPUs and the engines that read it; () when it does."""
     specs = [spec for spec in facts.cdi.specs if spec.error or spec.kind == KIND]
     if not specs:

@@ -15,17 +15,26 @@ class EngineRow(NamedTuple):
     """An engine as it is found.
 
     `daemon` is its process, "" for an engine without one: nothing restarts then, and no cgroup loses devices.  `unit`
-    is systemd's, `sockets` are where it answers, `packages` whose version is the engine's, `config_flags` the daemon's
-    arguments that name its root config.  `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known
-    issues of NVIDIA Container Toolkit 1.19.1 in its release notes), "" where that is not known.
+    is systemd's, `sockets` are where it answers, `packages` whose version is the engine's, `installs` those that
+    gpunode installs.  `config` is its root config, `config_flags` are the daemon's arguments that name another one,
+    `drop_ins` is a pattern of the files that the engine reads on top of it ({config} stands for the root config), and
+    `files` are patterns of what the probe reads.  `by_cdi` engines get GPUs by a CDI specification and need no runtime
+    for it; `cdi_0_7` is the first version that reads specifications of CDI 0.7.0 (known issues of NVIDIA Container
+    Toolkit 1.19.1 in its release notes), "" where that is not known.  `smoke`: smoke.sh can start a container with it.
     """
 
-    daemon: str
     unit: str
-    sockets: tuple[str, ...]
     packages: tuple[str, ...]
+    config: str
+    daemon: str = ""
+    sockets: tuple[str, ...] = ()
+    installs: tuple[str, ...] = ()
     config_flags: tuple[str, ...] = ()
+    drop_ins: str = ""
+    files: tuple[str, ...] = ()
+    by_cdi: bool = False
     cdi_0_7: str = ""
+    smoke: bool = False
 
 
 ROWS: Mapping[RuntimeName, EngineRow] = {
@@ -34,31 +43,61 @@ ROWS: Mapping[RuntimeName, EngineRow] = {
         unit="containerd",
         sockets=("/run/containerd/containerd.sock",),
         packages=("containerd", "containerd.io"),
+        installs=("containerd",),  # this and Docker's: Debian's and Ubuntu's own packages
+        config="/etc/containerd/config.toml",
         config_flags=("--config", "-c"),
+        files=("/etc/containerd/conf.d/*.toml", "/etc/containerd/config.d/*.toml"),
         cdi_0_7="1.7.16",
+        smoke=True,
     ),
     "docker": EngineRow(
         daemon="dockerd",
         unit="docker",
         sockets=("/run/docker.sock", "/var/run/docker.sock"),
         packages=("docker.io", "docker-ce", "moby-engine"),
+        installs=("docker.io",),
+        config="/etc/docker/daemon.json",
         config_flags=("--config-file",),
         cdi_0_7="26.1",
+        smoke=True,
     ),
     "crio": EngineRow(
         daemon="crio",
         unit="crio",
         sockets=("/run/crio/crio.sock",),
         packages=("cri-o",),
+        config="/etc/crio/crio.conf",
         config_flags=("--config", "-c"),
+        files=("/etc/crio/conf.d/*",),
     ),
     "podman": EngineRow(
-        daemon="",
         unit="podman.socket",
         sockets=("/run/podman/podman.sock",),
         packages=("podman",),
+        config="/etc/containers/containers.conf",
+        drop_ins="{config}.d/*.conf",
+        files=(
+            "/usr/share/containers/containers.conf",
+            "/etc/containers/containers.conf",
+            "/etc/containers/containers.conf.d/*",
+        ),
+        by_cdi=True,
         cdi_0_7="5.1",
     ),
 }
 ENGINES: tuple[RuntimeName, ...] = tuple(ROWS)
-DAEMONLESS: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if not row.daemon)
+DAEMONS: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if row.daemon)
+BY_CDI: tuple[RuntimeName, ...] = tuple(name for name, row in ROWS.items() if row.by_cdi)
+
+
+def shell_variables() -> dict[str, str]:
+    """The rows as node scripts know them: lists of words."""
+    rows = ROWS.items()
+    units = [row.unit if "." in row.unit else f"{row.unit}.service" for row in ROWS.values()]
+    return {
+        "ENGINE_DAEMONS": " ".join(row.daemon for row in ROWS.values() if row.daemon),
+        "ENGINE_PROGRAMS": " ".join(f"{name}={row.daemon or name}" for name, row in rows),
+        "ENGINE_UNITS": " ".join(units),
+        "ENGINE_SOCKETS": " ".join(socket for row in ROWS.values() for socket in row.sockets),
+        "ENGINE_FILES": " ".join(pattern for row in ROWS.values() for pattern in row.files),
+    }

@@ -2,6 +2,9 @@
 
 from importlib import resources
 from importlib.resources.abc import Traversable
+from itertools import takewhile
+
+from gpunode.core.engines import shell_variables
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
@@ -33,9 +36,13 @@ _BEFORE = {
 
 
 def script(name: str) -> str:
-    """The whole text of node script `name`, such as "probe.sh"; most stand behind parts that they share."""
+    """The whole text of node script `name`, such as "probe.sh": what it uses of the engines' rows, parts, itself."""
     names = (*_BEFORE.get(name, ()), name)
-    return "".join(part(n).read_text(encoding="utf-8") for n in names)
+    text = "".join(part(n).read_text(encoding="utf-8") for n in names)
+    lines = text.splitlines(keepends=True)
+    head = "".join(takewhile(lambda line: line.startswith("#"), lines))  # shellcheck's directives count at the top
+    rows = "".join(f"{key}='{value}'\n" for key, value in shell_variables().items() if f"${key}" in text)
+    return head + rows + text[len(head) :]
 
 
 def part(name: str) -> Traversable:

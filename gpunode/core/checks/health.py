@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice
+from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
@@ -341,8 +342,8 @@ def _counted(codes: Counter[int]) -> str:
 
 
 def _cdi(facts: NodeFacts) -> Iterator[Check]:
-    """Only where CDI may be used: a specification is there, or podman, which gets GPUs no other way."""
-    if not facts.cdi.specs and not facts.runtime("podman"):
+    """Only where CDI may be used: a specification is there, or an engine that gets GPUs no other way."""
+    if not facts.cdi.specs and not any(map(facts.runtime, BY_CDI)):
         return
     reasons = stale(facts)
     if not reasons and (paths := twice(facts)):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import get_args
 
 from gpunode.core.edits.target import (
     Activation,
@@ -24,10 +25,10 @@ from gpunode.core.edits.target import (
     refused,
     texts,
 )
-from gpunode.core.engines import ROWS
+from gpunode.core.engines import ENGINES, ROWS
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts.daemon_flags import flag_value
-from gpunode.core.model import ConfigFile, Edit, NodeFacts, Problem, Runtime, Undo
+from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Problem, Runtime, Undo
 
 __all__ = [
     "SECTIONS",
@@ -97,7 +98,7 @@ def _engine(request: RuntimeRequest) -> Engine:
     if found is None:
         raise RefusedError(
             f"gpunode does not rewrite the configuration of {request.distribution or request.runtime} yet",
-            expected="containerd or docker or crio or podman or k3s or rke2 or k0s or microk8s",
+            expected=" or ".join((*ENGINES, *filter(None, get_args(Distribution)))),
             fix=f"configure {request.runtime} with nvidia-ctk",
         )
     return found

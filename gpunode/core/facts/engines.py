@@ -118,13 +118,8 @@ def _process(units: Units, daemon: str) -> tuple[str, ...]:
 
 
 def _root_config(probe: Probe, name: RuntimeName, flags: tuple[str, ...]) -> str:
-    if name == "containerd":
-        return flag_value(flags, "--config", "-c") or "/etc/containerd/config.toml"
-    if name == "docker":
-        return flag_value(flags, "--config-file") or probe.value("files", "docker_config") or "/etc/docker/daemon.json"
-    if name == "crio":
-        return flag_value(flags, "--config", "-c") or "/etc/crio/crio.conf"
-    return "/etc/containers/containers.conf"
+    found = probe.value("files", "docker_config") if name == "docker" else ""
+    return flag_value(flags, *ROWS[name].config_flags) or found or ROWS[name].config
 
 
 def _in_force(
@@ -139,7 +134,8 @@ def _in_force(
     if name == "crio":
         below = (flag_value(flags, "--config-dir", "-d") or "/etc/crio/crio.conf.d") + "/"
         return (*root, *sorted((path for path in files if path.startswith(below)), key=lambda path: path.split("/")))
-    return (*root, *sorted(p for p in files if name == "podman" and fnmatch.fnmatchcase(p, f"{config}.d/*.conf")))
+    pattern = ROWS[name].drop_ins.format(config=config)
+    return (*root, *sorted(path for path in files if fnmatch.fnmatchcase(path, pattern)))
 
 
 def _imports(toml: str) -> list[str]:

@@ -6,11 +6,13 @@ driver: containerd 2.0 and CRI-O 1.28 answer; asked by default from 1.31 on).
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.model import Check, Kubernetes, NodeFacts, Problem, Runtime
 from gpunode.core.numbers import release
 
@@ -62,14 +64,19 @@ def _twice(runtimes: tuple[Runtime, ...]) -> bool:
     return len({runtime.name for runtime in runtimes}) < len(runtimes)
 
 
+def _same_name(socket: str, sockets: Iterable[str]) -> bool:
+    return any(posixpath.basename(socket) == posixpath.basename(one) for one in sockets)
+
+
 def _engine(runtimes: Iterable[Runtime], kubernetes: Kubernetes) -> Runtime | None:
     if not kubernetes.present:
         return None
     socket = re.sub(r"\A/var/run/", "/run/", kubernetes.cri_socket)
     if socket in _DOCKER_SOCKETS or (not socket and (0, 0) < release(kubernetes.kubelet) < (1, 24)):
         return _named(runtimes, "docker")
-    if socket.endswith("/crio.sock"):
-        return _named(runtimes, "crio")
+    other = next((n for n, row in ROWS.items() if n != "containerd" and _same_name(socket, row.sockets)), "")
+    if other:
+        return _named(runtimes, other)
     own = socket == "/run/containerd/containerd.sock" or not socket
     bring = "" if own else kubernetes.kind if kubernetes.kind in _DISTRIBUTIONS else None
     return next(
@@ -240,7 +247,7 @@ def kubelet_warnings(facts: NodeFacts, managed: Mapping[str, str]) -> Iterator[s
         )
     there = {runtime.name for runtime in facts.runtimes}
     for name, manage in managed.items():
-        if name in (engine.name, "podman"):
+        if name == engine.name or name not in DAEMONS:
             continue
         if manage == "auto" and name in there:
             yield (

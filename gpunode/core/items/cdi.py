@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from gpunode.core.cdi import PATH, made_by_ctk, stale, too_old
-from gpunode.core.engines import RuntimeName
+from gpunode.core.engines import BY_CDI, RuntimeName
 from gpunode.core.items.file import File
 from gpunode.core.items.item import Case, Item, StepKind
 from gpunode.core.model import NodeFacts, Reason
@@ -35,7 +35,7 @@ class Specification(Item):
     role: str = "runtime"
     option: str = "cdi"
     units: Mapping[str, str]  # texts of the service and the path
-    engines: tuple[RuntimeName, ...] = ("podman",)  # that read it
+    engines: tuple[RuntimeName, ...] = BY_CDI  # that read it
 
     def actual(self, facts: NodeFacts) -> str:
         return "; ".join(stale(made_by_ctk(facts), self.engines)) or self.wanted

@@ -8,7 +8,7 @@ from typing import Any
 
 from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
-from gpunode.core.engines import DAEMONLESS, ENGINES
+from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
 from gpunode.core.facts.kubelet import (
     default_reason,
@@ -82,7 +82,7 @@ class Configured(Item):
 
         So a toolkit that is new to an engine needs a restart even where its configuration is right.
         """
-        return Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending and self.name not in DAEMONLESS
+        return Key("toolkit", "packages", "nvidia-container-toolkit-base") in pending and self.name in DAEMONS
 
     def changes(self, key_of: KeyOf) -> Iterator[tuple[str, bytes | None]]:
         yield from self.edit.changes.items()
@@ -111,7 +111,7 @@ def _edit_value(facts: NodeFacts, item: Configured) -> dict[str, Any]:
     expect = {p: masked_hash(facts.files[p]) for p in (runtime.files if runtime else ()) if p in facts.files}
     return {
         **{key: getattr(item.request, name) for key, name in _FIELDS.items()},
-        "restart": item.name not in DAEMONLESS and not item.edit.changes,
+        "restart": item.name in DAEMONS and not item.edit.changes,
         "expect": expect,
     }
 
@@ -181,7 +181,7 @@ def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
     installed = facts.runtime(name) is not None
     if engine.manage == "auto":
         kubelets = kubelet_engine(facts)
-        return installed and (kubelets is None or name in (kubelets.name, "podman"))
+        return installed and (kubelets is None or name == kubelets.name or name not in DAEMONS)
     return engine.manage == "install" or (engine.manage == "configure" and installed)
 
 
@@ -189,12 +189,12 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     installed = facts.runtime(request.runtime)
     if engine.manage == "install":
         separate = ("docker-cli",) if request.runtime == "docker" and facts.distro.key in DOCKER_CLI_SEPARATE else ()
-        for name in (*ENGINE_PACKAGES[request.runtime], *separate):
+        for name in (*ROWS[request.runtime].installs, *separate):
             yield Package(role="runtime", package=PackageWant(name=name))
         yield Service(role="runtime", unit=request.runtime)
     if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
-    if request.runtime not in DAEMONLESS and needs_links(facts, request):
+    if request.runtime in DAEMONS and needs_links(facts, request):
         yield File(role="runtime", path=LINKS_RULE, text=templates["dev-char.rules.j2"])
         yield Links()
     edit = _edit(facts, request, installed)
@@ -210,7 +210,7 @@ def _cdi(asked: Question) -> Iterator[Item]:
     """The CDI specification, where an engine goes by it, or one that nvidia-ctk made is there."""
     facts, templates = asked.facts, asked.templates
     configured = (request for request, _ in requests(facts, asked.spec))
-    engines = tuple(request.runtime for request in configured if request.runtime == "podman" or request.cdi)
+    engines = tuple(request.runtime for request in configured if request.runtime in BY_CDI or request.cdi)
     driver = asked.solution.driver or facts.driver.loaded  # nvidia-ctk asks it
     if driver and (engines or made_by_ctk(facts).cdi.specs):
         units = {name: templates[f"cdi-refresh.{name}.j2"] for name in ("service", "path")}
@@ -228,8 +228,6 @@ def _kernel(templates: Mapping[str, str]) -> Iterator[Item]:
         yield Setting(setting=setting)
 
 
-# Debian's and Ubuntu's own packages (packages.debian.org, packages.ubuntu.com).
-ENGINE_PACKAGES: Mapping[str, tuple[str, ...]] = {"containerd": ("containerd",), "docker": ("docker.io",)}
 DOCKER_CLI_SEPARATE = ("debian:13",)  # since trixie the client is a package of its own, which docker.io recommends
 
 
@@ -242,7 +240,7 @@ def _edit(facts: NodeFacts, request: RuntimeRequest, installed: Runtime | None) 
 
 
 def _not_installable(name: RuntimeName, engine: RuntimeSpec) -> bool:
-    return engine.manage == "install" and name not in ENGINE_PACKAGES
+    return engine.manage == "install" and not ROWS[name].installs
 
 
 def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
@@ -258,7 +256,7 @@ def _absent_engines(facts: NodeFacts, spec: Spec) -> list[Problem]:
         Problem(
             what=f"runtimes.{name}.manage is configure, but {name} is not installed",
             fix=f"set runtimes.{name}.manage to install (gpunode installs it) or to ignore"
-            if name in ENGINE_PACKAGES
+            if ROWS[name].installs
             else f"install {name}, or set runtimes.{name}.manage to auto or ignore",
         )
         for name in ENGINES

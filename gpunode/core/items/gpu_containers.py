@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from gpunode.core.edits import RuntimeRequest
+from gpunode.core.engines import DAEMONS
 from gpunode.core.items.item import Item, Key
 from gpunode.core.model import Check, DeviceNode, GpuContainer, NodeFacts, Plan, Reason, Step
 
@@ -102,7 +103,7 @@ def container_checks(facts: NodeFacts) -> Iterator[Check]:
 
 
 def _link_checks(facts: NodeFacts) -> Iterator[Check]:
-    drivers = {r.cgroup_driver for r in facts.runtimes if r.name != "podman"}
+    drivers = {r.cgroup_driver for r in facts.runtimes if r.name in DAEMONS}
     if not facts.device_nodes or not drivers - {"cgroupfs"} or not facts.toolkit:
         return
     found = links_found(facts)

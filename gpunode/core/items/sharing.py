@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.items.activation import REBOOTS, Enabled, Service
 from gpunode.core.items.file import File
@@ -271,9 +272,10 @@ def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mappin
     ]
     if choice.mig is None:
         return {"gpus": gpus, "remove": True, **reboots(spec)}
+    engines = " ".join(f"{ROWS[name].unit}.service" for name in DAEMONS)
     return {
         "gpus": gpus,
-        "unit": texts["mig.service.j2"],
+        "unit": texts["mig.service.j2"].replace("@ENGINES@", engines),
         "config": config_text(layouts),
         "labels": facts.kubernetes.present,
         **reboots(spec),

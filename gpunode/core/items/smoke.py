@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, cast, get_args, get_type_hints
 
+from gpunode.core.engines import ROWS
 from gpunode.core.facts.kubelet import default_runtime
 from gpunode.core.grammar import WORD
 from gpunode.core.items.engine import manages
@@ -24,8 +25,8 @@ from gpunode.core.spec import Spec
 from gpunode.core.validation import Shape, as_lines, check_value, flag, mapping, pairs, text, texts
 
 _RENDERED = "/agent/etc/containerd/config.toml"  # below the data directory of k3s and rke2
-ENGINES = ("containerd", "docker")
-_ENGINE = "(containerd|docker)"
+ENGINES = tuple(name for name, row in ROWS.items() if row.smoke)
+_ENGINE = f"({'|'.join(ENGINES)})"
 SHAPE = mapping(
     "What is proven by using the GPUs.",
     runtimes=texts("Container engines whose containers get GPUs.", choices=ENGINES),
@@ -102,7 +103,7 @@ def smoke_request(facts: NodeFacts, spec: Spec, solution: Solution) -> dict[str,
     """What they have to prove of a node that has its GPUs: plain data for node/smoke/smoke.sh."""
     engines = {
         name: default_runtime(facts, name, getattr(spec.runtimes, name).default_runtime)
-        for name in ("containerd", "docker")
+        for name in ENGINES
         if solution.toolkit and manages(facts, name, getattr(spec.runtimes, name))
     }
     containerd = facts.runtime("containerd")

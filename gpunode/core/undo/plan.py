@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import revert
+from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
 from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
@@ -43,10 +44,8 @@ GPU_UNITS = (
 )
 # engines whose configuration can be rid of nvidia's entries even where lines are no longer as gpunode wrote them
 _ENGINES: Mapping[str, RuntimeName] = {
-    "docker.service": "docker",
+    **{f"{ROWS[name].unit}.service": name for name in DAEMONS},
     "snap.docker.dockerd.service": "docker",
-    "containerd.service": "containerd",
-    "crio.service": "crio",
 }
 _ENABLED = ("enabled", "enabled-runtime")
 _ON = (*_ENABLED, "static", "alias", "indirect", "generated")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from gpunode.core.engines import BY_CDI
 from gpunode.core.model import Outcome
 from gpunode.core.remote import parse_outcome, program
 from gpunode.core.validation import as_lines
@@ -44,4 +45,4 @@ def with_specification(options: Options, outcome: Outcome | None, *, check: bool
 
 
 def _counts(options: Options) -> bool:
-    return options.runtime == "podman" and options.here
+    return options.runtime in BY_CDI and options.here

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import hashlib
 import os
+import posixpath
 import re
 import shlex
 import shutil
@@ -20,6 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.model import NodeFacts, NvmlGpu
 from gpunode.core.selftest.readings import read_profiles
 from gpunode.edge.selftest.capture import Clock, capture, find
@@ -206,7 +208,7 @@ def _reset(gpu: NvmlGpu, facts: NodeFacts, clock: Clock) -> dict[str, Any]:
 # ---------------------------------------------------------------- engines, on a copy
 
 
-_ROOTS = {"containerd": ("etc/containerd",), "docker": ("etc/docker",), "crio": ("etc/crio",)}
+_ROOTS = {name: posixpath.dirname(ROWS[name].config).lstrip("/") for name in DAEMONS}
 _VALIDATE = {
     "containerd": ["containerd", "--config", "{tree}/etc/containerd/config.toml", "config", "dump"],
     "docker": ["dockerd", "--validate", "--config-file", "{tree}/etc/docker/daemon.json"],
@@ -221,12 +223,11 @@ def _runtime(facts: NodeFacts, clock: Clock) -> Iterator[dict[str, Any]]:
     for engine in engines:
         with tempfile.TemporaryDirectory(prefix="gpunode-selftest-") as name:
             tree = Path(name)
-            for folder in _ROOTS[engine.name]:
-                source = ROOT / folder
-                if source.is_dir():
-                    shutil.copytree(source, tree / folder, symlinks=True)
-                else:
-                    (tree / folder).mkdir(parents=True)
+            folder = _ROOTS[engine.name]
+            if (ROOT / folder).is_dir():
+                shutil.copytree(ROOT / folder, tree / folder, symlinks=True)
+            else:
+                (tree / folder).mkdir(parents=True)
             first = _edit("unconfigure", engine.name, engine.version, tree, clock)  # the runtime may be there already
             before = _digest(tree)
             stated = [first or _edit("configure", engine.name, engine.version, tree, clock)]

@@ -43,8 +43,10 @@ elif have journalctl; then
 fi
 if have journalctl; then
   for unit in kubelet k3s k3s-agent rke2-server rke2-agent k0scontroller k0sworker snap.microk8s.daemon-kubelite \
-    snap.microk8s.daemon-containerd snap.docker.dockerd containerd docker crio nvidia-persistenced nvidia-fabricmanager \
+    snap.microk8s.daemon-containerd snap.docker.dockerd $ENGINE_UNITS nvidia-persistenced nvidia-fabricmanager \
     nvidia-imex nvidia-cdi-refresh nvidia-dcgm gpunode-firstboot gpunode-mig gpunode-mps; do
+    case $unit in *.socket) continue ;; esac
+    unit=${unit%.service}
     limited journalctl -b -u "$unit.service" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
   done
 fi

@@ -3,7 +3,7 @@
 # The probe's sections about what uses the GPUs: CUDA, the toolkit, services, container engines, Kubernetes.  Stands
 # before probe.sh.
 
-UNITS="containerd.service docker.service docker.socket crio.service podman.socket kubelet.service
+UNITS="$ENGINE_UNITS docker.socket kubelet.service
 nvidia-persistenced.service nvidia-fabricmanager.service nvidia-imex.service nvidia-dcgm.service
 nvidia-cdi-refresh.service nvidia-cdi-refresh.path k3s.service k3s-agent.service rke2-server.service
 rke2-agent.service k0scontroller.service k0sworker.service snap.microk8s.daemon-kubelite.service
@@ -93,8 +93,8 @@ known_units() {
 daemons() {
   for folder in /proc/[0-9]*; do
     first "$folder/comm" || continue
-    case $REPLY in
-    containerd | dockerd | crio | kubelet | k3s* | rke2* | k0s*) ;;
+    case " $ENGINE_DAEMONS kubelet $REPLY" in
+    *" $REPLY "* | *" k3s"* | *" rke2"* | *" k0s"*) ;;
     *) continue ;;
     esac
     while read -r key one more; do
@@ -109,14 +109,12 @@ process() {
 }
 
 probe_runtimes() {
-  have containerd && line "binary containerd $(command -v containerd)" && ask 3 containerd --version
-  for file in "$(command -v dockerd)" /snap/docker/current/bin/dockerd; do
-    [ -x "$file" ] && line "binary docker $file" && ask 3 "$file" --version && break
+  for engine in $ENGINE_PROGRAMS; do
+    for file in "$(command -v "${engine#*=}")" "/snap/${engine%%=*}/current/bin/${engine#*=}"; do
+      [ -x "$file" ] && line "binary ${engine%%=*} $file" && ask 3 "$file" --version && break
+    done
   done
-  have crio && line "binary crio $(command -v crio)" && ask 3 crio --version
-  have podman && line "binary podman $(command -v podman)" && ask 3 podman --version
-  for socket in /run/containerd/containerd.sock /run/docker.sock /var/run/docker.sock /run/crio/crio.sock \
-    /run/podman/podman.sock /run/cri-dockerd.sock /run/k3s/containerd/containerd.sock /run/k0s/containerd.sock \
+  for socket in $ENGINE_SOCKETS /run/cri-dockerd.sock /run/k3s/containerd/containerd.sock /run/k0s/containerd.sock \
     /var/snap/microk8s/common/run/containerd.sock; do
     [ -S "$socket" ] && line "socket $socket"
   done
@@ -230,9 +228,8 @@ engine_files() {
   docker_config=${REPLY:-$docker_config}
   line "docker_config $docker_config"
   crio_places
-  "$@" "$containerd_config" /etc/containerd/conf.d/*.toml /etc/containerd/config.d/*.toml "$docker_config" \
-    "$crio_config" "$crio_folder"/* "$crio_folder"/*/* /etc/crio/conf.d/* /usr/share/containers/containers.conf \
-    /etc/containers/containers.conf /etc/containers/containers.conf.d/*
+  # shellcheck disable=SC2086 # patterns
+  "$@" "$containerd_config" "$docker_config" "$crio_config" "$crio_folder"/* "$crio_folder"/*/* $ENGINE_FILES
 }
 
 # crio_places: sets $crio_config and $crio_folder, by the arguments of the running daemon

@@ -363,7 +363,6 @@ if [ -n "$(requested runtimes)" ]; then
   trap 'exit 130' HUP INT TERM
   clean
   [ "$image" != "$OWN_IMAGE" ] || own_image
-  requested runtimes | grep -qx containerd && containerd_checks
-  requested runtimes | grep -qx docker && docker_checks
+  for engine in $(requested runtimes); do "${engine}_checks"; done
 fi
 finish unchanged "the checks were made"
