@@ -10,7 +10,7 @@ import yaml
 from edit_cases import EditCase, Files, applied, cases
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from test_edits import ENGINES, request_of
+from test_edits import KINDS, request_of
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
 from gpunode.core.edits.text import jsontext, toml, yamltext
@@ -123,7 +123,7 @@ def test_a_yaml_key_goes_and_comments_stay(text: str, after: str) -> None:
 def edited_files() -> list[tuple[EditCase, str]]:
     """Each file, not in JSON or UTF-16, that a case edits or makes."""
     found = []
-    for case in cases(*ENGINES, having="after"):
+    for case in cases(*KINDS, having="after"):
         before, after = case.before, case.done
         found += [(case, path) for path in after if after[path] != before.get(path) and not path.endswith(".json")]
     return found

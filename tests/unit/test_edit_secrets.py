@@ -11,7 +11,8 @@ from edit_cases import EditCase, Files, Kind, cases
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_component_edits import KINDS
-from test_edits import DOCKER, ENGINES, request_of
+from test_edits import DOCKER, request_of
+from test_edits import KINDS as ENGINES
 
 from gpunode.core.diff import unified
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_files, runtime_state, unconfigure_runtime

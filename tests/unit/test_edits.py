@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import get_args
 
 import pytest
@@ -9,11 +10,20 @@ from edit_cases import EditCase, cases, over, problems
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpunode.core.edits import RuntimeRequest, activation, configure_runtime, edit_runtime, unconfigure_runtime
+from gpunode.core.edits import (
+    RuntimeRequest,
+    activation,
+    configure_runtime,
+    edit_runtime,
+    runtime_target,
+    unconfigure_runtime,
+)
+from gpunode.core.engines import ENGINES, ROWS, RuntimeName
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.model import ConfigFile, Distribution, Edit, NodeFacts, Runtime
+from gpunode.core.spec import RuntimesSpec
 
-ENGINES = ("containerd", "crio", "docker", "k0s", "k3s", "microk8s", "podman", "rke2")
+KINDS = tuple(sorted((*ENGINES, *filter(None, get_args(Distribution)))))
 CONTAINERD = "/etc/containerd/config.toml"
 DOCKER = "/etc/docker/daemon.json"
 
@@ -25,12 +35,20 @@ def request_of(case: EditCase) -> RuntimeRequest:
     return RuntimeRequest(runtime=case.kind, **options)  # type: ignore[arg-type]
 
 
+def test_every_engine_has_a_key_an_editor_and_cases() -> None:
+    assert tuple(one.name for one in fields(RuntimesSpec)) == ENGINES == get_args(RuntimeName)
+    for name in ENGINES:
+        asked = RuntimeRequest(runtime=name)
+        assert runtime_target(asked).root == ROWS[name].config
+    assert [kind for kind in KINDS if not cases(kind)] == []
+
+
 def test_every_case_says_what_comes_of_it() -> None:
-    wrong = [c.id for c in cases(*ENGINES) if (c.after is not None) + bool(c.problem) + bool(c.error) != 1]
+    wrong = [c.id for c in cases(*KINDS) if (c.after is not None) + bool(c.problem) + bool(c.error) != 1]
     assert wrong == []
 
 
-@over(cases(*ENGINES, having="after"))
+@over(cases(*KINDS, having="after"))
 def test_edited_files_are_those_of_the_case(case: EditCase) -> None:
     before, request = case.before, request_of(case)
     edit = configure_runtime(before, request)
@@ -42,14 +60,14 @@ def test_edited_files_are_those_of_the_case(case: EditCase) -> None:
     assert configure_runtime(after, request).changes == {}, "editing twice equals editing once"
 
 
-@over(cases(*ENGINES, having="problem"))
+@over(cases(*KINDS, having="problem"))
 def test_what_cannot_work_is_a_problem_and_no_file_changes(case: EditCase) -> None:
     edit = configure_runtime(case.before, request_of(case))
     assert edit.changes == {}
     assert problems(edit) == case.problem
 
 
-@over(cases(*ENGINES, having="error"))
+@over(cases(*KINDS, having="error"))
 def test_broken_files_are_named_with_their_place(case: EditCase) -> None:
     with pytest.raises(InputError) as error:
         configure_runtime(case.before, request_of(case))
@@ -60,7 +78,7 @@ def test_broken_files_are_named_with_their_place(case: EditCase) -> None:
 WRITTEN_ANEW = {"cri-enabled-among-others-2.1", "drop-in-above-the-root-2.3", "unread-drop-in-above-the-root-2.1"}
 
 
-@over(cases(*ENGINES, having="after"))
+@over(cases(*KINDS, having="after"))
 def test_every_line_that_was_there_is_still_there(case: EditCase) -> None:
     if case.name in WRITTEN_ANEW:
         return
