@@ -262,7 +262,7 @@ def _problems(facts: NodeFacts) -> Iterator[str]:
     """What looks wrong: failed health checks, and what the probe could not see."""
     from gpunode.core.checks.health import health_checks
 
-    for check in health_checks(facts):
+    for check in health_checks(facts, _knowledge()):
         if check.status in ("failed", "warning"):
             yield check.message + (f" ({check.fix})" if check.fix else "")
     if facts.broken_packages:

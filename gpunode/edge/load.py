@@ -45,8 +45,8 @@ def load_knowledge() -> Knowledge:
 
 @cache
 def load_kube_knowledge() -> KubeKnowledge:
-    """knowledge/kubernetes.toml; read once a process."""
-    return parse_kube_knowledge(_table("kubernetes"))
+    """knowledge/kubernetes.toml and the Xids; read once a process."""
+    return parse_kube_knowledge(_table("kubernetes"), _table("xids"))
 
 
 @cache
@@ -68,8 +68,8 @@ def load_old_forms() -> OldForms:
 
 
 def knowledge_tables() -> dict[str, Any]:
-    """The parsed files of the knowledge by name: gpus, drivers, cuda, repos.  Raises InputError."""
-    return {name: _table(name) for name in ("gpus", "drivers", "cuda", "repos")}
+    """The parsed files of the knowledge by name: gpus, drivers, cuda, repos, xids.  Raises InputError."""
+    return {name: _table(name) for name in ("gpus", "drivers", "cuda", "repos", "xids")}
 
 
 def knowledge_text(name: str) -> str:

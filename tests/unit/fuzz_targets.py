@@ -209,7 +209,7 @@ rules = cache(load_scheduler_rules)
 def facts_and_plan(text: str) -> None:
     facts = parse_probe(text)
     facts_hash(facts)
-    list(health_checks(facts))
+    list(health_checks(facts, desired().knowledge))
     desired()._planned.clear()
     desired().plan("node1", facts)
 

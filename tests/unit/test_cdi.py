@@ -37,6 +37,7 @@ from gpunode.core.spec import parse_spec
 from gpunode.edge.desired import load_templates
 from gpunode.edge.host.cdi import misfits, with_specification
 from gpunode.edge.host.runtimes import Options
+from gpunode.edge.load import load_knowledge
 
 PLACE = "/run/cdi/nvidia.yaml"
 # as nvidia-ctk 1.20 writes it, for one GPU and one that is cut into two MIG devices
@@ -296,7 +297,9 @@ def test_a_podman_that_cannot_read_cdi_0_7_gets_a_specification_without_addition
     assert stale(new) == (says,) and want(new, {}).items[KEY].actual(new) == says
     assert setting(want(new, {})) == f"{FLAG}\n"
     gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
-    assert [one.status for one in health_checks(replace(new, gpus=(gpu,))) if one.id == "cdi.fresh"] == ["failed"]
+    assert [
+        one.status for one in health_checks(replace(new, gpus=(gpu,)), load_knowledge()) if one.id == "cdi.fresh"
+    ] == ["failed"]
     assert stale(replace(new, runtimes=(replace(PODMAN_4, version="5.1.0"),))) == ()
 
 
@@ -335,7 +338,7 @@ def test_settings_of_others_stay_and_ours_go_with_the_need() -> None:
 def test_two_specifications_in_two_folders_are_a_warning() -> None:
     both = replace(NODE, cdi=replace(NODE.cdi, specs=(replace(READ, path="/etc/cdi/nvidia.yaml"), READ)))
     both = replace(both, gpus=(PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302"),))
-    [check] = [one for one in health_checks(both) if one.id == "cdi.fresh"]
+    [check] = [one for one in health_checks(both, load_knowledge()) if one.id == "cdi.fresh"]
     assert check.status == "warning" and check.fix.startswith("remove /etc/cdi/nvidia.yaml")
 
 
@@ -349,7 +352,7 @@ def test_verify_fails_for_a_stale_specification_and_warns_where_podman_has_none(
     gpu = PciDevice(slot="0000:17:00.0", id="10de:2330", class_code="0302")
 
     def check(facts: NodeFacts) -> list[tuple[str, str]]:
-        found = health_checks(replace(facts, gpus=(gpu,)))
+        found = health_checks(replace(facts, gpus=(gpu,)), load_knowledge())
         return [(one.status, one.fix) for one in found if one.id == "cdi.fresh"]
 
     renew = "gpunode runtime configure --runtime podman renews it"

@@ -27,6 +27,7 @@ from gpunode.core.model import ConfigFile, FirstBoot, NodeFacts, Service
 from gpunode.core.spec import parse_spec
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState, Planned
+from gpunode.edge.load import load_knowledge
 from gpunode.node import script
 
 PROBES = Path(__file__).parents[1] / "cases/probes"
@@ -185,8 +186,8 @@ def test_verify_says_what_the_first_boot_has_proven(record: FirstBoot, status: s
 
 
 def test_a_prepared_machine_is_not_warned_that_it_has_no_gpu() -> None:
-    assert [c.id for c in health_checks(replace(bare(), first_boot=RECORDED))] == ["image.first-boot"]
-    assert [c.id for c in health_checks(bare())] == ["gpu.present"]
+    assert [c.id for c in health_checks(replace(bare(), first_boot=RECORDED), load_knowledge())] == ["image.first-boot"]
+    assert [c.id for c in health_checks(bare(), load_knowledge())] == ["gpu.present"]
 
 
 PROBE = """\

@@ -10,6 +10,7 @@ import pytest
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
 from gpunode.core.spec import VerifySpec
+from gpunode.edge.load import load_knowledge
 
 CASES = Path(__file__).parents[1] / "cases/probes"
 
@@ -17,7 +18,7 @@ CASES = Path(__file__).parents[1] / "cases/probes"
 @pytest.mark.parametrize(("wanted", "status"), [(True, "failed"), (False, "not-proven")])
 def test_a_driver_that_nobody_wants_is_not_missed(wanted: bool, status: str) -> None:
     text = (CASES / "debian12-h100-fresh/probe.txt").read_text()
-    found = {check.id: check.status for check in health_checks(parse_probe(text), driver=wanted)}
+    found = {check.id: check.status for check in health_checks(parse_probe(text), load_knowledge(), driver=wanted)}
     assert found["driver.loaded"] == status
 
 
@@ -32,7 +33,7 @@ def test_a_driver_that_nobody_wants_is_not_missed(wanted: bool, status: str) -> 
 def test_a_gpu_whose_ecc_is_off_is_not_called_free_of_errors(ecc: str, message: str) -> None:
     facts = parse_probe((CASES / "debian12-h100-provisioned/probe.txt").read_text())
     facts = replace(facts, nvml=tuple(replace(gpu, ecc_current=ecc, ecc_uncorrected=None) for gpu in facts.nvml))
-    [check] = [check for check in health_checks(facts) if check.id == "gpu.ecc"]
+    [check] = [check for check in health_checks(facts, load_knowledge()) if check.id == "gpu.ecc"]
     assert (check.status, check.message) == ("passed", message)
 
 
@@ -60,7 +61,7 @@ PRESENCE = {  # node, expected → id: status
 def test_gpus_that_are_not_there_are_missed(case: str) -> None:
     node, expected, want = PRESENCE[case]
     facts = parse_probe((CASES / node / "probe.txt").read_text())
-    found = {c.id: c.status for c in health_checks(facts, expected=expected)}
+    found = {c.id: c.status for c in health_checks(facts, load_knowledge(), expected=expected)}
     assert {k: v for k, v in found.items() if k in ("gpu.present", "gpu.expected", "gpu.gone")} == want
 
 
@@ -69,7 +70,7 @@ def test_a_gpu_that_is_gone_is_named_with_its_slot_and_the_way_to_say_so() -> No
     before = {gpu.slot: gpu.id for gpu in facts.gpus} | {"0000:65:00.0": facts.gpus[0].id}
     [check] = [
         c
-        for c in health_checks(facts, expected=Expected(spec=VerifySpec(), run="r1", before=before))
+        for c in health_checks(facts, load_knowledge(), expected=Expected(spec=VerifySpec(), run="r1", before=before))
         if c.id == "gpu.gone"
     ]
     assert check.message == "1 GPU gone since run r1: 0000:65:00.0"

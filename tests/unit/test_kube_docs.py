@@ -60,5 +60,5 @@ def test_the_versions_of_charts_are_those_that_are_known() -> None:
 
 
 def test_there_are_eight_alerts() -> None:
-    assert len(alert_rules()) == 8
+    assert len(alert_rules(())) == 8
     assert "eight alerts" in PAGE

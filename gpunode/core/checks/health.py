@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -16,7 +16,7 @@ from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
 from gpunode.core.items.sysctl import sysctl_checks
-from gpunode.core.knowledge.xids import APPLICATION
+from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts, NvmlGpu
 from gpunode.core.sharing.host import MIG_MANAGER
 from gpunode.core.spec import VerifySpec
@@ -216,19 +216,25 @@ def _repositories(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[Check]:
 
 
 def health_checks(
-    facts: NodeFacts, revoked: Sequence[str] = (), *, driver: bool = True, expected: Expected | None = None
+    facts: NodeFacts, knowledge: Knowledge, *, driver: bool = True, expected: Expected | None = None
 ) -> list[Check]:
     """Checks that need no more than the probe: counts, versions, memory repair, links, Xids, fabric, the kubelet.
 
     `driver` says whether somebody wants one: where `driver.branch` is none, a node without it is not at fault.
     """
-    first = tuple(first_boot_checks(facts))
+    first, revoked = tuple(first_boot_checks(facts)), knowledge.revoked_keys()
     if prepared(facts):
         return [*first, *drift_checks(facts, revoked)]
     present = presence_checks(facts, expected or Expected())
     if not facts.gpus:
         return [*present, *first]
-    gpus = (*present, *_driver(facts, driver), *_memory(facts), *_links(facts), *_xids(facts))
+    gpus = (
+        *present,
+        *_driver(facts, driver),
+        *_memory(facts),
+        *_links(facts),
+        *_xids(facts, knowledge.application_xids),
+    )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
 
@@ -319,9 +325,9 @@ def _links(facts: NodeFacts) -> Iterator[Check]:
         yield Check(id="fabric.state", status="passed", message="all GPUs have joined the NVLink fabric")
 
 
-def _xids(facts: NodeFacts) -> Iterator[Check]:
-    serious = Counter(x.code for x in facts.xids if x.code not in APPLICATION)
-    other = Counter(x.code for x in facts.xids if x.code in APPLICATION)
+def _xids(facts: NodeFacts, of_programs: Collection[int]) -> Iterator[Check]:
+    serious = Counter(x.code for x in facts.xids if x.code not in of_programs)
+    other = Counter(x.code for x in facts.xids if x.code in of_programs)
     if serious:
         yield Check(
             id="gpu.xid", status="failed", message=f"Xids since boot: {_counted(serious)}", fix="dmesg | grep Xid"

@@ -187,6 +187,7 @@ class Knowledge:
     keys: Mapping[str, RepositoryKey]
     repositories: Mapping[str, Table]
     packages: Mapping[str, Table]
+    application_xids: frozenset[int]  # NVIDIA's catalogue holds the program responsible: the GPU is sound
     precompiled: tuple[Precompiled, ...] = ()
     tested: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # nodes, plans: DISTRIBUTION/ARCHITECTURE
 
@@ -217,8 +218,8 @@ class Knowledge:
         return tuple(k for k, row in self.distros.items() if row.family in self.packages)
 
 
-def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> Knowledge:
-    """The four parsed TOML files → Knowledge; short source keys become the text they stand for."""
+def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table, xids: Table) -> Knowledge:
+    """The five parsed TOML files → Knowledge; short source keys become the text they stand for."""
     chips = {chip: (arch, cc) for chip, arch, cc in _rows(gpus["tables"]["chips"])}
     architectures = {
         name: Architecture(name=name, order=order, **_sourced(row, gpus))
@@ -245,6 +246,7 @@ def parse_knowledge(gpus: Table, drivers: Table, cuda: Table, repos: Table) -> K
         keys={r["id"]: RepositoryKey(**_sourced(r, repos)) for r in repos["keys"]},
         repositories={name: _sourced(row, repos) for name, row in repos["repositories"].items()},
         packages={name: _sourced(row, repos) for name, row in repos["packages"].items()},
+        application_xids=frozenset(row["code"] for row in xids["xid"] if row.get("application")),
         precompiled=tuple(
             Precompiled(**{name: _frozen(value) for name, value in _sourced(row, repos).items()})
             for row in repos.get("precompiled", ())

@@ -65,16 +65,18 @@ class KubeKnowledge:
     charts: Mapping[str, Chart]
     labels: frozenset[str]  # that nodes are known to carry
     needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
+    ignored_xids: tuple[int, ...]  # by NVIDIA's device plugin: the GPU stays allocatable
 
     def api(self, kind: str, server: Server) -> str:
         """The best apiVersion of the kind that the server serves, "" when it serves none."""
         return next((row.api for row in self.apis[kind] if row.served(server)), "")
 
 
-def parse_kube_knowledge(table: Table) -> KubeKnowledge:
-    """The parsed knowledge/kubernetes.toml → KubeKnowledge."""
+def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
+    """The parsed knowledge/kubernetes.toml and xids.toml → KubeKnowledge."""
     servers = table["servers"]
     return KubeKnowledge(
+        ignored_xids=tuple(sorted(row["code"] for row in xids["xid"] if row.get("ignored"))),
         least=server_of(servers["least"]),
         oldest=server_of(servers["oldest"]),
         newest=server_of(servers["newest"]),

@@ -21,7 +21,7 @@ def see(facts: NodeFacts, knowledge: Knowledge) -> Seen:
         nvswitches=len(facts.nvswitches),
         topology=facts.topology,
         links_down=facts.nvlink_inactive,
-        checks=tuple(map(finding, health_checks(facts, knowledge.revoked_keys()))),
+        checks=tuple(map(finding, health_checks(facts, knowledge))),
     )
 
 

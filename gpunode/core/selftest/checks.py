@@ -18,7 +18,6 @@ from gpunode.core.checks.health import health_checks
 from gpunode.core.errors import GpunodeError
 from gpunode.core.facts import parse_probe, stable_facts
 from gpunode.core.knowledge import GpuModel, Knowledge
-from gpunode.core.knowledge.xids import APPLICATION
 from gpunode.core.model import NodeFacts
 from gpunode.core.numbers import version_tuple
 from gpunode.core.selftest import readings
@@ -91,7 +90,7 @@ class Seen:
     def xids(self) -> tuple[int, ...]:
         """Codes of the kernel log since boot, without those that applications cause."""
         found = re.findall(r"NVRM: Xid \(PCI:[^)]*\): (\d+)", self.record.text("dmesg.txt"))
-        return tuple(code for code in map(int, found) if code not in APPLICATION)
+        return tuple(code for code in map(int, found) if code not in self.knowledge.application_xids)
 
 
 @dataclass(frozen=True)
@@ -630,9 +629,9 @@ def _throttling(seen: Seen) -> Finding:
 def _health_after(seen: Seen) -> Finding:
     """gpunode's own health checks after the load, of what was well before it."""
     _load(seen)
-    before = {check.id for check in health_checks(seen.facts) if check.status == "failed"}
+    before = {check.id for check in health_checks(seen.facts, seen.knowledge) if check.status == "failed"}
     facts = parse_probe(seen.record.text("probe-after.txt"))
-    after = health_checks(facts)
+    after = health_checks(facts, seen.knowledge)
     new = [f"{check.id}: {check.message}" for check in after if check.status == "failed" and check.id not in before]
     lines = {xid.line for xid in seen.facts.xids}
     new += [f"Xid {xid.code} on {xid.slot} during the load" for xid in facts.xids if xid.line not in lines]

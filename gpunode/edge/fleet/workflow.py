@@ -298,7 +298,7 @@ def _verified(host: HostPlan, desired: DesiredState, smoked: Sequence[Check], ex
             for k, text in left.items()
         ] or [Check(id="plan.empty", status="passed", message="the node is what the spec asks for")]
     wanted = host.planned.spec.driver.branch != "none"
-    checks += health_checks(host.planned.facts, desired.knowledge.revoked_keys(), driver=wanted, expected=expected)
+    checks += health_checks(host.planned.facts, desired.knowledge, driver=wanted, expected=expected)
     checks += smoked
     return HostResult(
         host=host.host, outcome=_verify_outcome(checks), message=_verify_message(checks), checks=tuple(checks)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 
-from gpunode.core.knowledge.xids import IGNORED
 from gpunode.core.kube.cluster import Cluster, Object, tolerations
 from gpunode.core.kube.objects import (
     config_map,
@@ -104,7 +104,7 @@ _GPUS = "count by (node) (count by (node, UUID) (DCGM_FI_DEV_GPU_TEMP))"
 _ALERTS = (
     (
         "GpuXid",
-        "DCGM_FI_DEV_XID_ERRORS > 0" + "".join(f" != {xid}" for xid in sorted(IGNORED)),
+        "DCGM_FI_DEV_XID_ERRORS > 0",  # and none of those that the device plugin ignores
         "0m", "warning", "Xid {{ $value }}",
         "Look the Xid up in https://docs.nvidia.com/deploy/xid-errors/; 48, 63, 64, 79, 94 and 95 are the hardware's.",
     ),
@@ -153,12 +153,13 @@ _ALERTS = (
 )  # fmt: skip
 
 
-def alert_rules() -> list[Object]:
-    """At most eight, for a PrometheusRule."""
+def alert_rules(ignored_xids: Iterable[int]) -> list[Object]:
+    """At most eight, for a PrometheusRule; the Xids that NVIDIA's device plugin ignores alert nobody."""
+    others = "".join(f" != {xid}" for xid in ignored_xids)
     return [
         {
             "alert": name,
-            "expr": expression,
+            "expr": expression + (others if name == "GpuXid" else ""),
             "for": wait,
             "labels": {"severity": severity},
             "annotations": {
@@ -288,7 +289,7 @@ def _monitor(cluster: Cluster) -> Object:
 
 
 def _rules(cluster: Cluster) -> Object:
-    groups = [{"name": "gpunode", "rules": alert_rules()}]
+    groups = [{"name": "gpunode", "rules": alert_rules(cluster.knowledge.ignored_xids)}]
     return _selected(cluster, "PrometheusRule", "gpunode", {"groups": groups})
 
 
