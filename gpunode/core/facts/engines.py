@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from gpunode.core.engines import ENGINES, ROWS
-from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.facts.text import Probe
+from gpunode.core.flags import flag_value
 from gpunode.core.model import ConfigFile, Runtime, RuntimeName, Service
 
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")

@@ -8,9 +8,9 @@ import re
 from collections.abc import Mapping
 from typing import get_args
 
-from gpunode.core.facts.daemon_flags import flag_value
 from gpunode.core.facts.engines import Units, containerd_cgroup, text_of
 from gpunode.core.facts.text import Probe
+from gpunode.core.flags import flag_value
 from gpunode.core.model import ConfigFile, Distribution, Kubernetes, Runtime
 
 _DOTTED = re.compile(r"\bv?(\d{1,4}(?:\.\d{1,4}){1,2}[\w.+~-]*)")

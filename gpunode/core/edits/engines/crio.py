@@ -15,7 +15,7 @@ from typing import Any
 from gpunode.core.edits.engines import dropin
 from gpunode.core.edits.target import PATH, Activation, Refusal, RuntimeRequest, RuntimeState, changed
 from gpunode.core.edits.text import toml
-from gpunode.core.facts.daemon_flags import flag_values
+from gpunode.core.flags import flag_values
 from gpunode.core.model import Edit, NodeFacts, Reason, Runtime
 from gpunode.core.numbers import release
 

@@ -15,9 +15,9 @@ from typing import Literal
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target, asks, units_changed
 from gpunode.core.edits.text import yamledit, yamltext
-from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, append_word, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import Gone, SchedulerRules, minor_of
 from gpunode.core.model import Edit, Reason
 

@@ -27,9 +27,9 @@ from gpunode.core.edits.kubernetes.scheduler_config import (
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
 from gpunode.core.edits.target import Activation, Files, Refusal, Target, asks, units_changed
 from gpunode.core.edits.text import yamledit, yamltext
-from gpunode.core.edits.text.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
+from gpunode.core.flags import Flag, change_flags, flags_in, last_value
 from gpunode.core.knowledge.scheduler import SchedulerRules, minor_of
 from gpunode.core.model import Edit, Reason
 

@@ -13,7 +13,7 @@ import yaml
 from gpunode.core.edits.kubernetes.schemas import extender_faults, profiles_of, scheduler_faults
 from gpunode.core.edits.target import Refusal
 from gpunode.core.edits.text import yamledit, yamltext
-from gpunode.core.edits.text.flags import Flag, last_value
+from gpunode.core.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
 from gpunode.core.model import Reason
 

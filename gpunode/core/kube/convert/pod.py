@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from gpunode.core.edits.text.flags import change_flags, flags_in, last_value
+from gpunode.core.flags import change_flags, flags_in, last_value
 from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.knowledge.kubernetes_old import OldForms
 from gpunode.core.knowledge.scheduler import SchedulerRules

@@ -1,7 +1,7 @@
-"""Flags of a Kubernetes component: read from words, and edited in them or in the text that holds them.
+"""Flags of programs in Go: read from words, and edited in them or in the text that holds them.
 
-`words_in` splits a text as a shell and systemd do and says where each word stands; `flags_in` reads flags as Go's pflag
-does; `change_flags` says which words go, change and come, and `apply_words` does that to a text.
+`words_in` splits a text as a shell and systemd do and says where each word is; `flags_in` reads flags as Go's flag
+libraries do; `change_flags` says which words go, change and come, and `apply_words` does that to a text.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Word:
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: its name with dashes, its value (None of a switch without one), its first and last word."""
+    """A flag: its name, its value (None of a switch without one), its first and last word."""
 
     name: str
     value: str | None
@@ -97,28 +97,37 @@ def _word(text: str, at: int, end: int, ends: str) -> tuple[str, int]:
     return stated, at
 
 
-def flags_in(words: Sequence[str]) -> list[Flag]:
-    """The flags among words, in order; `--name=value`, `--name value` and switches; underscores count as dashes."""
+def flags_in(words: Sequence[str], names: Collection[str] | None = None) -> list[Flag]:
+    """The flags among words, in order; `--name=value`, `--name value` and switches; underscores count as dashes.
+
+    Without `names` they are a Kubernetes component's, and called without the dashes in front.  Of a program whose
+    switches are not known the flags `names` alone are read (`--config`, `-c`); each of them has a value.
+    """
     found: list[Flag] = []
     at = 0
-    while at < len(words):
-        word = words[at]
-        if word == "--":
-            break
-        if not word.startswith("--"):
-            at += 1
-            continue
-        name, equals, value = word[2:].partition("=")
-        name = name.replace("_", "-")
-        if equals or name in _SWITCHES:
-            found.append(Flag(name, value if equals else None, at, at))
-        elif at + 1 < len(words):
-            at += 1
-            found.append(Flag(name, words[at], at - 1, at))
-        else:
-            found.append(Flag(name, None, at, at))
+    while at < len(words) and words[at] != "--":
+        given, equals, value = words[at].partition("=")
+        first, name = at, given if names is not None else given[2:].replace("_", "-")
+        if given.startswith("--") if names is None else given in names:
+            if not equals and name not in _SWITCHES and at + 1 < len(words):
+                at += 1
+            found.append(Flag(name, words[at] if at > first else value if equals else None, first, at))
         at += 1
     return found
+
+
+def flag_values(words: Sequence[str], *names: str) -> list[str]:
+    """The values of a flag that has these names, in order.
+
+    >>> flag_values(["--config=/a", "-c", "/b", "--debug"], "--config", "-c")
+    ['/a', '/b']
+    """
+    return [flag.value or "" for flag in flags_in(words, names)]
+
+
+def flag_value(words: Sequence[str], *names: str) -> str:
+    """The value that counts, which is the last one; "" when the flag is not given."""
+    return next(reversed(flag_values(words, *names)), "")
 
 
 def last_value(flags: Sequence[Flag], name: str) -> str | None:
