@@ -271,6 +271,13 @@ def test_two_labs_start_at_the_same_time_and_do_not_meet(lab_up):
             labs.load_lab(name).down()
 
 
+def kill_with_its_monitor(container):
+    """As the kernel does it that is short of memory: podman goes on to count the container as running."""
+    pids = podman("inspect", "--format", "{{.State.ConmonPid}} {{.State.Pid}}", container).stdout.split()
+    for pid in map(int, pids):
+        os.kill(pid, signal.SIGKILL)
+
+
 def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
     """Of the same names, as two users have them: neither takes a node or the package server of the other away."""
     mine = lab_up(1, name="t-same", gpus=())
@@ -291,6 +298,14 @@ def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
         assert made["nodes"][0]["address"] != mine.nodes[0].address
         assert other("ssh", "t-same-1", "--", "hostname") == "t-same-1\n"
         before = mine.spec.read_text()
+        suffix = machine.Places(state=tmp_path / "gpunode/lab", cache=tmp_path).suffix
+        server = next(iter(yaml.safe_load(Path(made["spec"]).read_text())["sources"].values()))["url"] + "/nothing"
+        kill_with_its_monitor(f"gpunode-lab-repository{suffix}")
+        with pytest.raises(urllib.error.URLError):
+            urllib.request.urlopen(server, timeout=10)
+        other("up", "2", "--name", "t-same", "--gpu", "none")
+        with pytest.raises(urllib.error.HTTPError, match="404"):  # podman had not noticed, the lab has
+            urllib.request.urlopen(server, timeout=10)
     finally:
         other("down", "--all")
     assert mine.spec.read_text() == before
