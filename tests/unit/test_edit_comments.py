@@ -112,7 +112,7 @@ def test_a_recorded_file_of_our_own_loses_our_lines_and_keeps_comments_and_its_v
     ],
 )
 def test_a_yaml_key_goes_and_comments_stay(text: str, after: str) -> None:
-    got = yamltext.remove_key(text, "key")
+    got = yamltext.remove(text, ("key",))
     assert got == after
     assert yaml.safe_load(got) == {key: one for key, one in yaml.safe_load(text).items() if key != "key"}
 
@@ -196,6 +196,7 @@ def test_tables_that_a_person_writes_between_others_stay(
     lines = b"[mine]\n# about x\nx = 'y'\n"
     changed = with_lines(after[path], data.draw(st.sampled_from([*heads, len(text.splitlines())])), lines)
     assume(same_state(after, {**after, path: changed}, request))
+    assume("mine" in toml.parse(path, changed.removeprefix(b"\xef\xbb\xbf"))[1])  # not in a string of several lines
     back = unconfigure_runtime({**after, path: changed}, request, [edit.undo] if recorded else ())
     if not back.problems:
         left = applied({**after, path: changed}, back)[path]

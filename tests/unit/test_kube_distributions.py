@@ -124,10 +124,10 @@ def test_one_key_of_any_yaml_is_set_and_removed_and_nothing_else(
 ) -> None:
     text = head + yaml.safe_dump(doc, default_flow_style=flow, allow_unicode=True) + tail
     try:
-        after = yamltext.set_key(text, "default-runtime", "nvidia")
+        after = yamltext.set_value(text, ("default-runtime",), "nvidia")
         assert documents(after) == [{**doc, "default-runtime": "nvidia"}]
-        assert yamltext.set_key(after, "default-runtime", "nvidia") == after
-        without = yamltext.remove_key(after, "default-runtime")
+        assert yamltext.set_value(after, ("default-runtime",), "nvidia") == after
+        without = yamltext.remove(after, ("default-runtime",))
     except Refusal:
         return
     left = {key: value for key, value in doc.items() if key != "default-runtime"}

@@ -20,7 +20,7 @@ from gpunode.core.edits.kubernetes.scheduler import (
 )
 from gpunode.core.edits.kubernetes.scheduler_pod import host_path, pod_of
 from gpunode.core.edits.kubernetes.schemas import scheduler_faults
-from gpunode.core.edits.text import yamledit
+from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import program_of
 from gpunode.core.errors import InputError
 from gpunode.core.flags import flags_in, last_value
@@ -170,13 +170,13 @@ def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
 
     text = head + yaml.safe_dump(data, default_flow_style=flow, sort_keys=False) + tail
     try:
-        after = yamledit.set_value(text, (key,), value)
+        after = yamltext.set_value(text, (key,), value)
     except Refusal:
         return  # said, and nothing changed
     assert (after.startswith(head), after.endswith(tail)) == (True, True)
     assert said(after) == [{**data, key: value}]
-    gone = yamledit.remove(after, (key,))
-    assert said(gone) == [{name: item for name, item in data.items() if name != key}]
+    gone = yamltext.remove(after, (key,))
+    assert (said(gone) or [{}]) == [{name: item for name, item in data.items() if name != key}]
 
 
 def said(text: str) -> list[Any]:

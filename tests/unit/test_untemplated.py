@@ -121,7 +121,7 @@ def test_connection_variables_host_names_and_groups_are_literals_too() -> None:
 OTHER_WRITERS = {
     "manifest.py": "gpunode.yml",
     "scheduler_config.py": "kube-scheduler",
-    "yamledit.py": "k3s, k0s, the kubelet",
+    "yamltext.py": "k3s, k0s, the kubelet",
     "__init__.py": "Kubernetes",
     "device_plugin.py": "the device plugin",
     "starter.py": "gpunode.yml",

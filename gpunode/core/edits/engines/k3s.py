@@ -524,12 +524,12 @@ def _default(node: Node) -> _Change:
         )
     path = setting.path if setting else node.config
     text = node.documents[path][0] if path in node.documents else ""
-    return {path: yamltext.set_key(text, SETTING, request).encode()}
+    return {path: yamltext.set_value(text, (SETTING,), request).encode()}
 
 
 def _removed(node: Node) -> _Change:
     """All config files without the setting."""
-    texts = {path: yamltext.remove_key(text, SETTING) for path, (text, _) in node.documents.items()}
+    texts = {path: yamltext.remove(text, (SETTING,)) for path, (text, _) in node.documents.items()}
     return {path: text.encode() for path, text in texts.items()}
 
 

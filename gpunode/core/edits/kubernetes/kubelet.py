@@ -14,7 +14,7 @@ from typing import Literal
 
 from gpunode.core.edits.kubernetes.schemas import kubelet_faults
 from gpunode.core.edits.target import Activation, Files, Records, Refusal, Target, asks, units_changed
-from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, append_word, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
@@ -165,8 +165,8 @@ def _with_setting(
     values = value if isinstance(value, Mapping) else {"": value}
     for key, one in values.items():
         place = (*moved.field, key) if key else moved.field
-        if yamledit.value_at(stated, place) != one:
-            after = yamledit.set_value(after, place, one)
+        if yamltext.value_at(stated, place) != one:
+            after = yamltext.set_value(after, place, one)
     reason = Reason(what=f"{state.config}: {'.'.join(moved.field)}", why=f"is {_listed(value)}", source=moved.source)
     return state.with_files({**state.files, state.config: after.encode()}, reason)
 
@@ -239,10 +239,10 @@ def _without_gates(state: _State, minor: int, rules: SchedulerRules) -> _State:
         dict(_obsolete({k: str(v).lower() for k, v in there.items()}, minor, rules)) if isinstance(there, dict) else {}
     )
     if isinstance(there, dict) and set(gone) == set(there) and gone:
-        text = yamledit.remove(text, ("featureGates",))
+        text = yamltext.remove(text, ("featureGates",))
     else:
         for name in gone:
-            text = yamledit.remove(text, ("featureGates", name))
+            text = yamltext.remove(text, ("featureGates", name))
     reasons = [_gate_reason(f"{state.config}: featureGates", gate, minor) for gate in gone.values()]
     return state.with_files({**state.files, state.config: text.encode()}, *reasons)
 

@@ -26,7 +26,7 @@ from gpunode.core.edits.kubernetes.scheduler_config import (
 )
 from gpunode.core.edits.kubernetes.scheduler_pod import Pod, pod_of
 from gpunode.core.edits.target import Activation, Files, Refusal, Target, asks, units_changed
-from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text import yamltext
 from gpunode.core.edits.text.unitfile import FOLDERS, Program, change_program, program_of, unit_patterns
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.flags import Flag, change_flags, flags_in, last_value
@@ -251,10 +251,10 @@ def _advertised(files: Mapping[str, bytes], request: SchedulerRequest) -> str:
     if neighbours not in files:
         return ""
     try:
-        containers = yamledit.value_at(yamltext.parse(neighbours, files[neighbours])[1], ("spec", "containers", 0))
+        containers = yamltext.value_at(yamltext.parse(neighbours, files[neighbours])[1], ("spec", "containers", 0))
     except InputError:
         return ""
-    command = yamledit.value_at(containers, ("command",))
+    command = yamltext.value_at(containers, ("command",))
     words = [str(word) for word in command] if isinstance(command, list) else []
     address = last_value(flags_in(words), "advertise-address") or ""
     try:

@@ -12,7 +12,7 @@ import yaml
 
 from gpunode.core.edits.kubernetes.schemas import extender_faults, profiles_of, scheduler_faults
 from gpunode.core.edits.target import Refusal
-from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text import yamltext
 from gpunode.core.flags import Flag, last_value
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
 from gpunode.core.model import Reason
@@ -292,16 +292,16 @@ def _migrated(path: str, text: str, said: Mapping[str, Any], asked: Extender) ->
         raise Refusal(
             f"{path}: {version} is not known to kube-scheduler 1.{asked.minor}", f"write it as {GROUP}/{best}"
         )
-    text = yamledit.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
+    text = yamltext.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
     source = asked.rules.api_source(asked.minor)
     reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{asked.minor} takes {', '.join(takes)}", source=source)]
     for place in _arguments(said):
-        held = str(yamledit.value_at(said, (*place, "apiVersion")) or "")
+        held = str(yamltext.value_at(said, (*place, "apiVersion")) or "")
         if held.startswith(f"{GROUP}/") and held.rpartition("/")[2] not in takes:
-            text = yamledit.set_value(text, (*place, "apiVersion"), f"{GROUP}/{best}")
+            text = yamltext.set_value(text, (*place, "apiVersion"), f"{GROUP}/{best}")
     for key in ("healthzBindAddress", "metricsBindAddress"):
         if key in said and best in ("v1beta3", "v1"):
-            text = yamledit.remove(text, (key,))
+            text = yamltext.remove(text, (key,))
             reasons.append(Reason(what=f"{path}: {key}", why=f"{best} has it no more", source=source))
     return text, tuple(reasons)
 
@@ -356,7 +356,7 @@ def _with_extender(path: str, text: str, asked: Extender, *, policy: bool) -> tu
             what = f"manages {asked.rules.resource}" if manages(one, asked.rules) else "binds pods, which only one can"
             raise Refusal(f"{path}: another extender, {_get(one, 'urlPrefix')}, {what}", _BY_HAND)
     extender = asked.extender(policy=policy)
-    text = yamledit.append(text, ("extenders",), extender)
+    text = yamltext.append(text, ("extenders",), extender)
     why = f"gpushare's extender at {extender['urlPrefix']} decides on {asked.rules.resource}"
     return text, (Reason(what=path, why=why, source=asked.rules.extender_source),)
 
@@ -373,14 +373,14 @@ def _repaired(
     for key, value in wanted.items():
         name = next((name for name in there if str(name).lower() == key.lower()), key)
         if there.get(name, False) != value:
-            text = yamledit.set_value(text, ("extenders", at, name), value)
+            text = yamltext.set_value(text, ("extenders", at, name), value)
             why = f"is {json.dumps(value)}, it was {json.dumps(there.get(name))}"
             reasons.append(Reason(what=f"{path}: {key}", why=why, source=asked.rules.extender_source))
     for number, one in enumerate(_get(there, "managedResources")):
         if _get(one, "name") == asked.rules.resource and _get(one, "ignoredByScheduler"):
             key = next(name for name in one if str(name).lower() == "ignoredbyscheduler")
             place = ("extenders", at, _key(there, "managedResources"), number, key)
-            text = yamledit.set_value(text, place, False)
+            text = yamltext.set_value(text, place, False)
             why = "kube-scheduler itself counts the resource too"
             reasons.append(Reason(what=f"{path}: {key}", why=why, source=asked.rules.extender_source))
     return text, tuple(reasons)
@@ -403,7 +403,7 @@ def without_extender(path: str, data: bytes, rules: SchedulerRules) -> tuple[byt
     if len(mine) == len(extenders or ()) and set(stated) <= written and path in (rules.config_file, rules.policy_file):
         return None, reasons
     for at in reversed(mine):
-        text = yamledit.remove(text, ("extenders", at))
+        text = yamltext.remove(text, ("extenders", at))
     if len(mine) == len(extenders or ()):
-        text = yamledit.remove(text, ("extenders",))
+        text = yamltext.remove(text, ("extenders",))
     return text.encode(), reasons

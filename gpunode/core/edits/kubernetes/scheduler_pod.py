@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from gpunode.core.edits.target import Refusal
-from gpunode.core.edits.text import yamledit, yamltext
+from gpunode.core.edits.text import yamltext
 from gpunode.core.flags import WordChange, apply_words, words_in
 from gpunode.core.model import Reason
 
@@ -39,7 +39,7 @@ class Pod:
 
     @property
     def image(self) -> str:
-        return str(yamledit.value_at(self.data, (*self.at, "image")) or "")
+        return str(yamltext.value_at(self.data, (*self.at, "image")) or "")
 
 
 def pod_of(path: str, data: bytes) -> Pod:
@@ -47,7 +47,7 @@ def pod_of(path: str, data: bytes) -> Pod:
     text, stated = yamltext.parse(path, data)
     if stated.get("kind") != "Pod":
         raise Refusal(f"{path} holds {stated.get('kind') or 'no kind'}, not Pod", f"name the static pod of {_NAME}")
-    containers = yamledit.value_at(stated, ("spec", "containers"))
+    containers = yamltext.value_at(stated, ("spec", "containers"))
     for at, container in enumerate(containers if isinstance(containers, list) else []):
         if not isinstance(container, dict):
             raise Refusal(f"{path}: spec.containers[{at}] is no mapping", _FIX)
@@ -96,9 +96,9 @@ def with_words(pod: Pod, change: WordChange) -> Pod:
                 part = replace(part, rewritten={**(part.rewritten or {}), inner: (change.rewritten or {})[at]})
             scripts[place] = part
         elif at in change.gone:
-            text = yamledit.remove(text, place)
+            text = yamltext.remove(text, place)
         else:
-            text = yamledit.set_value(text, place, (change.rewritten or {})[at])
+            text = yamltext.set_value(text, place, (change.rewritten or {})[at])
     if change.more:
         place, inner = pod.places[max(change.after, 0)]
         if inner is not None:
@@ -106,9 +106,9 @@ def with_words(pod: Pod, change: WordChange) -> Pod:
         else:
             last = pod.places[-1][0]
             for word in change.more:
-                text = yamledit.append(text, last[:-1], word)
+                text = yamltext.append(text, last[:-1], word)
     for place, part in scripts.items():
-        text = yamledit.in_scalar(text, place, partial(_script, change=part))
+        text = yamltext.in_scalar(text, place, partial(_script, change=part))
     return pod_of(pod.path, text.encode())
 
 
@@ -124,7 +124,7 @@ def host_path(pod: Pod, path: str) -> str | None:
 
     Refusal where it lies in a volume that is no place of the host's.
     """
-    mounts = yamledit.value_at(pod.data, (*pod.at, "volumeMounts")) or []
+    mounts = yamltext.value_at(pod.data, (*pod.at, "volumeMounts")) or []
     best: Mapping[str, Any] | None = None
     for mount in mounts if isinstance(mounts, list) else []:
         top = str(mount.get("mountPath", "")).rstrip("/") if isinstance(mount, dict) else ""
@@ -133,7 +133,7 @@ def host_path(pod: Pod, path: str) -> str | None:
     if best is None:
         return None
     volume = _volume(pod, str(best.get("name")))
-    source = yamledit.value_at(volume, ("hostPath", "path"))
+    source = yamltext.value_at(volume, ("hostPath", "path"))
     if not isinstance(source, str):
         raise Refusal(f"{pod.path}: {path} lies in the volume {best.get('name')}, which is no hostPath", _FIX)
     rest = path[len(_top(best)) :].lstrip("/")
@@ -145,7 +145,7 @@ def _top(mount: Mapping[str, Any]) -> str:
 
 
 def _volumes(pod: Pod) -> list[Mapping[str, Any]]:
-    found = yamledit.value_at(pod.data, ("spec", "volumes"))
+    found = yamltext.value_at(pod.data, ("spec", "volumes"))
     return [one for one in found if isinstance(one, dict)] if isinstance(found, list) else []
 
 
@@ -159,15 +159,15 @@ def with_file(pod: Pod, path: str, file: str) -> tuple[Pod, tuple[Reason, ...]]:
     if host_path(pod, path) is not None:
         return _as_file(pod, file, source)
     names = [str(one.get("name")) for one in _volumes(pod)]
-    same = [str(one.get("name")) for one in _volumes(pod) if yamledit.value_at(one, ("hostPath", "path")) == file]
+    same = [str(one.get("name")) for one in _volumes(pod) if yamltext.value_at(one, ("hostPath", "path")) == file]
     if same:
         text, name = pod.text, same[0]
     else:
         name = next(n for n in (_VOLUME, *(f"{_VOLUME}-{i}" for i in range(2, 99))) if n not in names)
         volume = {"hostPath": {"path": file, "type": "File"}, "name": name}
-        text = yamledit.append(pod.text, ("spec", "volumes"), volume)
+        text = yamltext.append(pod.text, ("spec", "volumes"), volume)
     mount = {"mountPath": path, "name": name, "readOnly": True}
-    text = yamledit.append(text, (*pod.at, "volumeMounts"), mount)
+    text = yamltext.append(text, (*pod.at, "volumeMounts"), mount)
     why = f"the volume {name} shows it to the scheduler's container"
     made, more = _as_file(pod_of(pod.path, text.encode()), file, source)
     return made, (Reason(what=file, why=why, source=source), *more)
@@ -175,11 +175,11 @@ def with_file(pod: Pod, path: str, file: str) -> tuple[Pod, tuple[Reason, ...]]:
 
 def _as_file(pod: Pod, file: str, source: str) -> tuple[Pod, tuple[Reason, ...]]:
     """With type File in place of FileOrCreate, which makes an empty file where there is none."""
-    volumes = yamledit.value_at(pod.data, ("spec", "volumes"))
+    volumes = yamltext.value_at(pod.data, ("spec", "volumes"))
     for at, volume in enumerate(volumes if isinstance(volumes, list) else []):
-        host = yamledit.value_at(volume, ("hostPath", "path"))
-        if host == file and yamledit.value_at(volume, ("hostPath", "type")) == "FileOrCreate":
-            text = yamledit.set_value(pod.text, ("spec", "volumes", at, "hostPath", "type"), "File")
+        host = yamltext.value_at(volume, ("hostPath", "path"))
+        if host == file and yamltext.value_at(volume, ("hostPath", "type")) == "FileOrCreate":
+            text = yamltext.set_value(pod.text, ("spec", "volumes", at, "hostPath", "type"), "File")
             why = "type File in place of FileOrCreate, which makes an empty configuration where there is none"
             return pod_of(pod.path, text.encode()), (Reason(what=file, why=why, source=source),)
     return pod, ()
@@ -188,25 +188,25 @@ def _as_file(pod: Pod, file: str, source: str) -> tuple[Pod, tuple[Reason, ...]]
 def without_file(pod: Pod, file: str) -> Pod:
     """The manifest without the mount and the volume of exactly this file."""
     text = pod.text
-    names = [str(one.get("name")) for one in _volumes(pod) if yamledit.value_at(one, ("hostPath", "path")) == file]
+    names = [str(one.get("name")) for one in _volumes(pod) if yamltext.value_at(one, ("hostPath", "path")) == file]
     for place, key in (((*pod.at, "volumeMounts"), "name"), (("spec", "volumes"), "name")):
-        items = yamledit.value_at(pod.data, place)
+        items = yamltext.value_at(pod.data, place)
         for at in reversed(range(len(items) if isinstance(items, list) else 0)):
             if isinstance(items[at], dict) and items[at].get(key) in names:
-                text = yamledit.remove(text, (*place, at))
+                text = yamltext.remove(text, (*place, at))
     return pod_of(pod.path, text.encode())
 
 
 def with_mark(pod: Pod, mark: str) -> Pod:
     """The manifest with an annotation that differs, so that the kubelet starts the pod again."""
-    return pod_of(pod.path, yamledit.set_value(pod.text, ("metadata", "annotations", _MARK), mark).encode())
+    return pod_of(pod.path, yamltext.set_value(pod.text, ("metadata", "annotations", _MARK), mark).encode())
 
 
 def without_mark(pod: Pod) -> Pod:
     """The manifest without that annotation."""
-    text = yamledit.remove(pod.text, ("metadata", "annotations", _MARK))
-    if yamledit.value_at(pod.data, ("metadata", "annotations")) and not yamledit.value_at(
+    text = yamltext.remove(pod.text, ("metadata", "annotations", _MARK))
+    if yamltext.value_at(pod.data, ("metadata", "annotations")) and not yamltext.value_at(
         yamltext.load(text), ("metadata", "annotations")
     ):
-        text = yamledit.remove(text, ("metadata", "annotations"))
+        text = yamltext.remove(text, ("metadata", "annotations"))
     return pod_of(pod.path, text.encode())
