@@ -158,8 +158,8 @@ def refresh(
     """Write tables that are up to date: GPUs of a newer list, and with --from driver branches, CUDA, repositories.
 
     --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what
-    it really holds, by architecture, with its key; and the index of each helm chart's repository, for charts and the
-    images that follow them.  Comments stay, and marks that only people know: ends of support, generations,
+    it really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images
+    that lie in a registry its list of tags.  Comments stay, and marks that only people know: ends of support, generations,
     package names.  Nothing becomes older; a row that changes gets the day of its source.
     """
     from gpunode.edge.load import knowledge_text, load_knowledge
@@ -199,13 +199,12 @@ def _published(place: str, distros: tuple[str, ...], data: dict[str, Any], lines
     from gpunode.edge.load import knowledge_text, load_knowledge, load_kube_knowledge
 
     known = load_knowledge()
-    charts = {chart.name: chart.repository for chart in load_kube_knowledge().charts.values()}
     for distro in distros:
         if distro not in known.distros:
             raise InputError(f"--distro {distro}", expected=f"one of {', '.join(known.distros)}")
-    found = read_published(Place(base=place), known, distros, charts={} if distros else charts)
+    found = read_published(Place(base=place), known, distros, kube=None if distros else load_kube_knowledge())
     every = [one for by_arch in found.held.values() for one in by_arch.values()]
-    if not (found.releases or found.redistributed or every or found.toolkits or found.charts):
+    if not (found.releases or found.redistributed or every or found.toolkits or found.charts or found.tags):
         raise GpunodeError(
             f"nothing could be read from {place}: {found.unread[0]}", fix="look at the network, or --from"
         )
@@ -215,7 +214,7 @@ def _published(place: str, distros: tuple[str, ...], data: dict[str, Any], lines
         "drivers": update_drivers(knowledge_text("drivers"), found.releases, found.redistributed, every, today=today),
         "cuda": update_cuda(knowledge_text("cuda"), found.redistributed, today=today),
         "repos": update_repos(knowledge_text("repos"), found.held, found.toolkits, today=today, keys=found.keys),
-        "kubernetes": update_kubernetes(knowledge_text("kubernetes"), found.charts, today=today),
+        "kubernetes": update_kubernetes(knowledge_text("kubernetes"), found.charts, found.tags, today=today),
     }.items():
         texts[name] = text
         changes += changed

@@ -317,6 +317,32 @@ def test_charts_and_the_images_that_follow_them_are_refreshed(copy: Path, tmp_pa
     assert any("helm.ngc.nvidia.com" in one for one in answer["unread"])
 
 
+def test_charts_and_images_of_registries_are_refreshed_by_their_tags(copy: Path, tmp_path: Path) -> None:
+    listed = {
+        "registry.k8s.io/v2/nfd/charts/node-feature-discovery": ["0.19.0", "0.20.0-rc.1", "0.19.10", "0.9.0"],
+        "registry.k8s.io/v2/nfd/node-feature-discovery": ["v0.19.10", "v0.19.10-full", "master", "v0.20.0-devel"],
+        "nvcr.io/v2/nvidia/k8s/dcgm-exporter": [
+            "4.10.0-4.9.0-distroless",
+            "4.10.0-4.9.0-ubi9",
+            "4.6.1-4.8.4-distroless",
+        ],
+        "registry.k8s.io/v2/dra-driver-nvidia/dra-driver-nvidia-gpu": ["v0.4.0", 5, None],
+    }
+    for name, tags in listed.items():
+        (copy / name / "tags").mkdir(parents=True)
+        (copy / name / "tags/list").write_text(json.dumps({"name": name.partition("/v2/")[2], "tags": tags}))
+    (copy / "registry.k8s.io/v2/dra-driver-nvidia/charts/dra-driver-nvidia-gpu/tags").mkdir(parents=True)
+    (copy / "registry.k8s.io/v2/dra-driver-nvidia/charts/dra-driver-nvidia-gpu/tags/list").write_text("[]")
+    answer = refresh(copy, tmp_path / "own")
+    changed = {(one["row"], one["new"]) for one in answer["changes"] if one["row"].startswith(("chart", "image"))}
+    assert changed == {
+        ("chart node-feature-discovery", "0.19.10"),
+        ("image node-feature-discovery", "registry.k8s.io/nfd/node-feature-discovery:v0.19.10"),
+        ("image dcgm-exporter", "nvcr.io/nvidia/k8s/dcgm-exporter:4.10.0-4.9.0-distroless"),
+    }
+    assert any("dra-driver-nvidia-gpu/tags/list is no JSON object" in one for one in answer["unread"])
+
+
 def test_a_chart_never_becomes_older() -> None:
     text = knowledge_text("kubernetes")
     old = {"gpu-operator": ChartRelease(version="v26.3.0", app="v26.3.0")}

@@ -62,6 +62,7 @@ class KubeKnowledge:
     critical_anywhere: Server
     apis: Mapping[str, tuple[ApiVersion, ...]]
     images: Mapping[str, str]
+    tags: Mapping[str, str]  # component → pattern of the tags of its image that a refresh may choose from
     charts: Mapping[str, Chart]
     labels: frozenset[str]  # that nodes are known to carry
     needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
@@ -83,6 +84,7 @@ def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
         critical_anywhere=server_of(servers["critical_anywhere"]),
         apis={row["kind"]: tuple(map(_api, row["versions"])) for row in table["apis"]},
         images={row["component"]: row["image"] for row in table["images"]},
+        tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},
         charts={row["name"]: _chart(row) for row in table["charts"]},
         labels=frozenset(table["labels"]["known"].split()),
         needs={name: _rights(row["rights"]) for row in table["needs"] for name in row["names"]},

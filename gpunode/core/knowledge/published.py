@@ -24,7 +24,7 @@ SOURCES = {
     "redistributed": "https://developer.download.nvidia.com/compute/nvidia-driver/redist/ and .../cuda/redist/",
     "repository": "the repositories' own indexes, read by gpunode knowledge refresh",
     "served": "the vendor's server, read by gpunode knowledge refresh and compared with nothing else",
-    "index": "index.yaml of the charts' repositories, read by gpunode knowledge refresh",
+    "index": "index.yaml of the charts' repositories and tags in registries, read by gpunode knowledge refresh",
 }
 _DRIVER = re.compile(r"(nvidia-open|cuda-drivers|nvidia-driver|kmod-nvidia-(open|latest)-dkms)(-\d{3})?\Z")
 _TOOLKIT = re.compile(r"cuda-toolkit-(\d+)-(\d+)\Z")
@@ -157,6 +157,20 @@ def parse_chart(text: str, name: str) -> ChartRelease | None:
             f"the index of the charts' repository is none: {str(error)[:200]}",
             expected="entries: {NAME: [{version: …}]}",
         ) from error
+
+
+def newest_tag(tags: Iterable[object], pattern: str) -> str:
+    """The tag with the highest numbers of those that the pattern matches whole; "" where none does.
+
+    >>> newest_tag(["4.6.1-4.8.4-distroless", "4.10.0-4.9.0-distroless", "4.11.0-ubi9"], r"[\\d.-]+distroless")
+    '4.10.0-4.9.0-distroless'
+    """
+    fit = [tag for tag in tags if isinstance(tag, str) and re.fullmatch(pattern, tag)]
+    return max(fit, key=_numbers, default="")
+
+
+def _numbers(tag: str) -> list[int]:
+    return [int(number) for number in re.findall(r"\d+", tag)]
 
 
 def parse_keys(text: str) -> tuple[str, ...]:
@@ -357,8 +371,13 @@ def _set_keys(document: Any, keys: Mapping[str, Sequence[ServedKey]], changes: l
     return len(changes) > before
 
 
-def update_kubernetes(text: str, charts: Mapping[str, ChartRelease], *, today: str) -> tuple[str, list[Change]]:
-    """kubernetes.toml with newer charts, and the images whose tag follows their chart's; keys of values stay."""
+def update_kubernetes(
+    text: str, charts: Mapping[str, ChartRelease], tags: Mapping[str, str] = {}, *, today: str
+) -> tuple[str, list[Change]]:
+    """kubernetes.toml with newer charts, and the images whose tag follows their chart's; keys of values stay.
+
+    `tags`: component → the newest tag that its registry lists.
+    """
     document = tomlkit.parse(text)
     changes: list[Change] = []
     for row in document["charts"]:
@@ -372,8 +391,12 @@ def update_kubernetes(text: str, charts: Mapping[str, ChartRelease], *, today: s
     for row in document["images"]:
         release = charts.get(str(row.get("chart", "")))
         name, _, tag = str(row["image"]).rpartition(":")
+        fresh = ""
         if release and release.app and version_tuple(release.app) > version_tuple(tag):
             fresh = f"{name}:{str(row['tag']).format(app=release.app.removeprefix('v'))}"
+        elif (listed := tags.get(str(row["component"]), "")) and _numbers(listed) > _numbers(tag):
+            fresh = f"{name}:{listed}"
+        if fresh:
             changes.append(Change(row=f"image {row['component']}", key="image", old=str(row["image"]), new=fresh))
             row["image"] = fresh
             _dated(row, "index", today, today)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import re
-from typing import Any
-from urllib.parse import urlencode, urljoin
+from urllib.parse import urljoin
 
 import yaml
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge.kubernetes import Chart
-from gpunode.edge.bundle.store import Challenge, Web
+from gpunode.edge.bundle import registry
+from gpunode.edge.bundle.store import Web
 
-MANIFEST = "application/vnd.oci.image.manifest.v1+json"
 CONTENT = "application/vnd.cncf.helm.chart.content.v1.tar+gzip"  # https://helm.sh/docs/topics/registries/
 
 
@@ -35,30 +32,15 @@ def _of_repository(chart: Chart, web: Web) -> bytes:
 
 
 def _of_registry(chart: Chart, web: Web) -> bytes:
-    """By the OCI Distribution Specification: the manifest of the tag, then the layer that is the chart."""
-    host, _, path = chart.repository.removeprefix("oci://").partition("/")
-    scheme = "http" if host.partition(":")[0] in ("localhost", "127.0.0.1") else "https"  # as docker has it
-    base = f"{scheme}://{host}/v2/{path.rstrip('/')}/{chart.name}"
-    answer = _asked(web, f"{base}/manifests/{chart.version.replace('+', '_')}", MANIFEST)
-    layers = json.loads(answer).get("layers", ()) if answer else ()
+    """The manifest of the tag, then the layer that is the chart."""
+    base = f"{registry.address_of(chart.repository)}/{chart.name}"
+    manifest = registry.read_object(web, f"{base}/manifests/{chart.version.replace('+', '_')}", registry.MANIFEST)
+    layers = manifest.get("layers", ()) if manifest else ()
     digest = next((str(layer["digest"]) for layer in layers if layer.get("mediaType") == CONTENT), "")
-    data = _asked(web, f"{base}/blobs/{digest}", "*/*") if digest else None
+    data = registry.read(web, f"{base}/blobs/{digest}") if digest else None
     if data is None:
         raise _missing(chart)
     return _compared(data, digest, f"{chart.repository}/{chart.name}")
-
-
-def _asked(web: Web, url: str, accept: str) -> bytes | None:
-    """What a registry answers, with the token that it gives to anybody where it wants one."""
-    try:
-        return web.read(url, headers={"Accept": accept})
-    except Challenge as asked:
-        words = dict(re.findall(r'(\w+)="([^"]*)"', asked.header))
-        if "realm" not in words:
-            raise
-        reported: Any = json.loads(web.read(f"{words.pop('realm')}?{urlencode(words)}") or b"{}")
-        token = reported.get("token") or reported.get("access_token", "")
-        return web.read(url, headers={"Accept": accept, "Authorization": f"Bearer {token}"})
 
 
 def _compared(data: bytes, digest: str, where: str) -> bytes:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.knowledge import Knowledge
+from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
 from gpunode.core.knowledge.published import (
     ChartRelease,
     Held,
@@ -15,6 +16,7 @@ from gpunode.core.knowledge.published import (
     Release,
     ServedKey,
     held,
+    newest_tag,
     parse_chart,
     parse_keys,
     parse_listing,
@@ -23,6 +25,7 @@ from gpunode.core.knowledge.published import (
 )
 from gpunode.core.numbers import version_tuple
 from gpunode.core.openpgp import fingerprints
+from gpunode.edge.bundle import registry
 from gpunode.edge.bundle.lookup import TIMEOUT, read_index
 from gpunode.edge.bundle.store import Web
 
@@ -44,6 +47,7 @@ class Published:
     toolkits: tuple[Held, ...] = ()
     keys: Mapping[str, tuple[ServedKey, ...]] = field(default_factory=dict)  # by directory
     charts: Mapping[str, ChartRelease] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)  # component → newest tag of its image
     unread: tuple[str, ...] = ()
 
 
@@ -76,11 +80,11 @@ def read_published(
     knowledge: Knowledge,
     distros: Collection[str] = (),
     proxy: str = "",
-    charts: Mapping[str, str] | None = None,
+    kube: KubeKnowledge | None = None,
 ) -> Published:
     """What the place has; a list that is not there is named in `unread`.  Raises InputError for one of another form.
 
-    `distros` are those whose repositories are read, none: all that are known.  `charts`: name → repository.
+    `distros` are those whose repositories are read, none: all that are known.  `kube`: charts, images to look for.
     """
     if place.base != VENDOR and "://" not in place.base and not Path(place.base).is_dir():
         raise InputError(f"{place.base} is no folder", expected="vendor, a URL or a folder", fix="look at --from")
@@ -109,7 +113,8 @@ def read_published(
         held=by_dir,
         toolkits=tuple(toolkits),
         keys={name: found for name in by_dir if (found := _keys(place, web, name, knowledge, unread))},
-        charts=_charts(place, web, charts or {}, unread),
+        charts=_charts(place, web, kube.charts.values(), unread) if kube else {},
+        tags=_tags(place, web, kube, unread) if kube else {},
         unread=tuple(unread),
     )
 
@@ -161,16 +166,43 @@ def _keys(place: Place, web: Web, folder: str, knowledge: Knowledge, unread: lis
     return tuple(found)
 
 
-def _charts(place: Place, web: Web, charts: Mapping[str, str], unread: list[str]) -> dict[str, ChartRelease]:
-    """The newest release of each chart whose repository has an index; registries (oci) have none."""
+def _charts(place: Place, web: Web, charts: Iterable[Chart], unread: list[str]) -> dict[str, ChartRelease]:
+    """The newest release of each chart: of a repository by its index, of a registry by its tags."""
     found = {}
-    for name, repository in charts.items():
-        if not repository.startswith("https://"):
+    for chart in charts:
+        if chart.repository.startswith("oci://"):
+            url = place.address(f"{registry.address_of(chart.repository)}/{chart.name}")
+            if tag := _newest(web, url, r"\d+\.\d+\.\d+", unread):
+                found[chart.name] = ChartRelease(version=tag, app="")
             continue
-        data = _read(web, place.address(f"{repository}/index.yaml"), unread)
-        if data and (release := parse_chart(data.decode("utf-8", "replace"), name)):
-            found[name] = release
+        data = _read(web, place.address(f"{chart.repository}/index.yaml"), unread)
+        if data and (release := parse_chart(data.decode("utf-8", "replace"), chart.name)):
+            found[chart.name] = release
     return found
+
+
+def _tags(place: Place, web: Web, kube: KubeKnowledge, unread: list[str]) -> dict[str, str]:
+    """The newest tag of each image that follows no chart, as its registry lists them."""
+    found = {}
+    for component, pattern in kube.tags.items():
+        name = kube.images[component].rpartition(":")[0]
+        if tag := _newest(web, place.address(registry.address_of(name)), pattern, unread):
+            found[component] = tag
+    return found
+
+
+def _newest(web: Web, repository: str, pattern: str, unread: list[str]) -> str:
+    url = f"{repository}/tags/list"
+    try:
+        answer = registry.read_object(web, url)
+    except GpunodeError as error:
+        unread.append(error.what)
+        return ""
+    tags = (answer or {}).get("tags")
+    if not isinstance(tags, list):
+        unread.append(f"{url} lists no tags")
+        return ""
+    return newest_tag(tags, pattern)
 
 
 def _read(web: Web, address: str, unread: list[str]) -> bytes | None:
