@@ -159,8 +159,8 @@ def refresh(
 
     --from reads releases.json, the redistrib_VERSION.json of drivers and CUDA, and the index of each repository: what
     it really holds, by architecture, with its key; the index of each helm chart's repository, and for charts and images
-    that lie in a registry its list of tags.  Comments stay, and marks that only people know: ends of support, generations,
-    package names.  Nothing becomes older; a row that changes gets the day of its source.
+    that lie in a registry its list of tags.  Comments stay, and marks that only people know: ends of support,
+    generations, package names.  Nothing becomes older; a row that changes gets the day of its source.
     """
     from gpunode.edge.load import knowledge_text, load_knowledge
 
