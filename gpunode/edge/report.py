@@ -14,11 +14,10 @@ from typing import Any
 from gpunode import __version__
 from gpunode.core.errors import GpunodeError, InputError, error_data
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.report import make_host, make_report
 from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
 from gpunode.core.report.schema import seen_from
 from gpunode.core.report.seen import see
-from gpunode.core.report.summary import headline
+from gpunode.core.report.summary import headline, make_host, make_report
 from gpunode.core.report.text import plan_data
 from gpunode.edge.desired import DesiredState
 from gpunode.edge.detect import Targets, detect

@@ -43,8 +43,7 @@ from gpunode.core.kube.convert import Old, convert
 from gpunode.core.kube.draining import DrainOptions, daemon_sets_of, drain_plan
 from gpunode.core.kube.owned import owner_words, parse_inventory, shown
 from gpunode.core.kube.shape import checked_object
-from gpunode.core.kube.usage import usage
-from gpunode.core.kube.usage.text import usage_data, usage_text
+from gpunode.core.kube.usage import usage, usage_data, usage_text
 from gpunode.core.mask import mask
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import binary, fingerprints

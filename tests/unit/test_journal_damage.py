@@ -16,8 +16,7 @@ from test_journal_sh import SHELLS
 
 from gpunode.core.errors import GpunodeError
 from gpunode.core.remote import program
-from gpunode.core.undo.journal import JournalSnapshot, parse_snapshot, present_request
-from gpunode.core.undo.journal_damage import Damage, damage_of
+from gpunode.core.undo.journal import Damage, JournalSnapshot, damage_of, parse_snapshot, present_request
 from gpunode.edge.fleet import undo
 from gpunode.edge.ssh.many import Ran, Target
 from gpunode.node import script

@@ -16,8 +16,7 @@ from api_server import ApiServer
 from kube_cluster import node
 
 from gpunode.core.kube.quantity import quantity
-from gpunode.core.kube.usage import asked, usage
-from gpunode.core.kube.usage.text import usage_data, usage_text
+from gpunode.core.kube.usage import asked, usage, usage_data, usage_text
 
 pytest_plugins = ("kube_fixtures",)
 

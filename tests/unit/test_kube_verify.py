@@ -24,7 +24,7 @@ from gpunode.core.kube.checks import proofs as proofs_module
 from gpunode.core.kube.checks.proof_rules import devices
 from gpunode.core.kube.checks.proofs import packed
 from gpunode.core.kube.render import Rendered
-from gpunode.core.kube.usage.text import usage_data, usage_text
+from gpunode.core.kube.usage import usage_data, usage_text
 from gpunode.core.model import HostResult
 from gpunode.core.printable import printable
 from gpunode.edge.kube import verify as kube_verify

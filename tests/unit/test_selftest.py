@@ -28,10 +28,20 @@ from gpunode.cli.docs_tables import with_tested_on
 from gpunode.cli.main import cli
 from gpunode.core.errors import InputError
 from gpunode.core.model import Runtime
-from gpunode.core.selftest import CHECKS, Capture, Record, Result
+from gpunode.core.selftest.checks import CHECKS
 from gpunode.core.selftest.oci import Node, container, own_specification
 from gpunode.core.selftest.readings import XML_FIELDS, compare, read_profiles, read_smi
-from gpunode.core.selftest.record import archive_files, outcome_of, read_record, redacted, results_data, results_text
+from gpunode.core.selftest.record import (
+    Capture,
+    Record,
+    Result,
+    archive_files,
+    outcome_of,
+    read_record,
+    redacted,
+    results_data,
+    results_text,
+)
 from gpunode.edge.host.nvml import nvml_dump, nvml_samples
 from gpunode.edge.selftest import capture as capturing
 from gpunode.edge.selftest import change, containers, cuda_work, load, run

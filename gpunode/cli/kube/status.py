@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 @format_option("text", "json")
 def status(nodes: tuple[str, ...], details: bool, connect: Callable[[], Api], output_format: str) -> int:
     """Who uses which GPU: allocated and total of whole GPUs, shares, MIG, gpushare memory and DRA."""
-    from gpunode.core.kube.usage.text import usage_data, usage_text
+    from gpunode.core.kube.usage import usage_data, usage_text
     from gpunode.edge.kube.status import read_usage
 
     found = read_usage(connect(), nodes)

@@ -12,17 +12,25 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from gpunode.core.errors import InputError
-from gpunode.core.facts.containers import read_cdi, read_containers, read_device_nodes, read_gpu_containers
 from gpunode.core.facts.driver import (
     read_driver,
     read_loaded_modules,
     read_nvlink,
     read_nvml,
+    read_sharing,
+    read_sharing_units,
     read_topology,
     read_xids,
     with_virtual,
 )
-from gpunode.core.facts.engines import read_runtimes, read_units
+from gpunode.core.facts.engines import (
+    read_cdi,
+    read_containers,
+    read_device_nodes,
+    read_gpu_containers,
+    read_runtimes,
+    read_units,
+)
 from gpunode.core.facts.kubelet import kubelets_first
 from gpunode.core.facts.kubernetes import read_bundled, read_kubernetes
 from gpunode.core.facts.machine import (
@@ -38,7 +46,6 @@ from gpunode.core.facts.machine import (
     read_virtualization,
 )
 from gpunode.core.facts.redact import redact
-from gpunode.core.facts.sharing import read_sharing, read_sharing_units
 from gpunode.core.facts.text import Probe, split_probe
 from gpunode.core.facts.vet import vetted
 from gpunode.core.mask import mask

@@ -18,7 +18,7 @@ from gpunode.core.spec.toolkit import ToolkitConfigSpec
 from gpunode.core.validation import Shape, flag, mapping, text
 
 _ARCHIVED = "https://github.com/NVIDIA/nvidia-docker"
-ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/containers.py
+ROOTLESS = "runs a rootless Docker of their own"  # facts.notes, by core/facts/engines.py
 
 
 def _key(kind: Any, doc: str) -> Shape:

@@ -16,13 +16,33 @@ from typing import Any, Literal
 from gpunode.core.errors import InputError
 from gpunode.core.module_parameters import check_parameters
 from gpunode.core.spec.bundle import BundleSpec, check_bundle
-from gpunode.core.spec.image import ImageSpec, check_image
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.option import option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec, check_toolkit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ImageSpec:
+    """For which GPUs a machine is prepared that has none yet: a golden image, or a server before its cards come."""
+
+    gpus: tuple[str, ...] = option((), "PCI ids of GPUs to come, such as ['10de:2330']")
+    nvswitches: tuple[str, ...] = option((), "PCI ids of NVSwitches to come, such as ['10de:22a3']")
+    nvlink5_fabric: bool = option(False, "the machine will have the NVLink 5 fabric of HGX B200 and later")
+    load: bool = option(True, "false loads nothing now and leaves a unit that loads and proves it at the first boot")
+
+
+def check_image(image: ImageSpec, where: str) -> None:
+    """Raises InputError for what is no PCI id."""
+    for pci_id in (*image.gpus, *image.nvswitches):
+        if not re.fullmatch(r"10de:[0-9a-f]{4}", pci_id):
+            raise InputError(
+                f"{where}: image has {pci_id!r}",
+                expected="PCI ids of NVIDIA in small letters, such as '10de:2330' (in quotes)",
+                fix="lspci -nn -d 10de: shows them on a machine that has the GPU; gpunode solve --gpu NAME knows names",
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

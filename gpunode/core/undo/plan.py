@@ -1,4 +1,4 @@
-"""What takes gpunode back: from a node's journal and its present to the packages, files and settings to put back.
+"""What removes gpunode's changes: from a node's journal and its present to the packages, files and settings to restore.
 
 For each thing the first record in scope says how it was before; what is so already needs nothing, so that a second run
 goes on where the first was cut off, and what neither gpunode wrote nor was there before is somebody else's: it stays,
@@ -7,6 +7,7 @@ and a note says so.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +18,6 @@ from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
 from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
-from gpunode.core.undo.modules import modules_loaded_at_boot
 from gpunode.core.undo.packages import Packages, plan_package_undo
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
@@ -373,3 +373,62 @@ class _Files:
         paths = {file.path for file in files}
         used = dict.fromkeys(r.id for r, f in _file_records(self.scope.records) if f["path"] in paths)
         return FileTransaction(files=tuple(files), used=tuple(used), follow=follow)
+
+
+# ---------------------------------------------------------------- modules that boots have loaded
+
+DRIVER = "nvidia"
+# packages that bring the module, or that are the driver by another name; not the tools and libraries around it
+_DRIVER = re.compile(
+    r"cuda-drivers|kmod-nvidia|dkms-nvidia|linux-(modules|objects)-nvidia|nvidia(-lts)?\Z"
+    r"|nvidia-(open|driver|dkms|kernel|kmod|headless|gfxG|legacy|\d)|nvidia-.*(dkms|kmp)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Booted:
+    """Modules to unload before the driver's packages go, and to load afterwards."""
+
+    unload: tuple[str, ...] = ()
+    load: tuple[str, ...] = ()
+    goes: bool = False  # the driver, of which nothing was loaded before
+
+    def comes_back(self, name: str) -> bool:
+        """Whether a module that a record calls loaded is to be so again.
+
+        An uninstall that unloads what a boot has loaded writes that down as well, and it is the first record of it.
+        """
+        return not (self.goes and name.startswith(DRIVER))
+
+
+def modules_loaded_at_boot(
+    recall: JournalSnapshot, records: Sequence[Record], known: Sequence[Record], remove: set[str]
+) -> Booted:
+    """Where the driver that `records` brought goes (with the packages `remove`), or has gone, and none was before."""
+    baseline = next((record for record in known if record.op == "baseline"), None)
+    if baseline is None or baseline.more.get("driver") != "" or not _is_removed(recall, records, remove):
+        return Booted()
+    own = [name for name in baseline.more.get("modules", ()) if recall.states.get(("module", name)) == ABSENT]
+    return Booted(unload=(DRIVER,) if recall.driver else (), load=tuple(own), goes=True)
+
+
+def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[str]) -> bool:
+    """Whether the records brought a driver, and nothing of one is to stay: of packages, or of NVIDIA's installer."""
+    ours = {
+        item["name"]
+        for record in records
+        if record.op == "packages" and record.phase != "intent"
+        for item in record.more.get("added", ())
+        if _is_driver(item["name"])
+    }
+    installer = any(
+        record.op == "state"
+        and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
+        for record in records
+    )
+    stay = [name for name in recall.packages if name not in remove and _is_driver(name)]
+    return bool(ours or installer) and not stay
+
+
+def _is_driver(name: str) -> bool:
+    return bool(_DRIVER.match(name))

@@ -19,8 +19,7 @@ from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
-from gpunode.core.selftest import judge
-from gpunode.core.selftest.checks import SHELLS, Seen
+from gpunode.core.selftest.checks import SHELLS, Seen, judge
 from gpunode.core.selftest.readings import read_smi
 from gpunode.core.selftest.record import (
     Capture,
