@@ -17,10 +17,10 @@ from selenium import webdriver
 
 from benchmarks.measure import log, row, seconds
 from gpunode.core.facts import parse_probe
-from gpunode.core.report.summary import make_host, make_report
 from gpunode.core.report.html import html_text
 from gpunode.core.report.model import Host, HostRun, Report, Run, Seen
 from gpunode.core.report.seen import see
+from gpunode.core.report.summary import make_host, make_report
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.report import load_page
 

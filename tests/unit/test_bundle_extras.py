@@ -16,7 +16,7 @@ from bundle_site import NEEDS_GPG, Site
 
 from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.edge import load
-from gpunode.edge.bundle.charts import CONTENT
+from gpunode.edge.bundle.extras import CONTENT
 
 pytest.importorskip("solv")
 pytest_plugins = ("bundle_fixtures",)

@@ -24,11 +24,10 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.report.html import html_text
 from gpunode.core.report.junit import junit_text
 from gpunode.core.report.markdown import markdown_text
-from gpunode.core.report.model import STATES, Finding, Host, HostRun, Report, Run, Seen, Versions
+from gpunode.core.report.model import STATES, Finding, Host, HostRun, Report, Run, Seen, Versions, between, duration
 from gpunode.core.report.schema import report_data, report_schema, seen_from
 from gpunode.core.report.seen import see
 from gpunode.core.report.summary import headline, left_title, make_host, make_report
-from gpunode.core.report.times import between, duration
 from gpunode.edge.load import load_knowledge
 from gpunode.edge.report import load_page
 

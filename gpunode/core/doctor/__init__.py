@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from gpunode.core.doctor.codes import XidSeen
-from gpunode.core.doctor.evidence import Evidence
 from gpunode.core.doctor.logs import Scan, scan
 from gpunode.core.doctor.table import LAYERS, Confidence, Fault, Faults
+from gpunode.core.doctor.text import Evidence
 
 __all__ = ["Diagnosis", "Faults", "Finding", "Scan", "diagnose", "diagnosis_data", "diagnosis_text", "scan"]
 

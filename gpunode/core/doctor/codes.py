@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 
-from gpunode.core.doctor.evidence import Evidence
+from gpunode.core.doctor.text import Evidence
 
 
 @dataclass(frozen=True, kw_only=True)

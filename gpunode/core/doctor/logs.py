@@ -14,9 +14,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from gpunode.core.doctor.codes import XidSeen, add_code
-from gpunode.core.doctor.evidence import Evidence
 from gpunode.core.doctor.table import Faults, Found, Message
-from gpunode.core.doctor.text import joined, plain, small, starts
+from gpunode.core.doctor.text import Evidence, joined, plain, small, starts
 
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side

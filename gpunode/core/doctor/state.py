@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.cdi import KIND, stale
-from gpunode.core.doctor.evidence import Evidence
+from gpunode.core.doctor.text import Evidence
 from gpunode.core.facts.kubelet import mismatch
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import string
+from dataclasses import dataclass
 from itertools import accumulate
 
 _QUOTES = str.maketrans(dict.fromkeys('"’‘`´“”„″′', "'") | {"\u00a0": " ", "\t": " "})
@@ -59,3 +60,15 @@ def starts(text: str, glue: str) -> list[int]:
 def _is_bare(text: str) -> bool:
     """Whether lines have no more at their ends than the break."""
     return not any(edge in text for edge in _EDGES)
+
+
+# ---------------------------------------------------------------- evidence
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A line of a log, or a thing in a node's state; `line` counts from 1, 0 where there is none."""
+
+    source: str
+    line: int
+    text: str

@@ -17,7 +17,7 @@ from gpunode.core.items.file import File
 from gpunode.core.items.item import ABSENT, PRESENT, Case, Found, Item, Question, StepKind, reboots, unlike
 from gpunode.core.model import MigInstance, MigLayout, NodeFacts, SharingChoice
 from gpunode.core.remote import program
-from gpunode.core.sharing.migparted import Group, mig_parted
+from gpunode.core.sharing.mig import Group, mig_parted
 from gpunode.core.spec import Spec
 from gpunode.core.validation import as_lines, check_value, flag, mapping, number, rows
 from gpunode.core.validation import text as text_shape

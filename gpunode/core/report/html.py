@@ -9,10 +9,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from gpunode.core.printable import json_text, printable
-from gpunode.core.report.model import STATES, Gpu, Host, HostRun, Report
+from gpunode.core.report.model import STATES, Gpu, Host, HostRun, Report, between, duration
 from gpunode.core.report.seen import fleet_gpus
 from gpunode.core.report.summary import COMPONENTS, left_title
-from gpunode.core.report.times import between, duration
 
 WIDTH = 1000  # of a timeline, in its own units
 _TICKS = 5

@@ -7,8 +7,7 @@ from collections.abc import Mapping
 from xml.etree import ElementTree as Tree
 
 from gpunode.core.printable import printable
-from gpunode.core.report.model import Finding, Host, Report, Status
-from gpunode.core.report.times import between
+from gpunode.core.report.model import Finding, Host, Report, Status, between
 
 # A case has failed when a check has, or something is left to do; it is an error when nobody could look.
 _ELEMENTS: Mapping[Status, str] = {

@@ -8,8 +8,7 @@ from typing import Any
 from gpunode.core.model import Problem
 from gpunode.core.sharing.demand import Demand
 from gpunode.core.sharing.fleet import Cut, Packing, Supply
-from gpunode.core.sharing.mig import Product
-from gpunode.core.sharing.migparted import Group, mig_parted
+from gpunode.core.sharing.mig import Group, Product, mig_parted
 
 CELL = 9  # characters of one memory slice in the drawing
 

@@ -15,13 +15,31 @@ from typing import Any, Literal
 
 from gpunode.core.errors import InputError
 from gpunode.core.module_parameters import check_parameters
-from gpunode.core.spec.bundle import BundleSpec, check_bundle
 from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
 from gpunode.core.spec.option import option
 from gpunode.core.spec.rollout import RolloutSpec, check_rollout
 from gpunode.core.spec.runfile import RunfileSpec, check_runfiles
 from gpunode.core.spec.source import SourceSpec, check_sources
 from gpunode.core.spec.toolkit import FabricSpec, ToolkitSpec, check_toolkit
+
+
+@dataclass(frozen=True, kw_only=True)
+class BundleSpec:
+    """A bundle as `gpunode bundle sources` names it; plan and provision compare it before anything is touched."""
+
+    url: str = option("", "where the bundle is: URL, or file:// of a folder that this machine has, too")
+    path: str = option("", "the bundle's folder on the machine that runs gpunode, where url is one of the nodes alone")
+    sha256: str = option("", "SHA-256 of its manifest.json")
+
+
+def check_bundle(bundle: BundleSpec, where: str) -> None:
+    """Raises InputError."""
+    if (bundle.url or bundle.path or bundle.sha256) and not re.fullmatch(r"[0-9a-f]{64}", bundle.sha256):
+        raise InputError(
+            f"{where}: bundle.sha256 is {bundle.sha256!r}",
+            expected="64 hex digits: the SHA-256 of the bundle's manifest.json",
+            fix="gpunode bundle sources DIR --url URL writes this part of the file",
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 from gpunode.core.bundle.manifest import Manifest, lacking
 from gpunode.core.errors import GpunodeError
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem
-from gpunode.core.spec import Spec
-from gpunode.core.spec.bundle import BundleSpec
+from gpunode.core.spec import BundleSpec, Spec
 
 if TYPE_CHECKING:
     from gpunode.edge.bundle.verify import Place
