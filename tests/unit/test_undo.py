@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import random
+from codecs import BOM_UTF16_BE as BOM_BE
+from codecs import BOM_UTF16_LE as BOM_LE
 
 import pytest
-from hypothesis import given, settings
+from edit_cases import cases
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime, runtime_state, unconfigure_runtime
@@ -123,6 +127,68 @@ def test_lines_that_the_edit_kept_are_no_proof_that_it_is_gone() -> None:
 def test_part_of_a_line_is_not_taken_for_the_edit() -> None:
     undo = record(b"1\n2\n3\n", b"1\n2\nx = 1\n3\n")
     assert revert(b"0\n1\n2\nyx = 1\n3\n", undo) == (b"0\n1\n2\nyx = 1\n3\n", undo.hunks)
+
+
+# ---------------------------------------------------------------- as a three-way merge does
+
+Change = tuple[int, int, tuple[bytes, ...]]
+
+
+def line_changes(old: list[bytes], new: list[bytes]) -> set[Change]:
+    codes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return {(i1, i2, tuple(new[j1:j2])) for tag, i1, i2, j1, j2 in codes if tag != "equal"}
+
+
+def merged(base: list[bytes], mine: list[bytes], theirs: list[bytes]) -> list[bytes] | None:
+    """The lines with both changes, as `git merge-file` has them; None where changes touch each other."""
+    one, other = line_changes(base, mine), line_changes(base, theirs)
+    if any(a[0] <= b[1] and b[0] <= a[1] for a in one for b in other):
+        return None
+    lines = list(base)
+    for start, end, new in sorted(one | other, reverse=True):
+        lines[start:end] = new
+    return lines
+
+
+def real_edits() -> list[tuple[bytes, bytes]]:
+    """Each file that a case edits, before and after."""
+    return [
+        (case.before[path], case.done[path])
+        for kind in ("containerd", "crio", "docker", "podman", "k3s", "kubelet", "scheduler", "toolkit")
+        for case in cases(kind, having="after")
+        for path in case.before
+        if case.done.get(path) not in (None, case.before[path]) and not case.before[path].startswith((BOM_LE, BOM_BE))
+    ]
+
+
+EDITS = real_edits()
+
+
+@given(st.sampled_from(EDITS), st.data())
+@settings(max_examples=400, deadline=None)
+def test_what_a_person_changed_elsewhere_stays_as_in_a_three_way_merge(
+    edit: tuple[bytes, bytes], data: st.DataObject
+) -> None:
+    before, after = edit
+    base = after.splitlines(keepends=True)
+    lines = list(base)
+    for n in range(data.draw(st.integers(1, 3))):
+        at = data.draw(st.integers(0, len(lines)))
+        how = data.draw(st.sampled_from(["insert", "change", "remove"]))
+        lines[at : at + (how != "insert")] = [] if how == "remove" else [b"# of a person %d\n" % n]
+    wanted = merged(base, lines, before.splitlines(keepends=True))
+    assume(wanted is not None)
+    assert wanted is not None
+    assert revert(b"".join(lines), record(before, after)) == (b"".join(wanted), ())
+
+
+def test_an_edit_between_changed_lines_is_left_to_its_meaning() -> None:
+    changed = AFTER.replace(b"version = 3\n\n[a]\n  x = 1\n", b"version = 3 # why\n[a2]\n  x = 2\n")
+    left, lost = revert(changed, record(BEFORE, AFTER))
+    assert (left, [hunk.after for hunk in lost]) == (
+        changed.replace(b"[a.nvidia]\n  q = 1\n\n", b""),
+        [b"version = 3\n"],
+    )
 
 
 # ---------------------------------------------------------------- whole files

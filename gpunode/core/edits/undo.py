@@ -1,4 +1,4 @@
-"""Taking an edit back: to the byte, even when other lines of the file have changed since."""
+"""Undoing an edit: to the byte, even when other lines of the file have changed since."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -18,6 +19,7 @@ from gpunode.core.model import Edit, Hunk, Reason, Undo
 
 FORMAT = 1
 _AROUND = 3  # lines of context
+_WHOLE = 1 << 16  # bytes: the first hunk of a file of up to so many has all the rest of it as context
 _AHEAD = 400  # lines that are looked through for the next line that both have; beyond that all the rest is one hunk
 _VERSION = re.compile(rb"\s*version\s*=")
 _REMNANT = re.compile(rb"\s*(#|version\s*=)")
@@ -36,7 +38,7 @@ def record(before: bytes | None, after: bytes | None) -> Undo:
     starts = [start]
     for line in new:
         starts.append(starts[-1] + len(line))
-    hunks = tuple(
+    hunks = [
         Hunk(
             before=b"".join(old[i1:i2]),
             after=b"".join(new[j1:j2]),
@@ -45,8 +47,11 @@ def record(before: bytes | None, after: bytes | None) -> Undo:
             at=starts[j1],
         )
         for i1, i2, j1, j2 in _differences(old, new)
-    )
-    return Undo(created=before is None, hunks=hunks, sha256=_sha256(after))
+    ]
+    if hunks and before is not None and after is not None and len(after) <= _WHOLE:
+        at, end = hunks[0].at, hunks[0].at + len(hunks[0].after)
+        hunks[0] = replace(hunks[0], lead=after[:at], trail=after[end:])
+    return Undo(created=before is None, hunks=tuple(hunks), sha256=_sha256(after))
 
 
 def _sha256(data: bytes | None) -> str:
@@ -132,8 +137,9 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     """The file without the edit, and the hunks that could not be found again.
 
     A file that is as the edit left it becomes what it was.  Of one that has changed since, each hunk goes back whose
-    lines stand there once with lines around them that were there; a file that the edit made stays then, unless
-    nothing of anybody else's is left in it (`remnant`).  Hunks that are back already change nothing.
+    lines are there once with lines around them that were there; where that does not do for all of them, and no other
+    change touches theirs, a three-way merge does.  A file that the edit made stays then, unless nothing of anybody
+    else's is left in it (`remnant`).  Hunks that are back already change nothing.
     """
     if untouched(data, undo):
         return None if undo.created else _replayed(data or b"", undo.hunks), ()
@@ -142,12 +148,40 @@ def revert(data: bytes | None, undo: Undo) -> tuple[bytes | None, tuple[Hunk, ..
     if undo.created:
         return (None, ()) if remnant(data, undo) else _without_ours(data, undo)
     found = {hunk: _find(data, hunk) for hunk in undo.hunks}
+    if not all(found.values()) and (base := _base(undo)) is not None:
+        merged = _merged(base, data, _replayed(base, undo.hunks))
+        if merged is not None:
+            return merged, ()
     spans = sorted((*span, hunk.before) for hunk, span in found.items() if span)
     if any(later[0] < earlier[1] for earlier, later in pairwise(spans)):
         return data, undo.hunks
     for start, end, before in reversed(spans):
         data = data[:start] + _ended(before, data, end) + data[end:]
     return data, tuple(hunk for hunk in undo.hunks if not found[hunk])
+
+
+def _base(undo: Undo) -> bytes | None:
+    """The whole file as the edit left it, where the first hunk has all of it around itself."""
+    whole = undo.hunks[0].lead + undo.hunks[0].after + undo.hunks[0].trail if undo.hunks else b""
+    return whole if _sha256(whole) == undo.sha256 else None
+
+
+def _merged(base: bytes, data: bytes, before: bytes) -> bytes | None:
+    """`data` with the lines of `before` where the base has others; None where changes of both touch each other."""
+    newline = _newline(base)
+    lines = _lines(base, newline)
+    mine, back = _changes_of(lines, _lines(data, newline)), _changes_of(lines, _lines(before, newline))
+    if any(one != other and one[0] <= other[1] and other[0] <= one[1] for one in mine for other in back):
+        return None
+    for start, end, new in sorted({*mine, *back}, reverse=True):
+        lines[start:end] = new
+    return b"".join(lines)
+
+
+def _changes_of(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, tuple[bytes, ...]]]:
+    """What becomes of lines: from, to, the new ones."""
+    codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [(i1, i2, tuple(new[j1:j2])) for what, i1, i2, j1, j2 in codes if what != "equal"]
 
 
 def _ended(lines: bytes, data: bytes, end: int) -> bytes:
