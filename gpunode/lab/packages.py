@@ -155,7 +155,7 @@ def _write_all(
             keys[name] = packages_deb.make_key(Path(home), f"gpunode lab stand-in for {name}")
         packages_deb.public_keys(directory / "keys", keys)
         for place in PLACES:
-            chosen = [row for row in found if row.source == place.name and row.distro in ("", place.distro)]
+            chosen = [row for row in found if row.source == place.name and row.is_for(place.distro)]
             debs = [_deb(row, texts, arch) for row in chosen]
             key = keys[place.name]
             _write_place(directory / place.path, place, chosen, debs, key, arch)

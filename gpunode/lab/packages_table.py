@@ -32,11 +32,19 @@ class Row:
     """One package of one version of a set: what the table says of it, and the values its {names} stand for."""
 
     source: str
-    distro: str
+    distros: tuple[str, ...]  # that have it; empty: all of them
     package: Mapping[str, Any]
     values: Mapping[str, str]
     version: str
     first: bool  # of the set's versions
+
+    @property
+    def name(self) -> str:
+        return str(self.package["name"]).format(**self.values)
+
+    def is_for(self, distro: str) -> bool:
+        """Whether the repository of that distribution has it; "" is the one that serves them all."""
+        return not self.distros or distro in self.distros
 
 
 def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
@@ -44,11 +52,12 @@ def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
     that the table has for it."""
     more = table["distros"][distro] if distro else {}
     for group in table["set"]:
-        if distro and group.get("distro", distro) != distro:
-            continue
         packages = table[group["packages-of"]] if "packages-of" in group else group["package"]
         for number, version in enumerate(group["versions"]):
-            values = {**more, **version}
+            having = tuple(version.get("distros", (group["distro"],) if "distro" in group else ()))
+            if distro and having and distro not in having:
+                continue
+            values = {**more, **{name: value for name, value in version.items() if name != "distros"}}
             for package in packages:
                 if distro not in package.get("distros", (distro,)):
                     continue
@@ -56,7 +65,7 @@ def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
                 if package.get("since", branch) <= branch <= package.get("until", branch):
                     yield Row(
                         source=group["source"],
-                        distro=group.get("distro", ""),
+                        distros=having,
                         package=package,
                         values={**values, "unit": package.get("unit", ""), "dkms": package.get("dkms", "nvidia")},
                         version=package.get("version", group["package-version"]).format(**values),
