@@ -32,7 +32,7 @@ def apt(repository, tmp_path):
         f"deb [signed-by={repository.directory / source.key}] "
         f"file://{repository.directory / source.path} {source.suite}\n"
         for source in repository.sources
-        if source.distro in ("", "debian:12")
+        if source.distro in ("", "debian:12") and source.name != "non-free"
     ]
     # What comes from Debian itself.
     (root / "status").write_text(

@@ -1,4 +1,4 @@
-"""The lab's stub repositories hold what the real ones hold: their lists against what is recorded of the real indexes."""
+"""The lab's stub repositories hold what the real ones hold, by what is recorded of the real indexes."""
 
 from __future__ import annotations
 
