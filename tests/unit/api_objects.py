@@ -12,6 +12,7 @@ RESOURCES: dict[str, list[tuple[str, str, bool]]] = {
         ("Namespace", "namespaces", False), ("Node", "nodes", False), ("Pod", "pods", True),
         ("ConfigMap", "configmaps", True), ("Secret", "secrets", True), ("Service", "services", True),
         ("ServiceAccount", "serviceaccounts", True), ("PersistentVolumeClaim", "persistentvolumeclaims", True),
+        ("Event", "events", True),
     ],
     "apps/v1": [("Deployment", "deployments", True), ("DaemonSet", "daemonsets", True),
                 ("StatefulSet", "statefulsets", True)],

@@ -199,6 +199,9 @@ class ApiServer(ApiStore):
                 return self._patch(http.headers.get("Content-Type", ""), key, known, query, body)
             elif method == "DELETE" and not sub:
                 return self._delete(key, body or {})
+            elif method == "POST" and key[1] == "events" and not name:
+                body["metadata"]["name"] = f"{body['metadata'].pop('generateName')}{len(self.requests)}"
+                return self.put({**body, "metadata": {**body["metadata"], "namespace": namespace}})
             elif method == "POST" and sub == "eviction":
                 return self._evict(key, body)
             else:

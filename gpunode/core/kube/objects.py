@@ -61,9 +61,9 @@ def daemon_set(cluster: Cluster, component: str, pod_spec: Object, *, annotation
     }), namespace=cluster.spec.namespace)  # fmt: skip
 
 
-def single(cluster: Cluster, component: str, pod_spec: Object) -> Object:
+def single(cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}) -> Object:
     """A Deployment of one pod that never runs twice."""
-    return thing("Deployment", "apps/v1", component, component, _workload(component, pod_spec, {}, {
+    return thing("Deployment", "apps/v1", component, component, _workload(component, pod_spec, annotations, {
         "replicas": 1, "strategy": {"type": "Recreate"},
     }), namespace=cluster.spec.namespace)  # fmt: skip
 

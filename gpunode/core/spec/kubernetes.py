@@ -117,6 +117,13 @@ class MonitoringSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class WatchSpec:
+    image: str = option("", "image with gpunode in it, made from the Containerfile; empty: no Deployment watches")
+    interval: int = option(60, "seconds between two looks")
+    events: bool = option(True, "write Kubernetes Events about what is found, and the right to do so")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KubernetesSpec:
     """What the cluster gets.  All but `pool` is the same for every pool."""
 
@@ -137,3 +144,4 @@ class KubernetesSpec:
     node_feature_discovery: bool = option(False, "Node Feature Discovery, by its helm chart")
     gpushare: GpushareSpec = option(GpushareSpec(), "gpushare, for sharing.strategy gpushare")
     monitoring: MonitoringSpec = option(MonitoringSpec(), "monitoring")
+    watch: WatchSpec = option(WatchSpec(), "gpunode kube watch as a Deployment, which reports and changes nothing")

@@ -17,6 +17,7 @@ from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpus
 from gpunode.core.kube.render.helm import Release, check_values, releases
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
 from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sharing, plugin_config
+from gpunode.core.kube.render.watch import watch
 from gpunode.core.model import Problem, Reason
 
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
@@ -87,6 +88,7 @@ def render(cluster: Cluster) -> Rendered:
     objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
+    objects += watch(cluster, objects, yaml_documents(in_order(objects)))
     charts = [operator_release(cluster), *releases(cluster)] if operator else releases(cluster)
     return Rendered(
         cluster=cluster,

@@ -1,0 +1,125 @@
+"""`gpunode kube watch` as a Deployment of the cluster: it reads what it reports on, writes Events, and nothing else."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+
+from gpunode.core.kube.cluster import Cluster, Object
+from gpunode.core.kube.objects import UNPRIVILEGED, account, config_map, mount, pod, rule, selector, single, thing
+
+NAME = "watch"
+OBJECTS = "watch-objects"
+PORT = 9405
+_FOLDER = "/etc/gpunode/objects"
+_RBAC = "rbac.authorization.k8s.io/v1"
+
+
+def watch(cluster: Cluster, objects: Sequence[Object], text: str) -> list[Object]:
+    """What watches these objects (`text`: as YAML), where kubernetes.watch.image names an image with gpunode in it."""
+    spec = cluster.spec.watch
+    if not spec.image:
+        return []
+    sums = {"gpunode/config-sha256": hashlib.sha256(text.encode()).hexdigest()}
+    found = [
+        *account(cluster, NAME, list(_rules(cluster, objects))),
+        *_role(cluster, objects),
+        config_map(cluster, OBJECTS, NAME, {"objects.yaml": text}),
+        _service(cluster),
+        single(cluster, NAME, _pod(cluster), annotations=sums),
+    ]
+    if cluster.spec.monitoring.prometheus_operator:
+        found.append(_monitor(cluster))
+    return found
+
+
+def _pod(cluster: Cluster) -> Object:
+    spec = cluster.spec.watch
+    command = ["gpunode", "kube", "watch", "--objects", _FOLDER, "--interval", str(spec.interval)]
+    command += ["--metrics-listen", f":{PORT}", "--format", "json", *(["--events"] if spec.events else [])]
+    container = {
+        "name": NAME,
+        "image": spec.image,
+        "imagePullPolicy": cluster.spec.images.pull_policy,
+        "command": command,
+        "ports": [{"name": "metrics", "containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/metrics", "port": "metrics"}},
+        "resources": {"requests": {"cpu": "20m", "memory": "96Mi"}, "limits": {"memory": "256Mi"}},
+        "securityContext": {**UNPRIVILEGED, "readOnlyRootFilesystem": True},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "volumeMounts": [mount("objects", _FOLDER, readOnly=True)],
+    }
+    return pod(
+        cluster,
+        containers=[container],
+        gpu=False,
+        serviceAccountName=NAME,
+        securityContext={"runAsNonRoot": True, "runAsUser": 65532, "seccompProfile": {"type": "RuntimeDefault"}},
+        volumes=[{"name": "objects", "configMap": {"name": OBJECTS}}],
+    )
+
+
+# ---------------------------------------------------------------- rights
+
+
+def plural(kind: str) -> str:
+    """The name of a kind in paths and rights.
+
+    >>> plural("RuntimeClass"), plural("DaemonSet")
+    ('runtimeclasses', 'daemonsets')
+    """
+    return kind.lower() + ("es" if kind.endswith("s") else "s")
+
+
+def _named(objects: Sequence[Object], *, namespaced: bool) -> Iterator[Object]:
+    """A rule for each kind: get, and only the objects of these names."""
+    names: dict[tuple[str, str], list[str]] = {}
+    for item in objects:
+        if bool(item["metadata"].get("namespace")) == namespaced:
+            group = item["apiVersion"].rpartition("/")[0]
+            names.setdefault((group, plural(item["kind"])), []).append(item["metadata"]["name"])
+    for (group, resource), known in names.items():
+        yield {**rule((resource,), ("get",), group=group), "resourceNames": known}
+
+
+def _rules(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Object]:
+    yield rule(("nodes", "pods"), ("get", "list"))
+    if cluster.pools_of("dra"):
+        yield rule(("resourceslices", "resourceclaims"), ("get", "list"), group="resource.k8s.io")
+    if cluster.spec.watch.events:
+        yield rule(("events",), ("create",))
+    yield from _named(objects, namespaced=False)
+
+
+def _role(cluster: Cluster, objects: Sequence[Object]) -> list[Object]:
+    """Rights in our own namespace."""
+    rules = list(_named(objects, namespaced=True))
+    if not rules:
+        return []
+    namespace, name = cluster.spec.namespace, "gpunode-watch"
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
+    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
+    return [
+        thing("Role", _RBAC, name, NAME, {"rules": rules}, namespace=namespace),
+        thing("RoleBinding", _RBAC, name, NAME, {"roleRef": role, "subjects": [subject]}, namespace=namespace),
+    ]
+
+
+# ---------------------------------------------------------------- metrics
+
+
+def _service(cluster: Cluster) -> Object:
+    ports = [{"name": "metrics", "port": PORT, "targetPort": "metrics"}]
+    body = {"spec": {"selector": selector(NAME), "ports": ports}}
+    return thing("Service", "v1", NAME, NAME, body, namespace=cluster.spec.namespace)
+
+
+def _monitor(cluster: Cluster) -> Object:
+    """For the Prometheus operator; `monitoring.labels` are those that it selects by."""
+    spec = cluster.spec.monitoring
+    body = {"spec": {"selector": {"matchLabels": selector(NAME)}, "endpoints": [
+        {"port": "metrics", "interval": spec.interval},
+    ]}}  # fmt: skip
+    found = thing("ServiceMonitor", "monitoring.coreos.com/v1", NAME, NAME, body, namespace=cluster.spec.namespace)
+    found["metadata"]["labels"] |= spec.labels
+    return found

@@ -1,0 +1,291 @@
+"""What `gpunode kube watch` finds: objects that drifted, workloads that are not ready, GPUs and pools that are lost.
+
+Everything is judged from what reading gives: no dry run, which would need the right to write.  A finding is known again
+by its check and what it is about, so that only changes are reported.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from gpunode.core.kube.checks.ready import WORKLOADS, pods_trouble, readiness
+from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
+from gpunode.core.kube.owned import Key
+from gpunode.core.kube.plain import mapping
+from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.usage import Usage
+from gpunode.core.printable import printable
+
+CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.pool", "kube.waiting")
+COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
+REPLICAS_LABEL = "nvidia.com/gpu.replicas"
+_OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
+_MOST = 5  # differences, pods or nodes that a message names
+
+
+@dataclass(frozen=True, order=True, kw_only=True)
+class Finding:
+    """`about`: the object, node or pool; `key` where an Event can be written about it.
+
+    `passing`: it is normal for a while (a rollout), and a finding only when it is still so at the next look.
+    """
+
+    check: str
+    about: str
+    message: str
+    fix: str
+    key: Key
+    passing: bool = False
+
+    @property
+    def name(self) -> tuple[str, str]:
+        return self.check, self.about
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read."""
+
+    wanted: Mapping[Key, Object]
+    live: Mapping[Key, Object | None]
+    pods: Mapping[Key, Sequence[Object]]  # of each workload
+    nodes: Sequence[Object]
+    usage: Usage
+
+
+def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
+    """All that is not as it should be, in the order of CHECKS."""
+    found = [*_objects(look), *_nodes(look, before), *_pools(look), *_waiting(look)]
+    return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
+
+
+State = Literal["found", "gone"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """A finding that is new, has another message, or is gone."""
+
+    state: State
+    finding: Finding
+
+
+def turns(before: Iterable[Finding], now: Iterable[Finding]) -> tuple[Turn, ...]:
+    """What changed from one round to the next."""
+    old, new = {one.name: one for one in before}, {one.name: one for one in now}
+    fresh = [Turn(state="found", finding=one) for one in new.values() if old.get(one.name) != one]
+    gone = [Turn(state="gone", finding=one) for name, one in old.items() if name not in new]
+    return (*fresh, *gone)
+
+
+def settled(now: Iterable[Finding], before: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Those of `now` that do not pass by themselves, or were there in the round before."""
+    known = {one.name for one in before}
+    return tuple(one for one in now if not one.passing or one.name in known)
+
+
+def finding_data(finding: Finding) -> dict[str, Any]:
+    """The shape of a finding in JSON (docs/kubernetes.md)."""
+    return {"check": finding.check, "about": finding.about, "message": finding.message, "fix": finding.fix}
+
+
+# ---------------------------------------------------------------- objects
+
+
+def _objects(look: Look) -> Iterator[Finding]:
+    for key, wanted in look.wanted.items():
+        if key not in look.live:
+            continue
+        live = look.live[key]
+        apply = "gpunode kube apply --dry-run shows it, gpunode kube apply makes it so"
+        if live is None:
+            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=apply, key=key)
+            continue
+        if differ := differences(wanted, live):
+            more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
+            text = f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}"
+            yield Finding(check="kube.drift", about=str(key), message=text, fix=apply, key=key)
+        if key.kind in WORKLOADS:
+            yield from _workload(key, live, look.pods.get(key, ()))
+
+
+def _workload(key: Key, live: Object, pods: Sequence[Object]) -> Iterator[Finding]:
+    state, trouble = readiness(live), pods_trouble(pods)
+    if state.ready and not trouble:
+        return
+    text = "; ".join((*(() if state.ready else (state.text,)), *trouble[:_MOST]))
+    fix = f"kubectl -n {key.namespace} describe pods; kubectl -n {key.namespace} logs"
+    passing = not state.failed and not any("CrashLoop" in one or "ImagePull" in one for one in trouble)
+    yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, key=key, passing=passing)
+
+
+def differences(wanted: Any, live: Any, at: str = "") -> list[str]:
+    """Where a live object does not say what the rendered one says, as `path: live, not wanted`.
+
+    What only the live one has (defaults, status, what others added) is no difference; items of a list are matched by
+    their name where they have one; quantities are compared as numbers.
+
+    >>> differences({"a": {"b": 1, "c": []}}, {"a": {"b": 2}})
+    ['a.b: 2, not 1']
+    """
+    if isinstance(wanted, Mapping):
+        if not isinstance(live, Mapping):
+            return [] if not wanted and live is None else [_differ(at, live, wanted)]
+        return [
+            one
+            for key, value in wanted.items()
+            if (at, key) != ("", "apiVersion")  # the same object in another version of its API
+            for one in differences(value, live.get(key), f"{at}.{key}".lstrip("."))
+        ]
+    if isinstance(wanted, list):
+        return _lists(wanted, live, at)
+    same = wanted == live or (not wanted and not live) or _same_quantity(wanted, live)
+    return [] if same else [_differ(at, live, wanted)]
+
+
+def _lists(wanted: list[Any], live: Any, at: str) -> list[str]:
+    there = live if isinstance(live, list) else []
+    names = [item.get("name") if isinstance(item, Mapping) else None for item in wanted]
+    if wanted and all(names):
+        by_name = {item.get("name"): item for item in there if isinstance(item, Mapping)}
+        return [
+            one
+            for name, item in zip(names, wanted, strict=True)
+            for one in (
+                differences(item, by_name[name], f"{at}[{name}]") if name in by_name else [f"{at}[{name}]: gone"]
+            )
+        ]
+    if len(wanted) != len(there):
+        return [_differ(at, live, wanted)]
+    return [one for number, item in enumerate(wanted) for one in differences(item, there[number], f"{at}[{number}]")]
+
+
+def _same_quantity(wanted: Any, live: Any) -> bool:
+    """0.5 is 500m to the API server, which writes quantities in a form of its own."""
+    if not isinstance(wanted, str | int) or not isinstance(live, str | int):
+        return False
+    number = quantity(wanted)
+    return bool(number) and number == quantity(live)
+
+
+def _differ(at: str, live: Any, wanted: Any) -> str:
+    return f"{printable(at)}: {_short(live)}, not {_short(wanted)}"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "nothing"
+    text = printable(value if isinstance(value, str) else repr(value))
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+# ---------------------------------------------------------------- nodes
+
+
+def node_key(name: str) -> Key:
+    return Key("v1", "Node", "", name)
+
+
+def offered(node: Object, what: str) -> dict[str, int]:
+    """Resource of GPUs → number, of a node's `capacity` or `allocatable`."""
+    listed = mapping(node, "status", what)
+    return {name: quantity(amount) for name, amount in listed.items() if name.startswith(_OFFERED)}
+
+
+def _nodes(look: Look, before: Look | None) -> Iterator[Finding]:
+    earlier = {node["metadata"]["name"]: offered(node, "capacity") for node in before.nodes} if before else {}
+    for node in look.nodes:
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        capacity = offered(node, "capacity") or offered(node, "allocatable")
+        counted = quantity(labels.get(COUNT_LABEL, "0"))
+        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values())):
+            continue
+        if why := _not_ready(node):
+            fix = f"kubectl describe node {name}; the kubelet's log on it"
+            yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix, key=node_key(name))
+            continue
+        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
+        if lost:
+            fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
+            text = "; ".join(lost)
+            yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+
+
+def _not_ready(node: Object) -> str:
+    for condition in mapping(node, "status").get("conditions") or ():
+        if condition["type"] == "Ready" and condition["status"] != "True":
+            why = condition.get("message") or condition.get("reason") or ""
+            return printable(f"the node is not Ready: {why}".rstrip(": "))[:300]
+    return ""
+
+
+def _unhealthy(node: Object, capacity: Mapping[str, int]) -> Iterator[str]:
+    """A device plugin takes a GPU that is not healthy out of what can be allocated."""
+    good = offered(node, "allocatable")
+    for resource, count in capacity.items():
+        if good.get(resource, 0) < count:
+            yield f"{good.get(resource, 0)} of {count} {resource} can be allocated"
+
+
+def _fewer(
+    labels: Mapping[str, str], counted: int, capacity: Mapping[str, int], earlier: Mapping[str, int]
+) -> Iterator[str]:
+    """Fewer than Feature Discovery counted (where whole GPUs or shares of them are offered), or none any more."""
+    shared = quantity(labels.get(REPLICAS_LABEL, "1")) or 1
+    whole = sum(count for resource, count in capacity.items() if resource.startswith("nvidia.com/gpu"))
+    mig = any(resource.startswith("nvidia.com/mig-") for resource in capacity) or "MIG" in labels.get(
+        "nvidia.com/gpu.product", ""
+    )
+    if counted and not mig and labels.get(GPUSHARE_LABEL) != "true" and whole < counted * shared:
+        yield f"{whole} nvidia.com/gpu are offered, and {counted} GPUs are counted there" + (
+            f" with {shared} shares each" if shared > 1 else ""
+        )
+    gone = [resource for resource, count in earlier.items() if count and not capacity.get(resource)]
+    if gone:
+        yield f"no {', '.join(gone)} any more ({', '.join(f'{earlier[one]} before' for one in gone)})"
+
+
+# ---------------------------------------------------------------- pools
+
+
+def pool_of(node: Object) -> str:
+    """The pool that a node is marked for; "" for none."""
+    labels = node["metadata"].get("labels") or {}
+    return labels.get(POOL_LABEL, "") or ("gpushare" if labels.get(GPUSHARE_LABEL) == "true" else "")
+
+
+def _pools(look: Look) -> Iterator[Finding]:
+    """Pools whose nodes offer nothing at all."""
+    members: dict[str, list[Object]] = defaultdict(list)
+    for node in look.nodes:
+        if pool := pool_of(node):
+            members[pool].append(node)
+    able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
+    for pool, nodes in members.items():
+        names = [node["metadata"]["name"] for node in nodes]
+        if able.isdisjoint(names):
+            more = f" and {len(names) - _MOST} more" if len(names) > _MOST else ""
+            text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
+            fix = "gpunode kube status; gpunode kube verify --no-smoke"
+            yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, key=node_key(names[0]))
+
+
+def _waiting(look: Look) -> Iterator[Finding]:
+    """Resources that pods wait for: none free anywhere, or offered by no node."""
+    free: dict[str, int] = defaultdict(int)
+    for node in look.usage.nodes:
+        for use in node.uses:
+            free[use.resource] += use.free if node.is_ready else 0
+    for resource in sorted({name for pod in look.usage.waiting for name in pod.asks}):
+        pods = [pod for pod in look.usage.waiting if resource in pod.asks]
+        if free.get(resource, 0) >= min(pod.asks[resource] for pod in pods):
+            continue  # the scheduler has another reason, and says it
+        names = ", ".join(f"{pod.namespace}/{pod.name}" for pod in pods[:_MOST])
+        why = f"{free[resource]} are free" if resource in free else "no node offers it"
+        text = f"{len(pods)} pod{'s'[: len(pods) > 1]} wait{'s'[: len(pods) == 1]} for it, and {why}: {names}"
+        key = Key("v1", "Pod", pods[0].namespace, pods[0].name)
+        fix = "gpunode kube status --details shows who has them"
+        yield Finding(check="kube.waiting", about=resource, message=printable(text), fix=fix, key=key, passing=True)

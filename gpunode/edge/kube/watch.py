@@ -1,0 +1,220 @@
+"""Watch a cluster without changing it: a look every so often, what changed as lines, Events and metrics."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.kube.checks.ready import WORKLOADS
+from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.owned import Key, key_of
+from gpunode.core.kube.render.device_plugin import CONFIG
+from gpunode.core.kube.usage import Usage
+from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
+from gpunode.edge.kube.client import Api, ApiError, Retry
+from gpunode.edge.kube.status import read_usage
+
+COMPONENT = "gpunode-watch"
+
+
+@dataclass(kw_only=True)
+class Watcher:
+    """Rounds over one cluster.  `found` is what the last round found; `unread` what it could not read."""
+
+    api: Api
+    wanted: Mapping[Key, Object]
+    events: bool = False
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    found: tuple[Finding, ...] = ()
+    unread: tuple[str, ...] = ()
+    read_at: datetime | None = None
+    usage: Usage | None = None
+    _raw: tuple[Finding, ...] = ()
+    _look: Look | None = field(default=None, repr=False)
+
+    def round(self, *, once: bool = False) -> tuple[Turn, ...]:
+        """Look, and say what changed.  Raises GpunodeError where the cluster cannot be read.
+
+        `once`: there is no second look, so what may pass by itself counts.
+        """
+        look, self.unread = read_look(self.api, self.wanted)
+        now = findings(look, self._look)
+        fresh = now if once else settled(now, self._raw)
+        changed = turns(self.found, fresh)
+        self.found, self._raw, self._look = fresh, now, look
+        self.usage, self.read_at = look.usage, self.clock()
+        if self.events:
+            self._write_events(changed)
+        return changed
+
+    def _write_events(self, changed: Iterable[Turn]) -> None:
+        for turn in changed:
+            try:
+                write_event(self.api, turn, self.clock())
+            except ApiError as error:
+                self.unread = (*self.unread, f"no Event for {turn.finding.about}: {error.what}")
+
+
+def read_look(api: Api, wanted: Mapping[Key, Object]) -> tuple[Look, tuple[str, ...]]:
+    """One round of reading, and what could not be read.  Raises GpunodeError where nodes and pods cannot be."""
+    live: dict[Key, Object | None] = {}
+    pods: dict[Key, Sequence[Object]] = {}
+    unread: list[str] = []
+    for key in wanted:
+        try:
+            live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+            if key.kind in WORKLOADS and (there := live[key]):
+                pods[key] = _pods(api, key, there)
+        except ApiError as error:
+            unread.append(f"{key}: {error.what}")
+    odd: list[GpunodeError] = []
+    nodes = api.items("/api/v1/nodes", odd=odd)
+    usage = read_usage(api, configs=_plugin_configs(wanted))
+    unread += [error.what for error in odd] + list(usage.errors)
+    return Look(wanted=wanted, live=live, pods=pods, nodes=nodes, usage=usage), tuple(dict.fromkeys(unread))
+
+
+def _plugin_configs(wanted: Mapping[Key, Object]) -> dict[str, str]:
+    """The device plugin's configurations, as they should be: for the replicas of nodes without labels of them."""
+    return next((dict(item.get("data") or {}) for key, item in wanted.items() if key.name == CONFIG), {})
+
+
+def _pods(api: Api, key: Key, live: Object) -> list[Object]:
+    labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    chosen = ",".join(f"{name}={value}" for name, value in labels.items())
+    return api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
+
+
+def write_event(api: Api, turn: Turn, now: datetime) -> None:
+    """A core/v1 Event about the object: Warning when it is found, Normal when it is gone."""
+    key, stamp = turn.finding.key, now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    namespace = key.namespace or "default"  # where Events of cluster-wide objects live
+    words = turn.finding.message if turn.state == "found" else f"no longer: {turn.finding.message}"
+    event = {
+        "apiVersion": "v1",
+        "kind": "Event",
+        "metadata": {"generateName": f"{COMPONENT}-", "namespace": namespace},
+        "involvedObject": {"apiVersion": key.api, "kind": key.kind, "name": key.name}
+        | ({"namespace": key.namespace} if key.namespace else {}),
+        "type": "Warning" if turn.state == "found" else "Normal",
+        "reason": "Gpunode" + "".join(part.capitalize() for part in turn.finding.check.split(".")[1:]),
+        "message": f"{turn.finding.about}: {words}"[:1024],  # https://pkg.go.dev/k8s.io/api/core/v1#Event
+        "source": {"component": COMPONENT},
+        "firstTimestamp": stamp,
+        "lastTimestamp": stamp,
+        "count": 1,
+    }
+    api.request("POST", f"/api/v1/namespaces/{namespace}/events", body=event, retry=Retry(attempts=1))
+
+
+def wanted_objects(objects: Iterable[Object]) -> dict[Key, Object]:
+    return {key_of(item): item for item in objects}
+
+
+def read_objects(path: Path) -> dict[Key, Object]:
+    """The objects in a YAML file, or in those of a folder, such as `gpunode kube render` writes.  Raises InputError."""
+    import yaml
+
+    files = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
+    found: list[Object] = []
+    for file in files:
+        try:
+            documents = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            raise InputError(f"{file} cannot be read: {str(error)[:200]}", expected="objects in YAML") from error
+        found += [item for item in documents if _is_object(item)]
+    if not found:
+        raise InputError(f"{path} has no Kubernetes object", expected="what gpunode kube render -o wrote")
+    return wanted_objects(found)
+
+
+def _is_object(item: Any) -> bool:
+    texts = ("apiVersion", "kind")
+    return (
+        isinstance(item, dict)
+        and all(isinstance(item.get(key), str) for key in texts)
+        and isinstance(item.get("metadata"), dict)
+        and isinstance(item["metadata"].get("name"), str)
+    )
+
+
+# ---------------------------------------------------------------- metrics
+
+
+class Metrics:
+    """What Prometheus reads of a Watcher; a collector of the package prometheus-client."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self.watcher = watcher
+        self.up = False
+
+    def collect(self) -> Iterator[Any]:
+        from prometheus_client.core import GaugeMetricFamily
+
+        def gauge(name: str, text: str, *labels: str) -> Any:
+            return GaugeMetricFamily(f"gpunode_kube_{name}", text, labels=labels)
+
+        up = gauge("watch_up", "1 while the cluster can be read")
+        up.add_metric([], float(self.up))
+        yield up
+        if self.watcher.read_at is None:
+            return
+        read = gauge("watch_read_timestamp_seconds", "when the cluster was read last")
+        read.add_metric([], self.watcher.read_at.timestamp())
+        counts = gauge("findings", "findings of each check", "check")
+        for check in CHECKS:
+            counts.add_metric([check], sum(one.check == check for one in self.watcher.found))
+        each = gauge("finding", "1 for each finding", "check", "about")
+        for one in self.watcher.found:
+            each.add_metric([one.check, one.about], 1)
+        unread = gauge("unread", "objects that could not be read")
+        unread.add_metric([], len(self.watcher.unread))
+        yield from (read, counts, each, unread)
+        if usage := self.watcher.usage:
+            yield from _usage_metrics(usage, gauge)
+
+
+def _usage_metrics(usage: Usage, gauge: Callable[..., Any]) -> Iterator[Any]:
+    total = gauge("node_resource_total", "what a node offers", "node", "resource")
+    allocated = gauge("node_resource_allocated", "what pods on it hold", "node", "resource")
+    ready = gauge("node_ready", "1 for a node that is Ready", "node")
+    for node in usage.nodes:
+        ready.add_metric([node.name], float(node.is_ready))
+        for use in node.uses:
+            total.add_metric([node.name, use.resource], use.total)
+            allocated.add_metric([node.name, use.resource], use.allocated)
+    waiting = gauge("pods_waiting", "pods that ask for GPUs and have no node")
+    waiting.add_metric([], len(usage.waiting))
+    yield from (total, allocated, ready, waiting)
+
+
+@contextlib.contextmanager
+def serving(metrics: Metrics, listen: str) -> Iterator[int]:
+    """Serve /metrics on ADDRESS:PORT (or :PORT) meanwhile; gives the port, of port 0 the one that was free."""
+    try:
+        from prometheus_client import CollectorRegistry, start_http_server
+    except ImportError as error:
+        raise InputError(
+            "--metrics-listen needs the package prometheus-client", fix="pip install 'gpunode[kubernetes]'"
+        ) from error
+
+    address, colon, port = listen.rpartition(":")
+    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise InputError(f"--metrics-listen {listen!r}", expected="ADDRESS:PORT, or :PORT for all addresses")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(metrics)
+    try:
+        server, thread = start_http_server(int(port), address.strip("[]") or "0.0.0.0", registry=registry)  # noqa: S104
+    except OSError as error:
+        raise InputError(f"cannot listen on {listen}: {error.strerror}", fix="choose another port") from error
+    try:
+        yield server.server_port
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join(5)

@@ -1,0 +1,375 @@
+"""gpunode kube watch: what counts as a finding, what is reported once, and that nothing but reading is done."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import ApiServer, Fault
+from click.testing import CliRunner
+from hypothesis import given
+from hypothesis import strategies as st
+from kube_cluster import mutating, node, put, rendered
+from rows import over
+
+from gpunode.cli.kube import kube
+from gpunode.core.kube.cluster import POOL_LABEL
+from gpunode.core.kube.render import yaml_documents
+from gpunode.core.kube.render.watch import plural
+from gpunode.core.kube.watching import CHECKS, Finding, differences, node_key, settled, turns
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
+
+pytest_plugins = ("kube_fixtures",)
+
+GPU = "nvidia.com/gpu"
+COUNT = "nvidia.com/gpu.count"
+PLUGIN = "nvidia-device-plugin"
+
+
+def gpu_node(name: str = "gpu1", capacity: str = "4", allocatable: str = "4", **labels: str) -> dict[str, Any]:
+    found = node(name, labels=labels, allocatable={GPU: allocatable})
+    found["status"]["capacity"] = {GPU: capacity, "cpu": "8"}
+    return found
+
+
+def watcher(api: Api, spec: dict[str, Any] | None = None, **options: Any) -> Watcher:
+    what = rendered(spec)
+    put(api, what)
+    return Watcher(api=api, wanted=wanted_objects(what.objects), **options)
+
+
+def seen(watched: Watcher) -> dict[tuple[str, str], str]:
+    watched.round(once=True)
+    return {one.name: one.message for one in watched.found}
+
+
+def plugin_set(server: ApiServer) -> dict[str, Any]:
+    found = server.get("DaemonSet", PLUGIN, "gpunode")
+    assert found is not None
+    return found
+
+
+# ---------------------------------------------------------------- findings
+
+
+def test_a_cluster_as_it_should_be_has_no_finding_and_is_only_read(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(**{COUNT: "4"}))
+    watched = watcher(api)
+    server.requests.clear()
+    assert seen(watched) == {}
+    assert watched.unread == ()
+    assert mutating(server) == []
+    assert not [line for line in server.requests if not line.startswith("GET")]
+
+
+def test_what_was_changed_or_deleted_by_hand_is_drift(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    watched = watcher(api)
+    live = plugin_set(server)
+    live["spec"]["template"]["spec"]["containers"][0]["image"] = "evil\x1b[31m:1"
+    live["spec"]["template"]["spec"]["containers"].append({"name": "sidecar", "image": "mesh:1"})
+    server.put(live)
+    server.gone(("node.k8s.io/v1", "runtimeclasses", "", "nvidia"))
+    found = seen(watched)
+    assert found[("kube.drift", "RuntimeClass nvidia")] == "it is gone"
+    drift = found[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")]
+    assert "image: evil" in drift and "\x1b" not in drift and "sidecar" not in drift
+
+
+def test_a_plugin_that_crashes_is_found_at_once_and_a_rollout_after_a_second_look(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    watched = watcher(api)
+    server.controllers.clear()
+    live = plugin_set(server)
+    live["status"] |= {"numberAvailable": 0, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1}
+    server.put(live)
+    assert watched.round() == ()
+    (turn,) = watched.round()
+    assert (turn.state, turn.finding.check, turn.finding.message) == ("found", "kube.ready", "0 of 1 pods")
+    assert watched.round() == ()
+    labels = live["spec"]["selector"]["matchLabels"]
+    waiting = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 5m0s"}}
+    server.put(
+        {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": "plugin-x", "namespace": "gpunode", "labels": labels},
+            "spec": {"containers": [{"name": "c"}], "nodeName": "gpu1"},
+            "status": {"phase": "Running", "containerStatuses": [
+                {"name": "c", "state": waiting, "lastState": {"terminated": {"exitCode": 1, "message": "a\nno NVML"}}},
+            ]},
+        }
+    )  # fmt: skip
+    (turn,) = watched.round()
+    assert "CrashLoopBackOff: no NVML" in turn.finding.message
+    fresh = Watcher(api=api, wanted=watched.wanted)
+    assert [one.finding.check for one in fresh.round()] == ["kube.ready"]
+
+
+NODES: list[tuple[str, dict[str, Any], str]] = [
+    ("unhealthy", gpu_node(capacity="4", allocatable="3"), "3 of 4 nvidia.com/gpu can be allocated"),
+    ("fewer than counted", gpu_node(**{COUNT: "8"}), "4 nvidia.com/gpu are offered, and 8 GPUs are counted there"),
+    (
+        "fewer shares",
+        gpu_node(**{COUNT: "4", "nvidia.com/gpu.replicas": "4"}),
+        "4 nvidia.com/gpu are offered, and 4 GPUs are counted there with 4 shares each",
+    ),
+    ("sound", gpu_node(**{COUNT: "4"}), ""),
+    ("no GPU node", node("cpu1"), ""),
+    (
+        "cut by MIG",
+        gpu_node(capacity="0", allocatable="0", **{COUNT: "1", "nvidia.com/gpu.product": "H100-MIG-1g.10gb"}),
+        "",
+    ),
+    ("hostile numbers", gpu_node(**{COUNT: "1e999999999"}), "*"),
+]
+
+
+@over(NODES, name=lambda row: row[0])
+def test_nodes_that_lost_gpus(_name: str, item: dict[str, Any], message: str) -> None:
+    from gpunode.core.kube.usage import Usage
+    from gpunode.core.kube.watching import Look, findings
+
+    look = Look(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    found = [one.message for one in findings(look) if one.check == "kube.gpus"]
+    assert message == "*" or found == ([message] if message else [])
+
+
+def test_a_node_that_offers_none_any_more_or_is_not_ready_is_found(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(**{POOL_LABEL: "default"}))
+    watched = watcher(api)
+    assert watched.round() == ()
+    server.put(gpu_node(capacity="0", allocatable="0", **{POOL_LABEL: "default"}))
+    messages = {turn.finding.check: turn.finding.message for turn in watched.round()}
+    assert messages["kube.gpus"] == "no nvidia.com/gpu any more (4 before)"
+    assert messages["kube.pool"] == "none of its nodes offers a GPU: gpu1"
+    down = gpu_node()
+    down["status"]["conditions"] = [{"type": "Ready", "status": "Unknown", "message": "Kubelet stopped posting"}]
+    server.put(down)
+    states = [(turn.state, turn.finding.check) for turn in watched.round()]
+    assert ("found", "kube.node") in states and ("gone", "kube.gpus") in states
+
+
+def test_pods_that_wait_for_what_nobody_has_free(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(capacity="1", allocatable="1"))
+    watched = watcher(api)
+    for name, resource in (("a", GPU), ("b", GPU), ("c", GPU), ("d", "nvidia.com/mig-1g.5gb")):
+        limits = {"limits": {resource: "1"}, "requests": {resource: "1"}}
+        placed = {"nodeName": "gpu1"} if name == "a" else {}
+        pod = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "team"},
+            "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
+            "status": {"phase": "Running" if name == "a" else "Pending"},
+        }
+        server.put(pod)
+    found = seen(watched)
+    assert found[("kube.waiting", GPU)] == "2 pods wait for it, and 0 are free: team/b, team/c"
+    assert found[("kube.waiting", "nvidia.com/mig-1g.5gb")] == "1 pod waits for it, and no node offers it: team/d"
+
+
+# ---------------------------------------------------------------- comparing
+
+ALIKE: list[tuple[str, Any, Any]] = [
+    ("defaults", {"a": 1}, {"a": 1, "b": 2}),
+    ("quantity", {"cpu": "0.5"}, {"cpu": "500m"}),
+    ("left out when empty", {"a": "", "b": [], "c": {}, "d": False, "e": 0}, {}),
+    ("list by name", [{"name": "a", "v": 1}], [{"name": "x"}, {"name": "a", "v": 1, "w": 2}]),
+    ("other version", {"apiVersion": "a/v1"}, {"apiVersion": "a/v2"}),
+]
+UNLIKE: list[tuple[str, Any, Any, list[str]]] = [
+    ("value", {"a": {"b": "x"}}, {"a": {"b": "y"}}, ["a.b: y, not x"]),
+    ("type", {"a": {"b": 1}}, {"a": "text"}, ["a: text, not {'b': 1}"]),
+    ("gone item", [{"name": "a"}], [], ["[a]: gone"]),
+    ("length", {"a": ["x"]}, {"a": ["x", "y"]}, ["a: ['x', 'y'], not ['x']"]),
+    ("number", {"a": "8"}, {"a": "9"}, ["a: 9, not 8"]),
+    ("nothing", {"a": 1}, None, [": nothing, not {'a': 1}"]),
+    ("true", {"a": True}, {}, ["a: nothing, not True"]),
+]
+
+
+@over(ALIKE, name=lambda row: row[0])
+def test_what_is_no_difference(_name: str, wanted: Any, live: Any) -> None:
+    assert differences(wanted, live) == []
+
+
+@over(UNLIKE, name=lambda row: row[0])
+def test_what_is_a_difference(_name: str, wanted: Any, live: Any, found: list[str]) -> None:
+    assert differences(wanted, live) == found
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(JSON, JSON)
+def test_comparing_never_raises_and_is_printable(wanted: Any, live: Any) -> None:
+    assert differences(wanted, wanted) == []
+    assert all("\x1b" not in one and "\n" not in one for one in differences(wanted, live))
+
+
+def one(check: str = "kube.gpus", about: str = "node a", message: str = "m", *, passing: bool = False) -> Finding:
+    return Finding(check=check, about=about, message=message, fix="f", key=node_key("a"), passing=passing)
+
+
+def test_only_changes_are_turns() -> None:
+    assert turns([one()], [one()]) == ()
+    assert [turn.state for turn in turns([one()], [one(message="other")])] == ["found"]
+    assert [turn.state for turn in turns([one()], [])] == ["gone"]
+    assert settled([one(passing=True)], []) == ()
+    assert settled([one(passing=True)], [one(passing=True)]) == (one(passing=True),)
+
+
+# ---------------------------------------------------------------- Events, metrics, rights
+
+
+def test_events_are_written_when_something_is_found_and_when_it_is_gone(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(allocatable="3"))
+    watched = watcher(api, events=True)
+    watched.round()
+    watched.round()
+    server.put(gpu_node())
+    watched.round()
+    events = [server.get("Event", name.split("/")[1], "default") for name in server.names("Event")]
+    told = sorted((e["type"], e["reason"], e["involvedObject"]["name"], e["message"]) for e in events if e)
+    assert told == [
+        ("Normal", "GpunodeGpus", "gpu1", "node gpu1: no longer: 3 of 4 nvidia.com/gpu can be allocated"),
+        ("Warning", "GpunodeGpus", "gpu1", "node gpu1: 3 of 4 nvidia.com/gpu can be allocated"),
+    ]
+    server.put(gpu_node(allocatable="2"))
+    server.faults.append(Fault("POST .*events", status=403, reason="Forbidden", times=9))
+    assert [turn.state for turn in watched.round()] == ["found"]
+    assert "no Event for node gpu1" in watched.unread[-1]
+
+
+def test_metrics_say_what_was_found_and_whether_the_cluster_can_be_read(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node('gpu"1\\', allocatable="3"))
+    watched = watcher(api)
+    metrics = Metrics(watched)
+    with serving(metrics, "127.0.0.1:0") as port:
+
+        def read() -> str:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+                text: bytes = answer.read()
+                return text.decode()
+
+        assert "gpunode_kube_watch_up 0.0" in read() and "gpunode_kube_findings" not in read()
+        watched.round()
+        metrics.up = True
+        text = read()
+    assert "gpunode_kube_watch_up 1.0" in text
+    assert 'gpunode_kube_findings{check="kube.gpus"} 1.0' in text
+    assert all(f'gpunode_kube_findings{{check="{check}"}}' in text for check in CHECKS)
+    assert 'gpunode_kube_node_resource_total{node="gpu\\"1\\\\",resource="nvidia.com/gpu"} 3.0' in text
+
+
+WATCH = {"kubernetes": {"watch": {"image": "registry.lan/gpunode:1"}}}
+
+
+def test_the_deployment_has_no_right_to_change_anything(server: ApiServer, api: Api) -> None:
+    objects = rendered(WATCH).objects
+    roles = [
+        item for item in objects if item["kind"] in ("Role", "ClusterRole") and "watch" in item["metadata"]["name"]
+    ]
+    rules = [found for role in roles for found in role["rules"]]
+    writes = [(found["resources"], found["verbs"]) for found in rules if set(found["verbs"]) - {"get", "list"}]
+    assert writes == [(["events"], ["create"])]
+    listed = [found["resources"] for found in rules if "list" in found["verbs"]]
+    assert listed == [["nodes", "pods"]]
+    data = next(item for item in objects if item["metadata"]["name"] == "watch-objects")["data"]["objects.yaml"]
+    watched = {(item["kind"], item["metadata"]["name"]) for item in yaml.safe_load_all(data)}
+    assert ("DaemonSet", PLUGIN) in watched and not any("watch" in name for _, name in watched)
+    allowed = {
+        (resource, name)
+        for found in rules
+        for resource in found["resources"]
+        for name in found.get("resourceNames", ())
+    }
+    assert {(plural(kind), name) for kind, name in watched} == allowed
+
+
+def test_no_image_is_no_deployment_and_a_wrong_one_is_refused() -> None:
+    assert not [item for item in rendered().objects if item["metadata"]["name"] == "watch"]
+    with pytest.raises(Exception, match=r"kubernetes\.watch\.image"):
+        rendered({"kubernetes": {"watch": {"image": "not an image"}}})
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def config(server: ApiServer, tmp_path: Path) -> str:
+    return str(server.kubeconfig(tmp_path / "kubeconfig"))
+
+
+def run(*words: str) -> Any:
+    return CliRunner().invoke(kube, ["watch", *words], standalone_mode=False)
+
+
+def test_once_is_for_pipelines(server: ApiServer, api: Api, config: str, tmp_path: Path) -> None:
+    what = rendered()
+    put(api, what)
+    (tmp_path / "objects.yml").write_text(yaml_documents(what.objects))
+    server.put(gpu_node())
+    words = ("--kubeconfig", config, "--objects", str(tmp_path / "objects.yml"), "--once")
+    done = run(*words)
+    assert (done.return_value, done.output) == (0, f"nothing found: {len(what.objects)} objects, 1 nodes with GPUs\n")
+    server.put(gpu_node(allocatable="1"))
+    done = run(*words, "--format", "json")
+    assert done.return_value == 1
+    (found,) = json.loads(done.output)["findings"]
+    assert found["check"] == "kube.gpus" and found["about"] == "node gpu1"
+
+
+def test_it_goes_on_until_a_signal_and_says_what_it_could_not_read(
+    server: ApiServer, api: Api, config: str, tmp_path: Path
+) -> None:
+    what = rendered()
+    put(api, what)
+    folder = tmp_path / "cluster"
+    folder.mkdir()
+    (folder / "objects.yaml").write_text(yaml_documents(what.objects))
+    server.put(gpu_node())
+    command = [sys.executable, "-m", "gpunode", "kube", "watch", "--kubeconfig", config, "--objects", str(folder)]
+    with subprocess.Popen(
+        [*command, "--interval", "1", "--format", "json"], stdout=subprocess.PIPE, text=True
+    ) as going:
+        assert going.stdout is not None
+        assert json.loads(going.stdout.readline())["state"] == "watching"
+        server.put(gpu_node(allocatable="1"))
+        assert json.loads(going.stdout.readline())["state"] == "found"
+        going.send_signal(signal.SIGTERM)
+        assert going.wait(20) == 0
+
+
+@over(["", "[", "a: 1", "- 1", "kind: 5"], name=repr)
+def test_objects_that_are_none_are_bad_input(text: str) -> None:
+    import tempfile
+
+    from gpunode.core.errors import InputError
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "x.yaml"
+        path.write_text(text)
+        with pytest.raises(InputError):
+            read_objects(path)
+
+
+@over([":http", "9405", "[::1]:70000", "a:b:"], name=str)
+def test_addresses_that_are_none_are_bad_input(listen: str) -> None:
+    from gpunode.core.errors import InputError
+
+    with pytest.raises(InputError), serving(Metrics(Watcher(api=None, wanted={})), listen):  # type: ignore[arg-type]
+        pass
