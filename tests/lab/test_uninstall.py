@@ -39,10 +39,22 @@ LEFT_OUT = re.compile(
 )
 # all processes of gpunode's scripts; %s is a signal
 SIGNAL = (
+    "pkill -%s -x -f 'sh -s'; "  # the main one first: an operation takes milliseconds
     "for p in /proc/[0-9]*; do "
-    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; "
-    "pkill -%s -x -f 'sh -s'; true"
+    "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
 )
+# reads the journal until a line after so many has the intent of an operation; a process for each look would be too slow
+AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
+hit='' lines=0 looks=0
+while [ -z "$hit" ] && [ $looks -lt 8000 ]; do
+  looks=$((looks + 1))
+  while IFS= read -r line <&3; do
+    lines=$((lines + 1))
+    case $line in *'"op":"%s","phase":"intent"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
+  done
+  [ "$hit" ] || sleep 0.005
+done
+[ "$hit" ]"""
 OLD, NEW, CUDA = {"version": "580.95.05"}, {"version": "580.178.04"}, {"versions": ["12.8"]}
 
 
@@ -88,15 +100,12 @@ class Node:
     def cut_off(self, verb: str, at: str, *, controller: bool, shell: bool) -> None:
         """Begin `verb`; when the journal has its intent of the operation `at`, kill one of them, or both."""
         known = len(self.sh("cat /var/lib/gpunode/journal.jsonl").splitlines())
-        begun = f'tail -n +{known + 1} /var/lib/gpunode/journal.jsonl | grep -q \'"op":"{at}","phase":"intent"\''
         command = [sys.executable, "-m", "gpunode", verb, "-i", str(self.lab.inventory), "--yes"]
         running = subprocess.Popen(
             command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=os.environ | self.state
         )
         # the node itself watches, and stops it there
-        self.sh(
-            f"for _ in $(seq 4000); do ! {begun} || break; sleep 0.01; done; {begun} && {{ {self.signal('STOP')}; }}"
-        )
+        self.sh(f"{AWAIT % (at, known)} && {{ {self.signal('STOP')}; }}")
         if controller:
             running.kill()
         self.sh(self.signal("KILL" if shell else "CONT"))

@@ -229,6 +229,22 @@ FACTS = NodeFacts(
 )
 
 
+NEAR = {
+    "h10": "did you mean 'h100'",
+    "rtx 5009": "did you mean 'geforce rtx 5090'",
+    "A100 PCI": "did you mean 'a100 80gb pcie' or 'a100-pcie-40gb'",
+    "RTX 9999": "lspci -nn -d 10de:",
+    "quantum": "lspci -nn -d 10de:",
+}
+
+
+@over(NEAR.items())
+def test_an_unknown_gpu_gets_names_that_are_near_and_no_others(text: str, fix: str) -> None:
+    with pytest.raises(InputError) as caught:
+        find_gpu(text, KNOWLEDGE)
+    assert caught.value.fix.startswith(fix) and "lspci -nn" in caught.value.fix
+
+
 def test_the_request_of_a_node_names_what_can_boot_and_what_is_installed() -> None:
     found = request_of(FACTS, Spec(toolkit=ToolkitSpec(version="1.18.1")))
     assert found == SolveRequest(

@@ -7,7 +7,9 @@ cannot work comes back as a Problem that says what would.
 from __future__ import annotations
 
 import difflib
+import functools
 import re
+from collections.abc import Collection
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -112,14 +114,32 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
         raise InputError(
             f"GPU {text!r} is the name of {len(found)} models", expected="one model", fix=f"name one: {listed}"
         )
-    near = difflib.get_close_matches(word, [n.lower().removeprefix("nvidia ") for n in names.values()], n=3, cutoff=0.5)
+    near = _nearest(word, {name.lower().removeprefix("nvidia ") for name in names.values()})
     raise InputError(
         f"GPU {text!r}",
         expected="a PCI id such as 10de:2330, or a product name such as 'H100 PCIe'",
-        fix=f"did you mean {' or '.join(map(repr, near))}?"
-        if near
-        else "lspci -nn -d 10de: shows the ids of a machine",
+        fix=f"did you mean {' or '.join(map(repr, near))}? " * bool(near)
+        + "lspci -nn -d 10de: shows the ids of a machine",
     )
+
+
+def _nearest(text: str, names: Collection[str]) -> list[str]:
+    """Up to three names, each word of the text near to a word of theirs; the shorter ones of equally near ones."""
+
+    @functools.cache
+    def near(one: str, other: str) -> float:
+        if sorted(one) == sorted(other):  # the same digits in another order
+            return 1.0 + 0.2 * (one == other)
+        ratio = difflib.SequenceMatcher(None, one, other).ratio()
+        return ratio if ratio >= 0.75 else 0.0
+
+    scores = []
+    for name in names:
+        words = _plain(name).split()
+        best = [max((near(token, word) for word in words), default=0.0) for token in _plain(text).split()]
+        if best and all(best):
+            scores.append((-sum(best), len(name), name))
+    return [name for *_, name in sorted(scores)[:3]]
 
 
 def namesakes(text: str, taken: str, knowledge: Knowledge) -> tuple[str, ...]:
