@@ -92,12 +92,12 @@ def galaxy(target: Path) -> None:
     tarball = target / f"gpunode-node-{version(ROOT)}.tar.gz"
     command = (sys.executable, "-m", "galaxy_importer.main", tarball)
     done = subprocess.run(command, cwd=target, capture_output=True, text=True, check=False)
-    said = (done.stdout + done.stderr).splitlines()
+    printed = (done.stdout + done.stderr).splitlines()
     (target / "importer_result.json").unlink(missing_ok=True)
-    wrong = said if done.returncode else [line for line in said if "ERROR" in line or "WARNING" in line]
+    wrong = printed if done.returncode else [line for line in printed if "ERROR" in line or "WARNING" in line]
     if wrong:
         sys.exit("\n".join(["Galaxy's importer does not take the collection:", *wrong]))
-    print(said[-1])
+    print(printed[-1])
 
 
 def same_bytes(tarball: bytes, epoch: int) -> bytes:

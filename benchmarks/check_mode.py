@@ -91,13 +91,13 @@ def named(plan: dict[str, Any]) -> set[str]:
 def compare(made: Lab, spec: Path) -> Count:
     """Check, then provision the node."""
 
-    def said(verb: str, *more: str, ok: tuple[int, ...] = (0, 3)) -> dict[str, Any]:
+    def printed(verb: str, *more: str, ok: tuple[int, ...] = (0, 3)) -> dict[str, Any]:
         text = run(GPUNODE, verb, "-i", made.inventory, "-c", spec, *more, "--format", "json", ok=ok)
         return dict(json.loads(text)["hosts"][0])
 
-    names = named(said("plan"))
-    announced = things(said("provision", "--check")["changed"])
-    happened = things(said("provision", "--yes", ok=(0,))["changed"])
+    names = named(printed("plan"))
+    announced = things(printed("provision", "--check")["changed"])
+    happened = things(printed("provision", "--yes", ok=(0,))["changed"])
     unnamed = {thing for thing in happened - announced if thing[0] == "package" and thing[1] not in names}
     happened -= unnamed
     for what, some in (("said and not done", announced - happened), ("done and not said", happened - announced)):
@@ -133,10 +133,10 @@ def main(distros: list[str]) -> None:
         log(f"{distro}: {count}")
         total += count
     runs = sum(map(len, cases.values()))
-    of_said, of_done = f"{total.both} of {total.foretold}", f"{total.both} of {total.happened}"
+    of_printed, of_done = f"{total.both} of {total.foretold}", f"{total.both} of {total.happened}"
     row(
         f"what `--check` says that then happens (precision, {runs} runs)",
-        f"{total.both / total.foretold:.1%} ({of_said})",
+        f"{total.both / total.foretold:.1%} ({of_printed})",
         "100 %",
     )
     row("what happens that `--check` had said (recall)", f"{total.both / total.happened:.1%} ({of_done})", "100 %")

@@ -73,9 +73,9 @@ def cpu_of_peer(runtime: str, text: str) -> tuple[float, float]:
         for _ in range(10):
             command = ["nvidia-ctk", "runtime", "configure", *options]
             peer = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
-            said = peer.stderr.read() if peer.stderr else b""
+            printed = peer.stderr.read() if peer.stderr else b""
             _, status, usage = os.wait4(peer.pid, 0)
-            assert status == 0, said.decode()
+            assert status == 0, printed.decode()
             best, memory = min(best, usage.ru_utime + usage.ru_stime), usage.ru_maxrss / 1024
     return best * 1000, memory
 

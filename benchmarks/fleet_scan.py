@@ -90,8 +90,8 @@ def inventory(folder: Path, ports: list[int], hosts: int) -> Path:
 
 def scan(hosts: Path, *gpunode: object) -> None:
     """`gpunode detect` of an inventory; every host has to answer."""
-    told = json.loads(run(*(gpunode or (GPUNODE,)), "detect", "-i", hosts, "--forks", FORKS, "--format", "json"))
-    assert not any("error" in host for host in told["hosts"])
+    reported = json.loads(run(*(gpunode or (GPUNODE,)), "detect", "-i", hosts, "--forks", FORKS, "--format", "json"))
+    assert not any("error" in host for host in reported["hosts"])
 
 
 def bare(folder: Path, ports: list[int], hosts: int) -> None:

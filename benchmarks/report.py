@@ -90,7 +90,7 @@ def _host(number: int, count: int, kinds: list[Seen]) -> Host:
     if number % 233 == 5:
         seen = replace(seen, gpus=(*seen.gpus[:-1], replace(seen.gpus[-1], index=None, uuid="")))
     return make_host(
-        name, pool=pool, seen=seen, plan={"steps": STEPS}, run=(ran := _run(number, count)), said=_said(ran)
+        name, pool=pool, seen=seen, plan={"steps": STEPS}, run=(ran := _run(number, count)), last_message=_printed(ran)
     )
 
 
@@ -116,7 +116,7 @@ def _run(number: int, count: int) -> HostRun:
     )
 
 
-def _said(run: HostRun) -> str:
+def _printed(run: HostRun) -> str:
     return (
         "the driver did not build for kernel 6.8.0-87-generic: see dkms.log"
         if run.exit

@@ -64,7 +64,7 @@ class EditCase:
         return dict(self.after)
 
     @property
-    def said(self) -> str:
+    def printed(self) -> str:
         """The message of a file that cannot be read, in the words of this Python."""
         return self.error_newer if self.error_newer and sys.version_info >= (3, 13) else self.error
 

@@ -338,16 +338,16 @@ class _telling:
     """Progress on stderr: one line that changes on a terminal, else a line now and then."""
 
     def __enter__(self) -> Callable[[str], None]:
-        self._live, self._last, self._said = sys.stderr.isatty(), "", time.monotonic()
+        self._live, self._last, self._printed = sys.stderr.isatty(), "", time.monotonic()
         return self._report
 
     def _report(self, text: str) -> None:
         self._last = text
         if self._live:
             echo(text, err=True, nl=False, over=True)
-        elif not re.match(r"\w+ \d+ of \d+ ", text) or time.monotonic() - self._said > SELDOM:
+        elif not re.match(r"\w+ \d+ of \d+ ", text) or time.monotonic() - self._printed > SELDOM:
             echo(text, err=True)
-            self._last, self._said = "", time.monotonic()
+            self._last, self._printed = "", time.monotonic()
 
     def __exit__(self, *_: object) -> None:
         if self._last:

@@ -326,8 +326,8 @@ class _Count:
         self.say, self._show = say, show
         self._total, self._done, self._failed = total, 0, 0
         self._working: set[str] = set()
-        self._told = 0.0
-        self._told_failures = 0
+        self._reported = 0.0
+        self._reported_failures = 0
 
     def work(self, event: Event) -> None:
         self._working.add(event.host)
@@ -335,10 +335,10 @@ class _Count:
 
     def fail(self, event: Event) -> None:
         """The first failures in their own words, the others as numbers: the results have their causes."""
-        self._told_failures += 1
-        if self._told_failures <= _FAILURES:
+        self._reported_failures += 1
+        if self._reported_failures <= _FAILURES:
             self.say(_line(event))
-        elif self._told_failures == _FAILURES + 1:
+        elif self._reported_failures == _FAILURES + 1:
             self.say("more fail; their causes follow at the end")
 
     def result(self, result: HostResult) -> None:
@@ -351,8 +351,8 @@ class _Count:
         text = f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} running"
         if self._show:
             self._show(self._done, text)
-        elif last or time.monotonic() - self._told > _EVERY:
-            self._told = time.monotonic()
+        elif last or time.monotonic() - self._reported > _EVERY:
+            self._reported = time.monotonic()
             self.say(text)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 from gpunode.core.errors import Exit, GpunodeError
 from gpunode.core.facts import facts_hash, secret_parts
 from gpunode.core.items.first_boot import SCRIPTS as FIRST_BOOT_SCRIPTS
-from gpunode.core.items.gpu_containers import say_gpu_containers
+from gpunode.core.items.gpu_containers import describe_gpu_containers
 from gpunode.core.items.item import Key
 from gpunode.core.items.smoke import smoke_now
 from gpunode.core.knowledge import Knowledge
@@ -128,11 +128,11 @@ class DesiredState:
         return self._specs[key]
 
     def solution(
-        self, facts: NodeFacts, spec: Spec, *, beside: Sequence[str] = (), offered_toolkit: str = ""
+        self, facts: NodeFacts, spec: Spec, *, extra_repositories: Sequence[str] = (), offered_toolkit: str = ""
     ) -> Solution:
-        """What fits the node; `beside` are ids of repositories that it will have without its doing."""
+        """What fits the node; `extra_repositories` are ids of repositories that it will have without its doing."""
         request = replace(request_of(facts, spec), offered_toolkit=offered_toolkit)
-        request = replace(request, repositories=(*request.repositories, *beside))
+        request = replace(request, repositories=(*request.repositories, *extra_repositories))
         key = repr(request)  # holds mappings, so it cannot be hashed; its text says all of it
         if key not in self._solutions:
             self._solutions[key] = solve(request, self.knowledge)
@@ -161,7 +161,7 @@ class DesiredState:
         plan = replace(known.plan, host=host)
         if problems:
             plan = replace(plan, steps=(), problems=(*problems, *plan.problems))
-        return replace(known, plan=say_gpu_containers(plan, facts), facts=facts)
+        return replace(known, plan=describe_gpu_containers(plan, facts), facts=facts)
 
     def _with_lock(self, spec: Spec, facts: NodeFacts) -> tuple[Spec, tuple[Problem, ...]]:
         if self.lock is None:

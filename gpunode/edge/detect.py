@@ -320,13 +320,13 @@ def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
         return [_ansible_answer(target, folder / "found" / target.name, stated) for target in hosts]
 
 
-def _ansible_answer(target: Target, file: Path, said: str) -> Ran:
+def _ansible_answer(target: Target, file: Path, printed: str) -> Ran:
     try:
         result = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):
         result = None
     if not isinstance(result, dict):
-        result = {"msg": " ".join(said.split())[-600:]}
+        result = {"msg": " ".join(printed.split())[-600:]}
     if isinstance(result.get("probe"), str) and not result.get("failed"):
         return Ran(target=target, stdout=result["probe"])
     return Ran(

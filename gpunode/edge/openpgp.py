@@ -50,12 +50,12 @@ def _gpgv(folder: Path, keys: Sequence[bytes], fingerprints: Sequence[str], wher
     lines = [
         line.split()[1:] for line in done.stdout.decode(errors="replace").splitlines() if line.startswith("[GNUPG:]")
     ]
-    words_said = {line[0] for line in lines if line}
+    status_words = {line[0] for line in lines if line}
     valid = [line[-1] for line in lines if line and line[0] == "VALIDSIG"]  # the last word is the primary key
     good = [one for one in valid if one in fingerprints]
-    if good and not words_said & {"BADSIG", "REVKEYSIG", "EXPKEYSIG", "EXPSIG"}:
+    if good and not status_words & {"BADSIG", "REVKEYSIG", "EXPKEYSIG", "EXPSIG"}:
         return good[0]
-    reason = "it is signed by " + ", ".join(valid) if valid else _why(words_said)
+    reason = "it is signed by " + ", ".join(valid) if valid else _why(status_words)
     raise RefusedError(
         f"the signature of {where} is not to be trusted: {reason}",
         expected=f"a signature of {' or '.join(fingerprints) or 'a known key'}",
@@ -64,7 +64,7 @@ def _gpgv(folder: Path, keys: Sequence[bytes], fingerprints: Sequence[str], wher
     )
 
 
-def _why(said: set[str]) -> str:
+def _why(printed: set[str]) -> str:
     reasons = {
         "BADSIG": "its bytes were changed",
         "EXPKEYSIG": "its key has expired",
@@ -72,7 +72,7 @@ def _why(said: set[str]) -> str:
         "REVKEYSIG": "its key was revoked",
         "NO_PUBKEY": "it is by another key",
     }
-    return next((words for word, words in reasons.items() if word in said), "there is none that can be read")
+    return next((words for word, words in reasons.items() if word in printed), "there is none that can be read")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -143,7 +143,7 @@ def _card(name: str, make: Callable[[], Host]) -> Host:
 def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, Any] | None) -> Host:
     """A host of a run; one without a pool had nothing to be done on it, or nothing could be."""
     if not row.pool:
-        return _of_data(plan) if plan else make_host(row.host, result={"exit": row.exit}, said=row.message)
+        return _of_data(plan) if plan else make_host(row.host, result={"exit": row.exit}, last_message=row.message)
     run = HostRun(
         wave=row.wave,
         state=row.state,
@@ -154,7 +154,7 @@ def _of_row(row: HostRow, plan: Mapping[str, Any] | None, result: Mapping[str, A
         changed=tuple((result or {}).get("changed", ())),
     )
     seen = _seen(result) or _seen(plan)
-    return make_host(row.host, pool=row.pool, seen=seen, plan=plan, result=result, run=run, said=row.message)
+    return make_host(row.host, pool=row.pool, seen=seen, plan=plan, result=result, run=run, last_message=row.message)
 
 
 def _of_data(host: Mapping[str, Any]) -> Host:

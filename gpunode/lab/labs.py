@@ -130,16 +130,16 @@ def _request(name: str, **shape: Unpack[Shape]) -> Node:
     return replace(node, **{key: value for key, value in shape.items() if key not in ("gpus", "engines")})  # type: ignore[arg-type]
 
 
-def _check(wish: Node, count: int) -> None:
+def _check(asked: Node, count: int) -> None:
     if not 1 <= count <= MOST_NODES:
         raise InputError(f"{count} nodes", expected=f"1 to {MOST_NODES}")
-    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", wish.name):
+    if not re.fullmatch(r"[a-z][a-z0-9-]{0,39}", asked.name):
         raise InputError(
-            f"lab name {wish.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
+            f"lab name {asked.name!r}", expected="a small letter, then up to 39 small letters, digits and hyphens"
         )
-    _ = wish.variant  # raises InputError for a distro or engine it does not know
+    _ = asked.variant  # raises InputError for a distro or engine it does not know
     with tempfile.TemporaryDirectory() as folder:  # raises InputError for a GPU it does not know
-        hardware.write_hardware(Path(folder), wish.gpus, nouveau=wish.nouveau)
+        hardware.write_hardware(Path(folder), asked.gpus, nouveau=asked.nouveau)
 
 
 def platform(
@@ -167,39 +167,39 @@ def platform(
     return nodes.platform(node) | {"environment": {"CONTAINERS_CONF": str(machine.containers_conf())}}
 
 
-def _up(wish: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
+def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _remove_abandoned(log)
-        url = network.ensure_repository(wish.image, machine.places().repository, network.ensure_network(), log=log)
+        url = network.ensure_repository(asked.image, machine.places().repository, network.ensure_network(), log=log)
         _ensure_key()
-        sources = {} if wish.real_driver else spec_sources(info, wish.distro, url)
-        new = _reserve(replace(wish, sources=sources), count)
+        sources = {} if asked.real_driver else spec_sources(info, asked.distro, url)
+        new = _reserve(replace(asked, sources=sources), count)
     if new:
         log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
     _make_all(new, info, url)
     with machine.lock("state", log=log):
         _write_files(log)
-    return load_lab(wish.name)
+    return load_lab(asked.name)
 
 
-def _reserve(wish: Node, count: int) -> list[Node]:
+def _reserve(asked: Node, count: int) -> list[Node]:
     """Write down the nodes that are missing, before any is made."""
     have = {node.name: node for node in nodes.load_nodes()}
     new: list[Node] = []
     for number in range(1, count + 1):
-        name = f"{wish.lab}-{number}"
+        name = f"{asked.lab}-{number}"
         if name in have:
-            _check_same(have[name], wish)
+            _check_same(have[name], asked)
             continue
-        node = replace(wish, name=name, maker=os.getpid())
+        node = replace(asked, name=name, maker=os.getpid())
         nodes.save(node)
         new.append(node)
     return new
 
 
-def _check_same(node: Node, wish: Node) -> None:
+def _check_same(node: Node, asked: Node) -> None:
     shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau")
-    other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(wish, key)]
+    other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(asked, key)]
     if other:
         raise InputError(
             f"{node.name} is there already, with {', '.join(other)}",

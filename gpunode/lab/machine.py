@@ -215,11 +215,11 @@ def _end(process: subprocess.Popen[str]) -> None:
             return
 
 
-def command_failed(command: Sequence[str], status: int, said: str) -> GpunodeError:
+def command_failed(command: Sequence[str], status: int, printed: str) -> GpunodeError:
     """The error for a command that ended with `status`, with the last lines it said."""
     words = " ".join(command[:3])
-    last = "; ".join(line.strip() for line in said.strip().splitlines()[-4:])
-    return GpunodeError(f"`{words} …` failed with status {status}: {last or 'it said nothing'}")
+    last = "; ".join(line.strip() for line in printed.strip().splitlines()[-4:])
+    return GpunodeError(f"`{words} …` failed with status {status}: {last or 'it printed nothing'}")
 
 
 def podman(*arguments: str, check: bool = True, stdin: str = "") -> subprocess.CompletedProcess[str]:

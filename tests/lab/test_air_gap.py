@@ -70,9 +70,9 @@ class Gap:
 
     def counted(self, name: str) -> int:
         """Packets that a counter of the fence has seen."""
-        said = in_network(self.node, "nft", "list", "counter", "inet", "airgap", name)
-        found = re.search(r"packets (\d+)", said)
-        assert found, said
+        printed = in_network(self.node, "nft", "list", "counter", "inet", "airgap", name)
+        found = re.search(r"packets (\d+)", printed)
+        assert found, printed
         return int(found[1])
 
 
@@ -87,7 +87,7 @@ def in_network(node: Any, *command: str, stdin: str = "") -> str:
 
 
 # what the bundle is made for; of CUDA the lab has no package for Arch
-WISHES: dict[str, dict[str, Any]] = {
+REQUESTS: dict[str, dict[str, Any]] = {
     "debian:12": {"cuda": {"versions": ["12.8"]}, "runtimes": {"containerd": {"manage": "install"}}},
     "rocky:9": {"cuda": {"versions": ["12.8"]}},
     "arch": {},
@@ -100,7 +100,7 @@ LACKING = {
 }
 
 
-@pytest.fixture(scope="module", params=list(WISHES))
+@pytest.fixture(scope="module", params=list(REQUESTS))
 def gap(
     request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Gap]:
@@ -112,7 +112,7 @@ def gap(
     name = f"t-air-gap-{distro.partition(':')[0]}"
     lab = lab_up(distro=distro, gpus=("h100",), engines=engines, python=False, name=name)
     online = folder / "online.yml"
-    online.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | WISHES[distro]))
+    online.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | REQUESTS[distro]))
     run_gpunode("detect", "-i", lab.inventory, "--save", folder / "probes")
     bundle = folder / "bundle"
     run_gpunode(
@@ -126,10 +126,10 @@ def gap(
         [*map(str, command), "--format", "json"], stdout=subprocess.PIPE, text=True, env=environment
     ) as server:
         assert server.stdout
-        said = "".join(iter(server.stdout.readline, "}\n")) + "}"
-        port = int(json.loads(said)["url"].rpartition(":")[2])
+        printed = "".join(iter(server.stdout.readline, "}\n")) + "}"
+        port = int(json.loads(printed)["url"].rpartition(":")[2])
         spec = folder / "gpunode.yml"
-        spec.write_text(yaml.safe_dump(WISHES[distro] | yaml.safe_load((bundle / "sources.yml").read_text())))
+        spec.write_text(yaml.safe_dump(REQUESTS[distro] | yaml.safe_load((bundle / "sources.yml").read_text())))
         in_network(lab.nodes[0], "nft", "-f", "-", stdin=FENCE.format(server=address, port=port))
         yield Gap(distro=distro, lab=lab, bundle=bundle, spec=spec, gpunode=run_gpunode)
         server.terminate()
@@ -182,8 +182,8 @@ def test_a_damaged_bundle_is_found_before_anything_is_touched(gap: Gap, kind: st
         host = gap.json("provision", "--yes", exit=5)
         assert victim.name in json.dumps(host)
         assert gap.sh(TREE) == before
-        said = gap.gpunode("bundle", "verify", gap.bundle, exit=1).stdout
-        assert f"{victim.name}: " in said and "NOT whole" in said
+        printed = gap.gpunode("bundle", "verify", gap.bundle, exit=1).stdout
+        assert f"{victim.name}: " in printed and "NOT whole" in printed
     finally:
         victim.write_bytes(data)
     gap.gpunode("bundle", "verify", gap.bundle)
@@ -205,7 +205,7 @@ def test_a_node_is_provisioned_whole_from_the_bundle_alone(gap: Gap) -> None:
     done = gap.json("provision", "--yes")
     assert not failed(done)
     proven = {c["id"] for c in done["checks"] if c["status"] == "passed"}
-    compilers = {f"cuda.nvcc-{version}" for version in WISHES[gap.distro].get("cuda", {}).get("versions", ())}
+    compilers = {f"cuda.nvcc-{version}" for version in REQUESTS[gap.distro].get("cuda", {}).get("versions", ())}
     assert {"driver.smi", "containerd.cri-nvidia", *compilers} <= proven
     assert gap.json("plan")["converged"]
     assert gap.json("provision", "--yes")["changed"] == []

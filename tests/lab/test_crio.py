@@ -22,7 +22,7 @@ FOLDER = os.environ.get("GPUNODE_CRIO_DIR", "")
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason="GPUNODE_CRIO_DIR names no folder")]
 
 DROP_IN = "/etc/crio/crio.conf.d/99-nvidia.toml"
-WISH = RuntimeRequest(runtime="crio")
+REQUEST = RuntimeRequest(runtime="crio")
 # as CRI-O's own packages have it, with what a container in a container needs
 CONFIG = """[crio]
 storage_driver = "vfs"
@@ -99,7 +99,7 @@ def node(lab_up: Callable[..., Any]) -> DaemonNode:
 
 
 def commit(node: DaemonNode, facts: NodeFacts) -> Outcome:
-    return node.commit(edit_request(facts, WISH, edit_runtime(facts, WISH)))
+    return node.commit(edit_request(facts, REQUEST, edit_runtime(facts, REQUEST)))
 
 
 def traces(node: DaemonNode, handler: str) -> int:
@@ -123,8 +123,8 @@ def test_pods_go_through_the_nvidia_runtime_once_it_is_configured(node: DaemonNo
 def test_what_crio_does_not_start_with_is_rolled_back(node: DaemonNode) -> None:
     before = node.sh(f"cat {DROP_IN}")
     facts = node.facts()
-    wish = RuntimeRequest(runtime="crio", path="/usr/bin/not-there")
-    outcome = node.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
+    request = RuntimeRequest(runtime="crio", path="/usr/bin/not-there")
+    outcome = node.commit(edit_request(facts, request, edit_runtime(facts, request)))
     assert outcome.status == "rolled_back"
     assert "not-there" in outcome.message
     assert node.sh(f"cat {DROP_IN}; systemctl is-active crio") == f"{before}active\n"
@@ -135,7 +135,7 @@ def test_unconfigured_without_a_record_crio_is_as_it_was(node: DaemonNode) -> No
     crio = facts.runtime("crio")
     assert crio
     files = {path: facts.files[path].data or b"" for path in crio.files}
-    edit = unconfigure_runtime(files, completed(WISH, crio))
+    edit = unconfigure_runtime(files, completed(REQUEST, crio))
     assert edit.changes == {DROP_IN: None}
-    assert node.commit(edit_request(facts, WISH, edit)).status == "changed"
+    assert node.commit(edit_request(facts, REQUEST, edit)).status == "changed"
     assert traces(node, "") == 0

@@ -22,12 +22,15 @@ PIDS = "docker inspect -f '{{.State.Pid}}' web db"
 
 
 def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daemons: DaemonNode) -> None:
-    node, wish = daemons, RuntimeRequest(runtime="docker")
+    node, request = daemons, RuntimeRequest(runtime="docker")
     node.sh("systemctl is-active docker || systemctl start docker")
     docker = node.facts().containers["docker"]
     assert (docker.count, docker.knows_hook, docker.reloads) == (0, False, True), "the toolkit is newer than dockerd"
     facts = node.facts()
-    assert activation(facts, wish, edit_runtime(facts, wish)).disrupts == "restarts docker.service: no container runs"
+    assert (
+        activation(facts, request, edit_runtime(facts, request)).disrupts
+        == "restarts docker.service: no container runs"
+    )
 
     time.sleep(2)
     node.sh("systemctl restart docker")
@@ -36,10 +39,10 @@ def test_docker_is_reloaded_once_it_knows_the_hook_and_its_containers_go_on(daem
     facts = node.facts()
     assert facts.containers["docker"].knows_hook
     assert sorted(facts.containers["docker"].names) == ["db", "web"]
-    edit = edit_runtime(facts, wish)
-    told = activation(facts, wish, edit)
-    assert (told.verb, told.disrupts) == ("reload", "reloads docker.service: running containers keep running")
-    outcome = node.commit(edit_request(facts, wish, edit))
+    edit = edit_runtime(facts, request)
+    reported = activation(facts, request, edit)
+    assert (reported.verb, reported.disrupts) == ("reload", "reloads docker.service: running containers keep running")
+    outcome = node.commit(edit_request(facts, request, edit))
     assert (outcome.status, "docker.service reloaded" in outcome.message) == ("changed", True), outcome
     assert node.sh("docker info --format '{{.DefaultRuntime}} {{(index .Runtimes \"nvidia\").Path}}'").split() == [
         "nvidia",
@@ -55,15 +58,15 @@ def test_a_restart_is_reported_with_the_names_of_the_containers_that_stop(daemon
     node = daemons
     facts = node.facts()
     driver = "cgroupfs" if facts.runtime("docker").cgroup_driver == "systemd" else "systemd"  # type: ignore[union-attr]
-    wish = RuntimeRequest(runtime="docker", cgroup_driver=driver)  # type: ignore[arg-type]
-    told = activation(facts, wish, edit_runtime(facts, wish))
-    assert told.disrupts.startswith("restarts docker.service: 2 running containers stop: ")
-    assert set(told.disrupts.rpartition(": ")[2].split(", ")) == {"db", "web"}
+    request = RuntimeRequest(runtime="docker", cgroup_driver=driver)  # type: ignore[arg-type]
+    reported = activation(facts, request, edit_runtime(facts, request))
+    assert reported.disrupts.startswith("restarts docker.service: 2 running containers stop: ")
+    assert set(reported.disrupts.rpartition(": ")[2].split(", ")) == {"db", "web"}
 
 
 def test_a_reload_that_brings_nothing_into_force_is_rolled_back(daemons: DaemonNode) -> None:
     """dockerd only logs what it does not like of a reload: the runtime it was to know decides."""
-    node, wish = daemons, RuntimeRequest(runtime="docker", path="/usr/bin/nvidia-container-runtime.cdi")
+    node, request = daemons, RuntimeRequest(runtime="docker", path="/usr/bin/nvidia-container-runtime.cdi")
     node.sh("mkdir -p /etc/systemd/system/docker.service.d; ln -sf /bin/true /usr/local/bin/no-reload")
     node.sh(
         "printf '[Service]\\nExecReload=\\nExecReload=/usr/local/bin/no-reload\\n'"
@@ -71,8 +74,8 @@ def test_a_reload_that_brings_nothing_into_force_is_rolled_back(daemons: DaemonN
     )
     node.sh("printf '{}' >/etc/docker/daemon.json; systemctl restart docker")
     facts = node.facts()
-    told = activation(facts, wish, edit_runtime(facts, wish))
-    assert told.verb == "reload"
-    outcome = node.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
+    reported = activation(facts, request, edit_runtime(facts, request))
+    assert reported.verb == "reload"
+    outcome = node.commit(edit_request(facts, request, edit_runtime(facts, request)))
     assert outcome.status == "rolled_back", outcome
     assert node.sh("cat /etc/docker/daemon.json") == "{}"

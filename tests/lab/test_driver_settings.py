@@ -30,7 +30,7 @@ def node(lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
     return made
 
 
-def wish(node: Node, firmware: str | None, **more: Any) -> None:
+def request(node: Node, firmware: str | None, **more: Any) -> None:
     parameters = {"module_parameters": {"nvidia": {"NVreg_EnableGpuFirmware": firmware}}} if firmware else {}
     node.set({"driver": parameters, **TOOLKIT, **more})
 
@@ -38,7 +38,7 @@ def wish(node: Node, firmware: str | None, **more: Any) -> None:
 @pytest.mark.timeout(1200)
 def test_a_parameter_is_written_and_in_force_without_a_reboot_where_nothing_holds_the_gpu(node: Node) -> None:
     before = node.sh(BOOT_ID)
-    wish(node, "0x0")
+    request(node, "0x0")
     plan = node.json("plan", exit=3)
     assert [s["role"] + "." + s["option"] for s in plan["steps"]][1:3] == ["driver.files", "driver.activate"]
     done = node.json("provision", "--yes")
@@ -54,7 +54,7 @@ def test_a_parameter_is_written_and_in_force_without_a_reboot_where_nothing_hold
 def test_policy_never_says_that_a_reboot_is_needed_and_verify_says_what_is_not_in_force(node: Node) -> None:
     before = node.sh(BOOT_ID)
     node.sh(HOLD)
-    wish(node, "18", reboot="never")
+    request(node, "18", reboot="never")
     done = node.json("provision", "--yes", exit=3)
     assert "still to do" in done["message"] and node.sh(BOOT_ID) == before
     host = node.json("verify", exit=3)
@@ -70,7 +70,7 @@ def test_the_machine_that_gpunode_runs_on_is_not_rebooted_even_over_ssh(node: No
     [machine] = node.lab.nodes
     shown = machine.hardware / "boot_id"
     before = shown.read_text()
-    wish(node, "18")
+    request(node, "18")
     try:
         shown.write_text(own)
         done = node.json("provision", "--yes", exit=3)
@@ -82,7 +82,7 @@ def test_the_machine_that_gpunode_runs_on_is_not_rebooted_even_over_ssh(node: No
 @pytest.mark.timeout(1200)
 def test_policy_if_needed_reboots_where_a_process_holds_the_gpu(node: Node) -> None:
     before = node.sh(BOOT_ID)
-    wish(node, "18")
+    request(node, "18")
     done = node.json("provision", "--yes")
     assert any(
         "rebooted: nvidia" in text and "EnableGpuFirmware is 0x0, 18 is wanted" in text for text in done["changed"]
@@ -93,7 +93,7 @@ def test_policy_if_needed_reboots_where_a_process_holds_the_gpu(node: Node) -> N
 @pytest.mark.timeout(1200)
 def test_policy_always_reboots_after_a_change_and_only_then(node: Node) -> None:
     before = node.sh(BOOT_ID)
-    wish(node, "0", reboot="always")
+    request(node, "0", reboot="always")
     checked = node.json("provision", "--check", exit=3)
     assert any(text.startswith("reboot: ") for text in checked["changed"]) and node.sh(BOOT_ID) == before
     assert any("rebooted: " in text for text in node.json("provision", "--yes")["changed"])
@@ -104,7 +104,7 @@ def test_policy_always_reboots_after_a_change_and_only_then(node: Node) -> None:
 
 @pytest.mark.timeout(1200)
 def test_a_parameter_that_is_no_longer_wanted_goes(node: Node) -> None:
-    wish(node, None)
+    request(node, None)
     node.json("provision", "--yes")
     assert "gone" in node.sh(f"test -e {CONF} || echo gone")
     assert node.json("plan")["converged"]

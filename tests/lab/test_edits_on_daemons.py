@@ -24,17 +24,17 @@ BROKEN = {"containerd": b"version = 2\nfoo = [\n", "docker": b"{\n"}
 @pytest.mark.parametrize("engine", ["containerd", "docker"])
 def test_an_engine_is_edited_survives_broken_configs_and_goes_back(daemons: DaemonNode, engine: RuntimeName) -> None:
     facts = daemons.facts()
-    wish = RuntimeRequest(runtime=engine)
-    edit = edit_runtime(facts, wish)
-    assert daemons.commit(edit_request(facts, wish, edit, check=True)).status == "changed"
+    request = RuntimeRequest(runtime=engine)
+    edit = edit_runtime(facts, request)
+    assert daemons.commit(edit_request(facts, request, edit, check=True)).status == "changed"
     assert daemons.sh(EFFECTIVE[engine]).strip() in ("runc", "")
 
-    assert daemons.commit(edit_request(facts, wish, edit)).status == "changed"
+    assert daemons.commit(edit_request(facts, request, edit)).status == "changed"
     facts = daemons.facts()
     assert daemons.sh(EFFECTIVE[engine]).strip() == "nvidia"
-    assert edit_runtime(facts, wish) == Edit(reasons=edit_runtime(facts, wish).reasons)
+    assert edit_runtime(facts, request) == Edit(reasons=edit_runtime(facts, request).reasons)
 
-    after = activation(facts, wish, Edit())
+    after = activation(facts, request, Edit())
     refuses(daemons, facts, after, BROKEN[engine])
     refuses(daemons, facts, dataclasses.replace(after, validate=()), BROKEN[engine])
 
@@ -59,11 +59,11 @@ def test_a_full_and_a_read_only_file_system_leave_every_file_as_it_was(daemons: 
         "mkdir -p /etc/full /etc/ro; mount -t tmpfs -o size=8k tmpfs /etc/full; echo old | tee /etc/full/a >/etc/ro/a;"
         "mount --bind /etc/ro /etc/ro; mount -o remount,ro,bind /etc/ro"
     )
-    for folder, said in (("full", "No space left on device"), ("ro", "Read-only file system")):
+    for folder, printed in (("full", "No space left on device"), ("ro", "Read-only file system")):
         first = FileChange(path="/etc/first", data=b"x")
         outcome = daemons.commit(commit_request([first, FileChange(path=f"/etc/{folder}/a", data=b"y" * 20_000)]))
         assert outcome.status == "rolled_back"
-        assert said in outcome.message
+        assert printed in outcome.message
         assert (
             daemons.sh(f"cat /etc/{folder}/a; ls -A /etc/{folder} /etc/first 2>/dev/null; true")
             == f"old\n/etc/{folder}:\na\n"

@@ -137,8 +137,8 @@ def test_a_new_node_comes_to_proven_pods_and_a_second_run_does_nothing(node: Nod
     assert node.tree() ^ before == set(), "plan and check mode change nothing"
     done = node.json("provision", "--yes")
     assert not failed(done)
-    said = installed(checked["changed"], "install")
-    assert said and said <= installed(done["changed"], "installed")
+    printed = installed(checked["changed"], "install")
+    assert printed and printed <= installed(done["changed"], "installed")
     after = node.tree()
     assert after - before
     again = node.json("provision", "--yes")

@@ -83,7 +83,7 @@ class Fleet:
         found = [json.loads(line) for line in lines if line.endswith("\n")]
         return any(e.get("task") == STEP and e["host"] == self.names[HIT] for e in found)
 
-    def mended(self, first: dict[str, Any]) -> None:
+    def fixed(self, first: dict[str, Any]) -> None:
         """Going on as the run said it brings the node there, and disturbs the healthy one no more."""
         self.on(HIT, "rm -f /etc/apt/apt.conf.d/zz-slow")
         assert first["go_on"] == f"gpunode runs resume {first['run']}"
@@ -115,7 +115,7 @@ def test_a_node_that_dies_in_the_middle_of_a_step(fresh: Callable[..., Fleet]) -
     assert exits(results) == [0, 4], results
     podman("start", fleet.containers[HIT])
     nodes.wait_until_up(fleet.lab.nodes[HIT])
-    fleet.mended(results)
+    fleet.fixed(results)
 
 
 @pytest.mark.timeout(1500)
@@ -129,7 +129,7 @@ def test_a_network_that_drops_ssh_in_the_middle_of_a_step(fresh: Callable[..., F
         subprocess.run(["iptables", "-D", *rule], check=False)
     assert exits(results) == [0, 4], results
     assert time.monotonic() - started < 400, "the controller waited on and on"
-    fleet.mended(results)
+    fleet.fixed(results)
 
 
 @pytest.mark.timeout(1500)
@@ -140,7 +140,7 @@ def test_sudo_that_is_revoked_in_the_middle_of_a_step(fresh: Callable[..., Fleet
     assert exits(results)[HEALTHY] == 0 and exits(results)[HIT] in (1, 4, 5), results
     assert "sudo" in results["hosts"][HIT]["message"], results
     fleet.on(HIT, "mv /root/sudoers-admin /etc/sudoers.d/admin")
-    fleet.mended(results)
+    fleet.fixed(results)
 
 
 FAKE = """#!/bin/sh

@@ -214,11 +214,11 @@ def test_two_nodes_get_there_however_often_the_controller_dies(lab_up: Any, tmp_
     assert [fleet.boots(node) - boots[node] for node in range(2)] == [1, 1], "a node was booted twice"
     assert [fleet.starts(node) for node in range(2)] == [2, 2], "at its boot, and for its configuration"
     assert fleet.verified() == {0}
-    told = json.loads(fleet.gpunode("runs", "show", fleet.first, "--format", "json"))
-    assert told["counts"] == {"done": 2}, "nothing is lost in the journal of the first run"
+    reported = json.loads(fleet.gpunode("runs", "show", fleet.first, "--format", "json"))
+    assert reported["counts"] == {"done": 2}, "nothing is lost in the journal of the first run"
     same = ("verify", "-i", str(fleet.lab.inventory), "-c", str(fleet.spec), "--since", fleet.first)
-    said = fleet.gpunode(*same)
-    assert f"2 of 2 hosts are as run {fleet.first} left them" in said, said
+    printed = fleet.gpunode(*same)
+    assert f"2 of 2 hosts are as run {fleet.first} left them" in printed, printed
 
     fleet.spec.write_text(fleet.lab.spec.read_text())  # nothing that asks for a reboot
     fleet.options = ("--waves", "1,100%", "--soak", "1")
@@ -248,6 +248,6 @@ def test_twenty_nodes_get_there_however_often_the_controller_dies(lab_up: Any, t
     assert [fleet.starts(node) for node in range(count)] == [1] * count, "a containerd was restarted twice"
     assert len({b for b in fleet.seen if b[0] == "step"}) >= 4 and ("wave", "1", "begins") in fleet.seen, fleet.seen
     assert fleet.verified() == {0}
-    told = json.loads(fleet.gpunode("runs", "show", fleet.first, "--format", "json"))
-    assert told["counts"] == {"done": count}
+    reported = json.loads(fleet.gpunode("runs", "show", fleet.first, "--format", "json"))
+    assert reported["counts"] == {"done": count}
     print(f"killed at {len(fleet.seen)} boundaries: ", *map(" ".join, fleet.seen), sep="\n")

@@ -67,8 +67,8 @@ class Node:
     def __init__(self, lab: Lab, run_gpunode: Callable[..., Any], folder: Path) -> None:
         self.lab, self._run = lab, run_gpunode
         self.spec = folder / "gpunode.yml"
-        wish = {"runtimes": {"containerd": {"cgroup_driver": "systemd"}, "docker": {"default_runtime": "runc"}}}
-        self.spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | wish))
+        asked = {"runtimes": {"containerd": {"cgroup_driver": "systemd"}, "docker": {"default_runtime": "runc"}}}
+        self.spec.write_text(yaml.safe_dump(yaml.safe_load(lab.spec.read_text()) | asked))
 
     def gpunode(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
         done = self._run(verb, "-i", self.lab.inventory, "-c", self.spec, *args, "--format", "json", exit=exit)
@@ -196,9 +196,9 @@ def test_gpunode_notifies_systemd_before_package_scripts_reload_it(
     node: Node, containers: Callable[[str, str], None]
 ) -> None:
     containers("web", "legacy")
-    said = node.script("packages.sh", {"install": b"anacron - -\n", "refresh": b""})
-    assert "gpunode\tstatus\tchanged" in said, said
-    assert "told systemd of the GPUs of the running container web" in said
+    printed = node.script("packages.sh", {"install": b"anacron - -\n", "refresh": b""})
+    assert "gpunode\tstatus\tchanged" in printed, printed
+    assert "told systemd of the GPUs of the running container web" in printed
     assert MAY in node.opens("web")
 
 

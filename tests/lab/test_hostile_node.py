@@ -22,7 +22,7 @@ COMMAND = "lookup('pipe','id>$ANSIBLE_CANARY')"
 TEMPLATE, STATEMENT = f"{{{{{COMMAND}}}}}", f"{{%set\tx={COMMAND}%}}"
 CUDA_LIST = "deb https://developer.download.nvidia.com/compute/cuda/repos/debian12/x86_64/ /"
 # what a node says → how it comes to say so
-SAYS = {
+PRINTED = {
     "a kernel release": 'sed -i "s/-amd64/$word&/" /lab/kernel',
     "a distribution": 'sed -i "s/^VERSION_CODENAME=.*/&$word/; s/^PRETTY_NAME=\\"/&$word/" /usr/lib/os-release',
     "a version of a distribution": 'sed -i "s/^VERSION_ID=.*/VERSION_ID=\\"12$word\\"/" /usr/lib/os-release',
@@ -52,7 +52,7 @@ class Node:
 
     def say(self, what: str, word: str = TEMPLATE) -> None:
         self.write("/root/word", word)
-        self.sh(f"word=$(cat /root/word); {SAYS[what]}")
+        self.sh(f"word=$(cat /root/word); {PRINTED[what]}")
 
     def write(self, path: str, text: str, *, to: str = ">") -> None:
         """The text into the file; `to` >> : at its end."""
@@ -99,7 +99,7 @@ def test_the_canary_sings_for_a_template_of_the_controllers_own(node: Node, tmp_
     node.canary.unlink()
 
 
-@pytest.mark.parametrize("what", SAYS)
+@pytest.mark.parametrize("what", PRINTED)
 def test_what_a_node_says_runs_nothing_on_the_controller(what: str, node: Node, tmp_path: Path) -> None:
     node.keep(*CHANGED)
     try:

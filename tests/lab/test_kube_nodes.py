@@ -128,10 +128,10 @@ def steps(plan: dict[str, Any]) -> dict[str, Any]:
 def test_the_kubelets_driver_and_the_kernels_settings_are_brought_about(node: Node) -> None:
     node.sh(KUBELET)
     plan = node.host("plan", exit=3)
-    said = json.dumps(plan)
-    assert "cgroup drivers differ: the kubelet has systemd (/var/lib/kubelet/config.yaml)" in said
-    assert "/etc/sysctl.d/99-hardening.conf sets net.ipv4.ip_forward = 0" in said
-    assert "docker is left as it is" in said
+    printed = json.dumps(plan)
+    assert "cgroup drivers differ: the kubelet has systemd (/var/lib/kubelet/config.yaml)" in printed
+    assert "/etc/sysctl.d/99-hardening.conf sets net.ipv4.ip_forward = 0" in printed
+    assert "docker is left as it is" in printed
     node.provision()
     assert node.sh("cat /proc/sys/net/ipv4/ip_forward").strip() == "1"
     assert "net.ipv4.ip_forward = 1" in node.sh("cat /etc/sysctl.d/99-gpunode.conf")
@@ -153,9 +153,9 @@ def test_k3s_gets_its_default_and_is_started_again(node: Node) -> None:
 def test_k3s_that_ends_with_the_new_setting_gets_the_old_one_back(node: Node) -> None:
     node.sh(f"sed -i /default-runtime/d {CONFIG}; systemctl restart k3s; mv {RUNTIME} {RUNTIME}.away")
     before = node.sh(f"cat {CONFIG}")
-    said = node.provision()
-    assert "k3s.service does not restart with the new configuration: " in said
-    assert "default runtime nvidia was not found" in said
+    printed = node.provision()
+    assert "k3s.service does not restart with the new configuration: " in printed
+    assert "default runtime nvidia was not found" in printed
     assert node.sh(f"cat {CONFIG}") == before
     assert node.sh("systemctl is-active k3s").strip() == "active"
 

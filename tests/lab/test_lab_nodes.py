@@ -43,14 +43,14 @@ def trixie(lab_up):
     return lab_up(1, name="t-trixie", distro="debian:13")
 
 
-def said(some_lab, node, command):
+def printed(some_lab, node, command):
     done = some_lab.run(node, command)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
 
 def boot_id(some_lab, node):
-    return said(some_lab, node, "cat /proc/sys/kernel/random/boot_id")
+    return printed(some_lab, node, "cat /proc/sys/kernel/random/boot_id")
 
 
 def wait_for_new_boot(some_lab, node, before):
@@ -68,11 +68,11 @@ def wait_for_new_boot(some_lab, node, before):
 
 def test_systemd_is_process_1_and_nothing_failed(pair):
     for node in pair.nodes:
-        assert said(pair, node, "cat /proc/1/comm; systemctl is-system-running") == "systemd\nrunning"
+        assert printed(pair, node, "cat /proc/1/comm; systemctl is-system-running") == "systemd\nrunning"
 
 
 def test_each_node_has_host_keys_of_its_own_and_known_hosts_has_them(pair):
-    keys = [said(pair, node, "cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub") for node in pair.nodes]
+    keys = [printed(pair, node, "cut -d ' ' -f 1,2 /etc/ssh/ssh_host_ed25519_key.pub") for node in pair.nodes]
     assert keys[0] != keys[1]
     known = pair.known_hosts.read_text()
     assert all(f"{n.name},{n.address} {key}\n" in known for n, key in zip(pair.nodes, keys, strict=True))
@@ -84,23 +84,23 @@ def test_the_user_admin_becomes_root_by_sudo(pair):
 
 
 def test_passwords_do_not_log_in(pair):
-    assert "passwordauthentication no" in said(pair, pair.nodes[0], "sshd -T")
+    assert "passwordauthentication no" in printed(pair, pair.nodes[0], "sshd -T")
 
 
 def test_gpus_are_on_the_bus_and_one_can_fall_off(pair):
     node = pair.nodes[1]
-    assert said(pair, node, "lspci -n -d 10de: | cut -d ' ' -f 3 | sort") == "10de:2204\n10de:2330"
+    assert printed(pair, node, "lspci -n -d 10de: | cut -d ' ' -f 3 | sort") == "10de:2204\n10de:2330"
     slot = next(d for d in (node.hardware / "sys/bus/pci/devices").iterdir() if "2204" in (d / "device").read_text())
     shutil.rmtree(slot)
-    assert said(pair, node, "lspci -n -d 10de: | cut -d ' ' -f 3") == "10de:2330"
-    assert "10de:2204" in said(pair, pair.nodes[0], "lspci -n")
+    assert printed(pair, node, "lspci -n -d 10de: | cut -d ' ' -f 3") == "10de:2330"
+    assert "10de:2204" in printed(pair, pair.nodes[0], "lspci -n")
 
 
 def test_apt_reads_debians_archive_and_the_labs_kernels(pair):
-    said(pair, pair.nodes[0], "apt-get -q update")
-    policy = said(pair, pair.nodes[0], "apt-cache policy linux-image-amd64")
+    printed(pair, pair.nodes[0], "apt-get -q update")
+    policy = printed(pair, pair.nodes[0], "apt-cache policy linux-image-amd64")
     assert "1001 http://10." in policy
-    assert said(pair, pair.nodes[0], "apt-cache policy tree | grep -c 'bookworm/main'") == "1"
+    assert printed(pair, pair.nodes[0], "apt-cache policy tree | grep -c 'bookworm/main'") == "1"
 
 
 def test_this_machines_kernel_settings_cannot_be_written_from_a_node(pair):
@@ -114,7 +114,7 @@ def test_the_inventory_and_the_spec_name_the_nodes_and_the_labs_repository(pair)
     sources = yaml.safe_load(pair.spec.read_text())["sources"]
     assert set(sources) == {"nvidia-cuda", "nvidia-container-toolkit"}
     for source in sources.values():
-        said(pair, pair.nodes[0], f"busybox wget -q -O - {source['key']} | grep -q 'BEGIN PGP PUBLIC KEY'")
+        printed(pair, pair.nodes[0], f"busybox wget -q -O - {source['key']} | grep -q 'BEGIN PGP PUBLIC KEY'")
 
 
 @pytest.mark.parametrize(
@@ -123,19 +123,19 @@ def test_the_inventory_and_the_spec_name_the_nodes_and_the_labs_repository(pair)
 def test_containerd_and_docker_run_containers(which, containerd, docker, request):
     some = request.getfixturevalue(which)
     node = some.nodes[0]
-    assert said(some, node, "containerd --version | cut -d ' ' -f 3").startswith(containerd)
-    assert said(some, node, "docker version --format '{{.Server.Version}}'").startswith(docker)
-    said(some, node, IMAGE)
-    assert said(some, node, "docker run --rm tiny:1 /bin/echo hello") == "hello"
-    assert said(some, node, "ctr run --rm docker.io/library/tiny:1 one /bin/echo hello") == "hello"
+    assert printed(some, node, "containerd --version | cut -d ' ' -f 3").startswith(containerd)
+    assert printed(some, node, "docker version --format '{{.Server.Version}}'").startswith(docker)
+    printed(some, node, IMAGE)
+    assert printed(some, node, "docker run --rm tiny:1 /bin/echo hello") == "hello"
+    assert printed(some, node, "ctr run --rm docker.io/library/tiny:1 one /bin/echo hello") == "hello"
 
 
 def test_a_node_without_python_and_engines_has_neither_and_is_sound(lab_up):
     bare = lab_up(1, name="t-bare", python=False, engines=(), gpus=())
     node = bare.nodes[0]
     assert bare.run(node, "command -v python3 docker containerd runc").stdout == ""
-    assert said(bare, node, "dpkg --audit; apt-get -q check >/dev/null; systemctl is-system-running") == "running"
-    assert said(bare, node, "lspci") == ""
+    assert printed(bare, node, "dpkg --audit; apt-get -q check >/dev/null; systemctl is-system-running") == "running"
+    assert printed(bare, node, "lspci") == ""
 
 
 # ---------------------------------------------------------------- restart
@@ -143,28 +143,29 @@ def test_a_node_without_python_and_engines_has_neither_and_is_sound(lab_up):
 
 def test_reboot_starts_the_newest_kernel_with_a_new_boot_id_and_the_same_address(pair):
     node = pair.nodes[0]
-    first, kernel = boot_id(pair, node), said(pair, node, "uname -r")
-    said(pair, node, "apt-get -q update && apt-get -q -y install linux-image-amd64 </dev/null && touch /root/kept")
-    newest = said(pair, node, "ls /boot/vmlinuz-* | sort -V | tail -n 1").removeprefix("/boot/vmlinuz-")
-    assert said(pair, node, "uname -r") == kernel != newest
+    first, kernel = boot_id(pair, node), printed(pair, node, "uname -r")
+    printed(pair, node, "apt-get -q update && apt-get -q -y install linux-image-amd64 </dev/null && touch /root/kept")
+    newest = printed(pair, node, "ls /boot/vmlinuz-* | sort -V | tail -n 1").removeprefix("/boot/vmlinuz-")
+    assert printed(pair, node, "uname -r") == kernel != newest
     pair.run(node, "systemctl reboot")
     wait_for_new_boot(pair, node, first)
-    assert said(pair, node, "uname -r; cat /proc/sys/kernel/osrelease") == f"{newest}\n{newest}"
-    assert said(pair, node, "cat /root/kept; hostname -I").startswith(node.address)
-    assert f"vmlinuz-{newest} " in said(pair, node, "cat /proc/cmdline")
+    assert printed(pair, node, "uname -r; cat /proc/sys/kernel/osrelease") == f"{newest}\n{newest}"
+    assert printed(pair, node, "cat /root/kept; hostname -I").startswith(node.address)
+    assert f"vmlinuz-{newest} " in printed(pair, node, "cat /proc/cmdline")
 
 
 def test_nouveau_drives_the_gpus_until_it_is_blacklisted(lab_up):
     some = lab_up(1, name="t-nouveau", nouveau=True)
     node = some.nodes[0]
     assert (
-        said(some, node, "ls /sys/module | grep nouveau; lspci -k -d 10de: | grep -c 'in use: nouveau'") == "nouveau\n1"
+        printed(some, node, "ls /sys/module | grep nouveau; lspci -k -d 10de: | grep -c 'in use: nouveau'")
+        == "nouveau\n1"
     )
     before = boot_id(some, node)
-    said(some, node, "echo 'blacklist nouveau' > /etc/modprobe.d/x.conf; update-initramfs -u")
+    printed(some, node, "echo 'blacklist nouveau' > /etc/modprobe.d/x.conf; update-initramfs -u")
     some.run(node, "systemctl reboot")
     wait_for_new_boot(some, node, before)
-    assert said(some, node, "ls /sys/module | grep nouveau || true") == ""
+    assert printed(some, node, "ls /sys/module | grep nouveau || true") == ""
 
 
 # ---------------------------------------------------------------- reset, down, and what is left
@@ -173,22 +174,22 @@ def test_nouveau_drives_the_gpus_until_it_is_blacklisted(lab_up):
 def test_reset_gives_a_fresh_node_of_the_same_name_and_address_and_leaves_the_others(lab_up):
     some = lab_up(2, name="t-reset", gpus=())
     changed, other = some.nodes
-    said(some, changed, "touch /root/gone; hostname >/var/lib/docker/gone")
-    said(some, other, "touch /root/kept")
+    printed(some, changed, "touch /root/gone; hostname >/var/lib/docker/gone")
+    printed(some, other, "touch /root/kept")
     some.reset(changed.name)
     fresh = labs.load_lab("t-reset").nodes[0]
     assert (fresh.name, fresh.address) == (changed.name, changed.address)
     assert fresh.host_keys != changed.host_keys
-    assert said(some, fresh, "ls /root /var/lib/docker | grep gone || true; hostname") == changed.name
-    assert said(some, other, "ls /root") == "kept"
+    assert printed(some, fresh, "ls /root /var/lib/docker | grep gone || true; hostname") == changed.name
+    assert printed(some, other, "ls /root") == "kept"
 
 
 def test_up_again_keeps_what_is_there_and_adds_what_is_missing(lab_up):
     first = lab_up(1, name="t-again", gpus=())
-    said(first, first.nodes[0], "touch /root/kept")
+    printed(first, first.nodes[0], "touch /root/kept")
     both = lab_up(2, name="t-again", gpus=())
     assert [node.name for node in both.nodes] == ["t-again-1", "t-again-2"]
-    assert said(both, "t-again-1", "ls /root") == "kept"
+    assert printed(both, "t-again-1", "ls /root") == "kept"
     with pytest.raises(InputError, match="t-again-1 is there already"):
         lab_up(1, name="t-again", gpus=("h100",))
 
@@ -197,7 +198,7 @@ def test_down_takes_away_what_it_is_reported_and_nothing_else():
     some = lab.up(2, name="t-down", gpus=())
     lab.down(["t-down-1"])
     assert [node.name for node in labs.load_lab("t-down").nodes] == ["t-down-2"]
-    assert said(some, "t-down-2", "hostname") == "t-down-2"
+    assert printed(some, "t-down-2", "hostname") == "t-down-2"
     lab.down(["t-down"])
     assert left_of("t-down") == []
     with pytest.raises(InputError, match="no node 't-down'"):
@@ -265,7 +266,7 @@ def test_two_labs_start_at_the_same_time_and_do_not_meet(lab_up):
         addresses = {node.address for name in ("t-one", "t-two") for node in labs.load_lab(name).nodes}
         assert len(addresses) == 4
         lab.down(["t-one"])
-        assert said(labs.load_lab("t-two"), "t-two-2", "hostname") == "t-two-2"
+        assert printed(labs.load_lab("t-two"), "t-two-2", "hostname") == "t-two-2"
     finally:
         for name in ("t-one", "t-two"):
             labs.load_lab(name).down()
@@ -310,7 +311,7 @@ def test_labs_of_two_state_folders_get_along(lab_up, tmp_path):
         other("down", "--all")
     assert mine.spec.read_text() == before
     url = next(iter(mine.nodes[0].sources.values()))["url"]
-    assert said(mine, "t-same-1", "hostname") == "t-same-1"
+    assert printed(mine, "t-same-1", "hostname") == "t-same-1"
     with pytest.raises(urllib.error.HTTPError, match="404"):  # it answers
         urllib.request.urlopen(f"{url}/nothing-of-this-name", timeout=10)
 
@@ -334,9 +335,9 @@ def test_debians_real_driver_is_built_by_dkms_for_the_nodes_kernel(lab_up):
     some = lab_up(1, name="t-real", real_driver=True, engines=())
     node = some.nodes[0]
     install = "DEBIAN_FRONTEND=noninteractive apt-get -q -y --no-install-recommends install"
-    said(some, node, f"apt-get -q update && {install} linux-headers-amd64 nvidia-kernel-dkms nvidia-smi </dev/null")
-    kernel = said(some, node, "uname -r")
-    assert f"{kernel}, x86_64: installed" in said(some, node, "dkms status")
+    printed(some, node, f"apt-get -q update && {install} linux-headers-amd64 nvidia-kernel-dkms nvidia-smi </dev/null")
+    kernel = printed(some, node, "uname -r")
+    assert f"{kernel}, x86_64: installed" in printed(some, node, "dkms status")
     smi = some.run(node, "nvidia-smi")
     assert smi.returncode == 9
     assert "couldn't communicate with the NVIDIA driver" in smi.stdout

@@ -23,8 +23,8 @@ def test_a_timer_writes_metrics_also_of_a_node_whose_driver_is_gone(
 ) -> None:
     lab: Lab = lab_up(distro="debian:12", gpus=("10de:20b5",), engines=(), name="metrics")
     spec = tmp_path / "gpunode.yml"
-    wish = {"driver": {"branch": "none"}, "toolkit": {"version": "none"}, "fabric": {"metrics": FOLDER}}
-    spec.write_text(yaml.safe_dump(wish))
+    request = {"driver": {"branch": "none"}, "toolkit": {"version": "none"}, "fabric": {"metrics": FOLDER}}
+    spec.write_text(yaml.safe_dump(request))
     given = ("-i", lab.inventory, "-c", spec)
 
     def sh(command: str) -> str:

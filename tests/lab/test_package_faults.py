@@ -107,8 +107,8 @@ class Node:
         return host
 
     def check(self) -> None:
-        said = self.lab.run(self.lab.nodes[0], self.manager.usable)
-        assert said.stdout + said.stderr == ""
+        printed = self.lab.run(self.lab.nodes[0], self.manager.usable)
+        assert printed.stdout + printed.stderr == ""
 
     def converge(self) -> dict[str, Any]:
         done = self.provision()

@@ -128,10 +128,10 @@ def test_a_package_that_somebody_else_holds_is_left_alone(node: Lab, packages: P
     node.run(node.nodes[0], "apt-get install -y gp-b=1.0 && apt-mark hold gp-b")
     for name in ("gp-b", "gp-a"):  # by name, and because another one needs it
         outcome = packages(want(name, version="2.0"))
-        said = "gp-b has to change, and is held by somebody else than gpunode"
+        printed = "gp-b has to change, and is held by somebody else than gpunode"
         assert (outcome.status, outcome.message, outcome.fix) == (
             "refused",
-            said,
+            printed,
             "apt-mark unhold gp-b, if it may change",
         )
     assert installed(node) == {"gp-b": "1.0"}

@@ -58,8 +58,8 @@ def apt(repository, tmp_path):
         return done.returncode, done.stdout + done.stderr
 
     run.root = root
-    status, said = run("apt-get", "update")
-    assert status == 0 and "W:" not in said, said
+    status, printed = run("apt-get", "update")
+    assert status == 0 and "W:" not in printed, printed
     return run
 
 
@@ -68,8 +68,8 @@ def installed(name):
     return "".join(f"{key}: {value}\n" for key, value in fields.items()) + "Maintainer: x\nDescription: x\n\n"
 
 
-def would_install(said):
-    return {line.split()[1]: line.split("(")[1].split()[0] for line in said.splitlines() if line.startswith("Inst ")}
+def would_install(printed):
+    return {line.split()[1]: line.split("(")[1].split()[0] for line in printed.splitlines() if line.startswith("Inst ")}
 
 
 @needs_apt
@@ -82,23 +82,23 @@ def test_apt_refuses_a_repository_whose_bytes_were_changed(apt, repository, tmp_
     (copy / "Release.gpg").unlink()
     key = repository.directory / source.key
     (apt.root / "sources.list").write_text(f"deb [signed-by={key}] file://{copy} /\n")
-    status, said = apt("apt-get", "update")
+    status, printed = apt("apt-get", "update")
     assert status != 0
-    assert "BADSIG" in said or "invalid" in said
+    assert "BADSIG" in printed or "invalid" in printed
 
 
 @needs_apt
 def test_the_newest_driver_comes_without_a_pin_and_the_older_branch_with_its_pin(apt, repository):
-    _, said = apt("apt-get", "-s", "install", "nvidia-open")
-    assert would_install(said)["nvidia-kernel-open-dkms"] == "595.91.07-1"
-    status, said = apt("apt-get", "-s", "install", "nvidia-open-580")
-    assert (status, "nvidia-driver (< 581) but 595.91.07-1 is to be installed" in said) == (100, True)
+    _, printed = apt("apt-get", "-s", "install", "nvidia-open")
+    assert would_install(printed)["nvidia-kernel-open-dkms"] == "595.91.07-1"
+    status, printed = apt("apt-get", "-s", "install", "nvidia-open-580")
+    assert (status, "nvidia-driver (< 581) but 595.91.07-1 is to be installed" in printed) == (100, True)
     pin = unpacked(
         repository, "nvidia-driver-pinning-580_580.178.04-1_amd64.deb", "etc/apt/preferences.d/nvidia-driver-pin"
     )
     (apt.root / "etc/preferences.d/nvidia-driver-pin").write_bytes(pin)
-    _, said = apt("apt-get", "-s", "install", "nvidia-open-580")
-    chosen = would_install(said)
+    _, printed = apt("apt-get", "-s", "install", "nvidia-open-580")
+    chosen = would_install(printed)
     assert {chosen["nvidia-open-580"], chosen["nvidia-kernel-open-dkms"], chosen["libcuda1"]} == {"580.178.04-1"}
     assert "nvidia-kernel-dkms" not in chosen
 
@@ -108,36 +108,36 @@ def test_the_pin_of_a_whole_version_brings_an_older_driver_with_all_that_belongs
     deb = "nvidia-driver-pinning-580.95.05_580.95.05-1_amd64.deb"
     pin = unpacked(repository, deb, "etc/apt/preferences.d/nvidia-driver-pin")
     (apt.root / "etc/preferences.d/nvidia-driver-pin").write_bytes(pin)
-    _, said = apt("apt-get", "-s", "install", "nvidia-open-580")
-    versions = {name: version for name, version in would_install(said).items() if not name.startswith("dkms")}
+    _, printed = apt("apt-get", "-s", "install", "nvidia-open-580")
+    versions = {name: version for name, version in would_install(printed).items() if not name.startswith("dkms")}
     assert set(versions.values()) == {"580.95.05-1"}
     assert {"nvidia-kernel-open-dkms", "firmware-nvidia-gsp", "libnvidia-ml1"} <= set(versions)
 
 
 @needs_apt
 def test_open_and_proprietary_modules_are_not_installed_together(apt):
-    status, said = apt("apt-get", "-s", "install", "nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
-    assert (status, "Conflicts" in said) == (100, True)
+    status, printed = apt("apt-get", "-s", "install", "nvidia-kernel-open-dkms", "nvidia-kernel-dkms")
+    assert (status, "Conflicts" in printed) == (100, True)
 
 
 @needs_apt
 def test_the_toolkit_at_an_older_version_needs_its_companions_at_that_version(apt):
-    status, said = apt("apt-get", "-s", "install", "nvidia-container-toolkit=1.18.1-1")
-    assert (status, "nvidia-container-toolkit-base (= 1.18.1-1)" in said) == (100, True)
+    status, printed = apt("apt-get", "-s", "install", "nvidia-container-toolkit=1.18.1-1")
+    assert (status, "nvidia-container-toolkit-base (= 1.18.1-1)" in printed) == (100, True)
     names = (
         "nvidia-container-toolkit",
         "nvidia-container-toolkit-base",
         "libnvidia-container-tools",
         "libnvidia-container1",
     )
-    status, said = apt("apt-get", "-s", "install", *(f"{name}=1.18.1-1" for name in names))
-    assert would_install(said) == dict.fromkeys(names, "1.18.1-1")
+    status, printed = apt("apt-get", "-s", "install", *(f"{name}=1.18.1-1" for name in names))
+    assert would_install(printed) == dict.fromkeys(names, "1.18.1-1")
 
 
 @needs_apt
 def test_every_package_can_be_installed_by_itself_when_it_is_the_newest(apt):
-    _, said = apt("apt-cache", "pkgnames")
-    names = [name for name in said.split() if name.startswith(("cuda-t", "nvidia-", "lib", "firmware-", "linux-"))]
+    _, printed = apt("apt-cache", "pkgnames")
+    names = [name for name in printed.split() if name.startswith(("cuda-t", "nvidia-", "lib", "firmware-", "linux-"))]
     pinned = {"nvidia-open-570", "nvidia-open-580"}
     # an id of each name: what is only in an older branch has its own test above
     failed = [name for name in names if name not in pinned and apt("apt-get", "-s", "install", name)[0] != 0]
@@ -165,9 +165,9 @@ def test_a_second_build_of_the_same_table_changes_nothing(repository):
         files = [path for path in repository.directory.rglob("*") if path.is_file()]
         return {path: hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
-    before, said = state(), []
-    assert build_repository(repository.directory, log=said.append) == repository
-    assert (state(), said) == (before, [])
+    before, printed = state(), []
+    assert build_repository(repository.directory, log=printed.append) == repository
+    assert (state(), printed) == (before, [])
 
 
 @needs_apt

@@ -185,7 +185,7 @@ def test_a_broken_configuration_is_refused_with_its_place_and_left_as_it_is(dock
 
 
 @pytest.mark.parametrize(
-    ("source", "exit", "said"),
+    ("source", "exit", "printed"),
     [
         ({"fingerprint": "1" * 40}, 5, "has the fingerprint"),
         ({"fingerprint": ""}, 5, "fingerprint"),
@@ -194,7 +194,7 @@ def test_a_broken_configuration_is_refused_with_its_place_and_left_as_it_is(dock
     ids=["wrong fingerprint", "no fingerprint", "key out of reach"],
 )
 def test_a_key_that_cannot_be_trusted_stops_everything_before_the_node_is_touched(
-    docker: Node, source: dict[str, str], exit: int, said: str
+    docker: Node, source: dict[str, str], exit: int, printed: str
 ) -> None:
     base = yaml.safe_load(docker.lab.spec.read_text())["sources"]
     docker.sh("mv /usr/share/keyrings/gpunode-nvidia-cuda.asc /root/")
@@ -202,7 +202,7 @@ def test_a_key_that_cannot_be_trusted_stops_everything_before_the_node_is_touche
     docker.set({"sources": base | {"nvidia-cuda": base["nvidia-cuda"] | source}, "driver": {"branch": "580"}})
     try:
         done = docker.gpunode("provision", "--yes", exit=exit)
-        assert said in done.stdout + done.stderr
+        assert printed in done.stdout + done.stderr
         assert docker.sh(TREE) == before
     finally:
         docker.set({"driver": {"branch": "580"}})

@@ -101,9 +101,9 @@ def ask(node: DaemonNode, wanted: Mapping[str, Trial]) -> dict[str, tuple[tuple[
     node.sh("rm -rf /tmp/cases")
     node.put("/tmp/cases", {f"{name}/{path}": data for name, files in folders.items() for path, data in files.items()})
     node.sh(BATCH)
-    said = {name: data.decode() for name, data in node.get("/tmp/cases").items()}
+    printed = {name: data.decode() for name, data in node.get("/tmp/cases").items()}
     answers = {
-        name: (int(said[f"{name}/status"]), said[f"{name}/stdout"], said[f"{name}/stderr"].strip()[-400:])
+        name: (int(printed[f"{name}/status"]), printed[f"{name}/stdout"], printed[f"{name}/stderr"].strip()[-400:])
         for name in folders
     }
     return {name: tuple(answers[digest(files)] for files in trees) for name, trees in asked.items()}
@@ -182,8 +182,8 @@ def not_in_force(request: RuntimeRequest, old: Mapping[str, Any], new: Mapping[s
         in_force["a runtime of the default's name"] = (default in runtimes, True)
     if request.cgroup_driver:
         for name in {request.name, "runc"} & set(runtimes):
-            said = runtimes[name].get("options", {}).get("SystemdCgroup", False)
-            in_force[f"SystemdCgroup of {name}"] = (said, request.cgroup_driver == "systemd")
+            printed = runtimes[name].get("options", {}).get("SystemdCgroup", False)
+            in_force[f"SystemdCgroup of {name}"] = (printed, request.cgroup_driver == "systemd")
     if request.cdi is not None:
         in_force["enable_cdi"] = (new.get("enable_cdi", False), request.cdi)
     return wrong(in_force)
@@ -219,7 +219,7 @@ def test_containerd_loads_every_edited_file_with_nvidia_in_force_and_nothing_els
         if before[0]:
             continue  # a file that this version does not load in the first place
         judged += 1
-        failed = [said for status, _, said in edited if status]
+        failed = [printed for status, _, printed in edited if status]
         dumps = [tomllib.loads(dump) for _, dump, _ in (before, *edited)] if not failed else []
         if found := failed or judge_containerd(wanted[name], *dumps[:2]) + judge_removal(wanted[name], *dumps[1:]):
             wrongs[name] = found
@@ -250,15 +250,15 @@ def daemon_json(data: bytes) -> dict[str, Any]:
     return dict(json.loads(text or "null", object_pairs_hook=merged) or {})
 
 
-def runtime_of(said: Mapping[str, Any], name: str) -> dict[str, Any]:
-    return {key.lower(): value for key, value in ((said.get("runtimes") or {}).get(name) or {}).items()}
+def runtime_of(printed: Mapping[str, Any], name: str) -> dict[str, Any]:
+    return {key.lower(): value for key, value in ((printed.get("runtimes") or {}).get(name) or {}).items()}
 
 
 def judge_docker(trial: Trial, before: Mapping[str, Any], after: Mapping[str, Any]) -> list[str]:
     request = trial.request
     if request.flags:  # they count as much as the file, and dockerd alone knows both
         return differences(before, after, ["runtimes", "default-runtime"])
-    had, has = (runtime_of(said, request.name) for said in (before, after))
+    had, has = (runtime_of(printed, request.name) for printed in (before, after))
     kept = "snap" in str(had.get("path")) or had.get("path") == Path(request.path).name
     path = had["path"] if kept else request.path  # a snap's engine sees only its own files, nvidia-ctk writes the name
     default = default_of(request, before.get("default-runtime") or "runc")
@@ -294,7 +294,7 @@ def test_docker_takes_every_edited_file_with_nvidia_in_force_and_nothing_else_ch
     if release(version) < (23, 0):
         return  # dockerd --validate came with 23.0
     for name, (before, *edited) in ask(daemons, wanted).items():
-        if before[0] == 0 and (failed := [said for status, _, said in edited if status]):
+        if before[0] == 0 and (failed := [printed for status, _, printed in edited if status]):
             wrongs[name] = failed
     assert wrongs == {}
     assert len(wanted) >= 20, "most cases say something about every version"

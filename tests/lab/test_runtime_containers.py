@@ -16,14 +16,14 @@ pytestmark = pytest.mark.lab
 SAY = "env | grep ^NVIDIA_ | sort"
 UUID = "GPU-5dd1e4a3-24b2-5c0a-8f3d-0f6a2f1c9a77"
 # What people ask for: an index, several, a UUID, all, and none at all.
-WISHES = ("1", "0,1", UUID, "all", "void")
+REQUESTS = ("1", "0,1", UUID, "all", "void")
 
 
-def configure(node: DaemonNode, wish: RuntimeRequest) -> None:
+def configure(node: DaemonNode, request: RuntimeRequest) -> None:
     facts = node.facts()
-    edit = edit_runtime(facts, wish)
+    edit = edit_runtime(facts, request)
     assert edit.problems == ()
-    outcome = node.commit(edit_request(facts, wish, edit))
+    outcome = node.commit(edit_request(facts, request, edit))
     assert outcome.status == "changed", outcome
 
 
@@ -63,8 +63,8 @@ def test_containers_reach_the_nvidia_runtime_by_name_then_by_default(daemons: Da
     configure(node, RuntimeRequest(runtime=engine, default_runtime="keep"))
     assert ask(node, engine, "", "NVIDIA_VISIBLE_DEVICES=all") == "NVIDIA_VISIBLE_DEVICES=all\n"
     assert created(node) == [], "who names no runtime gets runc as before"
-    for wish in WISHES:
-        asked = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "NVIDIA_VISIBLE_DEVICES": wish}
+    for request in REQUESTS:
+        asked = {"NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "NVIDIA_VISIBLE_DEVICES": request}
         pairs = [f"{key}={value}" for key, value in asked.items()]
         assert ask(node, engine, "nvidia", *pairs).splitlines() == pairs
         assert asked in created(node)

@@ -59,25 +59,25 @@ BROKEN = [
 ]
 
 
-def broken(facts: NodeFacts, wish: RuntimeRequest, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
+def broken(facts: NodeFacts, request: RuntimeRequest, spoil: Callable[[RuntimeName, bytes], bytes]) -> Edit:
     """The right edit, and something in the root config that only the running daemon finds fault with."""
-    edit, path = edit_runtime(facts, wish), CONFIG[wish.runtime]
+    edit, path = edit_runtime(facts, request), CONFIG[request.runtime]
     data = edit.changes.get(path) or facts.files[path].data
     assert data is not None
-    return replace(edit, changes={**edit.changes, path: spoil(wish.runtime, data)}, meant=(*edit.meant, *SPOILED))
+    return replace(edit, changes={**edit.changes, path: spoil(request.runtime, data)}, meant=(*edit.meant, *SPOILED))
 
 
 @pytest.mark.parametrize(("engine", "spoil", "word"), BROKEN)
 def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_container(
     busy: DaemonNode, engine: RuntimeName, spoil: Callable[[RuntimeName, bytes], bytes], word: str
 ) -> None:
-    facts, wish = busy.facts(), RuntimeRequest(runtime=engine, default_runtime="keep")
+    facts, request = busy.facts(), RuntimeRequest(runtime=engine, default_runtime="keep")
     running = {name: busy.sh(command) for name, command in RUNNING.items()}
     assert all(running.values())
     stat = f"stat -c '%a %u:%g %s' {CONFIG[engine]}"
     before = busy.sh(stat)
 
-    outcome = busy.commit(edit_request(facts, wish, broken(facts, wish, spoil)))
+    outcome = busy.commit(edit_request(facts, request, broken(facts, request, spoil)))
 
     assert outcome.status == "rolled_back", outcome
     assert word in outcome.message, "the daemon's own words"
@@ -94,8 +94,8 @@ def test_an_engine_that_fails_with_its_new_files_gets_the_old_ones_and_loses_no_
 
 @pytest.mark.parametrize("engine", ["containerd", "docker"])
 def test_the_right_edit_succeeds_afterwards_and_loses_no_container(busy: DaemonNode, engine: RuntimeName) -> None:
-    facts, wish = busy.facts(), RuntimeRequest(runtime=engine)
+    facts, request = busy.facts(), RuntimeRequest(runtime=engine)
     running = {name: busy.sh(command) for name, command in RUNNING.items()}
-    outcome = busy.commit(edit_request(facts, wish, edit_runtime(facts, wish)))
+    outcome = busy.commit(edit_request(facts, request, edit_runtime(facts, request)))
     assert outcome.status == "changed", outcome
     assert {name: busy.sh(command) for name, command in RUNNING.items()} == running

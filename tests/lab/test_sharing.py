@@ -110,14 +110,14 @@ def whole(node: Node) -> Iterator[Node]:
 
 
 def test_gpus_are_cut_and_cut_otherwise_and_a_reboot_finds_them_so(whole: Node) -> None:
-    wish = {"profiles": {"3g.40gb": 2}}
-    assert whole.mig(**wish, check=True).status == "changed"
+    asked = {"profiles": {"3g.40gb": 2}}
+    assert whole.mig(**asked, check=True).status == "changed"
     assert whole.instances() == [[], []]
-    first = whole.mig(**wish)
+    first = whole.mig(**asked)
     assert first.status == "changed", first
     assert "GPU 0000:17:00.0: 2 × 3g.40gb (was no instance)" in first.changed
     assert whole.instances() == [["3g.40gb"] * 2] * 2
-    assert whole.mig(**wish).status == "unchanged"
+    assert whole.mig(**asked).status == "unchanged"
     other: dict[str, Any] = {"strategy": "mixed", "profiles": {"4g.40gb": 1, "2g.20gb": 1, "1g.10gb": 1}}
     assert whole.mig(**other).status == "changed"
     assert whole.instances() == [["4g.40gb", "2g.20gb", "1g.10gb"]] * 2
@@ -132,14 +132,14 @@ def test_gpus_are_cut_and_cut_otherwise_and_a_reboot_finds_them_so(whole: Node) 
 
 def test_where_no_reset_is_allowed_the_mode_of_an_a100_waits_for_a_reboot_and_an_h100_does_not(whole: Node) -> None:
     whole.sh("touch /lab/no-gpu-reset")
-    wish = {"profiles": {"1g.10gb": 7}}
-    first = whole.mig(**wish)
+    asked = {"profiles": {"1g.10gb": 7}}
+    first = whole.mig(**asked)
     assert first.status == "changed"
     assert first.message.startswith("reboot needed: MIG of GPU 0000:17:00.0 turns on with a reboot")
     assert whole.instances() == [[], ["1g.10gb"] * 7]
     [check] = sharing_checks(whole.facts())
     assert check.status == "failed" and "Enabled after a reset" in check.message
-    again = whole.mig(**wish)
+    again = whole.mig(**asked)
     assert (again.status, again.changed) == ("unchanged", ())
     whole.reboot()
     assert whole.instances() == [["1g.10gb"] * 7] * 2

@@ -38,8 +38,8 @@ def test_libraries_that_nobody_holds_are_passed_by_too(node: Node) -> None:
     """A stand-in of an older version takes the place of the library: the newer one is in the repository."""
     node.sh(f"sed -i {OLDER} /var/lib/dpkg/status")
     assert "libnvidia-ml1" in node.sh("apt list --upgradable 2>/dev/null")
-    said = upgrades(node)
-    assert "libnvidia-ml1" not in said.partition("Packages that will be upgraded:")[2]
+    printed = upgrades(node)
+    assert "libnvidia-ml1" not in printed.partition("Packages that will be upgraded:")[2]
     node.sh("mv /etc/apt/apt.conf.d/52gpunode-unattended-upgrades /root/fence")
     without = upgrades(node)
     node.sh("mv /root/fence /etc/apt/apt.conf.d/52gpunode-unattended-upgrades")

@@ -109,8 +109,8 @@ class Node:
         if controller:
             running.kill()
         self.sh(self.signal("KILL" if shell else "CONT"))
-        said, _ = running.communicate(timeout=120)
-        assert running.returncode != 0, said
+        printed, _ = running.communicate(timeout=120)
+        assert running.returncode != 0, printed
 
     @staticmethod
     def signal(name: str) -> str:
@@ -131,7 +131,7 @@ def node(
         yield node
 
 
-def told_of_files(result: dict[str, Any]) -> set[str]:
+def reported_files(result: dict[str, Any]) -> set[str]:
     return {line for line in result["changed"] if line.startswith(("removes ", "rewrites ", "creates "))}
 
 
@@ -143,7 +143,7 @@ def test_after_uninstall_the_tree_is_what_it_was(node: Node) -> None:
     assert any(diff.startswith(f"--- {DAEMON}\n+++ {DAEMON}\n") for diff in checked["extra"]["diffs"])
     taken = node.json("uninstall", "--yes")
     assert node.differs(node.before) == ""
-    assert told_of_files(taken) <= told_of_files(checked), "some files go with their package"
+    assert reported_files(taken) <= reported_files(checked), "some files go with their package"
     assert node.json("uninstall", "--yes")["changed"] == []
 
 

@@ -352,9 +352,9 @@ def edited(first: str, request: Callable[..., Any], *acts: Callable[[Files, Any]
             [*paths] = json.loads(next(one for one in edit_cases(case.partition("/")[0]) if case in one))["files"]
             files = {paths[0]: text}
         asked = request(**wanted(case))
-        said = {path: one if isinstance(one, str) else json.dumps(one) for path, one in files.items()}
+        printed = {path: one if isinstance(one, str) else json.dumps(one) for path, one in files.items()}
         for act in acts:
-            act({path: one.encode(errors="replace") for path, one in said.items()}, asked)
+            act({path: one.encode(errors="replace") for path, one in printed.items()}, asked)
 
     return run
 

@@ -49,8 +49,8 @@ def apt_index(
     if by_hash:
         (folder / "by-hash/SHA256").mkdir(parents=True)
         (folder / "by-hash/SHA256" / digest).write_bytes(data)
-    said = "Acquire-By-Hash: yes\n" if by_hash else ""
-    release = f"Origin: NVIDIA\nArchitectures: {arch}\n{said}SHA256:\n {digest} {len(data)} Packages{form}\n"
+    printed = "Acquire-By-Hash: yes\n" if by_hash else ""
+    release = f"Origin: NVIDIA\nArchitectures: {arch}\n{printed}SHA256:\n {digest} {len(data)} Packages{form}\n"
     (folder / "Release").write_text(release)
     return folder
 

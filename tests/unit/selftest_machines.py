@@ -281,7 +281,7 @@ def nvml(gpus: Sequence[Gpu], driver: str) -> dict[str, Any]:
 
 
 def nvml_gpu(gpu: Gpu, index: int, driver: str) -> dict[str, Any]:
-    said: dict[str, Any] = {
+    printed: dict[str, Any] = {
         "slot": f"0000{gpu.slot.upper()}",
         "pci_id": gpu.id,
         "subsystem": gpu.subsystem,
@@ -309,15 +309,15 @@ def nvml_gpu(gpu: Gpu, index: int, driver: str) -> dict[str, Any]:
         "link_width_max": 16,
     }
     if gpu.mig != "N/A":
-        said |= {"mig_current": gpu.mig, "mig_pending": gpu.mig}
+        printed |= {"mig_current": gpu.mig, "mig_pending": gpu.mig}
     if gpu.ecc != "N/A":
-        said |= {"ecc_current": gpu.ecc, "ecc_pending": gpu.ecc, "ecc_uncorrected": 0, "remapped_correctable": 0}
-        said |= {"remapped_uncorrectable": 0, "remap_pending": "No", "remap_failure": "No"}
+        printed |= {"ecc_current": gpu.ecc, "ecc_pending": gpu.ecc, "ecc_uncorrected": 0, "remapped_correctable": 0}
+        printed |= {"remapped_uncorrectable": 0, "remap_pending": "No", "remap_failure": "No"}
     if gpu.fabric != "N/A":
-        said["fabric_state"] = gpu.fabric
+        printed["fabric_state"] = gpu.fabric
     if gpu.virtualization != "None":
-        said["virtualization"] = gpu.virtualization
-    return said | ({"nvlink": "1" * gpu.nvlinks} if gpu.nvlinks else {})
+        printed["virtualization"] = gpu.virtualization
+    return printed | ({"nvlink": "1" * gpu.nvlinks} if gpu.nvlinks else {})
 
 
 def sysfs(gpu: Gpu) -> dict[str, str]:

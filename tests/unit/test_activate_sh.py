@@ -85,8 +85,8 @@ def run(node: Path, loaded: str, request: dict[str, bytes]) -> tuple[Outcome, st
     )
     if done.returncode == 99 or "unshare" in done.stderr:
         pytest.skip("no mount namespaces here")
-    said, _, left = done.stdout.rpartition("left ")
-    return parse_outcome(said, done.returncode), left.strip()
+    printed, _, left = done.stdout.rpartition("left ")
+    return parse_outcome(printed, done.returncode), left.strip()
 
 
 def journal(node: Path) -> list[tuple[str, str, str]]:
@@ -131,8 +131,8 @@ def test_check_mode_names_the_modules_that_packages_still_to_come_exchange(
 ) -> None:
     outcome = list_dry_run(node, value, before)
     modules = ["nvidia_drm", "nvidia_modeset", "nvidia_uvm", "nvidia"]
-    said = sorted(f"{verb} {module}" for module in modules for verb in ("unload", "load")) if exchanged else []
-    assert sorted(outcome.changed) == said
+    printed = sorted(f"{verb} {module}" for module in modules for verb in ("unload", "load")) if exchanged else []
+    assert sorted(outcome.changed) == printed
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
 
 
 @pytest.mark.parametrize(
-    ("there", "link", "said"),
+    ("there", "link", "printed"),
     [
         ((), "", ()),  # the toolkit that is still to come brings the link
         (("13.0",), "13.0", ("{0}/cuda leads to {0}/cuda-12.8",)),
@@ -164,7 +164,7 @@ def test_check_mode_knows_an_initramfs_that_files_still_to_come_make_stale(
     ],
 )
 def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_brings_it(
-    there: tuple[str, ...], link: str, said: tuple[str, ...], node: Path
+    there: tuple[str, ...], link: str, printed: tuple[str, ...], node: Path
 ) -> None:
     local = node / "local"
     for version in there:
@@ -172,4 +172,4 @@ def test_check_mode_says_where_the_link_to_cuda_will_lead_unless_a_package_bring
     if link:
         (local / "cuda").symlink_to(local / f"cuda-{link}")
     outcome = list_dry_run(node, {"alternatives": {"cuda": f"{local}/cuda-12.8"}}, [])
-    assert outcome.changed == tuple(line.format(local) for line in said)
+    assert outcome.changed == tuple(line.format(local) for line in printed)

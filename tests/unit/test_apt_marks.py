@@ -72,5 +72,5 @@ def test_who_is_not_noted_as_automatic_was_asked_for(shell: list[str], states: b
 
 @pytest.mark.skipif(not shutil.which("apt-mark"), reason="no apt")
 def test_apt_mark_says_the_same_of_this_machine() -> None:
-    said = subprocess.run(["apt-mark", "showmanual"], capture_output=True, text=True, check=True).stdout.splitlines()
-    assert {*marks(["sh"], PROGRAM, "/usr/bin:/bin")} == {f"manual {name}" for name in said}
+    printed = subprocess.run(["apt-mark", "showmanual"], capture_output=True, text=True, check=True).stdout.splitlines()
+    assert {*marks(["sh"], PROGRAM, "/usr/bin:/bin")} == {f"manual {name}" for name in printed}

@@ -31,7 +31,7 @@ def node(*kernels: Kernel, gpu: str = "10de:2330", userspace: str = "580.95.05",
 
 
 @pytest.mark.parametrize(
-    ("kernel", "gpu", "status", "said"),
+    ("kernel", "gpu", "status", "printed"),
     [
         ({}, "10de:2330", "passed", "nvidia module 580.95.05, open"),
         ({"module": "570.1"}, "10de:2330", "failed", "its nvidia module is 570.1, user space is 580.95.05"),
@@ -43,11 +43,11 @@ def node(*kernels: Kernel, gpu: str = "10de:2330", userspace: str = "580.95.05",
     ],
 )
 def test_each_kernel_is_judged_by_what_stands_ready_for_it(
-    kernel: dict[str, object], gpu: str, status: str, said: str
+    kernel: dict[str, object], gpu: str, status: str, printed: str
 ) -> None:
     (check,) = boot_checks(node(replace(READY, **kernel), gpu=gpu), load_knowledge())  # type: ignore[arg-type]
     assert (check.id, check.status) == ("boot.6.1.0-41-amd64", status)
-    assert said in check.message
+    assert printed in check.message
     assert bool(check.fix) is (status == "failed")
 
 

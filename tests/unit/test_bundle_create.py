@@ -107,10 +107,10 @@ def test_the_real_apt_installs_from_the_bundle_alone(site: Site) -> None:
         return done.stdout
 
     apt("update")
-    said = apt("-y", "--download-only", "install", "nvidia-container-toolkit")
-    got = {p.name.partition("_")[0] for p in (root / "cache/archives").glob("*.deb")} or said
+    printed = apt("-y", "--download-only", "install", "nvidia-container-toolkit")
+    got = {p.name.partition("_")[0] for p in (root / "cache/archives").glob("*.deb")} or printed
     wanted = {"nvidia-container-toolkit", *PARTS, "libc6"}
-    assert got == wanted or all(f"{name} " in said for name in wanted)  # apt reads file:// in place
+    assert got == wanted or all(f"{name} " in printed for name in wanted)  # apt reads file:// in place
 
 
 def test_a_download_that_broke_off_goes_on_and_is_not_started_again(site: Site) -> None:
@@ -127,8 +127,8 @@ def test_a_create_that_was_killed_is_taken_up_by_the_next(site: Site, monkeypatc
     file = next((site.folder / "www/toolkit").glob("libnvidia-container1_*.deb"))
     site.server.cut[file.name] = 100
     monkeypatch.setattr(store, "TRIES", 1)
-    said = site.create(exit=1)
-    assert file.name in said and "continues where it stopped" in said
+    printed = site.create(exit=1)
+    assert file.name in printed and "continues where it stopped" in printed
     assert not site.bundle.exists()
     site.create()
     assert site.server.sent[file.name] == file.stat().st_size
@@ -173,8 +173,8 @@ def test_a_file_that_is_not_the_one_of_the_lists_is_refused(site: Site) -> None:
     file = next((site.folder / "www/toolkit").glob("libnvidia-container1_*.deb"))
     data = file.read_bytes()
     file.write_bytes(data[:-1] + b"?")
-    said = site.create(exit=1)
-    assert file.name in said and "as the signed metadata says" in said
+    printed = site.create(exit=1)
+    assert file.name in printed and "as the signed metadata says" in printed
     assert not site.bundle.exists()
 
 
@@ -235,13 +235,13 @@ def test_progress_counts_bytes_as_they_come_and_ends_with_all_of_them(
         data = name.encode() * size
         (tmp_path / "www" / name).write_bytes(data)
         wanted.append(Wanted(url=f"{server.url}/{name}", sha256=hashlib.sha256(data).hexdigest(), size=size))
-    told: list[tuple[int, int, int, int]] = []
-    Store(tmp_path / "store", Web()).fetch_all([*wanted, wanted[0]], lambda *numbers: told.append(numbers))
+    reported: list[tuple[int, int, int, int]] = []
+    Store(tmp_path / "store", Web()).fetch_all([*wanted, wanted[0]], lambda *numbers: reported.append(numbers))
     server.close()
-    assert {(of, total) for _, of, _, total in told} == {(3, 5501)}
-    assert [done for _, _, done, _ in told] == sorted(done for _, _, done, _ in told)
-    assert len(told) == 4 + 1 + 2
-    assert told[-1] == (3, 3, 5501, 5501)
+    assert {(of, total) for _, of, _, total in reported} == {(3, 5501)}
+    assert [done for _, _, done, _ in reported] == sorted(done for _, _, done, _ in reported)
+    assert len(reported) == 4 + 1 + 2
+    assert reported[-1] == (3, 3, 5501, 5501)
 
 
 def test_a_log_gets_a_line_of_progress_now_and_then(capsys: pytest.CaptureFixture[str]) -> None:

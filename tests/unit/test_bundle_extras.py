@@ -35,7 +35,7 @@ def with_chart(site: Site, monkeypatch: pytest.MonkeyPatch, name: str, repositor
     return chart
 
 
-def wish(site: Site, **more: Any) -> None:
+def request(site: Site, **more: Any) -> None:
     """More in the spec of the site."""
     site.spec.write_text(yaml.safe_dump(yaml.safe_load(site.spec.read_text()) | more))
 
@@ -46,7 +46,7 @@ def test_charts_of_the_cluster_go_along(site: Site, monkeypatch: pytest.MonkeyPa
     (site.folder / "www/charts/p.tgz").write_bytes(CHART)
     entry = {"version": chart.version, "urls": ["p.tgz"], "digest": DIGEST.removeprefix("sha256:")}
     (site.folder / "www/charts/index.yaml").write_text(yaml.safe_dump({"entries": {chart.name: [entry]}}))
-    wish(site, kubernetes={"install": "helm", "server_version": "1.34", "node_feature_discovery": True})
+    request(site, kubernetes={"install": "helm", "server_version": "1.34", "node_feature_discovery": True})
     site.create("--cluster")
     manifest = site.manifest()
     assert manifest["charts"] == [f"charts/{chart.name}-{chart.version}.tgz"]
@@ -94,7 +94,7 @@ def test_charts_of_a_registry_go_along(site: Site, monkeypatch: pytest.MonkeyPat
     registry = Registry("charts/dra-driver-nvidia-gpu", version)
     address = registry.url.removeprefix("http://")
     chart = with_chart(site, monkeypatch, "dra-driver-nvidia-gpu", f"oci://{address}/charts")
-    wish(site, kubernetes={"install": "helm", "server_version": "1.34"}, sharing={"strategy": "dra"})
+    request(site, kubernetes={"install": "helm", "server_version": "1.34"}, sharing={"strategy": "dra"})
     site.create("--cluster")
     assert (site.bundle / f"charts/{chart.name}-{version}.tgz").read_bytes() == CHART
     registry.files = {path: data.replace(b"a chart", b"other") for path, data in registry.files.items()}
@@ -106,7 +106,7 @@ def test_charts_of_a_registry_go_along(site: Site, monkeypatch: pytest.MonkeyPat
 
 def test_the_images_of_the_cluster_are_listed_where_they_come_from(site: Site) -> None:
     kubernetes = {"server_version": "1.34", "images": {"registry": "registry.lan/gpu"}}
-    wish(site, kubernetes=kubernetes, sharing={"strategy": "gpushare"}, verify={"image": "busybox:1.37"})
+    request(site, kubernetes=kubernetes, sharing={"strategy": "gpushare"}, verify={"image": "busybox:1.37"})
     site.create("--cluster")
     images = site.manifest()["images"]
     assert (site.bundle / "images.txt").read_text().split() == images

@@ -158,8 +158,8 @@ def test_a_bundle_made_again_takes_the_place_of_the_old_one(site: Site, line: Li
     written(there)  # as if an older bundle had it
     site.create()
     assert f"depot:{there}: repos/old.deb removed" in gpunode("bundle", "push", site.bundle, f"depot:{there}")
-    assert "does not name" not in (said := gpunode("bundle", "verify", there))
-    assert "whole" in said
+    assert "does not name" not in (printed := gpunode("bundle", "verify", there))
+    assert "whole" in printed
     assert content(there) == content(site.bundle)
 
 
@@ -172,8 +172,8 @@ def test_a_file_goes_on_where_the_connection_broke(bundle: Path, tmp_path: Path,
     assert (copied, line.connections) == (Pushed(copied=4, removed=()), 3)
     assert content(tmp_path / "there") == content(bundle)
     assert line.carried < 24 * MIB  # 16 MiB once, and what was on its way when the line broke; not 10 + 6 + 16
-    bytes_told = [done for _, of, done, total in notify if of == 3]
-    assert bytes_told[-1] == 16 * MIB + 4
+    bytes_reported = [done for _, of, done, total in notify if of == 3]
+    assert bytes_reported[-1] == 16 * MIB + 4
 
 
 def test_what_closing_a_broken_connection_says_hides_no_error() -> None:
@@ -291,9 +291,9 @@ def test_nothing_outside_the_folder_is_removed_whatever_is_written_there(
 
 def test_a_line_that_stays_broken_is_said(bundle: Path, tmp_path: Path, line: Line) -> None:
     line.breaks = [MIB, *[1] * 20]
-    with pytest.raises(UnreachableError) as said:
+    with pytest.raises(UnreachableError) as printed:
         pushed(bundle, tmp_path / "there")
-    assert "goes on where it broke off" in said.value.fix
+    assert "goes on where it broke off" in printed.value.fix
     assert line.connections == module.TRIES
     assert not (tmp_path / "there" / MANIFEST).exists()
 

@@ -228,7 +228,7 @@ def test_a_signed_file_is_taken(tmp_path: Path, key: Signer) -> None:
 
 
 @pytest.mark.parametrize(
-    ("data", "said"),
+    ("data", "printed"),
     [
         (lambda key: rpm_file(key).replace(b"name", b"fame"), "its bytes were changed"),
         (lambda key: rpm_file(key, claims=b"another payload"), "not what its signed header says"),
@@ -238,9 +238,9 @@ def test_a_signed_file_is_taken(tmp_path: Path, key: Signer) -> None:
     ],
     ids=["header changed", "payload changed", "not signed", "cut off", "a web page"],
 )
-def test_a_file_that_is_not_the_vendors_is_refused(tmp_path: Path, key: Signer, data: object, said: str) -> None:
+def test_a_file_that_is_not_the_vendors_is_refused(tmp_path: Path, key: Signer, data: object, printed: str) -> None:
     (tmp_path / "a.rpm").write_bytes(data(key))  # type: ignore[operator]
-    with pytest.raises(RefusedError, match=said):
+    with pytest.raises(RefusedError, match=printed):
         check_rpm(tmp_path / "a.rpm", [key.public], [key.fingerprint], "a.rpm")
 
 

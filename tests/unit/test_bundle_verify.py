@@ -30,8 +30,8 @@ pytestmark = NEEDS_GPG
 def test_verify_names_each_damaged_file(site: Site, hurt: Any, what: str, name: str) -> None:
     site.create()
     hurt(site.part / name)
-    said = gpunode("bundle", "verify", site.bundle, exit=1)
-    assert f"nvidia-container-toolkit/{name}: " in said and what in said and "NOT whole" in said
+    printed = gpunode("bundle", "verify", site.bundle, exit=1)
+    assert f"nvidia-container-toolkit/{name}: " in printed and what in printed and "NOT whole" in printed
 
 
 def test_verify_reads_a_bundle_that_is_served_and_one_in_a_file(site: Site) -> None:

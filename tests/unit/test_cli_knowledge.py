@@ -157,11 +157,11 @@ def test_a_driver_s_own_list_is_enough_where_the_neighbours_have_one_chip(tmp_pa
 def test_neighbours_tell_the_chip_of_nearly_every_gpu_that_is_known_and_the_generation_of_all() -> None:
     gpus = load_knowledge().gpus
     generations = {model.chip: model.arch for model in gpus.values()}
-    told = {i: between(i, {other: model for other, model in gpus.items() if other != i}) for i in gpus}
-    told = {pci_id: chip for pci_id, chip in told.items() if chip}
-    assert {i: generations[chip] for i, chip in told.items()} == {i: gpus[i].arch for i in told}
-    right = sum(gpus[pci_id].chip == chip for pci_id, chip in told.items())
-    assert (len(told), right) == (725, 721)
+    reported = {i: between(i, {other: model for other, model in gpus.items() if other != i}) for i in gpus}
+    reported = {pci_id: chip for pci_id, chip in reported.items() if chip}
+    assert {i: generations[chip] for i, chip in reported.items()} == {i: gpus[i].arch for i in reported}
+    right = sum(gpus[pci_id].chip == chip for pci_id, chip in reported.items())
+    assert (len(reported), right) == (725, 721)
 
 
 @pytest.mark.parametrize(

@@ -48,9 +48,9 @@ def test_a_folder_gets_files_and_a_second_run_changes_none(tmp_path: Path) -> No
 def test_a_file_of_somebody_else_is_not_written_over(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     (tmp_path / "c/00-namespace.yml").write_text("mine\n")
-    code, told = refusal(tmp_path, {}, "-o", str(tmp_path / "c"))
+    code, reported = refusal(tmp_path, {}, "-o", str(tmp_path / "c"))
     assert code == Exit.REFUSED
-    assert told.startswith(f"{tmp_path}/c/00-namespace.yml exists, and gpunode did not write it\n")
+    assert reported.startswith(f"{tmp_path}/c/00-namespace.yml exists, and gpunode did not write it\n")
     assert [path.name for path in (tmp_path / "c").iterdir()] == ["00-namespace.yml"]
 
 
@@ -76,10 +76,10 @@ def test_json_holds_everything(tmp_path: Path) -> None:
     assert data["problems"] == []
 
 
-@pytest.mark.parametrize(("version", "told"), [("1.32", True), ("1.33", True), ("1.34", False), ("1.37", False)])
-def test_a_server_on_which_dra_is_off_is_reported(tmp_path: Path, version: str, told: bool) -> None:
+@pytest.mark.parametrize(("version", "reported"), [("1.32", True), ("1.33", True), ("1.34", False), ("1.37", False)])
+def test_a_server_on_which_dra_is_off_is_reported(tmp_path: Path, version: str, reported: bool) -> None:
     run = render(tmp_path, {"sharing": {"strategy": "dra"}}, version=version)
-    assert (f"note: DRA is off by default on {version}: " in run.stderr) is told
+    assert (f"note: DRA is off by default on {version}: " in run.stderr) is reported
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ SHARES = {"strategy": "time-slicing", "replicas": 4}
 
 
 @pytest.mark.parametrize(
-    ("spec", "version", "code", "told"),
+    ("spec", "version", "code", "reported"),
     [
         ({}, "", Exit.INPUT, "the server version is not given"),
         ({}, "latest", Exit.INPUT, "the server version is 'latest'"),
@@ -163,10 +163,10 @@ SHARES = {"strategy": "time-slicing", "replicas": 4}
     ],
 )  # fmt: skip
 def test_bad_input_is_one_message_and_nothing_is_written(
-    tmp_path: Path, spec: Any, version: str, code: int, told: str
+    tmp_path: Path, spec: Any, version: str, code: int, reported: str
 ) -> None:
     exit_code, message = refusal(tmp_path, spec, "-o", str(tmp_path / "out"), version=version)
-    assert (exit_code, message[: len(told)]) == (code, told)
+    assert (exit_code, message[: len(reported)]) == (code, reported)
     assert not (tmp_path / "out").exists()
 
 
@@ -186,15 +186,15 @@ def test_pools_come_from_an_inventory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("other", "told"),
+    ("other", "reported"),
     [
         ({"sharing": SHARES}, "b and a are both of pool default, and differ in `sharing`"),
         ({"kubernetes": {"pool": "b", "namespace": "gpu"}}, "kubernetes.namespace of b differs from that of a"),
     ],
 )
-def test_pools_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, told: str) -> None:
+def test_pools_that_contradict_each_other_are_refused(tmp_path: Path, other: Any, reported: str) -> None:
     code, message = refusal(tmp_path, {}, "-i", inventory(tmp_path, a={}, b=other))
-    assert (code, message.splitlines()[0]) == (Exit.REFUSED, told)
+    assert (code, message.splitlines()[0]) == (Exit.REFUSED, reported)
 
 
 # ---------------------------------------------------------------- helm itself, on a chart of our own
@@ -233,24 +233,24 @@ def test_helm_renders_a_chart_with_our_values(tmp_path: Path) -> None:
 
 
 def test_a_chart_that_the_spec_has_no_values_for_is_refused(tmp_path: Path) -> None:
-    code, told = refusal(tmp_path, {}, "--chart", str(chart(tmp_path, "postgresql")))
+    code, reported = refusal(tmp_path, {}, "--chart", str(chart(tmp_path, "postgresql")))
     assert code == Exit.INPUT
-    assert told.splitlines()[0].endswith("is the chart postgresql, and this spec makes values for no chart")
+    assert reported.splitlines()[0].endswith("is the chart postgresql, and this spec makes values for no chart")
 
 
 def test_what_is_no_chart_is_refused(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    code, told = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(tmp_path / "empty"))
-    assert (code, told.splitlines()[0].partition(":")[0]) == (Exit.INPUT, f"{tmp_path}/empty is no helm chart")
+    code, reported = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(tmp_path / "empty"))
+    assert (code, reported.splitlines()[0].partition(":")[0]) == (Exit.INPUT, f"{tmp_path}/empty is no helm chart")
 
 
 def test_a_template_that_helm_cannot_render_is_reported(tmp_path: Path) -> None:
     folder = chart(tmp_path)
     (folder / "templates/bad.yaml").write_text('{{ fail "a namespace is wanted" }}\n')
-    code, told = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(folder))
+    code, reported = refusal(tmp_path, {"kubernetes": {"install": "helm"}}, "--chart", str(folder))
     assert code == Exit.REFUSED
-    assert told.startswith(f"helm cannot render {folder} with our values: ")
-    assert "a namespace is wanted" in told
+    assert reported.startswith(f"helm cannot render {folder} with our values: ")
+    assert "a namespace is wanted" in reported
 
 
 def test_the_knowledge_names_a_chart_for_every_release() -> None:

@@ -219,8 +219,8 @@ def test_results_are_for_nobody_else_to_read() -> None:
 )
 def test_each_format_to_a_file(tmp_path: Path, form: str, start: str) -> None:
     shutil.copy(PROBES / READY / "probe.txt", tmp_path / "gpu1.probe")
-    code, said = run("report", "--from", tmp_path, "--format", form, "--title", "Mine", "-o", "out")
-    assert (code, said) == (0, "written: out, 1 hosts\n")
+    code, printed = run("report", "--from", tmp_path, "--format", form, "--title", "Mine", "-o", "out")
+    assert (code, printed) == (0, "written: out, 1 hosts\n")
     text = (tmp_path / "out").read_text()
     assert text.startswith(start) and "Mine" in text
 
@@ -231,7 +231,7 @@ def test_the_schema_is_printed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("args", "said"),
+    ("args", "printed"),
     [
         (["last"], "there is none yet"),
         (["no-such-run"], "not known"),
@@ -245,14 +245,14 @@ def test_the_schema_is_printed() -> None:
         (["--from", "strange"], "nothing is known of gpu1"),
     ],
 )
-def test_what_is_no_source_is_refused(tmp_path: Path, args: list[str], said: str) -> None:
+def test_what_is_no_source_is_refused(tmp_path: Path, args: list[str], printed: str) -> None:
     for name in ("empty", "strange"):
         (tmp_path / name).mkdir()
     (tmp_path / "list.json").write_text("[]")
     (tmp_path / "broken.json").write_text("{")
     (tmp_path / "strange/x.json").write_text('{"hosts": [{"host": "gpu1"}]}')
     code, text = run("report", *args)
-    assert code == 2 and said in text
+    assert code == 2 and printed in text
 
 
 def test_a_result_that_cannot_be_written_is_said(tmp_path: Path) -> None:

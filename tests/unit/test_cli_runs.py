@@ -151,7 +151,7 @@ def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path:
         )
         for name, hosts in (("a", "gpu1,gpu2"), ("b", "gpu2,gpu3"))
     ]  # fmt: skip
-    said: dict[int, list[str]] = {}
+    printed: dict[int, list[str]] = {}
     try:
         for process in started:
             assert process.stdout
@@ -159,13 +159,13 @@ def test_of_two_runs_that_are_started_at_once_on_a_host_one_is_refused(tmp_path:
                 line = process.stdout.readline()
                 assert line, "it ended before its last round: its standard error says why"
                 number, words = line.strip().split(" ", 1)
-                said.setdefault(int(number), []).append(words)
+                printed.setdefault(int(number), []).append(words)
     finally:
         for process in started:
             process.kill()  # one that waits for the other goes on for ever
             process.communicate()
-    assert len(said) == rounds
-    for words in said.values():
+    assert len(printed) == rounds
+    for words in printed.values():
         began, refused = sorted(words, key=lambda text: text != "began")
         assert began == "began" and "gpu2 is used by run" in refused, words
 

@@ -85,12 +85,12 @@ def test_the_documentation_of_an_action_names_its_arguments(name: str) -> None:
     }
     code = (COLLECTION / f"plugins/action/{name}.py").read_text()
     arguments = eval(re.search(r"ARGUMENTS: ClassVar\[dict\] = (\{.*?\n?\})\n\n", code, re.DOTALL)[1])  # type: ignore[index]
-    said = {
+    printed = {
         key: {k: v for k, v in spec.items() if k in ("type", "elements", "default")}
         for key, spec in {**shared, **own.get("options", {})}.items()
     }
     assert own["module"] == name
-    assert said == arguments
+    assert printed == arguments
 
 
 @pytest.mark.parametrize("name", ACTIONS)

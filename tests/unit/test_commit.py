@@ -81,15 +81,15 @@ def test_a_file_that_changed_since_it_was_read_stops_all(dash: Node, read: bool,
 def test_what_is_in_the_way_is_named(dash: Node) -> None:
     dangling = dash.root / "etc/dangling"
     dangling.symlink_to("nowhere")
-    said = {
+    printed = {
         path: dash.run(FileChange(path=str(path), data=b"x"))
         for path in (dangling, dash.config.parent, dash.config / "below")
     }
-    assert {o.status for o in said.values()} == {"refused"}
-    assert all(o.fix for o in said.values())
-    assert said[dangling].message == f"{dangling} is a symbolic link that leads nowhere (nowhere)"
-    assert said[dash.config.parent].message == f"{dash.config.parent} is a directory"
-    assert said[dash.config / "below"].message.startswith(f"{dash.config} is a file, and")
+    assert {o.status for o in printed.values()} == {"refused"}
+    assert all(o.fix for o in printed.values())
+    assert printed[dangling].message == f"{dangling} is a symbolic link that leads nowhere (nowhere)"
+    assert printed[dash.config.parent].message == f"{dash.config.parent} is a directory"
+    assert printed[dash.config / "below"].message.startswith(f"{dash.config} is a file, and")
 
 
 def test_a_write_that_fails_leaves_every_file_as_it_was(node: Node) -> None:

@@ -98,12 +98,12 @@ def fail_at(tmp_path: Path, fault: tuple[str, str, str, str], at: int) -> Outcom
 @pytest.mark.skipif(not can_inject(), reason="needs strace")
 @pytest.mark.parametrize("fault", FAULTS, ids="-".join)
 def test_a_failing_system_call_leaves_all_old_or_all_new(tmp_path: Path, fault: tuple[str, str, str, str]) -> None:
-    at, said = 1, []
+    at, printed = 1, []
     while outcome := fail_at(tmp_path, fault, at):
-        said.append(outcome.message)
+        printed.append(outcome.message)
         at += 1
-    assert len(said) > 0
-    assert any(fault[3] in text for text in said), "the error's own words are passed on"
+    assert len(printed) > 0
+    assert any(fault[3] in text for text in printed), "the error's own words are passed on"
 
 
 # ---------------------------------------------------------------- disks

@@ -35,9 +35,9 @@ Dump = dict[str, Any]
 
 
 def version_of(binary: Path) -> str:
-    said = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", said)
-    assert found, said
+    printed = subprocess.run([binary, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"\bv?(\d+\.\d+\.\d+\S*)", printed)
+    assert found, printed
     return found[1]
 
 
@@ -55,13 +55,13 @@ def dump(binary: Path, tree: Mapping[str, bytes], folder: Path, config: str) -> 
     done = subprocess.run([binary, "-c", f"{folder}{config}", "config", "dump"], capture_output=True, text=True)
     if done.returncode:
         return done.stderr.replace(str(folder), "")[-400:]
-    said = tomllib.loads(done.stdout.replace(str(folder), ""))
-    return {**said, "imports": sorted(said.get("imports", []))}
+    printed = tomllib.loads(done.stdout.replace(str(folder), ""))
+    return {**printed, "imports": sorted(printed.get("imports", []))}
 
 
-def cri(said: Dump) -> Dump | None:
+def cri(printed: Dump) -> Dump | None:
     """The settings of the CRI plugin; None when it is disabled."""
-    plugins = said["plugins"]
+    plugins = printed["plugins"]
     for name in ("io.containerd.cri.v1.runtime", "io.containerd.grpc.v1.cri"):
         if "containerd" in plugins.get(name, {}):
             return dict(plugins[name])
@@ -73,10 +73,10 @@ def differs(before: Dump, after: Dump, meant: tuple[str, ...]) -> list[str]:
     return [path for path in found if not any(path == one or path.startswith(f"{one}.") for one in meant)]
 
 
-def unmet(said: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
+def unmet(printed: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
     """What was asked for and is not in force."""
-    settings = cri(said)
-    if settings is None or "io.containerd.grpc.v1.cri" not in said["plugins"]:
+    settings = cri(printed)
+    if settings is None or "io.containerd.grpc.v1.cri" not in printed["plugins"]:
         return []  # CRI is disabled
     section = settings["containerd"]
     runtime = section["runtimes"].get(request.name, {})
@@ -98,9 +98,9 @@ def unmet(said: Dump, request: RuntimeRequest, before: Dump | str) -> list[str]:
     return [name for name, met in checks.items() if not met]
 
 
-def misread(said: Dump, tree: Mapping[str, bytes], request: RuntimeRequest) -> list[str]:
+def misread(printed: Dump, tree: Mapping[str, bytes], request: RuntimeRequest) -> list[str]:
     """What our own reading of the files says differently from the daemon."""
-    settings = cri(said)
+    settings = cri(printed)
     if settings is None:
         return []
     section, ours = settings["containerd"], runtime_state(tree, request)

@@ -105,8 +105,8 @@ def test_the_reasons_say_what_stays() -> None:
     before = tree(f"version = 2\n{IMPORTS}{GRPC}]\nenable_cdi = false\n")
     request = asked("2.1.9", cdi=True, cgroup_driver="systemd")
     after = {**before, **configure_runtime(before, request).changes}
-    said = [(reason.what, reason.why) for reason in unconfigure_runtime(after, request).reasons]  # type: ignore[arg-type]
-    assert said == [
+    printed = [(reason.what, reason.why) for reason in unconfigure_runtime(after, request).reasons]  # type: ignore[arg-type]
+    assert printed == [
         (DROP_IN, "removes the runtime nvidia; the default runtime is runc"),
         ("enable_cdi", "stays: other runtimes may use CDI devices"),
         ("SystemdCgroup of runc", "stays: it is the kubelet's"),
@@ -273,8 +273,8 @@ def test_containerd_is_restarted_and_its_cri_plugin_asked_for_unless_it_is_off()
     def plugin(text: str) -> str:
         engine = Runtime(name="containerd", version="2.1.9", unit="containerd.service", config=CONFIG, files=(CONFIG,))
         facts = NodeFacts(runtimes=(engine,), files={CONFIG: ConfigFile(path=CONFIG, data=text.encode())})
-        wish = RuntimeRequest(runtime="containerd")
-        how = activation(facts, wish, edit_runtime(facts, wish))
+        wanted = RuntimeRequest(runtime="containerd")
+        how = activation(facts, wanted, edit_runtime(facts, wanted))
         assert (how.verb, how.unit) == ("restart", "containerd.service")
         return how.plugin
 

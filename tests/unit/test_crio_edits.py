@@ -247,17 +247,19 @@ def effective(binary: str, tree: Path, found: dict[str, bytes], asked: RuntimeRe
     config = str(tree / root[1:]) if root in found else ""
     words = [binary, *flags, "--config", config, "--config-dir", str(tree / folder[1:]), "config"]
     # what is as by default stands in comments there
-    return _said(binary, "--config", "", "--config-dir", str(tree / "none"), "config", "--default") | _said(*words)
+    return _printed(binary, "--config", "", "--config-dir", str(tree / "none"), "config", "--default") | _printed(
+        *words
+    )
 
 
-def _said(*words: str) -> dict[str, Any]:
-    return _flat(tomllib.loads(_said_text(*words)))
+def _printed(*words: str) -> dict[str, Any]:
+    return _flat(tomllib.loads(_printed_text(*words)))
 
 
-def _said_text(*words: str) -> str:
-    said = subprocess.run(words, capture_output=True, text=True, check=False)
-    assert said.returncode == 0, said.stderr
-    return said.stdout
+def _printed_text(*words: str) -> str:
+    printed = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert printed.returncode == 0, printed.stderr
+    return printed.stdout
 
 
 def _flat(doc: dict[str, Any], path: str = "") -> dict[str, Any]:
@@ -273,7 +275,7 @@ def _flat(doc: dict[str, Any], path: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize("one", cases("crio", having="after"), ids=lambda one: one.name)
 def test_crio_has_in_force_what_was_meant_and_nothing_else_changes(one: EditCase, binary: str, tmp_path: Path) -> None:
     options = one.asked
-    version = _said_text(binary, "--version").split()[2]
+    version = _printed_text(binary, "--version").split()[2]
     asked = RuntimeRequest(runtime="crio", **{**options, "version": version, "flags": tuple(options.get("flags", ()))})
     before = one.before
     edit = configure_runtime(before, asked)

@@ -20,7 +20,7 @@ def request(**options: object) -> RuntimeRequest:
     return RuntimeRequest(**{"runtime": "docker", "version": "28.5.2", **options})  # type: ignore[arg-type]
 
 
-def said(data: bytes) -> dict[str, object]:
+def printed(data: bytes) -> dict[str, object]:
     found = json.loads(data)
     assert isinstance(found, dict)
     return found
@@ -68,20 +68,20 @@ def test_any_file_keeps_what_it_says_and_comes_back_to_the_byte(
     document: dict[str, object], indent: int | str | None, separators: tuple[str, str]
 ) -> None:
     data = json.dumps(document, indent=indent, separators=separators).encode()
-    wish = request(cdi=True, cgroup_driver="systemd", version="28.1.1")
-    edit = configure_runtime({DOCKER: data}, wish)
+    asked = request(cdi=True, cgroup_driver="systemd", version="28.1.1")
+    edit = configure_runtime({DOCKER: data}, asked)
     if document.get("default-runtime") == "nvidia" and "nvidia" not in (document.get("runtimes") or {}):
         assert edit.changes
     assert edit.problems == ()
     after = edit.changes.get(DOCKER, data) or b""
     meant = ("runtimes", "default-runtime", "exec-opts", "features")
-    assert {k: v for k, v in said(after).items() if k not in meant} == {
+    assert {k: v for k, v in printed(after).items() if k not in meant} == {
         k: v for k, v in document.items() if k not in meant
     }
     others = {k: v for k, v in (document.get("runtimes") or {}).items() if k != "nvidia"}  # type: ignore[attr-defined]
-    assert {k: v for k, v in said(after)["runtimes"].items() if k != "nvidia"} == others  # type: ignore[attr-defined]
-    assert configure_runtime({DOCKER: after}, wish) == Edit()
-    back = unconfigure_runtime({DOCKER: after}, wish, [edit.undo])
+    assert {k: v for k, v in printed(after)["runtimes"].items() if k != "nvidia"} == others  # type: ignore[attr-defined]
+    assert configure_runtime({DOCKER: after}, asked) == Edit()
+    back = unconfigure_runtime({DOCKER: after}, asked, [edit.undo])
     assert back.changes.get(DOCKER, after) == data
 
 
@@ -90,9 +90,9 @@ def test_any_file_keeps_what_it_says_and_comes_back_to_the_byte(
 def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
     document: dict[str, object], indent: int | str | None
 ) -> None:
-    wish = request(default_runtime="keep")
+    asked = request(default_runtime="keep")
     files = {DOCKER: json.dumps(document, indent=indent).encode()}
-    edit = unconfigure_runtime(files, wish)
+    edit = unconfigure_runtime(files, asked)
     assert edit.problems == ()
     expected = {k: v for k, v in document.items() if not (k == "default-runtime" and v == "nvidia")}
     runtimes = document.get("runtimes") or {}
@@ -102,8 +102,8 @@ def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
         if not expected["runtimes"]:
             del expected["runtimes"]
     after = edit.changes.get(DOCKER, files[DOCKER]) or b""
-    assert said(after) == expected
-    assert unconfigure_runtime({DOCKER: after}, wish).changes == {}
+    assert printed(after) == expected
+    assert unconfigure_runtime({DOCKER: after}, asked).changes == {}
 
 
 @given(
@@ -125,14 +125,14 @@ def test_without_a_record_the_way_back_takes_nvidia_away_and_nothing_else(
 )
 @settings(max_examples=600, deadline=None)
 def test_any_bytes_are_edited_or_refused_in_our_words(data: bytes, version: str) -> None:
-    wish = request(version=version)
+    asked = request(version=version)
     for act in (configure_runtime, unconfigure_runtime, runtime_state):
         try:
-            found = act({DOCKER: data}, wish)  # type: ignore[operator]
+            found = act({DOCKER: data}, asked)  # type: ignore[operator]
         except GpunodeError:
             continue
         if isinstance(found, Edit) and not found.problems:
-            assert act({DOCKER: found.changes.get(DOCKER, data)}, wish).changes == {}  # type: ignore[operator]
+            assert act({DOCKER: found.changes.get(DOCKER, data)}, asked).changes == {}  # type: ignore[operator]
 
 
 def test_a_file_nested_beyond_reason_is_refused() -> None:

@@ -27,7 +27,7 @@ def request(**options: object) -> RuntimeRequest:
     return RuntimeRequest(**{"runtime": "docker", "version": "28.5.2", **options})  # type: ignore[arg-type]
 
 
-def said(data: bytes | None) -> dict[str, object]:
+def printed(data: bytes | None) -> dict[str, object]:
     assert data is not None
     found = json.loads(data)
     assert isinstance(found, dict)
@@ -39,28 +39,28 @@ def said(data: bytes | None) -> dict[str, object]:
 
 @over([(*document, version) for document in documents() for version in VERSIONS], name=lambda row: f"{row[0]} {row[3]}")
 def test_what_dockerd_takes_is_edited_and_what_it_refuses_is_refused(
-    text: str, said: str, data: bytes, version: str
+    text: str, printed: str, data: bytes, version: str
 ) -> None:
-    takes = said[VERSIONS.index(version)] == "y"
-    wish = request(version=version)
+    takes = printed[VERSIONS.index(version)] == "y"
+    asked = request(version=version)
     try:
-        edit = configure_runtime({DOCKER: data}, wish)
+        edit = configure_runtime({DOCKER: data}, asked)
     except InputError as error:
         assert not takes, error
         return
     assert (edit.problems == ()) == takes, edit.problems
     if takes:
         after = {DOCKER: edit.changes.get(DOCKER) or b""}
-        assert (runtime_state(after, wish).path, runtime_state(after, wish).default) == (wish.path, "nvidia")
-        assert configure_runtime(after, wish) == Edit()
+        assert (runtime_state(after, asked).path, runtime_state(after, asked).default) == (asked.path, "nvidia")
+        assert configure_runtime(after, asked) == Edit()
 
 
 def test_halves_of_surrogate_pairs_are_kept_as_they_are_written() -> None:
     text = r'{"exec-opts": ["\ud800=x", "native.cgroupdriver=cgroupfs"], "runtimes": {"\udfff": {"path": "\ud800"}}}'
-    wish = request(version="26.1.5", cgroup_driver="systemd")
-    after = configure_runtime({DOCKER: text.encode()}, wish).changes[DOCKER] or b""
+    asked = request(version="26.1.5", cgroup_driver="systemd")
+    after = configure_runtime({DOCKER: text.encode()}, asked).changes[DOCKER] or b""
     assert after.count(rb'"\ud800=x"') == after.count(rb'"\udfff": {"path": "\ud800"}') == 1
-    assert runtime_state({DOCKER: after}, wish).runtimes == ("\ufffd", "nvidia")
+    assert runtime_state({DOCKER: after}, asked).runtimes == ("\ufffd", "nvidia")
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_what_is_refused_is_said_in_words_that_can_be_printed(text: str) -> None
 def test_cdi_is_said_where_the_daemon_has_it_otherwise(
     options: dict[str, object], sets: dict[str, bool] | None
 ) -> None:
-    assert said(configure_runtime({}, request(**options)).changes[DOCKER]).get("features") == sets
+    assert printed(configure_runtime({}, request(**options)).changes[DOCKER]).get("features") == sets
 
 
 def test_docker_has_no_drop_in_files() -> None:
@@ -116,7 +116,7 @@ def test_without_a_record_only_nvidias_entries_go(before: dict[str, object], aft
     files = {DOCKER: json.dumps(before, indent=2).encode()}
     edit = unconfigure_runtime(files, request())
     assert edit.problems == ()
-    assert said(edit.changes[DOCKER]) == after
+    assert printed(edit.changes[DOCKER]) == after
     assert unconfigure_runtime({DOCKER: edit.changes[DOCKER] or b""}, request()).changes == {}
 
 
@@ -142,8 +142,8 @@ def test_utf_16_stays_utf_16_on_the_way_back() -> None:
 
 
 def test_a_runtime_that_the_units_default_names_is_not_taken_away() -> None:
-    wish = request(flags=("--default-runtime=nvidia",))
-    edit = unconfigure_runtime({DOCKER: json.dumps({"runtimes": {"nvidia": NVIDIA}}).encode()}, wish)
+    asked = request(flags=("--default-runtime=nvidia",))
+    edit = unconfigure_runtime({DOCKER: json.dumps({"runtimes": {"nvidia": NVIDIA}}).encode()}, asked)
     assert edit.changes == {}
     assert edit.problems[0].what == (
         "docker's unit gives --default-runtime nvidia: without that runtime dockerd does not start"

@@ -27,8 +27,8 @@ each_daemon = pytest.mark.parametrize("daemon", DAEMONS, ids=lambda path: Path(p
 
 @cache
 def version(daemon: str) -> str:
-    said = subprocess.run([daemon, "--version"], capture_output=True, text=True, check=True).stdout
-    found = re.search(r"version ([^, ]+)", said)
+    printed = subprocess.run([daemon, "--version"], capture_output=True, text=True, check=True).stdout
+    found = re.search(r"version ([^, ]+)", printed)
     assert found
     return found[1] if found[1] != "dev" else "29.7.2"
 
@@ -75,8 +75,8 @@ def test_the_daemon_says_of_every_document_what_is_recorded(daemon: str, folder:
     column = next((n for n, known in enumerate(VERSIONS) if version(daemon).startswith(known)), None)
     if column is None:
         pytest.skip(f"recorded are {', '.join(VERSIONS)}")
-    said = {text: "n" if verdict(daemon, folder, data) else "y" for text, _, data in documents()}
-    assert said == {text: letters[column].replace("s", "y") for text, letters, _ in documents()}
+    printed = {text: "n" if verdict(daemon, folder, data) else "y" for text, _, data in documents()}
+    assert printed == {text: letters[column].replace("s", "y") for text, letters, _ in documents()}
 
 
 @each_daemon

@@ -129,8 +129,8 @@ BLOCK = re.compile(r"^```(?:console|sh)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 def shown_commands(text: str) -> Iterator[str]:
     for block in BLOCK.findall(text):
         joined = block.replace("\\\n", " ")
-        told = [line for line in joined.splitlines() if line.startswith("$ ")] or joined.splitlines()
-        lines = (line.removeprefix("$ ") for line in told)
+        reported = [line for line in joined.splitlines() if line.startswith("$ ")] or joined.splitlines()
+        lines = (line.removeprefix("$ ") for line in reported)
         yield from (line for line in lines if re.match(r"(?:gpunode|python -m gpunode|make) ", line))
 
 

@@ -57,8 +57,8 @@ def faults(daemon_json: bytes) -> dict[str, list[str]]:
     ids=lambda text: text[:24],
 )
 def test_a_daemon_json_that_dockerd_refuses_is_a_finding(text: str, words: str) -> None:
-    [said] = faults(text.encode())["docker-daemon-json"]
-    assert said.startswith(PATH) and words in said and len(said) < 400
+    [printed] = faults(text.encode())["docker-daemon-json"]
+    assert printed.startswith(PATH) and words in printed and len(printed) < 400
 
 
 def test_a_daemon_json_that_dockerd_reads_is_none() -> None:
@@ -73,11 +73,11 @@ def test_any_json_is_judged_and_can_be_printed(value: Any) -> None:
     found = faults(text.encode())
     sections = {"kubelet-devices": text, "kube-scheduler-manifest": text, "kube-scheduler-config": text}
     of_kubelet = state_faults(NodeFacts(), sections, RULES)
-    for said in [
+    for printed in [
         *(text for texts in found.values() for text in texts),
         *(e.text for s in of_kubelet.values() for e in s),
     ]:
-        assert len(said.encode("utf-8")) < 2_000
+        assert len(printed.encode("utf-8")) < 2_000
     if not isinstance(value, dict):
         assert set(found) == {"docker-daemon-json"} and "kubelet-checkpoint" in of_kubelet
 

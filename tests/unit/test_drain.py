@@ -90,11 +90,11 @@ def test_a_disruption_budget_is_waited_for(server: ApiServer, api: Api) -> None:
     server.put(pod("a"))
     server.put(pod("b"))
     server.budgets["team/b"] = 3
-    told: list[str] = []
-    assert drain(api, "gpu1", QUICK, notify=told.append) == ("team/a", "team/b")
-    assert told[0] == "gpu1: evicting team/a"
+    reported: list[str] = []
+    assert drain(api, "gpu1", QUICK, notify=reported.append) == ("team/a", "team/b")
+    assert reported[0] == "gpu1: evicting team/a"
     refused = "gpu1: team/b: Cannot evict pod as it would violate the pod's disruption budget. (tried again in 0.01 s)"
-    assert told[1:] == [refused] * 3 + ["gpu1: evicting team/b"]
+    assert reported[1:] == [refused] * 3 + ["gpu1: evicting team/b"]
 
 
 def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, api: Api) -> None:
@@ -192,9 +192,9 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     ]
     for i, state in enumerate(states, 1):
         server.later(0.2 * i, lambda state=state: server.edit("Node", "gpu1", "", lambda o: o["status"].update(state)))
-    told: list[str] = []
-    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, notify=told.append) == 8
-    assert told == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
+    reported: list[str] = []
+    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, notify=reported.append) == 8
+    assert reported == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def configured(before: Files, version: str) -> tuple[Files, RuntimeRequest, Edit
     return applied(before, edit), request, edit
 
 
-def taken_back(after: Files, request: RuntimeRequest, edit: Edit | None) -> Files:
+def undone(after: Files, request: RuntimeRequest, edit: Edit | None) -> Files:
     return applied(after, unconfigure_runtime(after, request, [edit.undo] if edit else ()))
 
 
@@ -45,7 +45,7 @@ def test_a_comment_below_what_configure_wrote_at_the_end_stays(end: bytes, comme
     after, request, edit = configured(before, "1.7.34")
     gap = b"" if after[CONTAINERD].endswith(b"\n") else b"\n"
     after[CONTAINERD] += gap + comment
-    back = taken_back(after, request, edit if recorded else None)[CONTAINERD]
+    back = undone(after, request, edit if recorded else None)[CONTAINERD]
     assert b"nvidia" not in back
     assert back.endswith(comment)
     if recorded:
@@ -57,7 +57,7 @@ def test_a_comment_below_what_configure_wrote_at_the_end_stays(end: bytes, comme
 def test_a_comment_in_a_file_that_configure_made_stays_with_the_file(version: str, path: str, recorded: bool) -> None:
     after, request, edit = configured({} if path == CONTAINERD else {CONTAINERD: b"version = 3\n"}, version)
     for changed in (after[path] + b"# mine\n", b"# mine\n" + after[path], after[path].replace(b"\n\n", b"\n# mine\n")):
-        back = taken_back({**after, path: changed}, request, edit if recorded else None)
+        back = undone({**after, path: changed}, request, edit if recorded else None)
         assert b"# mine\n" in back[path]
         assert b"nvidia" not in back[path]
 
@@ -66,7 +66,7 @@ def test_a_comment_in_a_file_that_configure_made_stays_with_the_file(version: st
 def test_a_file_that_configure_made_goes_when_nothing_of_anybody_else_s_is_in_it(recorded: bool) -> None:
     before = {CONTAINERD: b"version = 3\n"}
     after, request, edit = configured(before, "2.1.9")
-    back = taken_back({**after, DROP_IN: after[DROP_IN] + b"\n"}, request, edit if recorded else None)
+    back = undone({**after, DROP_IN: after[DROP_IN] + b"\n"}, request, edit if recorded else None)
     assert DROP_IN not in back
     assert not recorded or back == before
 
@@ -75,7 +75,7 @@ def test_a_comment_on_a_line_that_goes_stays_on_a_line_of_its_own() -> None:
     after, request, _ = configured({CONTAINERD: b"version = 2\n"}, "1.7.34")
     line = next(line for line in after[CONTAINERD].splitlines() if b"BinaryName" in line)
     after[CONTAINERD] = after[CONTAINERD].replace(line, line + b"  # why")
-    assert b"\n# why\n" in taken_back(after, request, None)[CONTAINERD]
+    assert b"\n# why\n" in undone(after, request, None)[CONTAINERD]
 
 
 def test_lines_come_back_with_their_end_where_the_last_one_had_none() -> None:

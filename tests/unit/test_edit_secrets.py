@@ -52,18 +52,18 @@ def named(text: str, at: int) -> str | None:
     return f"{text[: one.start()]}{key}{one['sign']}{value}{text[one.end() :]}"
 
 
-def said_of(before: Files, edit: Edit) -> Iterator[str]:
+def printed_of(before: Files, edit: Edit) -> Iterator[str]:
     yield from (f"{one.what} {one.fix}" for one in edit.problems)
     yield from (f"{one.what} {one.why}" for one in edit.reasons)
     yield from (unified(before.get(path), data, path) for path, data in edit.changes.items())
 
 
-def all_said(before: Files, request: RuntimeRequest) -> Iterator[str]:
+def all_printed(before: Files, request: RuntimeRequest) -> Iterator[str]:
     """Whatever the four functions of an engine's files have to say."""
     edits = (configure_runtime, unconfigure_runtime)
     for edit in edits:
         try:
-            yield from said_of(before, edit(before, request))
+            yield from printed_of(before, edit(before, request))
         except GpunodeError as error:
             yield str(error)
     try:
@@ -73,15 +73,15 @@ def all_said(before: Files, request: RuntimeRequest) -> Iterator[str]:
         yield str(error)
 
 
-def all_said_of_component(kind: Kind, before: Files, case: EditCase) -> Iterator[str]:
+def all_printed_of_component(kind: Kind, before: Files, case: EditCase) -> Iterator[str]:
     try:
-        yield from said_of(before, kind.configure(before, kind.asked(case)))
+        yield from printed_of(before, kind.configure(before, kind.asked(case)))
     except GpunodeError as error:
         yield str(error)
 
 
-def leaks(said: Iterator[str]) -> list[str]:
-    return [text for text in said if SECRET in text or "987654321987654321" in text]
+def leaks(printed: Iterator[str]) -> list[str]:
+    return [text for text in printed if SECRET in text or "987654321987654321" in text]
 
 
 def with_secret(case: EditCase, path_at: int, at: int, secret: str) -> Files | None:
@@ -100,7 +100,7 @@ def with_secret(case: EditCase, path_at: int, at: int, secret: str) -> Files | N
 def test_no_secret_of_an_engine_s_files_is_said(case: EditCase, path_at: int, at: int, secret: str) -> None:
     before = with_secret(case, path_at, at, secret)
     if before is not None:
-        assert leaks(all_said(before, request_of(case))) == []
+        assert leaks(all_printed(before, request_of(case))) == []
 
 
 @given(st.sampled_from(KIND_CASES), st.integers(0, 9), st.integers(0, 10_000), st.sampled_from([*URLS, ""]))
@@ -108,7 +108,7 @@ def test_no_secret_of_an_engine_s_files_is_said(case: EditCase, path_at: int, at
 def test_no_secret_of_a_component_s_files_is_said(of: tuple[Kind, Path], path_at: int, at: int, secret: str) -> None:
     before = with_secret(of[1], path_at, at, secret)
     if before is not None:
-        assert leaks(all_said_of_component(of[0], before, of[1])) == []
+        assert leaks(all_printed_of_component(of[0], before, of[1])) == []
 
 
 @pytest.mark.parametrize(
@@ -127,9 +127,9 @@ def test_no_secret_of_a_component_s_files_is_said(of: tuple[Kind, Path], path_at
     ],
 )
 def test_what_dockerd_refuses_is_said_without_secrets(text: str) -> None:
-    said = list(all_said({DOCKER: text.encode()}, RuntimeRequest(runtime="docker", version="28.5")))
-    assert leaks(iter(said)) == []
-    assert any("dockerd" in one or "daemon.json" in one for one in said)
+    printed = list(all_printed({DOCKER: text.encode()}, RuntimeRequest(runtime="docker", version="28.5")))
+    assert leaks(iter(printed)) == []
+    assert any("dockerd" in one or "daemon.json" in one for one in printed)
 
 
 def test_the_toolkit_s_file_is_quoted_without_secrets() -> None:

@@ -71,16 +71,16 @@ def test_what_cannot_work_is_a_problem_and_no_file_changes(case: EditCase) -> No
 def test_broken_files_are_named_with_their_place(case: EditCase) -> None:
     with pytest.raises(InputError) as error:
         configure_runtime(case.before, request_of(case))
-    assert f"{error.value}\n" == case.said
+    assert f"{error.value}\n" == case.printed
 
 
 # a list that loses elements on several lines; drop-ins of another version with nothing but our own runtime
-WRITTEN_ANEW = {"cri-enabled-among-others-2.1", "drop-in-above-the-root-2.3", "unread-drop-in-above-the-root-2.1"}
+WRITTEN_AGAIN = {"cri-enabled-among-others-2.1", "drop-in-above-the-root-2.3", "unread-drop-in-above-the-root-2.1"}
 
 
 @over(cases(*KINDS, having="after"))
 def test_every_line_that_was_there_is_still_there(case: EditCase) -> None:
-    if case.name in WRITTEN_ANEW:
+    if case.name in WRITTEN_AGAIN:
         return
     before, after = case.before, case.done
     changing = (
@@ -165,32 +165,32 @@ def node(data: bytes | None, *, version: str = "1.7.24", size: int = 0, flags: t
     return NodeFacts(runtimes=(runtime,), files={CONTAINERD: file})
 
 
-WISH = RuntimeRequest(runtime="containerd")
+REQUEST = RuntimeRequest(runtime="containerd")
 
 
 def test_an_edit_from_facts_is_the_edit_of_their_files() -> None:
-    edit = edit_runtime(node(b"version = 2\n"), WISH)
+    edit = edit_runtime(node(b"version = 2\n"), REQUEST)
     request = RuntimeRequest(runtime="containerd", version="1.7.24")
     assert edit == configure_runtime({CONTAINERD: b"version = 2\n"}, request)
     assert edit.changes
 
 
 def test_an_engine_that_is_not_there_is_a_problem() -> None:
-    assert [p.what for p in edit_runtime(NodeFacts(), WISH).problems] == ["containerd is not installed"]
+    assert [p.what for p in edit_runtime(NodeFacts(), REQUEST).problems] == ["containerd is not installed"]
 
 
 def test_a_file_the_probe_could_not_read_is_a_problem() -> None:
-    assert [p.what for p in edit_runtime(node(None), WISH).problems] == [f"{CONTAINERD} could not be read"]
+    assert [p.what for p in edit_runtime(node(None), REQUEST).problems] == [f"{CONTAINERD} could not be read"]
 
 
 def test_a_file_the_probe_found_too_large_is_a_problem() -> None:
-    assert [p.what for p in edit_runtime(node(None, size=2 << 20), WISH).problems] == [
+    assert [p.what for p in edit_runtime(node(None, size=2 << 20), REQUEST).problems] == [
         f"{CONTAINERD} has 2097152 bytes"
     ]
 
 
 def test_a_broken_file_is_a_problem_with_its_place() -> None:
-    edit = edit_runtime(node(b"version = [\n"), WISH)
+    edit = edit_runtime(node(b"version = [\n"), REQUEST)
     assert edit.changes == {}
     assert edit.problems[0].what.startswith(f"{CONTAINERD}:2:1: ")
 
@@ -198,7 +198,7 @@ def test_a_broken_file_is_a_problem_with_its_place() -> None:
 def test_a_file_in_force_that_the_probe_did_not_send_is_a_problem() -> None:
     facts = node(b"version = 2\n")
     runtime = Runtime(name="containerd", version="1.7.24", config=CONTAINERD, files=(CONTAINERD, "/etc/x.toml"))
-    edit = edit_runtime(NodeFacts(runtimes=(runtime,), files=facts.files), WISH)
+    edit = edit_runtime(NodeFacts(runtimes=(runtime,), files=facts.files), REQUEST)
     assert [p.what for p in edit.problems] == ["/etc/x.toml is in force, and the probe did not read it"]
 
 
@@ -213,19 +213,19 @@ def test_the_config_that_the_daemon_is_started_with_is_edited() -> None:
 def test_activation_says_who_is_disturbed() -> None:
     docker = Runtime(name="docker", version="26.1.5", unit="docker.service", config=DOCKER, binary="/usr/sbin/dockerd")
     facts = NodeFacts(runtimes=(docker,))
-    wish = RuntimeRequest(runtime="docker")
-    edit = edit_runtime(facts, wish)
-    assert activation(facts, wish, edit).disrupts == "restarts docker.service: running containers stop"
-    assert activation(facts, wish, Edit()).disrupts == ""
+    wanted = RuntimeRequest(runtime="docker")
+    edit = edit_runtime(facts, wanted)
+    assert activation(facts, wanted, edit).disrupts == "restarts docker.service: running containers stop"
+    assert activation(facts, wanted, Edit()).disrupts == ""
     live = NodeFacts(runtimes=(docker,), files={DOCKER: ConfigFile(path=DOCKER, data=b'{"live-restore" : true}')})
-    assert "keep running" in activation(live, wish, edit_runtime(live, wish)).disrupts
+    assert "keep running" in activation(live, wanted, edit_runtime(live, wanted)).disrupts
 
 
 def test_the_cri_plugin_is_not_asked_for_where_it_is_disabled() -> None:
     off = node(b'disabled_plugins = ["cri"]\n')
-    assert activation(off, WISH, edit_runtime(off, WISH)).plugin == ""
+    assert activation(off, REQUEST, edit_runtime(off, REQUEST)).plugin == ""
     on = node(b"version = 2\n")
-    assert activation(on, WISH, edit_runtime(on, WISH)).plugin == "cri"
+    assert activation(on, REQUEST, edit_runtime(on, REQUEST)).plugin == "cri"
 
 
 # ---------------------------------------------------------------- any input

@@ -68,17 +68,17 @@ def test_the_base_template_and_fields_are_found_in_actions_alone() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ("{{ if .X }}\na = 1\n{{ end }}\n", "line 2 of the template would change, and is rendered under a condition"),
         ("[t]\n{{ range .X -}}\n{{ end -}}\na = 1\n", "line 3 of the template ends in -}}"),
     ],
 )
-def test_an_edit_where_it_would_not_stand_is_refused(text: str, said: str) -> None:
+def test_an_edit_where_it_would_not_stand_is_refused(text: str, printed: str) -> None:
     template = gotemplate.read(text)
     with pytest.raises(Refusal) as refusal:
         template.edited(template.toml.replace("a = 1", "a = 2"))
-    assert refusal.value.problem.what.startswith(said)
+    assert refusal.value.problem.what.startswith(printed)
 
 
 @pytest.mark.parametrize("text", ["{{", "{{ if .X }}", "a = 1\n{{ end }}\n", "{{/* no end\n"])

@@ -15,7 +15,7 @@ import pytest
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.facts import facts_hash, parse_probe
 from gpunode.core.items.activation import activate_request
-from gpunode.core.items.gpu_containers import container_checks, needs_links, say_gpu_containers
+from gpunode.core.items.gpu_containers import container_checks, describe_gpu_containers, needs_links
 from gpunode.core.model import DeviceNode, GpuContainer, NodeFacts, Outcome, Plan, Runtime
 from gpunode.core.remote import parse_outcome, program
 from gpunode.node import script
@@ -69,9 +69,9 @@ def test_links_count_where_systemd_may_keep_the_devices(
 )
 def test_the_containers_are_named_that_lose_something(states: tuple[Any, ...], status: str, message: str) -> None:
     containers = tuple(container(f"c{n}", state, f"/dev/nvidia{n}") for n, state in enumerate(states))
-    [(check, is_status, said)] = found(gpu_containers=containers)
+    [(check, is_status, printed)] = found(gpu_containers=containers)
     assert (check, is_status) == ("containers.gpu-kept", status)
-    assert message in said
+    assert message in printed
 
 
 def test_the_command_that_keeps_the_gpus_of_a_container_is_said() -> None:
@@ -258,8 +258,8 @@ def activate(request: pytest.FixtureRequest, tmp_path: Path) -> Activate:
 
 def test_systemd_is_notified_of_the_gpus_before_it_reloads(activate: Activate) -> None:
     outcome, calls = activate(WEB, CALM)
-    told = "set-property --runtime docker-web.scope DeviceAllow=/dev/nvidia0 rw DeviceAllow=/dev/nvidiactl rw"
-    assert calls == [told, "daemon-reload", "--no-reload enable docker", "start docker"]
+    reported = "set-property --runtime docker-web.scope DeviceAllow=/dev/nvidia0 rw DeviceAllow=/dev/nvidiactl rw"
+    assert calls == [reported, "daemon-reload", "--no-reload enable docker", "start docker"]
     assert outcome.status == "changed"
     assert [n for n in outcome.notes if "web" in n] and not [n for n in outcome.notes if "calm" in n]
 
@@ -286,7 +286,7 @@ def test_check_mode_notifies_systemd_nothing_and_foresees_the_refusal(activate: 
 
 def test_a_plan_without_steps_has_nothing_to_say() -> None:
     facts = NodeFacts(gpu_containers=(container("web", "exposed", "/dev/nvidia0"),))
-    assert say_gpu_containers(Plan(host="n"), facts) == Plan(host="n")
+    assert describe_gpu_containers(Plan(host="n"), facts) == Plan(host="n")
 
 
 def test_lines_of_the_probe_that_are_no_container_are_noted() -> None:

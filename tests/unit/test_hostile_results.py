@@ -160,5 +160,5 @@ def test_a_node_that_never_stops_printing_fails_its_task_alone(tmp_path: Path, p
     ssh.write_text("#!/bin/sh\ncat >/dev/null\nexec tr '\\0' x </dev/zero\n")  # it reads what it is sent
     ssh.chmod(0o755)
     host = {"ansible_connection": "ssh", "ansible_ssh_executable": str(ssh), "ansible_pipelining": True}
-    said = plays.play([{"gpunode.node.facts": {}}], host=host, rc=2)
-    assert "printed more than any node has to say" in said
+    printed = plays.play([{"gpunode.node.facts": {}}], host=host, rc=2)
+    assert "printed more than any node has to say" in printed

@@ -138,8 +138,8 @@ def test_hosts_and_options_become_two_files_that_gpunode_reads(run_gpunode: Run,
 
 
 def test_this_machine_is_looked_at_when_asked(run_gpunode: Run, tmp_path: Path) -> None:
-    said = run_gpunode("init", "--local", "--detect", "--yes", "--format", "json", cwd=tmp_path)
-    assert json.loads(said.stdout)["files"] == {"gpunode.yml": "gpunode.yml", "hosts.yml": "hosts.yml"}
+    printed = run_gpunode("init", "--local", "--detect", "--yes", "--format", "json", cwd=tmp_path)
+    assert json.loads(printed.stdout)["files"] == {"gpunode.yml": "gpunode.yml", "hosts.yml": "hosts.yml"}
     seen = json.loads(run_gpunode("detect", "--local", "--format", "json").stdout)["hosts"][0]["facts"]
     text = (tmp_path / "gpunode.yml").read_text()
     assert f"#   localhost: {seen['distro']['name']}, {seen['arch']}; GPUs: " in text

@@ -237,8 +237,8 @@ def test_report(saved: Path, kind: type[Exception], monkeypatch: pytest.MonkeyPa
 
     make_host = report.make_host
 
-    def card(host: str, **told: Any) -> Any:
-        return raises(kind)() if host == ODD and "error" not in (told.get("plan") or {}) else make_host(host, **told)
+    def card(host: str, **shown: Any) -> Any:
+        return raises(kind)() if host == ODD and "error" not in (shown.get("plan") or {}) else make_host(host, **shown)
 
     for name, replaced in (("_of_probe", odd_for(ODD, report._of_probe, kind)), ("make_host", card)):
         with pytest.MonkeyPatch.context() as patch:

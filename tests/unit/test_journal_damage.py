@@ -46,9 +46,9 @@ def recalled(
         (state / "journal.jsonl").write_bytes(journal)
     text = program(script("read_journal.sh"), {"state": f"{state}\n".encode(), **request})
     done = subprocess.run([*shell, "-s"], input=text.encode(), capture_output=True, check=False)
-    said = done.stdout.decode()  # no byte of garbage comes along
+    printed = done.stdout.decode()  # no byte of garbage comes along
     assert done.stderr == b""
-    return parse_snapshot(said), said
+    return parse_snapshot(printed), printed
 
 
 @pytest.mark.parametrize("shell", SHELLS, ids=lambda shell: shell[0])
@@ -120,14 +120,14 @@ def test_damage_is_distinguished_and_a_journal_that_cannot_be_read_is_not_an_emp
     shell: list[str],
     tmp_path: Path,
 ) -> None:
-    recall, said = recalled(tmp_path, journal, backups, shell)
+    recall, printed = recalled(tmp_path, journal, backups, shell)
     assert len(recall.records) == records
     if damage is not None:
         assert recall.damage == damage
     assert (refused in recall.damage.problem.what) if recall.damage.problem else not refused
     assert bool(recall.damage.notes) is bool(damage and (damage.nul or damage.torn or damage.garbage))
     try:
-        undo._standing("node", Ran(target=Target(name="node", address="node"), rc=0, stdout=said))
+        undo._standing("node", Ran(target=Target(name="node", address="node"), rc=0, stdout=printed))
     except GpunodeError as error:
         assert refused and refused in error.what and error.fix
     else:

@@ -300,10 +300,10 @@ def test_it_waits_until_all_is_ready_also_when_watches_drop(server: ApiServer, a
             ready_later(found, item["metadata"]["name"], 0.3)
 
     server.controllers.append(on_created)
-    told: list[str] = []
-    applied = apply(api, rendered(), timeout=10, notify=told.append)
+    reported: list[str] = []
+    applied = apply(api, rendered(), timeout=10, notify=reported.append)
     assert (applied.exit, applied.waiting) == (Exit.OK, ())
-    assert [line for line in told if line.startswith(PLUGIN)] == [
+    assert [line for line in reported if line.startswith(PLUGIN)] == [
         f"{PLUGIN}: applying", f"{PLUGIN}: its controller has not seen it yet", f"{PLUGIN}: 2 of 2 pods",
     ]  # fmt: skip
     assert any("watch=true" in request for request in server.requests)

@@ -50,7 +50,7 @@ def ident(value: Any) -> str:
 def test_the_chart_makes_objects_that_a_server_takes(charts: dict[str, Path], case: Case, release: Release) -> None:
     objects = rendered(charts, release)
     wrong = [complaint(item, case.server) for item in objects if item["kind"] not in FOREIGN]
-    assert [told for told in wrong if told] == []
+    assert [reported for reported in wrong if reported] == []
     assert [problem.what for problem in check_objects(objects)] == []
 
 

@@ -27,8 +27,8 @@ def object_of(row: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize("row", BROKEN, ids=lambda row: row["about"])
 def test_a_mistake_is_found(row: dict[str, Any]) -> None:
-    told = complaint(object_of(row), "1.36")
-    assert told.endswith(row["schema"]) if "schema" in row else told == ""
+    reported = complaint(object_of(row), "1.36")
+    assert reported.endswith(row["schema"]) if "schema" in row else reported == ""
     ours = [problem.what for problem in check_objects([object_of(row)])]
     assert ours == ([row["ours"]] if "ours" in row else [])
 
@@ -59,7 +59,7 @@ def rename(item: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("case", "kind", "change", "told"),
+    ("case", "kind", "change", "reported"),
     [
         (
             "gpushare-private-registry", "ServiceAccount", rename,
@@ -86,8 +86,8 @@ def rename(item: dict[str, Any]) -> None:
         ),
     ],
 )  # fmt: skip
-def test_objects_that_do_not_fit_together_are_found(case: str, kind: str, change: Any, told: str) -> None:
-    assert told in changed(case, kind, change)
+def test_objects_that_do_not_fit_together_are_found(case: str, kind: str, change: Any, reported: str) -> None:
+    assert reported in changed(case, kind, change)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.folder.name)
@@ -133,5 +133,5 @@ def test_what_is_no_quantity(text: Any) -> None:
 
 @given(st.text())
 def test_words_are_right_or_said_to_be_wrong(text: str) -> None:
-    assert all(isinstance(told, str) for told in (label_key(text), label_value(text), cel(text)))
+    assert all(isinstance(reported, str) for reported in (label_key(text), label_value(text), cel(text)))
     assert not label_value(text) or text in label_value(text) or repr(text) in label_value(text)

@@ -38,7 +38,7 @@ def run(folder: Path, text: str = "") -> Converted:
     return convert(text or (folder / "before.yml").read_text(encoding="utf-8"), old_of(server))
 
 
-def said(found: Converted) -> str:
+def printed(found: Converted) -> str:
     changes = [f"{change.object}: {change.what} ({change.why})\n" for change in found.changes]
     return "".join([*changes, *(f"left: {problem.what}\n  {problem.fix}\n" for problem in found.problems)])
 
@@ -48,9 +48,9 @@ def test_a_case_gives_the_recorded_manifest(folder: Path) -> None:
     found = run(folder)
     if os.environ.get("GPUNODE_WRITE_CASES"):
         (folder / "after.yml").write_text(found.text, encoding="utf-8")
-        (folder / "said.txt").write_text(said(found), encoding="utf-8")
+        (folder / "said.txt").write_text(printed(found), encoding="utf-8")
     assert found.text == (folder / "after.yml").read_text(encoding="utf-8")
-    assert said(found) == (folder / "said.txt").read_text(encoding="utf-8")
+    assert printed(found) == (folder / "said.txt").read_text(encoding="utf-8")
 
 
 @by_name
@@ -87,7 +87,7 @@ def test_comments_quotes_and_indentation_stay() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("a: [", "the manifest is no YAML: "),
         ("- 1\n- 2\n", "the manifest holds '[1, 2]'"),
@@ -95,10 +95,10 @@ def test_comments_quotes_and_indentation_stay() -> None:
         ("a: 1\na: 2\n", "the manifest is no YAML: "),
     ],
 )
-def test_what_is_no_manifest_is_refused(text: str, told: str) -> None:
+def test_what_is_no_manifest_is_refused(text: str, reported: str) -> None:
     with pytest.raises(InputError) as error:
         convert(text, old_of("1.36"))
-    assert error.value.what.startswith(told)
+    assert error.value.what.startswith(reported)
 
 
 def test_an_object_without_a_kind_is_left_to_a_person() -> None:

@@ -32,7 +32,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import Edit, NodeFacts, Runtime
 
 PROBES = Path(__file__).parent.parent / "cases" / "probes"
-WISH = RuntimeRequest(runtime="containerd")
+REQUEST = RuntimeRequest(runtime="containerd")
 K3S = Runtime(name="containerd", distribution="k3s", unit="k3s-agent.service")
 DISTRIBUTIONS = ("k3s", "rke2", "k0s", "microk8s")
 
@@ -187,10 +187,10 @@ def test_without_a_record_nvidias_own_entries_go_and_the_rest_stays(case: str) -
     left = {path: data for path, data in {**files, **edit.changes}.items() if data is not None}
     rendered = {path for path in left if path.endswith("/agent/etc/containerd/config.toml")}
     for path, data in left.items():
-        said = [line for line in data.decode().splitlines() if not line.strip().startswith("#")]
+        printed = [line for line in data.decode().splitlines() if not line.strip().startswith("#")]
         if path not in rendered and "nvidia-container-runtime]" not in data.decode():
-            assert f"default-runtime: {request.name}" not in said
-            assert not [line for line in said if request.path in line]
+            assert f"default-runtime: {request.name}" not in printed
+            assert not [line for line in printed if request.path in line]
     assert unconfigure_runtime(left, request).changes == {}, "twice equals once"
 
 
@@ -279,7 +279,7 @@ def test_the_kubelets_containerd_is_found_and_edited(
     runtime = facts.runtime("containerd")
     assert runtime is not None
     assert (runtime.distribution, runtime.version, runtime.unit, runtime.active) == (distribution, version, unit, True)
-    edit = edit_runtime(facts, WISH)
+    edit = edit_runtime(facts, REQUEST)
     assert (edit.problems, list(edit.changes)) == ((), written)
 
 
@@ -301,11 +301,11 @@ def test_a_distribution_whose_containerd_was_not_found_has_its_own_version() -> 
 )
 def test_each_takes_an_edit_up_in_its_own_way(node: str, verb: str, disrupts: str) -> None:
     facts = facts_of(node)
-    found = activation(facts, WISH, edit_runtime(facts, WISH))
+    found = activation(facts, REQUEST, edit_runtime(facts, REQUEST))
     assert found.verb == verb
     assert found.disrupts.startswith(disrupts)
     assert found.socket in {runtime.socket for runtime in facts.runtimes}
-    assert activation(facts, WISH, Edit()).disrupts == ""
+    assert activation(facts, REQUEST, Edit()).disrupts == ""
 
 
 def test_an_own_containerd_toml_of_k0s_takes_a_restart() -> None:
@@ -313,23 +313,23 @@ def test_an_own_containerd_toml_of_k0s_takes_a_restart() -> None:
         name="containerd", distribution="k0s", unit="k0sworker.service", config="/etc/k0s/containerd.toml"
     )
     edit = Edit(changes={"/etc/k0s/containerd.toml": b"version = 2\n"})
-    found = activation(NodeFacts(runtimes=(runtime,)), WISH, edit)
+    found = activation(NodeFacts(runtimes=(runtime,)), REQUEST, edit)
     assert (found.verb, found.config) == ("restart", "/etc/k0s/containerd.toml")
     assert found.validate[-2:] == ("config", "dump")
 
 
 def test_drop_ins_are_judged_with_the_root_that_imports_them() -> None:
     facts = facts_of("debian12-k0s")
-    found = activation(facts, WISH, edit_runtime(facts, WISH))
+    found = activation(facts, REQUEST, edit_runtime(facts, REQUEST))
     assert found.validate == ("/var/lib/k0s/bin/containerd", "-c", "@FILE@", "config", "dump")
     root = facts.files["/etc/k0s/containerd.toml"]
     merged = replace(root, data=b'# k0s_managed=true\nversion = 2\nimports = ["/run/k0s/containerd-cri.toml"]\n')
     old = replace(facts, files={**facts.files, root.path: merged})
-    assert activation(old, WISH, edit_runtime(facts, WISH)).validate == (), "1.35 merges them itself"
+    assert activation(old, REQUEST, edit_runtime(facts, REQUEST)).validate == (), "1.35 merges them itself"
     k3s = replace(K3S, binary="/k3s/containerd")
     edit = Edit(changes={"/srv/agent/etc/containerd/config-v3.toml.d/99-nvidia.toml": b""})
     words = ("/k3s/containerd", "-c", "/srv/agent/etc/containerd/config.toml", "config", "dump")
-    assert activation(NodeFacts(runtimes=(k3s,)), WISH, edit).validate == words
+    assert activation(NodeFacts(runtimes=(k3s,)), REQUEST, edit).validate == words
 
 
 def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() -> None:
@@ -337,4 +337,4 @@ def test_k3s_that_was_started_before_the_toolkit_came_has_only_to_start_again() 
     edit = configure_runtime(before_of(case), request_of(case))
     assert (edit.changes, edit.restart) == ({}, True)
     facts = NodeFacts(runtimes=(K3S,))
-    assert activation(facts, WISH, edit).disrupts.startswith("restarts k3s-agent.service")
+    assert activation(facts, REQUEST, edit).disrupts.startswith("restarts k3s-agent.service")

@@ -37,7 +37,7 @@ def test_the_table_of_servers_is_what_is_known() -> None:
 def test_an_example_renders(text: str) -> None:
     rendered = render(cluster_of({"": parse_spec(yaml.safe_load(text))}, "1.36", KNOWN))
     assert rendered.problems == ()
-    assert [told for item in rendered.objects if (told := complaint(item, "1.36"))] == []
+    assert [reported for item in rendered.objects if (reported := complaint(item, "1.36"))] == []
 
 
 def test_the_inventory_of_the_page_has_two_pools() -> None:

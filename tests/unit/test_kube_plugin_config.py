@@ -49,7 +49,7 @@ def test_mps_is_right_for_whole_gpus() -> None:
 
 # What the plugin itself does with each is said in docs/kubernetes.md: it is silent about most of them.
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("- 1", "the plugin's configuration is [1]"),
         ("flags: {}", "version is missing"),
@@ -92,9 +92,9 @@ def test_mps_is_right_for_whole_gpus() -> None:
         ("version: v1\nimex: {channelIDs: [1]}", "imex.channelIDs is [1]"),
     ],
 )
-def test_a_wrong_configuration_is_reported(text: str, told: str) -> None:
+def test_a_wrong_configuration_is_reported(text: str, reported: str) -> None:
     found = check_plugin_config(yaml.safe_load(text))
-    assert found[0].what.startswith(told)
+    assert found[0].what.startswith(reported)
     assert all(problem.fix for problem in found)
 
 

@@ -40,7 +40,7 @@ def test_every_object_fits_the_schema_of_every_server(case: Case) -> None:
     for server in case.servers:
         rendered = case.render(server)
         assert rendered.problems == ()
-        wrong += [told for item in (*rendered.objects, *rendered.examples) if (told := complaint(item, server))]
+        wrong += [reported for item in (*rendered.objects, *rendered.examples) if (reported := complaint(item, server))]
     assert wrong == []
 
 
@@ -67,10 +67,10 @@ def test_files_hold_the_objects_and_nothing_else(case: Case) -> None:
 def test_who_reads_the_link_that_config_manager_makes_mounts_what_it_points_into(case: Case) -> None:
     rendered = case.render()
     wrong = [
-        f"{item['kind']} {item['metadata']['name']}: {told}"
+        f"{item['kind']} {item['metadata']['name']}: {reported}"
         for item in (*rendered.objects, *rendered.examples)
         for pod in pods_in(item)
-        for told in (*dangling_links(pod), *unfed_readers(pod))
+        for reported in (*dangling_links(pod), *unfed_readers(pod))
     ]
     assert wrong == []
 

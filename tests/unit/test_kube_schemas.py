@@ -281,7 +281,7 @@ fields = st.sampled_from(["profiles", "extenders", "leaderElection", "clientConn
 @given(st.dictionaries(fields | st.text(max_size=6), anything, max_size=4))
 def test_any_data_has_faults_and_no_traceback(data: dict[str, Any]) -> None:
     known = {"profiles", "extenders", "leaderElection", "clientConnection", "parallelism"}
-    said = scheduler_faults({**scheduler("v1"), **data, "apiVersion": f"{GROUP}/v1"}, 30, RULES)
+    printed = scheduler_faults({**scheduler("v1"), **data, "apiVersion": f"{GROUP}/v1"}, 30, RULES)
     if set(data) - known - {"apiVersion", "kind"}:
-        assert said
+        assert printed
     kubelet_faults({**kubelet(""), **data}, 30, RULES)

@@ -99,13 +99,13 @@ WARNINGS = [
 ]
 
 
-@pytest.mark.parametrize(("runtimes", "kubernetes", "managed", "said"), WARNINGS)
+@pytest.mark.parametrize(("runtimes", "kubernetes", "managed", "printed"), WARNINGS)
 def test_a_plan_says_what_the_kubelet_gets_nothing_of(
-    runtimes: tuple[Runtime, ...], kubernetes: dict[str, Any], managed: dict[str, str], said: str
+    runtimes: tuple[Runtime, ...], kubernetes: dict[str, Any], managed: dict[str, str], printed: str
 ) -> None:
     facts = node(*runtimes, **{"cri_socket": "/run/containerd/containerd.sock", **kubernetes})
     found = list(kubelet_warnings(facts, {"containerd": "auto", **managed}))
-    assert [warning[: len(said)] for warning in found] == ([said] if said else [])
+    assert [warning[: len(printed)] for warning in found] == ([printed] if printed else [])
 
 
 # ---------------------------------------------------------------- cgroup drivers
@@ -202,11 +202,11 @@ def probed(kind: str, files: dict[str, str], *, start: str = "", unit: str = "",
     units = f"ExecStart={{ path={start.split()[0]} ; {words} }}\nId={unit}\nActiveState=active\n" if start else ""
     sections = {"system": "init systemd\nuid 0", "units": units, "runtimes": runtimes, "kubernetes": marks}
     text = "#: gpunode-probe 1\n" + "".join(
-        f"#: {name}\n" + "".join(f"| {line}\n" for line in said.splitlines()) for name, said in sections.items()
+        f"#: {name}\n" + "".join(f"| {line}\n" for line in printed.splitlines()) for name, printed in sections.items()
     )
-    for path, said in files.items():
-        body = base64.b64encode(said.encode()).decode()
-        text += f"#: file {path}\n| 600 root:root {len(said.encode())}\n" + (f"| {body}\n" if body else "")
+    for path, printed in files.items():
+        body = base64.b64encode(printed.encode()).decode()
+        text += f"#: file {path}\n| 600 root:root {len(printed.encode())}\n" + (f"| {body}\n" if body else "")
     return parse_probe(text + "#: end\n")
 
 

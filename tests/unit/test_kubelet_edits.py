@@ -41,19 +41,19 @@ def test_what_was_asked_is_in_force_and_no_gate_is_left_that_is_gone(case: EditC
     minor = minor_of(request.server_version)
     flags = flags_in(program_of(after, request.unit, "kubelet").words)
     path = last_value(flags, "config") or ""
-    said = yaml.safe_load(after[path]) if path in after else {}
-    assert [fault for fault in kubelet_faults(said, minor, RULES) if "unknown" not in fault] == [] or not said
+    printed = yaml.safe_load(after[path]) if path in after else {}
+    assert [fault for fault in kubelet_faults(printed, minor, RULES) if "unknown" not in fault] == [] or not printed
     if request.cgroup_driver:
-        assert (last_value(flags, "cgroup-driver") or said["cgroupDriver"]) == request.cgroup_driver
+        assert (last_value(flags, "cgroup-driver") or printed["cgroupDriver"]) == request.cgroup_driver
     for flag, key in (("system-reserved", "systemReserved"), ("kube-reserved", "kubeReserved")):
         wanted = getattr(request, flag.replace("-", "_"))
         given_ = last_value(flags, flag)
-        found = dict(one.split("=") for one in given_.split(",")) if given_ else said.get(key, {})
+        found = dict(one.split("=") for one in given_.split(",")) if given_ else printed.get(key, {})
         assert wanted.items() <= found.items()
     labels = dict(one.split("=") for one in (last_value(flags, "node-labels") or "x=x").split(","))
     assert request.node_labels.items() <= labels.items()
     gates = {one.split("=")[0] for one in (last_value(flags, "feature-gates") or "").split(",")}
-    gates |= set(said.get("featureGates") or {})
+    gates |= set(printed.get("featureGates") or {})
     assert not gates & {gate.name for gate in RULES.gates if minor >= gate.gone}
 
 

@@ -124,16 +124,16 @@ def test_two_state_folders_share_no_podman_name(monkeypatch, tmp_path):
 
 
 def test_an_edited_spec_stays_when_the_lab_writes_its_files(tmp_path):
-    said = []
+    printed = []
     spec = tmp_path / "gpunode.yml"
-    labs._write_spec(tmp_path, "sources: {a: 1}\n", said.append)
-    labs._write_spec(tmp_path, "sources: {a: 2}\n", said.append)
-    assert (spec.read_text(), said) == ("sources: {a: 2}\n", [])
+    labs._write_spec(tmp_path, "sources: {a: 1}\n", printed.append)
+    labs._write_spec(tmp_path, "sources: {a: 2}\n", printed.append)
+    assert (spec.read_text(), printed) == ("sources: {a: 2}\n", [])
     spec.write_text("sources: {a: 2}\ncuda: {versions: ['12.8']}\n")
-    labs._write_spec(tmp_path, "sources: {a: 2}\n", said.append)
-    assert "cuda" in spec.read_text() and said == []
-    labs._write_spec(tmp_path, "sources: {a: 3}\n", said.append)
-    assert "cuda" in spec.read_text() and "stays as it is" in said[0]
+    labs._write_spec(tmp_path, "sources: {a: 2}\n", printed.append)
+    assert "cuda" in spec.read_text() and printed == []
+    labs._write_spec(tmp_path, "sources: {a: 3}\n", printed.append)
+    assert "cuda" in spec.read_text() and "stays as it is" in printed[0]
     assert (tmp_path / ".gpunode.yml").read_text() == "sources: {a: 3}\n"
 
 
@@ -216,12 +216,12 @@ def test_a_change_in_any_input_makes_another_image_tag(tmp_path):
 
 
 def test_what_is_missing_is_installed_after_saying_so(monkeypatch):
-    commands, said = [], []
+    commands, printed = [], []
     monkeypatch.setattr(machine, "_installed", lambda name: name not in ("runc", "mmdebstrap"))
-    monkeypatch.setattr(machine, "run", lambda *command: commands.append((list(said), command)))
-    machine.install_missing_packages(said.append)
-    assert said == ["installing with apt-get: mmdebstrap runc"]
-    assert [before for before, _ in commands] == [said, said]
+    monkeypatch.setattr(machine, "run", lambda *command: commands.append((list(printed), command)))
+    machine.install_missing_packages(printed.append)
+    assert printed == ["installing with apt-get: mmdebstrap runc"]
+    assert [before for before, _ in commands] == [printed, printed]
     assert commands[1][1][-5:] == ("install", "--yes", "--no-install-recommends", "mmdebstrap", "runc")
 
 
@@ -233,13 +233,13 @@ def test_nothing_is_installed_where_all_is_there(monkeypatch):
 
 def test_a_suite_that_the_archive_does_not_have_is_refused_in_the_words_of_apt(monkeypatch):
     archive = machine.Archive(main="http://a.example/debian", security="http://s.example", settings="")
-    said = (
+    printed = (
         "W: unsandboxed\nE: Failed to fetch http://a.example/debian/dists/forky/InRelease  404  Not Found\nE: Failed\n"
     )
 
     def run(*command, check):
         assert command[3:5] == ("download-file", "http://a.example/debian/dists/forky/InRelease")
-        return subprocess.CompletedProcess(command, 100, "", said)
+        return subprocess.CompletedProcess(command, 100, "", printed)
 
     monkeypatch.setattr(machine, "run", run)
     with pytest.raises(RefusedError, match=r"the suite forky: Failed to fetch http://a\.example/\S+  404  Not Found\n"):

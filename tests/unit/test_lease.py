@@ -80,8 +80,8 @@ def test_a_controller_keeps_its_node_and_another_is_refused(tmp_path: Path) -> N
     assert act(tmp_path, controller="one", run="r1") == "done"
     assert lease(tmp_path)[1:] == ["one", "r1"]
     assert act(tmp_path, controller="one", run="r2") == "done"
-    said = act(tmp_path, controller="two")
-    assert "controller one is at work" in said and "run r2" in said and "--break-lock" in said
+    printed = act(tmp_path, controller="two")
+    assert "controller one is at work" in printed and "run r2" in printed and "--break-lock" in printed
     assert lease(tmp_path)[1] == "one"
 
 
@@ -145,8 +145,8 @@ def test_a_script_of_an_earlier_run_is_refused_once_a_later_run_was_there(tmp_pa
     assert act(tmp_path, controller="one", run="r1", generation="7") == "done"
     assert act(tmp_path, controller="one", run="r2", generation="8") == "done"
     assert lease(tmp_path)[1:] == ["one", "r2", "8"]
-    said = act(tmp_path, controller="one", run="r1", generation="7")
-    assert "run r2 of the same controller was started after this one" in said
+    printed = act(tmp_path, controller="one", run="r1", generation="7")
+    assert "run r2 of the same controller was started after this one" in printed
     assert lease(tmp_path)[1:] == ["one", "r2", "8"]
     assert act(tmp_path, controller="one", run="r2", generation="8") == "done", "the later run goes on"
 
@@ -227,8 +227,8 @@ def test_a_node_that_gpunode_never_worked_on_is_left_as_it_is(tmp_path: Path) ->
 def test_another_controller_is_refused_by_name_before_it_waits_for_the_lock(before: str, tmp_path: Path) -> None:
     before += "\nlock_seconds() { echo 1000; }"
     with at_work(tmp_path, before=before, controller="one", generation="7"):
-        said = act(tmp_path, before=before, controller="two", generation="1")
-    assert "the controller one is at work on this node (run r1" in said
+        printed = act(tmp_path, before=before, controller="two", generation="1")
+    assert "the controller one is at work on this node (run r1" in printed
 
 
 @pytest.mark.parametrize("before", WAYS.values(), ids=WAYS.keys())
@@ -246,8 +246,8 @@ def test_whoever_waits_in_vain_is_reported_for_whom(
     with at_work(tmp_path, before=before, **signed):
         (tmp_path / "lease").unlink(missing_ok=True)
         short = f"{before}\nlock_seconds() {{ echo 1; }}"
-        said = act(tmp_path, before=short, controller="two", generation="1")
-    assert said.startswith(f"{who} is at work on this node")
+        printed = act(tmp_path, before=short, controller="two", generation="1")
+    assert printed.startswith(f"{who} is at work on this node")
 
 
 # ---------------------------------------------------------------- numbers and names

@@ -116,10 +116,10 @@ def test_what_is_not_there_is_a_problem_with_the_nearest_and_nothing_is_done(roo
     fill(root, [one for one in DRIVER if "595" not in "".join(one)], toolkit("1.20.1", "1.20.2"))
     found = plan(DEBIAN, site.url)
     assert found.steps == ()
-    said = {problem.what.partition("has no ")[2]: problem.fix for problem in found.problems}
-    assert set(said) == {"nvidia-driver-pinning-595", "nvidia-open 595.*", "nvidia-persistenced 595.*"}
-    assert "nearest there: nvidia-open 610.57.04-1, nvidia-open 590.48.01-1" in said["nvidia-open 595.*"]
-    assert "nearest there: nvidia-driver-pinning-590, " in said["nvidia-driver-pinning-595"]
+    printed = {problem.what.partition("has no ")[2]: problem.fix for problem in found.problems}
+    assert set(printed) == {"nvidia-driver-pinning-595", "nvidia-open 595.*", "nvidia-persistenced 595.*"}
+    assert "nearest there: nvidia-open 610.57.04-1, nvidia-open 590.48.01-1" in printed["nvidia-open 595.*"]
+    assert "nearest there: nvidia-driver-pinning-590, " in printed["nvidia-driver-pinning-595"]
     assert all(f"({site.url}/cuda/)" in problem.what for problem in found.problems)
 
 

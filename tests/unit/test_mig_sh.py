@@ -70,20 +70,20 @@ class Node:
         done = subprocess.run(self.shell, input=text, env=environment, capture_output=True, text=True, check=False)
         return parse_outcome(done.stdout, done.returncode)
 
-    def cut(self, *wished: str, facts: NodeFacts | None = None, check: bool = False) -> Outcome:
-        request = mig_request(value(*wished), facts or self.facts, script("mig.sh"), check=check)
+    def cut(self, *requested: str, facts: NodeFacts | None = None, check: bool = False) -> Outcome:
+        request = mig_request(value(*requested), facts or self.facts, script("mig.sh"), check=check)
         return self.run(program(script("mig.sh"), request | {"state": f"{self.folder}\n".encode()}))
 
-    def boot(self, *wished: str) -> Outcome:
-        text = boot_program(value(*wished), script("mig.sh")).decode()
+    def boot(self, *requested: str) -> Outcome:
+        text = boot_program(value(*requested), script("mig.sh")).decode()
         return self.run(text.replace("/var/lib/gpunode", str(self.folder)))
 
 
-def value(*wished: str) -> dict[str, Any]:
+def value(*requested: str) -> dict[str, Any]:
     """`1g.10gb:0`: profile and place; mode off when nothing is wished."""
-    split = (one.partition(":") for one in wished)
+    split = (one.partition(":") for one in requested)
     instances = [{"profile": name, "id": int(name[0]), "start": int(start)} for name, _, start in split]
-    return {"gpus": [{"slot": SLOT, "mode": "on" if wished else "off", "instances": instances}]}
+    return {"gpus": [{"slot": SLOT, "mode": "on" if requested else "off", "instances": instances}]}
 
 
 @pytest.fixture(params=SHELLS, ids=" ".join)

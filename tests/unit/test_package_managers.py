@@ -233,8 +233,8 @@ def test_dnf5_gets_the_whole_transaction_in_one_call(manager: Manager) -> None:
     manager.ask("to_remove", "cuda-drivers\n")
     manager.fake("dnf5", 'echo "Problem: $*"')
     (manager.folder / "bin/dnf").symlink_to("dnf5")
-    [said] = manager.run("dnf", "dnf_simulate || dnf_why_not")
-    assert said.partition(" do ")[2].split() == [
+    [output] = manager.run("dnf", "dnf_simulate || dnf_why_not")
+    assert output.partition(" do ")[2].split() == [
         "--action=install",
         "nvidia-open-595.91*",
         "--action=install",
@@ -242,7 +242,7 @@ def test_dnf5_gets_the_whole_transaction_in_one_call(manager: Manager) -> None:
         "--action=remove",
         "cuda-drivers",
     ]
-    assert "--setopt=disable_excludes=*" in said
+    assert "--setopt=disable_excludes=*" in output
 
 
 @pytest.mark.parametrize("text", ["No match for argument: x-9", "Argument 'x-9' matches only packages excluded"])
@@ -319,7 +319,7 @@ def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "command", "told"),
+    ("name", "command", "reported"),
     [
         ("apt", "apt_update", 'Dir::Etc::sourcelist "/dev/null";\nDir::Etc::sourceparts "{sources}";'),
         ("dnf", "dnf_ makecache", "reposdir={sources}"),
@@ -329,7 +329,7 @@ def test_a_package_that_pacman_would_put_out_is_named(manager: Manager) -> None:
 )
 @pytest.mark.parametrize("alone", [True, False])
 def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
-    manager: Manager, name: str, command: str, told: str, alone: bool
+    manager: Manager, name: str, command: str, reported: str, alone: bool
 ) -> None:
     """The configuration that the package manager gets, with a folder of these sources and of no others."""
     source = manager.folder / "gpunode-distribution.repo"
@@ -340,9 +340,9 @@ def test_where_a_bundle_stands_for_all_no_other_repository_is_asked(
     for program in ("apt-get", "dnf", "zypper", "pacman"):
         manager.fake(program, 'echo "$@"; [ "$1" != -c ] || cat "$2"')
     command = f"{packages_sh()}\n{name}_options\n{command.replace('apt_update', 'apt_ update')}"
-    said = "\n".join(manager.run(name, command))
+    output = "\n".join(manager.run(name, command))
     folder = manager.folder / "in/.sources"
-    assert (told.format(sources=folder, request=folder.parent) in said) is alone
+    assert (reported.format(sources=folder, request=folder.parent) in output) is alone
     asked_for = alone or name == "apt"  # which asks for the lists of the request's sources
     assert [path.name for path in folder.glob("*")] == ([source.name] if asked_for else [])
 
@@ -355,7 +355,7 @@ def packages_sh() -> str:
 
 
 @pytest.mark.parametrize(
-    ("said", "upgradable", "told"),
+    ("output", "upgradable", "reported"),
     [
         ("", "", ""),
         ("", "linux 6.12-1 -> 6.19-1 [ignored]", ""),
@@ -365,14 +365,14 @@ def packages_sh() -> str:
     ],
 )
 def test_pacman_reads_a_bundle_of_the_node_s_own_day_only(
-    manager: Manager, said: str, upgradable: str, told: str
+    manager: Manager, output: str, upgradable: str, reported: str
 ) -> None:
     """Fresh lists on a system that is older break it; what is held does not count."""
     source = manager.folder / "gpunode-distribution.conf"
     source.write_text("[gpunode-distribution]\n")
     manager.ask("refresh", f"{source}\n")
     manager.ask("alone", "1\n")
-    (manager.folder / "said").write_text(said)
+    (manager.folder / "said").write_text(output)
     (manager.folder / "upgradable").write_text(upgradable)
     answers = (
         f'*" -Sy "*) cat {manager.folder}/said; [ ! -s {manager.folder}/said ]',
@@ -381,7 +381,7 @@ def test_pacman_reads_a_bundle_of_the_node_s_own_day_only(
     manager.fake("pacman", f'case " $* " in {" ;; ".join(answers)} ;; esac')
     asked = f'{packages_sh()}\nfail() {{ echo "$1"; exit 0; }}\npacman_options; pacman_refresh; echo went on'
     *lines, last = manager.run("pacman", asked)
-    assert (told in last) if told else (last == "went on" and not lines)
+    assert (reported in last) if reported else (last == "went on" and not lines)
 
 
 def test_pacman_keeps_the_kernel_along_with_modules_that_are_built_for_it(manager: Manager) -> None:

@@ -258,10 +258,12 @@ MAKE_LOG = f"  CC nv.o\n{COMPILER}\nmake[1]: *** [nv.o] Error 1\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [(MAKE_LOG, COMPILER), ("CC nv.o\n\nKilled\n", "CC nv.o; Killed"), (None, "Error! Bad return status for module")],
 )
-def test_the_message_of_a_failed_build_has_what_the_compiler_said(text: str | None, said: str, tmp_path: Path) -> None:
+def test_the_message_of_a_failed_build_has_what_the_compiler_said(
+    text: str | None, printed: str, tmp_path: Path
+) -> None:
     build = tmp_path / "nvidia" / "595.91.07" / "build"
     build.mkdir(parents=True)
     if text is not None:
@@ -272,7 +274,7 @@ def test_the_message_of_a_failed_build_has_what_the_compiler_said(text: str | No
     )
     done = call(f"DKMS_TREE={tmp_path}; {faked}; dkms_build", tmp_path)
     outcome = parse_outcome(done.stdout, done.returncode)
-    assert outcome.message == f"DKMS could not build nvidia 595.91.07 for kernel 6.1.0-50-amd64: {said}"
+    assert outcome.message == f"DKMS could not build nvidia 595.91.07 for kernel 6.1.0-50-amd64: {printed}"
     assert "Error! Bad return status" in outcome.log and (text or "").strip() in outcome.log
 
 

@@ -86,8 +86,8 @@ $ pwd; false   # exit code 1
 ```
 """
     assert reader.follow(page) == 3
-    said = reader.do(Command('read -p "Go on? [y/N]: " x; echo "got $x"', ("Go on? [y/N]: y", "got y")))
-    assert said.endswith("got y\n")
+    printed = reader.do(Command('read -p "Go on? [y/N]: " x; echo "got $x"', ("Go on? [y/N]: y", "got y")))
+    assert printed.endswith("got y\n")
 
 
 @pytest.mark.parametrize("command", [Command("false"), Command("echo a", ("b",)), Command('read -p "? [y/N]: "')])
@@ -131,8 +131,8 @@ def test_the_clusters_half_of_an_example(title: str, host: str, server: ApiServe
     server.put(node(host, allocatable={"nvidia.com/gpu": "1"}))
     Nodes(server)
     reader = at_cluster(tmp_path, server)
-    told = steps(section((ROOT / "docs/cluster.md").read_text(), title))
-    here = [step for step in told if isinstance(step, Command) and re.match(r"gpunode (init|kube) ", step.line)]
+    reported = steps(section((ROOT / "docs/cluster.md").read_text(), title))
+    here = [step for step in reported if isinstance(step, Command) and re.match(r"gpunode (init|kube) ", step.line)]
     assert len(here) >= 4
     for command in here:
         reader.do(command)

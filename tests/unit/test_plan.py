@@ -226,14 +226,14 @@ def test_a_plan_rests_on_nothing_that_the_hash_leaves_out(folder: Path, monkeypa
 
 
 def test_containers_that_run_now_change_a_plan_in_its_words_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    said = plan_case(CASES / "plans" / "debian12-gpu-containers", monkeypatch)
+    printed = plan_case(CASES / "plans" / "debian12-gpu-containers", monkeypatch)
     silent = DesiredState(
         yaml.safe_load((CASES / "plans" / "debian12-gpu-containers" / "case.yml").read_text())["spec"]
     )
-    plan = silent.plan("node1", replace(said.facts, gpu_containers=())).plan
-    assert [(s.id, s.value) for s in plan.steps] == [(s.id, s.value) for s in said.plan.steps]
-    assert len(said.plan.warnings) == len(plan.warnings) + 1
-    assert "llm-7d9f/server" in plan_text(said.plan) and "llm-7d9f/server" not in plan_text(plan)
+    plan = silent.plan("node1", replace(printed.facts, gpu_containers=())).plan
+    assert [(s.id, s.value) for s in plan.steps] == [(s.id, s.value) for s in printed.plan.steps]
+    assert len(printed.plan.warnings) == len(plan.warnings) + 1
+    assert "llm-7d9f/server" in plan_text(printed.plan) and "llm-7d9f/server" not in plan_text(plan)
 
 
 @pytest.mark.parametrize(

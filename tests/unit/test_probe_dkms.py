@@ -41,7 +41,7 @@ class Tree:
     def install(self, module: str, version: str, kernel: str) -> None:
         (self.tree / module / f"kernel-{kernel}-x86_64").symlink_to(f"{version}/{kernel}/x86_64")
 
-    def said(self, shell: list[str]) -> list[str]:
+    def printed(self, shell: list[str]) -> list[str]:
         text = script("probe.sh").replace("/var/lib/dkms", str(self.tree))
         text = text.replace("/etc/dkms/framework.conf ", f"{self.framework} ")
         done = subprocess.run(
@@ -74,7 +74,7 @@ def test_each_kernel_of_each_version_has_its_state(tree: Tree, shell: list[str])
     tree.add("zfs", "2.1.11")
     tree.build("zfs", "2.1.11", "6.1.0-50-amd64")
     (tree.tree / "nvidia/original_module/6.1.0-50-amd64/x86_64").mkdir(parents=True)
-    assert tree.said(shell) == [
+    assert tree.printed(shell) == [
         "nvidia-current/550.163.01: added",
         "nvidia/595.91.07, 6.1.0-50-amd64, x86_64: installed",
         "nvidia/595.91.07, 6.1.0-56-amd64, x86_64: built",
@@ -86,23 +86,23 @@ def test_of_two_versions_one_is_installed(tree: Tree, shell: list[str]) -> None:
         tree.add("nvidia", version)
         tree.build("nvidia", version, "6.1.0-50-amd64")
     tree.install("nvidia", "595.91.07", "6.1.0-50-amd64")
-    assert tree.said(shell) == [
+    assert tree.printed(shell) == [
         "nvidia/580.95.05, 6.1.0-50-amd64, x86_64: built",
         "nvidia/595.91.07, 6.1.0-50-amd64, x86_64: installed",
     ]
 
 
 def test_nothing_of_nvidias_is_nothing(tree: Tree, shell: list[str]) -> None:
-    assert tree.said(shell) == []
+    assert tree.printed(shell) == []
 
 
 def test_a_version_without_its_source_is_dkms_own_to_judge(tree: Tree, shell: list[str]) -> None:
     tree.add("nvidia", "595.91.07", source=False)
-    assert tree.said(shell) == ["asked"]
+    assert tree.printed(shell) == ["asked"]
 
 
 def test_a_tree_elsewhere_is_dkms_own_to_read(tree: Tree, shell: list[str]) -> None:
     tree.framework.write_text("# dkms_tree=/var/lib/dkms\n")
-    assert tree.said(shell) == []
+    assert tree.printed(shell) == []
     tree.framework.write_text('dkms_tree="/srv/dkms"\n')
-    assert tree.said(shell) == ["asked"]
+    assert tree.printed(shell) == ["asked"]

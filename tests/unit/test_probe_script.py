@@ -161,8 +161,8 @@ def test_a_machine_with_little_more_than_a_shell_can_be_probed(bare_root: Path) 
 @needs_root
 @pytest.mark.parametrize("name", ["config.yaml", "config.yaml.d/10-own.yaml", "config.yaml.d/10-own.yml"])
 def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare_root: Path, name: str) -> None:
-    said, config = bare_root / "etc/rancher/k3s" / name, bare_root / "data/k3s/agent/etc/containerd/config.toml"
-    for path, text in ((said, "data-dir: /data/k3s\n"), (config, "version = 3\n")):
+    printed, config = bare_root / "etc/rancher/k3s" / name, bare_root / "data/k3s/agent/etc/containerd/config.toml"
+    for path, text in ((printed, "data-dir: /data/k3s\n"), (config, "version = 3\n")):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     done = subprocess.run(

@@ -60,8 +60,8 @@ def test_of_many_hosts_probes_are_counted(count: int, lines: int, capsys: pytest
     with probing("text") as on_done:
         for number in range(count):
             on_done(Detected(host=f"gpu{number}"))
-    told = capsys.readouterr().err.splitlines()
-    assert len(told) == lines and told[-1] == (
+    reported = capsys.readouterr().err.splitlines()
+    assert len(reported) == lines and reported[-1] == (
         "2000 hosts probed, 0 failed" if count > 40 else f"gpu{count - 1}: probed"
     )
 
@@ -122,8 +122,8 @@ def test_without_a_terminal_lines_have_the_number_of_the_step(capsys: pytest.Cap
     with fleet("text", {"gpu1": STEPS}) as callbacks:
         callbacks.event(at("gpu1", "changed", 1, "nvidia-open 595.91.07-1 installed"))
         callbacks.result(HostResult(host="gpu1", message="not here: the results follow"))
-    said = capsys.readouterr().err
-    assert said == "gpu1: [2/4] Install the driver: changed (0.0 s): nvidia-open 595.91.07-1 installed\n"
+    output = capsys.readouterr().err
+    assert output == "gpu1: [2/4] Install the driver: changed (0.0 s): nvidia-open 595.91.07-1 installed\n"
 
 
 @pytest.mark.parametrize("output_format", ["text", "json"])

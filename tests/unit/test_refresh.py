@@ -141,8 +141,8 @@ def test_what_is_published_becomes_branches_releases_and_ranges(copy: Path, tmp_
     assert fresh.distros["rhel:9"].on("aarch64").cuda == ("12.0", "")
     assert fresh.distros["debian:13"].by_arch == {}
     assert fresh.packages["container-toolkit"]["newest"] == "1.21.0"
-    told = {(change["row"], change["key"]) for change in answer["changes"]}
-    assert ("branch 625", "branch") in told and ("CUDA 13.6.0", "native") in told
+    reported = {(change["row"], change["key"]) for change in answer["changes"]}
+    assert ("branch 625", "branch") in reported and ("CUDA 13.6.0", "native") in reported
     assert any("/ubuntu2404/x86_64" in one for one in answer["unread"])  # not in the copy: its row stays
     assert fresh.distros["ubuntu:24.04"] == load_knowledge().distros["ubuntu:24.04"]
 

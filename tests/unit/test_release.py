@@ -221,7 +221,7 @@ def test_every_fragment_has_a_kind_that_the_changelog_knows() -> None:
 
 
 @pytest.mark.parametrize(
-    ("prints", "code", "said", "left"),
+    ("prints", "code", "printed", "left"),
     [
         (
             'echo \'{"dependencies": [{"name": "a", "version": "1", "vulns": []}]}\'',
@@ -240,7 +240,7 @@ def test_every_fragment_has_a_kind_that_the_changelog_knows() -> None:
     ids=["clean", "a hole", "no network"],
 )
 def test_an_audit_that_nobody_answered_is_distinguished_from_one_that_found_nothing(
-    prints: str, code: int | None, said: str, left: bool, tmp_path: Path,
+    prints: str, code: int | None, printed: str, left: bool, tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     (tmp_path / "pip-audit").write_text(f"#!/bin/sh\n{prints}\n")
@@ -253,7 +253,7 @@ def test_an_audit_that_nobody_answered_is_distinguished_from_one_that_found_noth
     except SystemExit as end:
         ended.append(int(end.code or 0))
     output = capsys.readouterr()
-    assert ended == ([code] if code else []) and said in output.out + output.err
+    assert ended == ([code] if code else []) and printed in output.out + output.err
     assert (tmp_path / "audit.json").exists() is left
 
 

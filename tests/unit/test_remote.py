@@ -40,11 +40,11 @@ def test_any_output_is_an_outcome_without_controls(text: str, rc: int) -> None:
     for output in (text, f"gpunode\tmessage\t{text}\ngpunode\tcheck\t{text}\ngpunode\tstatus\tchanged\n"):
         found = parse_outcome(output, rc)
         checks = parse_checks(output, rc)
-        said = (found.message, found.fix, found.log, *found.changed, *found.notes, *found.stale, locked_by(output))
-        said += (parse_activation(output).reboot, parse_activation(output).boot_id)
-        said += tuple(word for check in checks for word in (check.id, check.message, check.fix))
+        printed = (found.message, found.fix, found.log, *found.changed, *found.notes, *found.stale, locked_by(output))
+        printed += (parse_activation(output).reboot, parse_activation(output).boot_id)
+        printed += tuple(word for check in checks for word in (check.id, check.message, check.fix))
         assert found.status in STATUSES
-        assert CONTROL.search("".join(said)) is None
+        assert CONTROL.search("".join(printed)) is None
 
 
 def test_a_check_whose_id_is_no_id_is_a_failed_one() -> None:

@@ -83,8 +83,8 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("ok", {"run": RUN, "plan": {"steps": [STEP]}}, []),
     ("waiting", {"run": replace(RUN, state="waiting", exit=None), "plan": {"steps": [STEP]}}, ["plan.driver.packages"]),
     ("running", {"run": replace(RUN, state="running", exit=None)}, []),
-    ("failed", {"run": replace(RUN, state="failed", exit=1), "said": "dkms"}, ["host.failed"]),
-    ("pending", {"run": replace(RUN, state="failed", exit=3), "said": "still to do"}, ["plan.left"]),
+    ("failed", {"run": replace(RUN, state="failed", exit=1), "last_message": "dkms"}, ["host.failed"]),
+    ("pending", {"run": replace(RUN, state="failed", exit=3), "last_message": "still to do"}, ["plan.left"]),
     ("unreachable", {"run": replace(RUN, state="failed", exit=4)}, ["host.unreachable"]),
     ("failed", {"run": replace(RUN, state="failed", exit=1), "result": {"checks": [check("a")]}}, ["a"]),
 ]

@@ -114,8 +114,8 @@ def test_it_says_nothing_on_the_console_and_asks_for_nothing(page: Browser) -> N
     page.find_element(By.CSS_SELECTOR, ".open").click()
     page.find_element(By.CSS_SELECTOR, "#table .sort").click()
     assert page.get_log("browser") == []  # type: ignore[no-untyped-call]
-    said = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]  # type: ignore[no-untyped-call]
-    asked = {m["params"]["request"]["url"] for m in said if m["method"] == "Network.requestWillBeSent"}
+    output = [json.loads(entry["message"])["message"] for entry in page.get_log("performance")]  # type: ignore[no-untyped-call]
+    asked = {m["params"]["request"]["url"] for m in output if m["method"] == "Network.requestWillBeSent"}
     assert asked == {page.current_url}
 
 
@@ -281,8 +281,8 @@ def test_axe_finds_nothing_that_keeps_people_out(page: Browser, colours: str) ->
     page.execute_script((files("selenium_axe_python") / "axe-core/axe.min.js").read_text())
     script = "const [rules, done] = arguments; axe.run({runOnly: rules}).then(done, (error) => done(String(error)))"
     found: dict[str, Any] = page.execute_async_script(script, RULES)
-    told = [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in found["violations"]]
-    assert told == []
+    reported = [(v["id"], v["nodes"][0]["html"][:200], v["nodes"][0]["failureSummary"]) for v in found["violations"]]
+    assert reported == []
     assert "color-contrast" in {rule["id"] for rule in found["passes"]}
     assert [(rule["id"], node["html"][:120]) for rule in found["incomplete"] for node in rule["nodes"]] == []
 

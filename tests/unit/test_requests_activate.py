@@ -81,12 +81,12 @@ def test_the_policy_decides_about_the_reboot(policy: str, reason: str, changed: 
 
 @pytest.mark.parametrize("policy", ["if-needed", "always"])
 def test_the_machine_that_it_runs_on_is_rebooted_only_when_that_was_asked_for(policy: str) -> None:
-    said = Activation(reboot="nouveau is in use")
-    why, hindered = may_reboot({"reboot": policy}, said, changed=True, here=True)
+    printed = Activation(reboot="nouveau is in use")
+    why, hindered = may_reboot({"reboot": policy}, printed, changed=True, here=True)
     assert (why, "reboot_controller" in hindered) == ("nouveau is in use", True)
     asked = {"reboot": policy, "reboot_controller": True}
-    assert may_reboot(asked, said, changed=True, here=True) == ("nouveau is in use", "")
-    assert may_reboot({**asked, "reboot": "never"}, said, changed=True, here=True)[1] == "the policy is never"
+    assert may_reboot(asked, printed, changed=True, here=True) == ("nouveau is in use", "")
+    assert may_reboot({**asked, "reboot": "never"}, printed, changed=True, here=True)[1] == "the policy is never"
 
 
 def test_boot_id_and_reason_are_read_from_their_lines() -> None:

@@ -38,10 +38,10 @@ def test_host_keys_stay_checked_the_environment_is_cut_and_hosts_are_distinguish
     write(tmp_path, PLAY)
     events: list[Event] = []
     hosts = run_playbook(tmp_path, "playbook.yml", inventory=["good,bad,"], on_event=events.append)
-    said = {(e.host, e.task): e.message for e in events if e.kind in ("ok", "failed")}
-    assert said["good", "Keys"] == "True"
-    assert said["good", "End"] == "21600"
-    assert said["good", "Env"] == "gone"
+    printed = {(e.host, e.task): e.message for e in events if e.kind in ("ok", "failed")}
+    assert printed["good", "Keys"] == "True"
+    assert printed["good", "End"] == "21600"
+    assert printed["good", "Env"] == "gone"
     assert hosts["good"].exit == Exit.OK
     assert hosts["bad"].exit == Exit.FAILED
     assert "abcdef123" not in hosts["bad"].message
@@ -63,13 +63,13 @@ def test_a_playbook_that_ansible_cannot_read_is_one_error(tmp_path: Path) -> Non
 
 def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", "/of/the/caller")
-    told = {"name": "Tell", "ansible.builtin.fail": {"msg": "{{ lookup('env', 'PYTHONPATH') }}"}}
-    write(tmp_path, {"name": "Say", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": [told]})
+    reported = {"name": "Tell", "ansible.builtin.fail": {"msg": "{{ lookup('env', 'PYTHONPATH') }}"}}
+    write(tmp_path, {"name": "Say", "hosts": "all", "connection": "local", "gather_facts": False, "tasks": [reported]})
     assert "/of/the/caller" in run_playbook(tmp_path, "playbook.yml", inventory=["good,"])["good"].message
 
 
 @pytest.mark.parametrize(
-    ("data", "told"),
+    ("data", "reported"),
     [
         (
             {"event": "verbose", "stdout": "node1: waiting for the package manager: apt-get (PID 7)\r\n"},
@@ -79,9 +79,9 @@ def test_plugins_import_the_gpunode_that_runs_them(tmp_path: Path, monkeypatch: 
         ({"event": "runner_on_ok", "stdout": "ok: [node1]"}, None),
     ],
 )
-def test_a_wait_for_the_package_manager_is_reported(data: dict[str, str], told: tuple[str, str] | None) -> None:
+def test_a_wait_for_the_package_manager_is_reported(data: dict[str, str], reported: tuple[str, str] | None) -> None:
     event = _waiting(data)
-    assert (event and (event.host, event.task)) == told
+    assert (event and (event.host, event.task)) == reported
 
 
 @pytest.mark.parametrize(

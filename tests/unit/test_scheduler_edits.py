@@ -48,10 +48,10 @@ def test_the_scheduler_would_start_and_has_the_extender_once(case: EditCase) -> 
     path = config or policy or ""
     if request.manifest:
         path = host_path(pod_of(request.manifest, after[request.manifest]), path) or ""
-    said = yaml.safe_load(after[path])
+    printed = yaml.safe_load(after[path])
     if config:
-        assert scheduler_faults(said, minor, RULES) == []
-    (ours,) = (one for one in said["extenders"] if RULES.resource in json.dumps(one))
+        assert scheduler_faults(printed, minor, RULES) == []
+    (ours,) = (one for one in printed["extenders"] if RULES.resource in json.dumps(one))
     assert {ours["filterVerb"], ours["bindVerb"], ours["nodeCacheCapable"]} == {"filter", "bind", True}
     assert ours["urlPrefix"].endswith("/gpushare-scheduler")
     assert not ours.get("ignorable")
@@ -174,12 +174,12 @@ def test_a_value_set_in_any_yaml_is_there_and_all_else_as_before(
     except Refusal:
         return  # said, and nothing changed
     assert (after.startswith(head), after.endswith(tail)) == (True, True)
-    assert said(after) == [{**data, key: value}]
+    assert printed(after) == [{**data, key: value}]
     gone = yamltext.remove(after, (key,))
-    assert (said(gone) or [{}]) == [{name: item for name, item in data.items() if name != key}]
+    assert (printed(gone) or [{}]) == [{name: item for name, item in data.items() if name != key}]
 
 
-def said(text: str) -> list[Any]:
+def printed(text: str) -> list[Any]:
     """What the documents say that are not empty."""
     return [found for found in yaml.safe_load_all(text) if found is not None]
 

@@ -78,12 +78,12 @@ def mismatch() -> Record:
     def other(text: str) -> str:
         kept = [line for line in text.splitlines() if "GPU-5a3c" not in line]
         at = next(n for n, line in enumerate(kept) if line.startswith("| fields "))
-        said = [
+        printed = [
             "| Failed to initialize NVML: Driver/library version mismatch",
             "| NVML library version: 580.105",
             "| exit: 18",
         ]
-        kept[at + 1 : at + 1] = said
+        kept[at + 1 : at + 1] = printed
         return "\n".join(kept).replace("libnvidia-ml.so.580.95.05", "libnvidia-ml.so.580.105.08") + "\n"
 
     for name in ("probe.txt", "probe-dash.txt", "probe-bash.txt", "probe-busybox.txt"):
@@ -470,8 +470,8 @@ def test_the_issue_template_asks_for_what_the_archive_is() -> None:
         "archive",
         "differences",
     ]
-    told = form["body"][0]["attributes"]["value"]
-    assert all(word in told for word in ("serial numbers", "UUIDs", "host and user names", "IP and MAC addresses"))
+    reported = form["body"][0]["attributes"]["value"]
+    assert all(word in reported for word in ("serial numbers", "UUIDs", "host and user names", "IP and MAC addresses"))
 
 
 # ---------------------------------------------------------------- captures on this machine
@@ -751,7 +751,7 @@ DIAG = """| Targeted Stress           | Fail - GPU: 0                           
 
 
 @pytest.mark.parametrize(
-    ("said", "code", "tool", "error"),
+    ("printed", "code", "tool", "error"),
     [
         ("Successfully ran diagnostic for group.", 0, "dcgmi", ""),
         (DIAG, 226, "dcgmi", "exit code 226"),
@@ -759,9 +759,9 @@ DIAG = """| Targeted Stress           | Fail - GPU: 0                           
     ],
 )
 def test_a_known_tool_is_preferred_where_it_works(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, code: int, tool: str, error: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, printed: str, code: int, tool: str, error: str
 ) -> None:
-    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\necho '{said}'\nexit {code}\n")
+    (tmp_path / "dcgmi").write_text(f"#!/bin/sh\necho '{printed}'\nexit {code}\n")
     (tmp_path / "dcgmi").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     monkeypatch.setattr(load, "_own", lambda *_: Capture(text='{"error": "", "launches": 3}'))

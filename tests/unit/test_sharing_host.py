@@ -127,11 +127,11 @@ def test_a_driver_too_old_for_a_gpu_or_a_profile_is_refused(gpu: str, profile: s
 
 
 def test_whoever_else_cuts_the_gpus_at_boot_is_named() -> None:
-    wish = {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}
+    wanted = {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}
     manager = {"nvidia-mig-manager": Service(name="nvidia-mig-manager", enabled="enabled")}
-    assert "nvidia-mig-manager.service" in choose(node(H100, services=manager), **wish).problems[0].what
+    assert "nvidia-mig-manager.service" in choose(node(H100, services=manager), **wanted).problems[0].what
     operator = Kubernetes(kind="kubeadm", gpu_operator=True)
-    assert "GPU Operator" in choose(node(H100, kubernetes=operator), **wish).problems[0].what
+    assert "GPU Operator" in choose(node(H100, kubernetes=operator), **wanted).problems[0].what
 
 
 def test_with_a_kubelet_the_device_plugin_has_mps_and_single_wants_every_gpu_cut() -> None:
@@ -193,7 +193,7 @@ ROWS = """| +-------------------------------------------------------+
 | |   0      2       MIG 2c.3g.40gb       1         1          1:2     |
 | +--------------------------------------------------------------------+
 """
-WISH = {"strategy": "mig", "mig": {"profiles": {"3g.40gb": 2}}}
+REQUEST = {"strategy": "mig", "mig": {"profiles": {"3g.40gb": 2}}}
 
 
 def cut(rows: str = "", mode: str = "Disabled") -> NodeFacts:
@@ -229,7 +229,7 @@ def mig_step(found: Plan) -> Any:
 
 
 def test_the_step_has_every_gpu_the_unit_and_a_layout_that_mig_parted_reads() -> None:
-    step = mig_step(plan(cut(), WISH))
+    step = mig_step(plan(cut(), REQUEST))
     assert step.value["gpus"] == [
         {
             "slot": "0000:17:00.0",
@@ -261,16 +261,16 @@ def converged(value: dict[str, Any]) -> NodeFacts:
 
 
 def test_a_node_that_is_cut_as_requested_has_nothing_to_do_and_another_request_names_the_difference() -> None:
-    facts = converged(mig_step(plan(cut(), WISH)).value)
-    assert mig_step(plan(facts, WISH)) is None
+    facts = converged(mig_step(plan(cut(), REQUEST)).value)
+    assert mig_step(plan(facts, REQUEST)) is None
     other = mig_step(plan(facts, {"strategy": "mig", "mig": {"profiles": {"1g.10gb": 7}}}))
     assert [r.why for r in other.reasons if r.what.startswith("GPU")] == ["2 × 3g.40gb; wanted 7 × 1g.10gb"]
     without = replace(facts, sharing=replace(facts.sharing, instances=()))  # MIG on, and nothing in it
-    assert mig_step(plan(without, WISH)).reasons[0].why == "on, without an instance; wanted 2 × 3g.40gb"
+    assert mig_step(plan(without, REQUEST)).reasons[0].why == "on, without an instance; wanted 2 × 3g.40gb"
 
 
 def test_without_the_request_what_gpunode_made_is_undone_and_what_others_made_is_left() -> None:
-    facts = converged(mig_step(plan(cut(), WISH)).value)
+    facts = converged(mig_step(plan(cut(), REQUEST)).value)
     step = mig_step(plan(facts, {}))
     assert step.value == {
         "gpus": [{"slot": "0000:17:00.0", "mode": "off", "instances": []}],
@@ -282,8 +282,8 @@ def test_without_the_request_what_gpunode_made_is_undone_and_what_others_made_is
 
 
 def test_mps_runs_as_a_unit_and_goes_when_it_is_no_longer_wanted() -> None:
-    wish = {"strategy": "mps", "replicas": 4}
-    [step] = [s for s in plan(cut(), wish).steps if s.role == "sharing"]
+    wanted = {"strategy": "mps", "replicas": 4}
+    [step] = [s for s in plan(cut(), wanted).steps if s.role == "sharing"]
     assert (step.id, step.value["replicas"]) == ("sharing.mps", 4)
     assert "nvidia-cuda-mps-control -f" in step.value["unit"]
     text = step.value["unit"]
@@ -297,7 +297,7 @@ def test_mps_runs_as_a_unit_and_goes_when_it_is_no_longer_wanted() -> None:
         services={"gpunode-mps": Service(name="gpunode-mps", active="active", enabled="enabled")},
         sharing=Sharing(mps_daemons=("7",), mps_threads="25"),
     )
-    assert [s for s in plan(running, wish).steps if s.role == "sharing"] == []
+    assert [s for s in plan(running, wanted).steps if s.role == "sharing"] == []
     [half] = [s for s in plan(running, {"strategy": "mps", "replicas": 2}).steps if s.role == "sharing"]
     assert [r.why for r in half.reasons] == ["25 %; wanted 50 %"]
     [gone] = [s for s in plan(running, {}).steps if s.role == "sharing"]
@@ -331,7 +331,7 @@ def there(id: int, profile: str, start: int, *, computes: int = 1) -> MigInstanc
 
 
 @pytest.mark.parametrize(
-    ("have", "wished", "changes"),
+    ("have", "requested", "changes"),
     [
         ((), (asked(9, start=4), asked(9, start=0)), ["create 9:0", "create 9:4"]),
         ((there(1, "3g.40gb", 4),), (asked(9, start=0), asked(9, start=4)), ["create 9:0"]),
@@ -343,13 +343,13 @@ def there(id: int, profile: str, start: int, *, computes: int = 1) -> MigInstanc
     ],
 )
 def test_what_goes_and_what_is_made_is_worked_out_of_what_is_there(
-    have: tuple[MigInstance, ...], wished: tuple[dict[str, Any], ...], changes: list[str]
+    have: tuple[MigInstance, ...], requested: tuple[dict[str, Any], ...], changes: list[str]
 ) -> None:
     slot = "0000:b3:00.0"
     other = MigInstance(gpu=0, id=1, profile="7g.80gb", start=0, size=8, computes=1)
     nvml = (NvmlGpu(index=0, slot="0000:17:00.0"), NvmlGpu(index=1, slot=slot))
     facts = NodeFacts(nvml=nvml, sharing=Sharing(instances=(other, *have)))
-    value = {"gpus": [{"slot": slot, "mode": "on" if wished else "off", "instances": list(wished)}]}
+    value = {"gpus": [{"slot": slot, "mode": "on" if requested else "off", "instances": list(requested)}]}
     lines = mig_request(value, facts, "")["changes"].decode().splitlines()
     seen = [f"{slot} have {i.id} {f'{i.profile} {i.start}' if i.computes else '- -'}" for i in have]
     assert [line for line in lines if " have " in line] == seen
@@ -380,7 +380,7 @@ def test_an_mps_value_that_is_none_is_refused(value: dict[str, Any]) -> None:
 
 def test_gpus_are_numbered_as_nvidia_smi_does() -> None:
     facts = replace(cut(), nvml=(NvmlGpu(index=0, slot="0000:17:00.0", mig_current="Disabled"),))
-    assert yaml.safe_load(mig_step(plan(facts, WISH)).value["config"])["mig-configs"]["gpunode"][0]["devices"] == [0]
+    assert yaml.safe_load(mig_step(plan(facts, REQUEST)).value["config"])["mig-configs"]["gpunode"][0]["devices"] == [0]
 
 
 # ---------------------------------------------------------------- verify
@@ -391,7 +391,7 @@ def checks(facts: NodeFacts) -> list[tuple[str, str, str]]:
 
 
 def test_verify_says_how_the_gpus_are_cut_and_what_is_wrong_with_it() -> None:
-    good = converged(mig_step(plan(cut(), WISH)).value)
+    good = converged(mig_step(plan(cut(), REQUEST)).value)
     assert checks(good) == [("sharing.mig", "passed", "GPU 0: 2 × 3g.40gb")]
     assert checks(cut()) == []
     by_hand = checks(replace(good, services={}))

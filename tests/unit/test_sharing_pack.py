@@ -38,7 +38,7 @@ def brute_force(product: Product, items: Sequence[Profile]) -> bool:
 
 
 @st.composite
-def wishes(draw: st.DrawFn) -> tuple[Product, list[Profile]]:
+def requests(draw: st.DrawFn) -> tuple[Product, list[Profile]]:
     product = draw(st.sampled_from(load_mig()))
     return product, draw(st.lists(st.sampled_from(product.profiles), min_size=1, max_size=5))
 
@@ -47,19 +47,19 @@ def counted(items: Sequence[Profile]) -> dict[str, int]:
     return {p.name: items.count(p) for p in items}
 
 
-@given(wishes())
+@given(requests())
 @settings(max_examples=400, deadline=None)
-def test_a_request_fits_exactly_when_brute_force_finds_a_placing(wish: tuple[Product, list[Profile]]) -> None:
-    product, items = wish
+def test_a_request_fits_exactly_when_brute_force_finds_a_placing(layout: tuple[Product, list[Profile]]) -> None:
+    product, items = layout
     possible = brute_force(product, items)
     assert (place(product, counted(items)) is not None) == possible
     assert (why_not(product, counted(items)) == "") == possible
 
 
-@given(wishes())
+@given(requests())
 @settings(max_examples=200, deadline=None)
-def test_what_is_placed_overlaps_nowhere_and_is_what_was_requested(wish: tuple[Product, list[Profile]]) -> None:
-    product, items = wish
+def test_what_is_placed_overlaps_nowhere_and_is_what_was_requested(layout: tuple[Product, list[Profile]]) -> None:
+    product, items = layout
     found = place(product, counted(items))
     if found is None:
         return
@@ -84,9 +84,9 @@ GUIDE = [  # layouts of NVIDIA's MIG user guide on an A100 40GB, with the places
 ]
 
 
-@pytest.mark.parametrize(("wish", "places"), GUIDE)
-def test_layouts_of_the_guide_fit(wish: Mapping[str, int], places: list[tuple[int, int]] | None) -> None:
-    found = place(A100, wish)
+@pytest.mark.parametrize(("layout", "places"), GUIDE)
+def test_layouts_of_the_guide_fit(layout: Mapping[str, int], places: list[tuple[int, int]] | None) -> None:
+    found = place(A100, layout)
     assert found is not None
     if places is not None:
         assert [(p.start, p.size) for p in found] == places
@@ -102,16 +102,16 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize(("product", "wish", "reason"), REFUSED)
-def test_a_request_that_does_not_fit_says_why(product: Product, wish: Mapping[str, int], reason: str) -> None:
-    assert place(product, wish) is None
-    assert reason in why_not(product, wish)
+@pytest.mark.parametrize(("product", "layout", "reason"), REFUSED)
+def test_a_request_that_does_not_fit_says_why(product: Product, layout: Mapping[str, int], reason: str) -> None:
+    assert place(product, layout) is None
+    assert reason in why_not(product, layout)
 
 
 def test_instances_that_only_overlap_are_reported() -> None:
-    wish = {"3g.20gb": 1, "1g.10gb": 1, "2g.10gb": 0, "1g.5gb": 3}
+    layout = {"3g.20gb": 1, "1g.10gb": 1, "2g.10gb": 0, "1g.5gb": 3}
     assert why_not(A100, {"4g.20gb": 1, "1g.5gb": 1, "1g.5gb+me": 1, "1g.10gb": 1}) == ""  # 4 + 1 + 1 + 2 of memory
-    assert why_not(A100, wish) == "9 memory slices, and a GPU has 8"
+    assert why_not(A100, layout) == "9 memory slices, and a GPU has 8"
 
 
 # ---------------------------------------------------------------- several GPUs
@@ -153,8 +153,8 @@ def test_the_fewest_gpus_are_as_few_as_brute_force_finds(data: st.DataObject) ->
 
 
 def test_largest_first_would_be_wrong_here_and_the_packer_is_not() -> None:
-    wish = {"3g.20gb": 3, "4g.20gb": 3}  # 3 + 3 on one GPU would leave two 4g without a partner
-    found = pack([Demand(name=name, count=n, profile=name) for name, n in wish.items()], [Supply(product=A100)])
+    layout = {"3g.20gb": 3, "4g.20gb": 3}  # 3 + 3 on one GPU would leave two 4g without a partner
+    found = pack([Demand(name=name, count=n, profile=name) for name, n in layout.items()], [Supply(product=A100)])
     assert (found.needed, found.proved) == (3, True)
 
 

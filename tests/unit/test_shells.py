@@ -95,11 +95,11 @@ def test_every_command_has_a_page_and_the_first_page_names_them_all(manual: Path
 
 def test_man_formats_every_page_without_a_warning(manual: Path) -> None:
     needs("man")
-    said = {}
+    printed = {}
     for page in sorted(manual.iterdir()):
         command = ["man", "--warnings", "-E", "UTF-8", "-l", "-Tutf8", "-Z", str(page)]
-        said[page.name] = subprocess.run(command, capture_output=True, text=True, check=False).stderr
-    assert {name: text for name, text in said.items() if text} == {}
+        printed[page.name] = subprocess.run(command, capture_output=True, text=True, check=False).stderr
+    assert {name: text for name, text in printed.items() if text} == {}
 
 
 def test_mandoc_finds_no_error(manual: Path) -> None:

@@ -35,7 +35,7 @@ PERSISTENCED = "nvidia-persistenced.service"
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "printed"),
     [
         ("", []),
         ("/^user daemon$/d", ["user daemon absent present"]),
@@ -47,12 +47,12 @@ PERSISTENCED = "nvidia-persistenced.service"
     ],
     ids=["nothing new", "a user", "a file", "cut off", "no users", "no files", "empty"],
 )
-def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edit: str, said: list[str]) -> None:
-    assert run(tmp_path, SCRIPT, EDIT=edit) == said
+def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edit: str, printed: list[str]) -> None:
+    assert run(tmp_path, SCRIPT, EDIT=edit) == printed
 
 
 @pytest.mark.parametrize(
-    ("before", "after", "said"),
+    ("before", "after", "printed"),
     [
         ("inactive", "active", [f"active {PERSISTENCED} inactive active"]),
         ("failed", "active", [f"active {PERSISTENCED} inactive active"]),
@@ -67,7 +67,7 @@ def test_a_list_that_is_not_whole_makes_nothing_pass_for_new(tmp_path: Path, edi
 )
 @pytest.mark.parametrize("missing", ["", "not-found"], ids=["old systemd", "new systemd"])
 def test_a_unit_that_package_scripts_have_started_is_reported(
-    missing: str, before: str, after: str, said: list[str], tmp_path: Path
+    missing: str, before: str, after: str, printed: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/systemctl").write_text(SYSTEMCTL)
@@ -79,7 +79,7 @@ def test_a_unit_that_package_scripts_have_started_is_reported(
     (tmp_path / PERSISTENCED).unlink(missing_ok=True)
     if after:
         (tmp_path / PERSISTENCED).write_text(after)
-    assert run(tmp_path, "came_along", MISSING=missing) == said
+    assert run(tmp_path, "came_along", MISSING=missing) == printed
 
 
 def run(folder: Path, text: str, **environment: str) -> list[str]:

@@ -56,10 +56,10 @@ DIFFERENCES: list[tuple[dict[str, Any], dict[str, Any], list[str]]] = [
 ]
 
 
-@pytest.mark.parametrize(("before", "after", "told"), DIFFERENCES)
-def test_what_changed_is_reported_in_words(before: dict[str, Any], after: dict[str, Any], told: list[str]) -> None:
+@pytest.mark.parametrize(("before", "after", "reported"), DIFFERENCES)
+def test_what_changed_is_reported_in_words(before: dict[str, Any], after: dict[str, Any], reported: list[str]) -> None:
     states = [json.loads(json.dumps(state_of(NodeFacts(**facts)))) for facts in (before, after)]
-    assert list(differences(*states)) == told
+    assert list(differences(*states)) == reported
 
 
 def test_a_state_holds_no_file_and_no_long_text() -> None:
@@ -104,8 +104,8 @@ def test_only_hosts_that_are_other_than_then_use_their_gpus(journal: Runs, monke
     monkeypatch.setattr(since, "detect", lambda where, on_done: found)
     monkeypatch.setattr(since, "verify_found", verified)
     results = since.verify_since(Targets(), DesiredState(), journal, "r1")
-    told = {r.host: (r.unchanged_since, [check.message for check in r.checks]) for r in results}
-    assert told == {
+    reported = {r.host: (r.unchanged_since, [check.message for check in r.checks]) for r in results}
+    assert reported == {
         "gpu1": (True, []),
         "gpu2": (False, [f"since r1: toolkit: 1.0.0 → {FACTS.toolkit}"]),
         "gpu3": (False, ["run r1 did not bring it to an end: no space"]),

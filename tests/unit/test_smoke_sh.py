@@ -28,7 +28,7 @@ def test_without_a_driver_that_anybody_asked_for_the_toolkit_is_not_proven(
     gpus: int, loaded: bool, works: bool, status: str, tmp_path: Path
 ) -> None:
     for name, code in {"nvidia-container-cli": 0 if works else 1, "nvidia-smi": 0}.items():
-        stand_in(tmp_path, name, f"echo NVRM version: 595.91.07\nexit {code}")
+        fake_program(tmp_path, name, f"echo NVRM version: 595.91.07\nexit {code}")
     if loaded:
         (tmp_path / "module").mkdir()
     assert smoked(tmp_path, {"gpus": gpus, "toolkit": True})["toolkit.cli"].status == status
@@ -36,8 +36,8 @@ def test_without_a_driver_that_anybody_asked_for_the_toolkit_is_not_proven(
 
 @pytest.mark.parametrize("log", ["", "/data/rke2/agent/containerd/containerd.log and journalctl -u rke2-agent"])
 def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp_path: Path) -> None:
-    stand_in(tmp_path, "ctr", "echo gpunode-smoke-ran")
-    stand_in(tmp_path, "crictl", '[ "$5" != runp ] || { echo no handler; exit 1; }')
+    fake_program(tmp_path, "ctr", "echo gpunode-smoke-ran")
+    fake_program(tmp_path, "crictl", '[ "$5" != runp ] || { echo no handler; exit 1; }')
     found = smoked(
         tmp_path, {"runtimes": ["containerd"], "image": "a/b", **({"logs": {"containerd": log}} if log else {})}
     )
@@ -49,7 +49,7 @@ def test_a_pod_that_does_not_start_names_the_log_of_its_containerd(log: str, tmp
 
 @pytest.mark.parametrize("unit", ["docker", "snap.docker.dockerd"])
 def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str, tmp_path: Path) -> None:
-    stand_in(tmp_path, "docker", '[ "$1" != start ] || echo no such device')
+    fake_program(tmp_path, "docker", '[ "$1" != start ] || echo no such device')
     logs = {} if unit == "docker" else {"logs": {"docker": f"journalctl -u {unit}"}}
     found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", **logs})["docker.gpus-all"]
     assert found.message.endswith("could not start a container: no such device")
@@ -100,10 +100,10 @@ esac
 
 
 def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "kubelet") -> dict[str, Check]:
-    stand_in(folder, "ctr", "echo gpunode-smoke-ran")
-    stand_in(folder, "sleep", "")
+    fake_program(folder, "ctr", "echo gpunode-smoke-ran")
+    fake_program(folder, "sleep", "")
     text = CRICTL.replace("LOSE", str(lose)).replace("AT", at).replace("FOLDER", str(folder))
-    stand_in(folder, "crictl", text.replace("INFO", '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}'))
+    fake_program(folder, "crictl", text.replace("INFO", '"info": {"BinaryName": "/usr/bin/nvidia-container-runtime"}'))
     (folder / "proc/1").mkdir(parents=True, exist_ok=True)
     (folder / "proc/1/comm").write_text(f"{process}\n")
     defaults = {"default_runtime": {"containerd": "nvidia"}}
@@ -152,7 +152,7 @@ def test_next_to_a_kubelet_a_runtime_that_fails_is_failed_at_once(tmp_path: Path
     assert len((tmp_path / "uids").read_text().split()) == 2
 
 
-def stand_in(folder: Path, name: str, text: str) -> None:
+def fake_program(folder: Path, name: str, text: str) -> None:
     (folder / "bin").mkdir(exist_ok=True)
     (folder / "bin" / name).write_text(f"#!/bin/sh\n{text}\n")
     (folder / "bin" / name).chmod(0o755)
@@ -178,7 +178,7 @@ def node_program(folder: Path) -> str:
 @pytest.mark.parametrize("runtime", ["runc", "nvidia"])
 def test_a_container_of_the_runtime_runc_is_not_asked_for_gpus(runtime: str, tmp_path: Path) -> None:
     body = f"case $1 in inspect) echo {runtime} ;; start) echo gpunode-smoke-ran ;; esac"
-    stand_in(tmp_path, "docker", body)
+    fake_program(tmp_path, "docker", body)
     found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b", "gpus": 1})
     assert found["docker.default"].status == found["docker.gpus-all"].status == "passed"
     assert ("docker.default.gpus" in found) == (runtime == "nvidia")

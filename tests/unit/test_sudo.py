@@ -95,7 +95,7 @@ def test_secrets_do_not_show_in_a_target() -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "what", "fix"),
+    ("printed", "what", "fix"),
     [
         ("sudo: sorry, you must have a tty to run sudo", "on a terminal only (requiretty", "Defaults:ann !requiretty"),
         ("sudo: a password is required", "asks for a password", "NOPASSWD"),
@@ -106,9 +106,9 @@ def test_secrets_do_not_show_in_a_target() -> None:
         ),
     ],
 )
-def test_a_terminal_and_a_password_are_distinguished(said: str, what: str, fix: str) -> None:
+def test_a_terminal_and_a_password_are_distinguished(printed: str, what: str, fix: str) -> None:
     target = Target(name="gpu1", user="ann", become=True)
     with pytest.raises(UnreachableError) as raised:
-        shell.shell_started(target, 1, "", f"{said}\n")
+        shell.shell_started(target, 1, "", f"{printed}\n")
     assert raised.value.what.startswith("gpu1: sudo to root ") and what in raised.value.what
     assert fix in raised.value.fix

@@ -27,11 +27,11 @@ def paths(doc: dict[str, Any], above: toml.Path = ()) -> list[toml.Path]:
     return found + [p for key, value in doc.items() if isinstance(value, dict) for p in paths(value, (*above, key))]
 
 
-def said(doc: Any) -> str:
+def printed(doc: Any) -> str:
     """What a document says, whatever the order: 1 is not 1.0, and nan is nan."""
     if isinstance(doc, dict):
-        return f"{{{', '.join(sorted(f'{key!r}: {said(value)}' for key, value in doc.items()))}}}"
-    return f"[{', '.join(map(said, doc))}]" if isinstance(doc, list) else repr(doc)
+        return f"{{{', '.join(sorted(f'{key!r}: {printed(value)}' for key, value in doc.items()))}}}"
+    return f"[{', '.join(map(printed, doc))}]" if isinstance(doc, list) else repr(doc)
 
 
 def with_value(doc: dict[str, Any], path: toml.Path, value: Any) -> dict[str, Any] | None:
@@ -99,7 +99,7 @@ def test_setting_keys_of_any_document_sets_them_and_nothing_else(text: str, data
             raise Refusal("an array of tables may be empty or of inline ones", "")
         return
     after = toml.edit(text, sets)
-    assert said(tomllib.loads(after)) == said(wanted)
+    assert printed(tomllib.loads(after)) == printed(wanted)
     assert toml.edit(after, sets) == after
 
 
@@ -158,7 +158,7 @@ def test_removing_anything_removes_it_and_nothing_else(text: str, data: st.DataO
             except KeyError:
                 continue
     after = toml.edit(text, removes=gone)
-    assert said(pruned(tomllib.loads(after))) == said(pruned(wanted))
+    assert printed(pruned(tomllib.loads(after))) == printed(pruned(wanted))
     lines = iter(text.splitlines())
     if "{" not in text and "[ " not in text:
         kept = (any(_stays(line, there) for there in lines) for line in after.splitlines())
@@ -177,7 +177,7 @@ def test_any_valid_text_is_kept_or_refused(text: str) -> None:
         after = read.edit({(NEW,): 1})
     except Refusal:
         return
-    assert said(tomllib.loads(after.text)) == said({**read.doc, NEW: 1})
+    assert printed(tomllib.loads(after.text)) == printed({**read.doc, NEW: 1})
     assert after.edit(removes=[(NEW,)]).text == text
 
 

@@ -168,8 +168,8 @@ def test_a_unit_that_stood_still_is_stopped_again_once_packages_are_back(verb: s
     assert [ask.script for ask in asks][-2:] == ["packages.sh", "restore.sh"]
     assert stops == [("restore.sh", line)] * (2 if now == "active" else 1)
     assert "stop" in asks[-1].request
-    said = [ask for ask in undo_requests(back(text, verb), check=True) if "stop" in ask.request]
-    assert len(said) == (1 if now == "active" else 0)  # check mode says it once
+    printed = [ask for ask in undo_requests(back(text, verb), check=True) if "stop" in ask.request]
+    assert len(printed) == (1 if now == "active" else 0)  # check mode says it once
 
 
 def test_a_unit_that_ran_before_is_not_stopped() -> None:

@@ -14,7 +14,7 @@ from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
-Says = Iterator[tuple[str, str]]  # id of the fault, what shows it
+Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
 _SHOWN = 100  # characters of a file's words that are shown
@@ -30,7 +30,7 @@ def state_faults(facts: NodeFacts, sections: Sections, scheduler: SchedulerRules
     return found
 
 
-def _driver(facts: NodeFacts) -> Says:
+def _driver(facts: NodeFacts) -> Signs:
     driver = facts.driver
     if driver.loaded and driver.userspace and driver.loaded != driver.userspace:
         yield "nvml-version-mismatch", f"loaded module {driver.loaded}, libraries {driver.userspace}"
@@ -48,7 +48,7 @@ def _driver(facts: NodeFacts) -> Says:
             yield "gpu-lost", xid.line or f"Xid {xid.code} on {xid.slot}"
 
 
-def _fabric(facts: NodeFacts) -> Says:
+def _fabric(facts: NodeFacts) -> Signs:
     """The fabric manager of a driver container has no unit on the node: there the GPUs' own fabric state counts."""
     if not (facts.driver.loaded and (facts.nvswitches or facts.nvlink5_fabric)):
         return
@@ -64,7 +64,7 @@ def _fabric(facts: NodeFacts) -> Says:
         yield "fabric-manager-missing", "NVSwitches are here, nvidia-fabricmanager is not installed"
 
 
-def _mig(facts: NodeFacts) -> Says:
+def _mig(facts: NodeFacts) -> Signs:
     for gpu in facts.nvml:
         if gpu.mig_pending and gpu.mig_current != gpu.mig_pending:
             yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, {gpu.mig_pending} after a reset"
@@ -72,7 +72,7 @@ def _mig(facts: NodeFacts) -> Says:
             yield "reset-required", f"GPU {gpu.index}: rows or pages wait for a reset"
 
 
-def _engines(facts: NodeFacts) -> Says:
+def _engines(facts: NodeFacts) -> Signs:
     for runtime in facts.runtimes:
         if runtime.name == "docker":
             yield from _daemon_json(facts, runtime.config)
@@ -86,7 +86,7 @@ def _engines(facts: NodeFacts) -> Says:
         yield "cgroup-driver-mismatch", reported
 
 
-def _daemon_json(facts: NodeFacts, path: str) -> Says:
+def _daemon_json(facts: NodeFacts, path: str) -> Signs:
     file = facts.files.get(path)
     if not file or not file.data:
         return
@@ -131,7 +131,7 @@ def _cut(text: str) -> str:
     return shown if len(text) <= _SHOWN else f"{shown} …"
 
 
-def _kubelet_devices(sections: Sections) -> Says:
+def _kubelet_devices(sections: Sections) -> Signs:
     """What the kubelet's checkpoint of device plugins has: resources with the ids of their healthy devices."""
     text = sections.get("kubelet-devices", "").strip()
     if not text:
@@ -149,7 +149,7 @@ def _kubelet_devices(sections: Sections) -> Says:
             yield "plugin-no-devices", f"{_cut(name)} is registered with 0 devices"
 
 
-def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Says:
+def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
     image = re.search(r"image:.*kube-scheduler\S*:v1\.(\d{1,4})\b", sections.get("kube-scheduler-manifest", ""))
     api = re.search(
         r"^apiVersion:\s*['\"]?kubescheduler\.config\.k8s\.io/(\w+)", sections.get("kube-scheduler-config", ""), re.M
@@ -161,7 +161,7 @@ def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Says:
             yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
 
 
-_RULES: tuple[Callable[[NodeFacts], Says], ...] = (_driver, _fabric, _mig, _engines)
+_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _mig, _engines)
 
 
 def split_sections(text: str) -> dict[str, str]:

@@ -235,7 +235,7 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
             before, behind = b"".join(lead[max(0, len(lead) - left) :]), b"".join(trail[:right])
             for middle, gone in ((hunk.after, not hunk.after), (hunk.before, True)):
                 wanted = before + middle + behind
-                if (before, behind) != (hunk.lead, hunk.trail) and not _tells(data, wanted, hunk, newline):
+                if (before, behind) != (hunk.lead, hunk.trail) and not _suffices(data, wanted, hunk, newline):
                     continue
                 places = [at + len(before) for at in _places(data, wanted, newline)]
                 if gone:  # what is not there is between these lines, or at an end of the file
@@ -246,7 +246,7 @@ def _find(data: bytes, hunk: Hunk) -> tuple[int, int] | None:
     return None
 
 
-def _tells(data: bytes, wanted: bytes, hunk: Hunk, newline: bytes) -> bool:
+def _suffices(data: bytes, wanted: bytes, hunk: Hunk, newline: bytes) -> bool:
     """Whether lines are enough not to be found by chance; an end of the file, where the hunk was, counts as one."""
     known = sum(not line.isspace() for line in _lines(wanted, newline))
     ends = (not hunk.lead and data.startswith(wanted)) + (not hunk.trail and data.endswith(wanted))

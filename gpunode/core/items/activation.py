@@ -169,13 +169,13 @@ def parse_activation(stdout: str) -> Activation:
     return Activation(reboot=found.get("reboot", ""), boot_id=boot_id if WORD.fits(boot_id) else "")
 
 
-def may_reboot(value: Mapping[str, Any], said: Activation, *, changed: bool, here: bool) -> tuple[str, str]:
+def may_reboot(value: Mapping[str, Any], printed: Activation, *, changed: bool, here: bool) -> tuple[str, str]:
     """(why the node is to be rebooted, "" when it is not; what hinders that, "" for nothing).
 
     `value` has the policy, one of REBOOT; `here` says that the node is the machine this runs on.
     """
     policy = value.get("reboot", "never")
-    why = said.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")
+    why = printed.reboot or ("a reboot is wanted after every change" if policy == "always" and changed else "")
     if policy == "never":
         return why, "the policy is never"
     if here and not value.get("reboot_controller"):

@@ -51,7 +51,7 @@ def links_found(facts: NodeFacts) -> str:
     return f"missing: {_links(missing)}" if missing else LINKED
 
 
-def say_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
+def describe_gpu_containers(plan: Plan, facts: NodeFacts) -> Plan:
     """The plan with what its steps do to the GPU containers that run on the node now; its values stay the same."""
     kept, taken = _in_state(facts, "keepable"), _in_state(facts, "exposed")
     if not plan.steps or not (kept or taken):

@@ -15,7 +15,7 @@ from gpunode.core.spec.source import DISTRIBUTION
 
 # Where each repository has been set up by others; a file beside ours gives every package twice, and makes apt fail:
 # «Conflicting values set for option Signed-By» (NVIDIA/cuda-repo-management issue 4, NVIDIA/nvidia-docker issue 1631).
-RIVALS: Mapping[str, tuple[str, ...]] = {
+CONFLICTS: Mapping[str, tuple[str, ...]] = {
     "nvidia-cuda": ("developer.download.nvidia.com/compute/cuda/repos",),
     "nvidia-container-toolkit": (
         "nvidia.github.io/libnvidia-container",
@@ -159,7 +159,7 @@ def keyrings_rid_of(facts: NodeFacts, revoked: Sequence[str]) -> Iterator[tuple[
 def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
     """Files that set up the same repository in another way and name nothing else; they go."""
     ours, folder = sources_path(repository.name, facts), f"{layout(facts).folder}/"
-    places = (*RIVALS.get(repository.name, ()), re.sub(r"^\w+://", "", repository.url).rstrip("/"))
+    places = (*CONFLICTS.get(repository.name, ()), re.sub(r"^\w+://", "", repository.url).rstrip("/"))
     found = []
     for path, file in facts.files.items():
         if not path.startswith(folder) or path == ours or not file.data:
@@ -172,7 +172,7 @@ def rival_files(repository: Repository, facts: NodeFacts) -> tuple[str, ...]:
 
 def set_up_twice(facts: NodeFacts) -> dict[str, tuple[str, ...]]:
     """NVIDIA's repositories that several files name: address → paths."""
-    folder, known = f"{layout(facts).folder}/", tuple(place for places in RIVALS.values() for place in places)
+    folder, known = f"{layout(facts).folder}/", tuple(place for places in CONFLICTS.values() for place in places)
     found: dict[str, list[str]] = {}
     for path, file in sorted(facts.files.items()):
         if path.startswith((folder, "/etc/apt/sources.list")) and file.data and not path.endswith((".save", "~")):

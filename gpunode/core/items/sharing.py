@@ -287,7 +287,7 @@ def config_text(layouts: tuple[MigLayout, ...]) -> str:
     alike: dict[tuple[tuple[str, int], ...], list[int]] = {}
     for index, layout in enumerate(layouts):
         alike.setdefault(tuple(_counts(layout).items()), []).append(index)
-    groups = [Group(wish=dict(request) or None, devices=tuple(indices)) for request, indices in alike.items()]
+    groups = [Group(layout=dict(request) or None, devices=tuple(indices)) for request, indices in alike.items()]
     return _HEAD + yaml.safe_dump(mig_parted({CONFIG_NAME: groups}), sort_keys=False)
 
 

@@ -268,13 +268,13 @@ def make_host(
     plan: Mapping[str, Any] | None = None,
     result: Mapping[str, Any] | None = None,
     run: HostRun | None = None,
-    said: str = "",
+    last_message: str = "",
 ) -> Host:
     """One host from what is known of it.
 
     `plan` as plan_data, or with an `error` {what, fix, exit} in place of steps, `result` as results_data (verify's, or
-    of a host that a run has ended) give them; `said` is the run's last word.  What verify says of a check stands above
-    what the probe said.
+    of a host that a run has ended) give them; `last_message` is the run's last word.  What verify says of a check comes
+    before what the probe says.
     """
     checks = list(_checked(result or {}))
     reported = {finding.id for finding in checks}
@@ -284,13 +284,13 @@ def make_host(
         reported.add("driver.loaded")  # that it is not, the plan says already
     checks += [finding for finding in (seen.checks if seen else ()) if finding.id not in reported]
     found = [*_errors((plan or {}).get("error")), *left, *checks]
-    found += _ended(result, run, said, found)
+    found += _ended(result, run, last_message, found)
     open_ = sorted((f for f in found if f.status not in ("passed", "skipped")), key=lambda f: STATUSES.index(f.status))
     return Host(
         name=name,
         state=_state(open_, run),
         pool=pool,
-        message=_message(open_, run, said),
+        message=_message(open_, run, last_message),
         seen=replace(seen, checks=()) if seen else None,
         findings=tuple(open_),
         passed=tuple(finding.id for finding in found if finding.status == "passed"),
@@ -323,13 +323,15 @@ def _checked(result: Mapping[str, Any]) -> Iterator[Finding]:
         yield finding
 
 
-def _ended(result: Mapping[str, Any] | None, run: HostRun | None, said: str, found: list[Finding]) -> Iterator[Finding]:
+def _ended(
+    result: Mapping[str, Any] | None, run: HostRun | None, last_message: str, found: list[Finding]
+) -> Iterator[Finding]:
     """A bad end that no check explains."""
     code = run.exit if run else (result or {}).get("exit")
     status = _BY_EXIT.get(code or 0, "failed")
     if not code or any(f.status == status for f in found):
         return
-    message = said or (result or {}).get("message", "") or f"exit {code}"
+    message = last_message or (result or {}).get("message", "") or f"exit {code}"
     fixed = _FIX.fullmatch(message)
     message, fix = (fixed[1], fixed[2]) if fixed else (message, "")
     yield Finding(id="plan.left" if status == "pending" else f"host.{status}", status=status, message=message, fix=fix)
@@ -341,11 +343,11 @@ def _state(findings: list[Finding], run: HostRun | None) -> State:
     return next((_STATE_OF[f.status] for f in findings if f.status in _STATE_OF), "ok")
 
 
-def _message(findings: list[Finding], run: HostRun | None, said: str) -> str:
+def _message(findings: list[Finding], run: HostRun | None, last_message: str) -> str:
     if run and run.state == "waiting":
         return "not started"
     if run and run.state == "running":
         return run.step
     if findings:
         return findings[0].message + (f" (and {len(findings) - 1} more)" if len(findings) > 1 else "")
-    return said or "as it should be"
+    return last_message or "as it should be"

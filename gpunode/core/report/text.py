@@ -189,10 +189,10 @@ def _step_lines(alike: Sequence[tuple[str, Step]], detail: Detail, sources: dict
     return [f"        {line}" for line in lines]
 
 
-def _where(said: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
+def _where(printed: Sequence[tuple[str, Iterable[str]]]) -> list[str]:
     """Each text once, in the order in which they come; one that is not of all hosts with the hosts that it is of."""
     found: dict[str, list[str]] = {}
-    for host, texts in said:
+    for host, texts in printed:
         for text in filter(None, texts):
             found.setdefault(text, []).append(host)
-    return [text if len(hosts) == len(said) else f"{text} ({names(hosts)})" for text, hosts in found.items()]
+    return [text if len(hosts) == len(printed) else f"{text} ({names(hosts)})" for text, hosts in found.items()]

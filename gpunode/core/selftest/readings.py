@@ -135,7 +135,7 @@ def read_smi(text: str) -> Reading:
     machine = {"driver": _at(log, "driver_version"), "cuda": _at(log, "cuda_version")}
     gpus = {slot_of(gpu.get("id") or _at(gpu, "pci/pci_bus_id")): dict(_xml_fields(gpu)) for gpu in log.iter("gpu")}
     machine["gpus"] = _at(log, "attached_gpus") or str(len(gpus))
-    return Reading(source="nvidia-smi -q -x", machine=_said(machine), gpus=gpus)
+    return Reading(source="nvidia-smi -q -x", machine=_printed(machine), gpus=gpus)
 
 
 def _xml_fields(gpu: ElementTree.Element) -> Iterator[tuple[str, str]]:
@@ -164,7 +164,7 @@ def slot_of(bus_id: str) -> str:
     return f"{domain[-4:]}:{rest}" if rest else domain
 
 
-def _said(values: Mapping[str, str]) -> dict[str, str]:
+def _printed(values: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in values.items() if value}
 
 
@@ -176,10 +176,12 @@ def read_nvml(data: Any) -> Reading:
     if not isinstance(data, dict) or not isinstance(data.get("gpus"), list):
         raise InputError("no dump of NVML", expected='{"machine": {…}, "gpus": […]}')
     gpus = {
-        slot_of(str(gpu.get("slot", ""))): _said({k: str(v) for k, v in gpu.items() if k != "slot" and v is not None})
+        slot_of(str(gpu.get("slot", ""))): _printed(
+            {k: str(v) for k, v in gpu.items() if k != "slot" and v is not None}
+        )
         for gpu in data["gpus"]
     }
-    machine = _said({name: str(value) for name, value in data.get("machine", {}).items() if value is not None})
+    machine = _printed({name: str(value) for name, value in data.get("machine", {}).items() if value is not None})
     return Reading(source="NVML", machine=machine, gpus=gpus)
 
 
@@ -196,7 +198,7 @@ def read_sysfs(text: str) -> Reading:
             "class": hexes["class"][:4],
             "kernel_driver": one.get("driver", ""),
         }
-    return Reading(source="sysfs", gpus={slot: _said(one) for slot, one in gpus.items()})
+    return Reading(source="sysfs", gpus={slot: _printed(one) for slot, one in gpus.items()})
 
 
 # 0000:17:00.0 3D controller [0302]: NVIDIA Corporation GH100 [H100 SXM5 80GB] [10de:2330] (rev a1)
@@ -245,7 +247,7 @@ def read_proc(text: str) -> Reading:
             one = gpus.setdefault(match[1].lower(), {})
             if key in _INFORMATION and not _NOTHING.match(value) and "?" not in value:
                 one[_INFORMATION[key]] = value
-    return Reading(source="/proc/driver/nvidia", machine=_said(machine), gpus=gpus)
+    return Reading(source="/proc/driver/nvidia", machine=_printed(machine), gpus=gpus)
 
 
 def read_facts(facts: NodeFacts) -> Reading:
@@ -278,9 +280,9 @@ def read_facts(facts: NodeFacts) -> Reading:
         }
         for gpu in facts.gpus
     }
-    gpus = {slot: _said({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}
+    gpus = {slot: _printed({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}
     machine = {"driver": facts.driver.loaded, "flavour": facts.driver.loaded_flavour}
-    return Reading(source="gpunode", machine=_said(machine), gpus=gpus)
+    return Reading(source="gpunode", machine=_printed(machine), gpus=gpus)
 
 
 # ---------------------------------------------------------------- nvidia-smi mig -lgip

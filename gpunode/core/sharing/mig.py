@@ -244,16 +244,16 @@ ALL_DISABLED = "all-disabled"
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """GPUs of a node that are cut alike.  `devices` None: all of them; `wish` None: MIG off."""
+    """GPUs of a node that are cut alike.  `devices` None: all of them; `layout` None: MIG off."""
 
-    wish: Mapping[str, int] | None
+    layout: Mapping[str, int] | None
     devices: tuple[int, ...] | None = None
     ids: tuple[str, ...] = ()  # only GPUs with these PCI ids (10de:20b2); () any
 
 
 def mig_parted(configs: Mapping[str, Sequence[Group]]) -> dict[str, Any]:
     """Named layouts → the file as plain data; `all-disabled` is always among them, so that there is a way back."""
-    named = {ALL_DISABLED: (Group(wish=None),), **configs}
+    named = {ALL_DISABLED: (Group(layout=None),), **configs}
     return {"version": "v1", "mig-configs": {name: [_entry(g) for g in groups] for name, groups in named.items()}}
 
 
@@ -262,6 +262,6 @@ def _entry(group: Group) -> dict[str, Any]:
     return {
         **({"device-filter": filters} if filters else {}),
         "devices": "all" if group.devices is None else list(group.devices),
-        "mig-enabled": group.wish is not None,
-        **({"mig-devices": dict(group.wish)} if group.wish is not None else {}),
+        "mig-enabled": group.layout is not None,
+        **({"mig-devices": dict(group.layout)} if group.layout is not None else {}),
     }

@@ -19,12 +19,12 @@ class Placement:
     id: int
 
 
-def place(product: Product, wish: Mapping[str, int]) -> tuple[Placement, ...] | None:
+def place(product: Product, request: Mapping[str, int]) -> tuple[Placement, ...] | None:
     """Where each instance of the wish (profile → count) lies, by start; None when it does not fit.
 
     Every name is a profile of the product.  Exact: None means that no order and no placement makes it fit.
     """
-    counts = tuple(wish.get(p.name, 0) for p in product.profiles)
+    counts = tuple(request.get(p.name, 0) for p in product.profiles)
     if _reason(product, counts):
         return None
     found = _search(product, counts)
@@ -43,9 +43,9 @@ def fits(product: Product, counts: tuple[int, ...]) -> bool:
     return not _reason(product, counts) and _search(product, counts) is not None
 
 
-def why_not(product: Product, wish: Mapping[str, int]) -> str:
+def why_not(product: Product, request: Mapping[str, int]) -> str:
     """The reason that a wish does not fit, "" when it does."""
-    counts = tuple(wish.get(p.name, 0) for p in product.profiles)
+    counts = tuple(request.get(p.name, 0) for p in product.profiles)
     if reason := _reason(product, counts):
         return reason
     if _search(product, counts) is not None:

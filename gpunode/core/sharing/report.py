@@ -134,7 +134,7 @@ def _groups(cuts: Sequence[tuple[int, Cut]]) -> tuple[Group, ...]:
         for placement, _ in cut.instances:
             request[placement.profile] = request.get(placement.profile, 0) + 1
         alike.setdefault(tuple(sorted(request.items())), []).append(index)
-    return tuple(Group(wish=dict(request), devices=tuple(sorted(indices))) for request, indices in alike.items())
+    return tuple(Group(layout=dict(request), devices=tuple(sorted(indices))) for request, indices in alike.items())
 
 
 def products_table(products: Sequence[Product]) -> str:

@@ -34,7 +34,7 @@ def solve_cuda(case: Case, driver: DriverChoice | None) -> CudaChoice | None:
         return None
     compat = tuple(v for v, how in zip(versions, runs, strict=True) if how == "forward")
     runfiles = cuda_runfiles(case, versions, case.request.cuda.runfiles, case.request.arch) if by_runfile else ()
-    if runfiles is None or (compat and by_runfile and not _says_compat(case, compat)):
+    if runfiles is None or (compat and by_runfile and not _refuse_compat(case, compat)):
         return None
     packages = _packages("toolkit", () if by_runfile else versions, case.knowledge) + _packages(
         "compat", compat, case.knowledge
@@ -106,7 +106,7 @@ def _packages(kind: str, versions: Sequence[str], knowledge: Knowledge) -> tuple
     )
 
 
-def _says_compat(case: Case, compat: Sequence[str]) -> bool:
+def _refuse_compat(case: Case, compat: Sequence[str]) -> bool:
     case.refuse(
         f"CUDA {', '.join(compat)} needs its forward-compatibility package, which is in no runfile",
         "set cuda.method to packages, or take a newer driver.branch",

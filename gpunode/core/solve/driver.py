@@ -11,7 +11,7 @@ from gpunode.core.solve.case import Case
 from gpunode.core.solve.families import refused_on_arch
 from gpunode.core.solve.gpus import range_text, serves
 from gpunode.core.solve.packages import driver_choice
-from gpunode.core.solve.precompiled import alternative, built_modules, refused_modules, rules_of, say_modules
+from gpunode.core.solve.precompiled import alternative, built_modules, explain_modules, refused_modules, rules_of
 from gpunode.core.solve.rules import SUPPORTED, Rule, best_branch, builds, in_repository, needs
 from gpunode.core.solve.runfile import runfile_driver
 
@@ -49,7 +49,7 @@ def solve_driver(case: Case) -> DriverChoice | None:
     if chosen is None:
         return None
     other = None if built or by_runfile else alternative(case, flavour)
-    say_modules(case, built, other)
+    explain_modules(case, built, other)
     if case.request.secure_boot and not (built and built.trusted):
         whose = f"{built.signer} built" if built else "DKMS builds"
         key = f"{built.signer}'s key" if built else "the node's own key"

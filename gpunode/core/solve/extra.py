@@ -28,7 +28,7 @@ def repository_packages(case: Case, built: Precompiled | None = None) -> tuple[P
             why = f"{', '.join(built.setup)}, before the driver's packages: it sets up the repository of built modules"
             case.because("repositories", why, built.source)
         return tuple(PackageWant(name=name) for name in built.setup)
-    _say_product(case)
+    _explain_product(case)
     if case.distro.epel and not case.distro.repositories:
         return () if _by_a_person(case) else None
     if case.distro.epel and _set_up_otherwise(case):
@@ -50,7 +50,7 @@ def builder(case: Case, built: Precompiled | None = None) -> str:
     return "" if built or DISTRIBUTION in case.request.sources else case.distro.builder
 
 
-def _say_product(case: Case) -> None:
+def _explain_product(case: Case) -> None:
     """SUSE's Package Hub has what NVIDIA's packages depend on; it belongs to a subscription, so its owner adds it."""
     if not case.distro.product or any(map(_PACKAGE_HUB.match, case.request.repositories)):
         return

@@ -67,7 +67,7 @@ def driver_choice(
         for p in (*wants, *fabric)
     )
     case.because("packages", _names(packages), built.source if way and built else source["source"])
-    _say_version(case, branch, own=own)
+    _explain_version(case, branch, own=own)
     headers = headers_of(case) if built is None else ()
     before = repository_packages(case, built)
     if headers is None or before is None:
@@ -102,7 +102,7 @@ def _names(packages: Sequence[PackageWant]) -> str:
     return ", ".join(p.name for p in packages)
 
 
-def _say_version(case: Case, branch: Branch, *, own: bool) -> None:
+def _explain_version(case: Case, branch: Branch, *, own: bool) -> None:
     if case.request.driver.version:
         case.because("version", f"{case.request.driver.version}, as asked", "driver.version")
     elif branch.latest:

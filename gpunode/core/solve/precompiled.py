@@ -90,7 +90,7 @@ def rules_of(case: Case, built: Precompiled, flavour: str) -> list[Rule]:
     return rules
 
 
-def say_modules(case: Case, built: Precompiled | None, other: Precompiled | None) -> None:
+def explain_modules(case: Case, built: Precompiled | None, other: Precompiled | None) -> None:
     """Note which modules are taken and what the choice costs; nothing where there is no choice."""
     if built and case.distro.family != "arch":
         case.because("modules", f"built by {built.signer}: {_TRADE}", built.source)

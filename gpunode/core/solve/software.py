@@ -128,7 +128,7 @@ def _repository(case: Case, name: str) -> Repository:
         case.because("repository", f"{name} comes from {url}", f"sources.{name}")
     else:
         case.because("repository", f"{name}: {url}", table["source"])
-    _say_key(case, name, key, fingerprint, own_key=own_key)
+    _explain_key(case, name, key, fingerprint, own_key=own_key)
     return Repository(
         name=name,
         url=url,
@@ -141,7 +141,7 @@ def _repository(case: Case, name: str) -> Repository:
     )
 
 
-def _say_key(case: Case, name: str, key: RepositoryKey, fingerprint: str, *, own_key: bool) -> None:
+def _explain_key(case: Case, name: str, key: RepositoryKey, fingerprint: str, *, own_key: bool) -> None:
     if fingerprint or own_key:
         whose = f"as sources.{name} says" if own_key else f"NVIDIA's key {key.id}"
         source = f"sources.{name}" if own_key else key.source

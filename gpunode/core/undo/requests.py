@@ -63,7 +63,7 @@ def parse_undo_request(value: Mapping[str, Any]) -> UndoRequest:
 
 def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
     """What has to be run on the node, in order; what is not needed is left out."""
-    asks = [_putback("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
+    asks = [_restore("Stop and disable units", {"stop": back.stop, "disable": back.disable}, check)]
     asks += [_files("Take the engines' configuration back", files, check) for files in back.engines]
     asks.append(_activate("Unload modules", {"unload": list(back.unload)} if back.unload else {}, check))
     asks += [_installer(name, check) for name in back.installers]
@@ -72,7 +72,7 @@ def undo_requests(back: UndoPlan, *, check: bool = False) -> list[Ask]:
         asks.append(Ask(title="Put packages back", script="packages.sh", request=_packages(back, check)))
     asks.append(_files("Take repositories back", back.sources, check))
     asks.append(_activate("Load the driver that is installed now", _exchange(back), check))
-    asks.append(_putback("Put settings back", _last(back, check), check))
+    asks.append(_restore("Put settings back", _last(back, check), check))
     return [ask for ask in asks if ask]
 
 
@@ -100,9 +100,9 @@ def _copy(file: FileRestore) -> str:
     return f"{BACKUP}/{file.held}" if file.held else ""
 
 
-def close_request(wish: UndoRequest, to: str, *, keep: bool = False) -> dict[str, bytes]:
+def close_request(asked: UndoRequest, to: str, *, keep: bool = False) -> dict[str, bytes]:
     """restore.sh writes into the journal that the verb is done; `keep` leaves the copies of files where they are."""
-    request = {"close": f"{wish.verb}\n".encode(), "to": f"{to}\n".encode()}
+    request = {"close": f"{asked.verb}\n".encode(), "to": f"{to}\n".encode()}
     return request | ({"keep": b"1\n"} if keep else {})
 
 
@@ -123,7 +123,7 @@ def _last(back: UndoPlan, check: bool) -> dict[str, Sequence[str]]:
     return {**words, **flags, "stop": idle, "load": back.load, "enable": back.enable, "start": back.start}
 
 
-def _putback(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
+def _restore(title: str, files: Mapping[str, Sequence[str]], check: bool) -> Ask | None:
     request = {name: as_lines(lines) for name, lines in files.items() if lines}
     return Ask(title=title, script="restore.sh", request=request | _check(check)) if request else None
 

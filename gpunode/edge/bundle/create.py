@@ -184,7 +184,9 @@ def _wants(order: Order, target: Target, desired: DesiredState) -> Iterator[Want
     gpus: list[tuple[str, ...]] = [(gpu,) for gpu in order.gpus] or [()]
     bare = [bare_node(target, row, desired.knowledge, some, order.kernels) for some in gpus]
     for facts in order.facts.get(target, ()) or bare:
-        solution = desired.solution(facts, spec, beside=("epel",))  # what would come from there is in the bundle
+        solution = desired.solution(
+            facts, spec, extra_repositories=("epel",)
+        )  # what would come from there is in the bundle
         if solution.problems:
             problem = solution.problems[0]
             raise RefusedError(f"{target}: {problem.what}", fix=problem.fix)

@@ -81,7 +81,7 @@ class _Journey:
     """What has come to a host so far."""
 
     def __init__(self, folder: Path, manifest: Manifest, target: str, notify: Notify) -> None:
-        self._folder, self._target, self._told = folder, target, notify
+        self._folder, self._target, self._reported = folder, target, notify
         self._files = manifest.files
         self._last = {path: digest((folder / path).read_bytes()) for path in (SIGNATURE, MANIFEST)}
         self._rest: Mapping[str, Stored] | None = None  # what the host lacks, once it was asked
@@ -143,10 +143,10 @@ class _Journey:
         for at, (sha256, path) in enumerate(first.items()):
             if sha256 not in self._sent:
                 for now in self._send(sftp, path, files[path]):
-                    self._told(at, len(first), done + now, total)
+                    self._reported(at, len(first), done + now, total)
                 self._sent.add(sha256)
             done += files[path].size
-            self._told(at + 1, len(first), done, total)
+            self._reported(at + 1, len(first), done, total)
         if twins:
             _sh(connection, self._target, "\n".join(_link(old, new) for new, old in twins.items()))
 

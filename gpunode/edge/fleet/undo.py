@@ -120,7 +120,7 @@ def _play(what: dict[str, Any]) -> dict[str, Any]:
     return {"name": f"gpunode {what['verb']}", "hosts": GROUP, "gather_facts": False, "roles": [role]}
 
 
-def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> HostResult:
+def _result(host: str, run: HostRun, printed: str, name: str, *, check: bool) -> HostResult:
     result = HostResult(
         host=host,
         outcome=run.exit.outcome,
@@ -134,4 +134,4 @@ def _result(host: str, run: HostRun, said: str, name: str, *, check: bool) -> Ho
         return result
     if check and run.changed:
         return replace(result, outcome="pending", message=f"would undo {len(run.changed)} things")
-    return replace(result, message=said)
+    return replace(result, message=printed)

@@ -58,7 +58,7 @@ class ClusterNodes:
     """The nodes of one cluster.  Safe for threads."""
 
     def __init__(self, connect: Callable[[], Api], notify: Notify) -> None:
-        self._connect, self._tell = connect, notify
+        self._connect, self._notify = connect, notify
         self._names: Mapping[str, str] | None = None
 
     def take(self, host: str, facts: NodeFacts, options: DrainSpec) -> Taken:
@@ -71,7 +71,7 @@ class ClusterNodes:
             delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
         )
         try:
-            drain(api, node, rules, notify=self._tell)
+            drain(api, node, rules, notify=self._notify)
         except BaseException:
             if taken.ours:
                 uncordon(api, node)
@@ -100,7 +100,7 @@ class ClusterNodes:
             at_least=max(1, taken.gpus),
             boot_id=taken.stale(boot_id),
             timeout=float(options.ready_timeout),
-            notify=self._tell,
+            notify=self._notify,
         )
         if taken.ours:
             uncordon(api, taken.node)

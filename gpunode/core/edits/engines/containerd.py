@@ -64,7 +64,7 @@ def unconfigure(files: Mapping[str, bytes], request: RuntimeRequest) -> Edit:
     meant += [] if config.merges else [(*RUNTIMES, "runc")]  # built in, or written where the default needs it
     for default, keep in product(("", "runc"), (False, True)):
         edited = _without_runtime(there, config, request, default)
-        empty = drop_in in edited and not keep and not _says(edited[drop_in])
+        empty = drop_in in edited and not keep and not _states(edited[drop_in])
         gone = drop_in if empty or drop_in not in files else ""
         edited |= _not_importing(there | edited, gone) if gone else {}
         if not edited:
@@ -112,7 +112,7 @@ def _without(file: File, config: Config, request: RuntimeRequest, default: str) 
     return replace(file, content=file.content.edit(sets, removes)) if sets or removes else file
 
 
-def _says(file: File) -> bool:
+def _states(file: File) -> bool:
     """Whether a file says anything besides its version, be it in a comment."""
     return "#" in file.content.text or any(path != ("version",) for path in settings(file.content.doc))
 
@@ -310,7 +310,7 @@ def _prove(
     left = difference(after, request)
     if left:
         names = ", ".join(".".join(key) for key in left.paths)
-        others = [file.path for file in after.files if file.path not in changes and _says_one(file, left.paths)]
+        others = [file.path for file in after.files if file.path not in changes and _states_one(file, left.paths)]
         raise Refusal(f"another file that {path} imports overrules {names}", f"remove it there: {', '.join(others)}")
     at = unmeant(before, after, wanted.paths)
     if at:
@@ -320,7 +320,7 @@ def _prove(
         )
 
 
-def _says_one(file: File, paths: Collection[toml.Path]) -> bool:
+def _states_one(file: File, paths: Collection[toml.Path]) -> bool:
     tables = [file.plugins[name] for name in NAMES if name in file.plugins]
     return any(toml.lookup(table, path) is not None for table in tables for path in paths)
 

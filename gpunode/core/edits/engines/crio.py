@@ -277,11 +277,11 @@ def _former_default(documents: Sequence[Document], request: RuntimeRequest) -> t
 
 def _cgroup(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:
     """cgroup_manager; conmon itself then has to be in the pod's cgroup: a slice is refused with cgroupfs."""
-    wish = request.cgroup_driver
-    if not wish or (now.section.get(CGROUP) or "systemd") == wish:
+    asked = request.cgroup_driver
+    if not asked or (now.section.get(CGROUP) or "systemd") == asked:
         return {}
-    pod = wish == "cgroupfs" and now.section.get(CONMON_CGROUP) != "pod"
-    return {(CGROUP,): wish} | ({(CONMON_CGROUP,): "pod"} if pod else {})
+    pod = asked == "cgroupfs" and now.section.get(CONMON_CGROUP) != "pod"
+    return {(CGROUP,): asked} | ({(CONMON_CGROUP,): "pod"} if pod else {})
 
 
 def _cdi(now: InForce, request: RuntimeRequest) -> dict[toml.Path, Any]:

@@ -252,22 +252,22 @@ def _needs_entry(flags: Flags, request: RuntimeRequest) -> bool:
 
 def _default(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     now = _default_now(file, flags)
-    wish = {"nvidia": request.name, "runc": "runc", "keep": now}[request.default_runtime]
+    choice = {"nvidia": request.name, "runc": "runc", "keep": now}[request.default_runtime]
     if "default-runtime" in flags:
-        _flag(now == wish, "--default-runtime", wish)
+        _flag(now == choice, "--default-runtime", choice)
         return {}
-    return {} if now == wish else {("default-runtime",): wish}
+    return {} if now == choice else {("default-runtime",): choice}
 
 
 def _default_now(file: DaemonFile, flags: Flags) -> str:
     return (flags.get("default-runtime") or [""])[-1] or file.default or "runc"
 
 
-def _flag(right: bool, flag: str, wish: str) -> None:
+def _flag(right: bool, flag: str, choice: str) -> None:
     if not right:
         raise Refusal(
-            f"docker's unit gives {flag} as an argument, so daemon.json cannot set it to {wish}",
-            f"remove {flag} from the unit (systemctl cat docker; systemctl edit docker), or set it to {wish} there",
+            f"docker's unit gives {flag} as an argument, so daemon.json cannot set it to {choice}",
+            f"remove {flag} from the unit (systemctl cat docker; systemctl edit docker), or set it to {choice} there",
         )
 
 
@@ -300,16 +300,16 @@ def _cgroup(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
                 f"set {CGROUP_KEY} to systemd or cgroupfs",
             )
         return {}
-    wish = f"{CGROUP_KEY}={request.cgroup_driver}"
+    choice = f"{CGROUP_KEY}={request.cgroup_driver}"
     if "exec-opts" in flags:
-        _flag(_cgroup_drivers(flags["exec-opts"]) == [request.cgroup_driver], "--exec-opt", wish)
+        _flag(_cgroup_drivers(flags["exec-opts"]) == [request.cgroup_driver], "--exec-opt", choice)
         return {}
     if now and set(now) == {request.cgroup_driver}:
         return {}
     kept: list[str] = []
     for option in file.exec_opts:  # in the place of the first, the others go
-        kept += [option] if not _cgroup_drivers([option]) else [wish] if wish not in kept else []
-    return {("exec-opts",): kept if wish in kept else [*kept, wish]}
+        kept += [option] if not _cgroup_drivers([option]) else [choice] if choice not in kept else []
+    return {("exec-opts",): kept if choice in kept else [*kept, choice]}
 
 
 def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
@@ -325,8 +325,8 @@ def _cdi(file: DaemonFile, flags: Flags, request: RuntimeRequest) -> Sets:
     if request.cdi and dirs == ("",):
         raise Refusal('cdi-spec-dirs is [""], which turns CDI off', "remove cdi-spec-dirs, or name the folders there")
     if "features" in flags:
-        wish = f"cdi={'true' if request.cdi else 'false'}"
-        _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", wish)
+        choice = f"cdi={'true' if request.cdi else 'false'}"
+        _flag(_features(file, flags).get("cdi") is request.cdi, "--feature", choice)
         return {}
     builtin = number >= (28, 2) if number > (0, 0) else None
     if file.features.get("cdi", builtin) is request.cdi:

@@ -300,7 +300,7 @@ class Rancher:
         node = Node(self.kind, files, request)
         _check_fixed(node)
         asked = bool(request.drop_in) or not node.finds or _cdi_differs(node)
-        by_drop_in = node.imports and (asked or _drop_in_says(node))
+        by_drop_in = node.imports and (asked or _drop_in_states(node))
         if by_drop_in:
             changes = _by_drop_in(node, containerd.configure) | _without_twice(node)
             return _edit(node, changes | ({} if _settles_default(node) else _default(node)))
@@ -400,7 +400,7 @@ def _cdi_differs(node: Node) -> bool:
     return bool(plugin.get("enable_cdi", node.two)) is not asked
 
 
-def _drop_in_says(node: Node) -> bool:
+def _drop_in_states(node: Node) -> bool:
     """Whether a drop-in names the runtime, or a default one."""
     for path, data in node.dropped.items():
         for plugin in CRI.values():
@@ -533,7 +533,7 @@ def _removed(node: Node) -> _Change:
     return {path: text.encode() for path, text in texts.items()}
 
 
-def _default_in_template(node: Node, wish: str) -> _Change:
+def _default_in_template(node: Node, wanted: str) -> _Change:
     """default_runtime_name of the user's own line, which k3s' own template must not have as well."""
     if node.setting(SETTING) and node.own_template:
         raise Refusal(
@@ -541,7 +541,7 @@ def _default_in_template(node: Node, wish: str) -> _Change:
             f"remove default_runtime_name and its table from {node.template}",
         )
     path = (*node.section, "default_runtime_name")
-    text = toml.edit(node.parsed.toml, {path: wish})
+    text = toml.edit(node.parsed.toml, {path: wanted})
     return {node.template: node.parsed.edited(text).encode()}
 
 

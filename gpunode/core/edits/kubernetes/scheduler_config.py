@@ -275,9 +275,9 @@ def merged_policy(path: str, data: bytes, asked: Extender) -> tuple[bytes, tuple
     return text.encode(), reasons
 
 
-def _migrated(path: str, text: str, said: Mapping[str, Any], asked: Extender) -> tuple[str, tuple[Reason, ...]]:
+def _migrated(path: str, text: str, printed: Mapping[str, Any], asked: Extender) -> tuple[str, tuple[Reason, ...]]:
     """The text in the version to write, where the server does not read the one it has."""
-    version = str(said.get("apiVersion", ""))
+    version = str(printed.get("apiVersion", ""))
     group, _, api = version.rpartition("/")
     takes = asked.rules.takes(asked.minor)
     if not takes:
@@ -295,20 +295,20 @@ def _migrated(path: str, text: str, said: Mapping[str, Any], asked: Extender) ->
     text = yamltext.set_value(text, ("apiVersion",), f"{GROUP}/{best}")
     source = asked.rules.api_source(asked.minor)
     reasons = [Reason(what=path, why=f"{api} becomes {best}: 1.{asked.minor} takes {', '.join(takes)}", source=source)]
-    for place in _arguments(said):
-        held = str(yamltext.value_at(said, (*place, "apiVersion")) or "")
+    for place in _arguments(printed):
+        held = str(yamltext.value_at(printed, (*place, "apiVersion")) or "")
         if held.startswith(f"{GROUP}/") and held.rpartition("/")[2] not in takes:
             text = yamltext.set_value(text, (*place, "apiVersion"), f"{GROUP}/{best}")
     for key in ("healthzBindAddress", "metricsBindAddress"):
-        if key in said and best in ("v1beta3", "v1"):
+        if key in printed and best in ("v1beta3", "v1"):
             text = yamltext.remove(text, (key,))
             reasons.append(Reason(what=f"{path}: {key}", why=f"{best} has it no more", source=source))
     return text, tuple(reasons)
 
 
-def _arguments(said: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
+def _arguments(printed: Mapping[str, Any]) -> Iterator[tuple[str | int, ...]]:
     """Where the arguments of plugins stand: some say their own version, too."""
-    for at, profile in profiles_of(said):
+    for at, profile in profiles_of(printed):
         configs = profile.get("pluginConfig")
         for number in range(len(configs) if isinstance(configs, list) else 0):
             yield ("profiles", at, "pluginConfig", number, "args")

@@ -140,7 +140,7 @@ class Document:
     def edit(self, sets: Mapping[Path, Any] | None = None, removes: Collection[Path] = ()) -> Document:
         """What `edit` makes of it, proven; the document itself when nothing is to change."""
         gone = [path for path in removes if path and _depth(self.doc, path) == len(path)]
-        if not gone and all(_says(self.doc, path, value) for path, value in _leaves(sets or {})):
+        if not gone and all(_states(self.doc, path, value) for path, value in _leaves(sets or {})):
             return self
         end = "\r\n" if re.match(r"[^\n]*\r\n", self.text) else "\n"
         ended = self.text.endswith("\n") or not self.text
@@ -174,7 +174,7 @@ def _leaves(sets: Mapping[Path, Any]) -> Iterator[tuple[Path, Any]]:
             yield path, value
 
 
-def _says(doc: dict[str, Any], path: Path, value: Any) -> bool:
+def _states(doc: dict[str, Any], path: Path, value: Any) -> bool:
     """Whether the document has that value; Refusal where something else stands in the way."""
     have = lookup(doc, path)
     if repr(have) == repr(value) or (value == {} and isinstance(have, dict)):  # repr: 1 is neither true nor 1.0
@@ -408,7 +408,7 @@ class _Edit:
 
     def set(self, path: Path, value: Any) -> None:
         """Write a value at a path that has another one, or none."""
-        if _says(self.doc, path, value):
+        if _states(self.doc, path, value):
             return
         have = lookup(self.doc, path)
         self.doc, before = _with(self.doc, path, value), self.doc

@@ -35,21 +35,21 @@ class Right:
         return f"{self.verb} {resource}" + (f" in {self.namespace}" if self.namespace else "")
 
 
-def server_problems(server: Server, said: str, where: str) -> Iterator[Problem]:
+def server_problems(server: Server, printed: str, where: str) -> Iterator[Problem]:
     """The server against `kubernetes.server_version`: a spec for another version is likely for another cluster."""
     if server < SERVER_SIDE_APPLY:
         yield Problem(
             what=f"Kubernetes {server} has no server-side apply (it needs {SERVER_SIDE_APPLY})",
             fix="gpunode kube render -o FOLDER, and kubectl apply -f FOLDER",
         )
-    if said and said.removeprefix("v").split(".")[:2] != [str(server.major), str(server.minor)]:
+    if printed and printed.removeprefix("v").split(".")[:2] != [str(server.major), str(server.minor)]:
         yield Problem(
-            what=f"kubernetes.server_version is {said}, and {where} runs {server}",
+            what=f"kubernetes.server_version is {printed}, and {where} runs {server}",
             fix="is it the right cluster (--context)? Else set kubernetes.server_version to it, or leave it out",
         )
 
 
-def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequence[NodeWish]) -> Iterator[Problem]:
+def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Sequence[NodeWish]) -> Iterator[Problem]:
     """Selectors that no node fits while one nearly does; a cluster whose GPU nodes come later is none of it."""
     spec = cluster.spec
     selectors = {
@@ -57,7 +57,7 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], wishes: Sequenc
         "kubernetes.runtime_class.node_selector": spec.runtime_class.node_selector,
     }
     for where, selector in selectors.items():
-        labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in wishes)
+        labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests)
         if not selector or labelled or any(_fits(selector, node) for node in nodes):
             continue
         for key, value in selector.items():

@@ -22,7 +22,7 @@ from gpunode.core.knowledge.kubernetes import KubeKnowledge, Right, Server
 from gpunode.core.knowledge.kubernetes_old import OldForms
 from gpunode.core.knowledge.scheduler import GROUP, SchedulerRules
 from gpunode.core.kube.checks.objects import Found, check_objects, is_object, template_of, title
-from gpunode.core.kube.convert.objects import Told, convert_api, ended
+from gpunode.core.kube.convert.objects import Conversion, convert_api, ended
 from gpunode.core.kube.convert.pod import convert_pods, superseded
 from gpunode.core.kube.plain import mapping, mappings, plain, texts
 from gpunode.core.model import Problem
@@ -76,7 +76,7 @@ def _name(item: Found) -> Any:
 
 
 _KUBELET = "kubelet.config.k8s.io/"
-Config = tuple[Any, list[Told], list[Problem]]  # the object, what changed, what is left
+Config = tuple[Any, list[Conversion], list[Problem]]  # the object, what changed, what is left
 
 
 def convert_config(item: Any, minor: int, rules: SchedulerRules) -> Config | None:
@@ -122,14 +122,14 @@ def _shape(item: Any) -> str:
     return ""
 
 
-def _config(wish: Extender, extra: Mapping[str, Any]) -> dict[str, Any]:
-    api = f"{GROUP}/{wish.rules.best(wish.minor)}"
+def _config(asked: Extender, extra: Mapping[str, Any]) -> dict[str, Any]:
+    api = f"{GROUP}/{asked.rules.best(asked.minor)}"
     return {"apiVersion": api, "kind": "KubeSchedulerConfiguration", **extra}
 
 
 def _scheduler(item: Any, minor: int, rules: SchedulerRules) -> Config:
     """A version that the server reads, without the fields that it has no more."""
-    reported: list[Told] = []
+    reported: list[Conversion] = []
     old, best, takes = str(item.get("apiVersion")).rpartition("/")[2], rules.best(minor), rules.takes(minor)
     if old not in takes and takes:
         item["apiVersion"] = f"{GROUP}/{best}"
@@ -143,7 +143,7 @@ def _scheduler(item: Any, minor: int, rules: SchedulerRules) -> Config:
 
 def _kubelet(item: Any, minor: int, rules: SchedulerRules) -> Config:
     """Without the feature gates that keep the kubelet from starting."""
-    reported: list[Told] = []
+    reported: list[Conversion] = []
     gates = item.get("featureGates")
     for gate in rules.gates:
         if isinstance(gates, dict) and minor >= gate.gone and gate.name in gates:

@@ -9,7 +9,7 @@ from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.knowledge.kubernetes_old import Ended, Moved, OldForms
 from gpunode.core.kube.plain import mapping, mappings
 
-Told = tuple[str, str]  # what, why
+Conversion = tuple[str, str]  # what, why
 
 
 def ended(item: Mapping[str, Any], forms: OldForms, server: Server) -> Ended | None:
@@ -20,7 +20,7 @@ def ended(item: Mapping[str, Any], forms: OldForms, server: Server) -> Ended | N
     return None
 
 
-def convert_api(item: Any, forms: OldForms, server: Server) -> Iterator[Told]:
+def convert_api(item: Any, forms: OldForms, server: Server) -> Iterator[Conversion]:
     """The newest apiVersion that the server takes."""
     row = next((row for row in forms.moved if _applies(row, item, server)), None)
     if row is None:
@@ -58,7 +58,7 @@ def _applies(row: Moved, item: Mapping[str, Any], server: Server) -> bool:
     return item.get("kind") in row.kinds and item.get("apiVersion") in row.old and server >= row.since
 
 
-def _workload(item: Any, old: str) -> Iterator[Told]:
+def _workload(item: Any, old: str) -> Iterator[Conversion]:
     """apps/v1 wants a selector, and rolls out by itself."""
     spec = item.get("spec")
     if not isinstance(spec, dict):
@@ -82,7 +82,7 @@ def _workload(item: Any, old: str) -> Iterator[Told]:
         )
 
 
-def _ingress(item: Any, _: str) -> Iterator[Told]:
+def _ingress(item: Any, _: str) -> Iterator[Conversion]:
     spec = item.get("spec")
     if not isinstance(spec, dict):
         return
@@ -107,7 +107,7 @@ def _backend(found: Mapping[str, Any]) -> Any:
     return {"service": {"name": found["serviceName"], "port": {"number" if isinstance(port, int) else "name": port}}}
 
 
-def _rbac(item: Any, _: str) -> Iterator[Told]:
+def _rbac(item: Any, _: str) -> Iterator[Conversion]:
     group = "rbac.authorization.k8s.io"
     for subject in mappings(item, "subjects"):
         if "apiVersion" in subject:
@@ -122,7 +122,7 @@ def _rbac(item: Any, _: str) -> Iterator[Told]:
         yield f"roleRef.apiGroup: {group}", "required"
 
 
-def _budget(item: Any, _: str) -> Iterator[Told]:
+def _budget(item: Any, _: str) -> Iterator[Conversion]:
     """https://kubernetes.io/docs/reference/using-api/deprecation-guide/#poddisruptionbudget-v125"""
     spec = item.get("spec")
     if isinstance(spec, dict) and spec.get("selector") == {}:
@@ -130,7 +130,7 @@ def _budget(item: Any, _: str) -> Iterator[Told]:
         yield "spec.selector: {} taken out", "in policy/v1beta1 it chose no pod, in policy/v1 it chooses every one"
 
 
-def _runtime_class(item: Any, old: str) -> Iterator[Told]:
+def _runtime_class(item: Any, old: str) -> Iterator[Conversion]:
     spec = item.get("spec")
     if not old.endswith("v1alpha1") or not isinstance(spec, dict):
         return
@@ -140,7 +140,7 @@ def _runtime_class(item: Any, old: str) -> Iterator[Told]:
     yield "spec.runtimeHandler → handler", "from v1beta1 on there is no spec"
 
 
-def _claim(item: Any, old: str) -> Iterator[Told]:
+def _claim(item: Any, old: str) -> Iterator[Conversion]:
     """v1beta1 says of a request itself what later versions say of `exactly`."""
     if not old.endswith("v1beta1") or item["kind"] == "DeviceClass":
         return
@@ -156,7 +156,7 @@ def _claim(item: Any, old: str) -> Iterator[Told]:
         yield f"the request {request.get('name')} → exactly", "from v1beta2 on"
 
 
-_RULES: Mapping[str, Callable[[Any, str], Iterator[Told]]] = {
+_RULES: Mapping[str, Callable[[Any, str], Iterator[Conversion]]] = {
     "workload": _workload,
     "ingress": _ingress,
     "rbac": _rbac,

@@ -12,12 +12,12 @@ from gpunode.core.knowledge.kubernetes import Server
 from gpunode.core.knowledge.kubernetes_old import OldForms
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.kube.checks.objects import template_of, title
-from gpunode.core.kube.convert.objects import Told, put, rename
+from gpunode.core.kube.convert.objects import Conversion, put, rename
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.model import Problem
 
 
-def convert_pods(item: Any, forms: OldForms, server: Server, rules: SchedulerRules) -> Iterator[Told]:
+def convert_pods(item: Any, forms: OldForms, server: Server, rules: SchedulerRules) -> Iterator[Conversion]:
     """Annotations become fields, old labels and resources their new names, flags that are gone go."""
     template: Any
     template, _ = template_of(item)
@@ -61,17 +61,17 @@ def superseded(item: Any, forms: OldForms, images: Mapping[str, str]) -> Iterato
 # ---------------------------------------------------------------- annotations
 
 
-def _priority(item: Any, spec: Any, _: str) -> Iterator[Told]:
+def _priority(item: Any, spec: Any, _: str) -> Iterator[Conversion]:
     if not spec.get("priorityClassName"):
         name = "system-node-critical" if item.get("kind") == "DaemonSet" else "system-cluster-critical"
         put(spec, "priorityClassName", name, before=next(iter(spec)))
         yield f"priorityClassName: {name}", "what the annotation critical-pod asked for"
 
 
-def _json(field: str) -> Callable[[Any, Any, str], Iterator[Told]]:
+def _json(field: str) -> Callable[[Any, Any, str], Iterator[Conversion]]:
     """A field that stood as JSON in an annotation."""
 
-    def rule(_item: Any, spec: Any, text: str) -> Iterator[Told]:
+    def rule(_item: Any, spec: Any, text: str) -> Iterator[Conversion]:
         try:
             value = json.loads(text)
         except ValueError:
@@ -83,7 +83,7 @@ def _json(field: str) -> Callable[[Any, Any, str], Iterator[Told]]:
     return rule
 
 
-def _seccomp(_item: Any, spec: Any, text: str) -> Iterator[Told]:
+def _seccomp(_item: Any, spec: Any, text: str) -> Iterator[Conversion]:
     kind, _, path = text.partition("/")
     known: dict[str, dict[str, str]] = {
         "runtime": {"type": "RuntimeDefault"},
@@ -98,7 +98,7 @@ def _seccomp(_item: Any, spec: Any, text: str) -> Iterator[Told]:
         yield f"securityContext.seccompProfile: {known[kind]['type']}", "what the annotation said"
 
 
-_ANNOTATIONS: Mapping[str, Callable[[Any, Any, str], Iterator[Told]]] = {
+_ANNOTATIONS: Mapping[str, Callable[[Any, Any, str], Iterator[Conversion]]] = {
     "priority": _priority,
     "tolerations": _json("tolerations"),
     "affinity": _json("affinity"),
@@ -109,7 +109,7 @@ _ANNOTATIONS: Mapping[str, Callable[[Any, Any, str], Iterator[Told]]] = {
 # ---------------------------------------------------------------- names
 
 
-def _labels(spec: Any, names: Mapping[str, str]) -> Iterator[Told]:
+def _labels(spec: Any, names: Mapping[str, str]) -> Iterator[Conversion]:
     """In selectors, in affinities, in tolerations of taints."""
     yield from _renamed(mapping(spec, "nodeSelector"), names, "nodeSelector: ")
     yield from _expressions(spec.get("affinity"), names)
@@ -121,7 +121,7 @@ def _labels(spec: Any, names: Mapping[str, str]) -> Iterator[Told]:
             yield f"toleration of {old} → {names[old]}", "no node has the former taint"
 
 
-def _expressions(found: Any, names: Mapping[str, str]) -> Iterator[Told]:
+def _expressions(found: Any, names: Mapping[str, str]) -> Iterator[Conversion]:
     if isinstance(found, dict):
         if "operator" in found and str(found.get("key")) in names:
             old = found["key"]
@@ -134,13 +134,13 @@ def _expressions(found: Any, names: Mapping[str, str]) -> Iterator[Told]:
             yield from _expressions(value, names)
 
 
-def _renamed(found: Any, names: Mapping[str, str], where: str) -> Iterator[Told]:
+def _renamed(found: Any, names: Mapping[str, str], where: str) -> Iterator[Conversion]:
     for old in [key for key in found if key in names]:
         rename(found, old, names[old])
         yield f"{where}{old} → {names[old]}", "the former name is gone"
 
 
-def _image(container: Any, names: Mapping[str, str]) -> Iterator[Told]:
+def _image(container: Any, names: Mapping[str, str]) -> Iterator[Conversion]:
     image = str(container.get("image", ""))
     for old, new in names.items():
         if image.startswith(old):
@@ -159,7 +159,7 @@ def without_gates(text: str, minor: int, rules: SchedulerRules) -> tuple[str, li
     return ",".join(pair for pair in pairs if pair.partition("=")[0] not in gone), dropped
 
 
-def _flags(container: Any, minor: int, rules: SchedulerRules) -> Iterator[Told]:
+def _flags(container: Any, minor: int, rules: SchedulerRules) -> Iterator[Conversion]:
     """Feature gates of every component, and kube-scheduler's flags, that would keep it from starting."""
     words = [*(container.get("command") or ()), *(container.get("args") or ())]
     program = next((str(word).rpartition("/")[2] for word in words if not str(word).startswith("-")), "")
@@ -188,7 +188,7 @@ def _flags(container: Any, minor: int, rules: SchedulerRules) -> Iterator[Told]:
         yield from _gates(dropped, rules)
 
 
-def _gates(dropped: list[str], rules: SchedulerRules) -> Iterator[Told]:
+def _gates(dropped: list[str], rules: SchedulerRules) -> Iterator[Conversion]:
     for gate in rules.gates:
         if gate.name in dropped:
             yield f"feature gate {gate.name} taken out", f"gone since 1.{gate.gone}: {gate.instead}"

@@ -192,7 +192,7 @@ def _pod(
     share = {} if "hostPID" in fields or not several else {"shareProcessNamespace": True}
     return pod(
         cluster,
-        containers=[*config.beside, *main],
+        containers=[*config.sidecars, *main],
         initContainers=[*(first or []), *config.first],
         volumes=volumes,
         priorityClassName=cluster.spec.device_plugin.priority_class,
@@ -213,7 +213,7 @@ class _Config:
     mounts: list[Object]
     annotations: dict[str, str]
     first: list[Object]
-    beside: list[Object]
+    sidecars: list[Object]
 
 
 def _several(cluster: Cluster) -> bool:
@@ -235,7 +235,7 @@ def _config(cluster: Cluster, component: str, process: str, security: Object) ->
             mounts=[mount("config", "/config", readOnly=True)],
             annotations={"gpunode/config-sha256": hashlib.sha256(text.encode()).hexdigest()},
             first=[],
-            beside=[],
+            sidecars=[],
         )
     managers = [
         container(
@@ -258,5 +258,5 @@ def _config(cluster: Cluster, component: str, process: str, security: Object) ->
         mounts=[mount("config", "/config"), mount(_AVAILABLE, f"/{_AVAILABLE}", readOnly=True)],
         annotations={},
         first=managers[:1],
-        beside=managers[1:],
+        sidecars=managers[1:],
     )

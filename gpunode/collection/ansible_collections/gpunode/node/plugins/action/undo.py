@@ -52,12 +52,12 @@ class ActionModule(NodeAction):
         there = {path: file.data for path, file in files.items() if file.data is not None}
         return [{"prepared": text} for text in (diffs(back, there) if paths else ())]
 
-    def _back(self, wish, to=None):
+    def _back(self, wanted, to=None):
         """(journal, scope, what is to be done); the second time `to` is the run that the first one found."""
         from gpunode.core.undo.plan import plan_undo, scope_of
 
         recall = self._recall()
-        scope = scope_of(recall, verb=wish.verb, parts=wish.parts, to=wish.to if to is None else to)
+        scope = scope_of(recall, verb=wanted.verb, parts=wanted.parts, to=wanted.to if to is None else to)
         return recall, scope, plan_undo(recall, scope)
 
     def _recall(self):
@@ -87,7 +87,7 @@ class ActionModule(NodeAction):
         packages = result_of(self.node("packages.sh", packages_request({}))[0])
         return combined_results(files, packages)
 
-    def _settled(self, wish, scope, back):
+    def _settled(self, wanted, scope, back):
         """(what was to be done, result).  A run that was cut off may still be at work here: then it is asked again."""
         result = {}
         for left in reversed(range(TRIES)):
@@ -96,7 +96,7 @@ class ActionModule(NodeAction):
             if not stale or not left:
                 break
             result = combined_results(result, {"changes": done["changes"], "changed": bool(done["changes"])})
-            back = self._back(wish, scope.to)[2]
+            back = self._back(wanted, scope.to)[2]
         return back, combined_results(result, combined_results(reported, done))
 
     def _undo(self, back):
