@@ -5,6 +5,7 @@ Types have Ansible's names.  A shape is checked before anything of a value reach
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -112,7 +113,12 @@ def check_keys(where: str, value: Mapping[str, Any], known: Collection[str]) -> 
     """Raises InputError for a key that is none of the known ones."""
     for key in value:
         if key not in known:
-            raise InputError(f"{where}: unknown key {key!r}", expected=f"one of {', '.join(known)}")
+            near = difflib.get_close_matches(str(key), known, n=1)
+            raise InputError(
+                f"{where}: unknown key {key!r}",
+                expected=f"one of {', '.join(known)}",
+                fix=f"did you mean {near[0]!r}?" if near else "remove it",
+            )
 
 
 def checked(where: str, pattern: str, found: Any) -> str:

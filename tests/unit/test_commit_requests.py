@@ -52,6 +52,9 @@ def test_files_of_a_role_become_changes() -> None:
     [
         {"path": "/a", "content": 1},
         {"content": "x"},
+        {"path": "/a"},
+        {"path": "/a", "contnt": "x"},
+        {"path": "/a", "content": "x", "owner": "root"},
         {"path": "/a", "content": "", "mode": "rw"},
         {"path": "/a", "content": "", "mode": 644},
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import stat
 import threading
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from ansible_collections.gpunode.node.plugins.plugin_utils.node import NodeActio
 from gpunode.core.errors import InputError
 from gpunode.core.model import Outcome
 
+ACTIONS = "ansible_collections.gpunode.node.plugins.action"
 PACKAGES = {"changed": True, "changes": ["install nvidia-open 595.91.07-1", "hold nvidia-open"]}
 
 
@@ -105,3 +107,28 @@ def test_a_long_task_says_that_it_runs_until_it_ends(monkeypatch: pytest.MonkeyP
 def test_a_plan_is_not_made_for_another_machine() -> None:
     with pytest.raises(InputError, match="delegate_to: n-2"):
         task(PlanAction, delegate_to="n-2").act({"spec": {}, "config": ""})
+
+
+@pytest.mark.parametrize(
+    ("action", "args"),
+    [
+        ("packages", {"packages": {"instal": [{"name": "a"}]}}),
+        ("packages", {"packages": {"install": [{"name": "a", "holt": True}]}}),
+        ("activate", {"activate": {"lod": ["nvidia"]}}),
+        ("edit_file", {"files": [{"path": "/etc/a", "contnt": "x"}]}),
+        ("cdi", {"cdi": {"outputt": "/etc/cdi/nvidia.yaml"}}),
+        ("first_boot", {"first_boot": {"activat": {"load": ["nvidia"]}}}),
+        ("runfile", {"install": [{"knd": "driver"}]}),
+        ("sharing", {"mps": {"gpu": ["0"]}}),
+        ("smoke", {"smoke": {"runtime": ["docker"]}}),
+    ],
+)
+def test_a_misspelt_key_of_an_actions_value_is_refused_before_the_node_is_asked(
+    action: str, args: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = import_module(f"{ACTIONS}.{action}").ActionModule
+    made = task(kind, check_mode=False)
+    monkeypatch.setattr(kind, "send", lambda *_: pytest.fail("the node was asked"))
+    defaults = {name: spec.get("default") for name, spec in kind.ARGUMENTS.items()}
+    with pytest.raises(InputError, match="unknown key"):
+        made.act(defaults | args)

@@ -60,6 +60,8 @@ def test_a_policy_and_a_version_alone_need_no_round_trip() -> None:
     assert activate_nothing({"reboot": "always", "version": "1", "load": [], "initramfs": False})
     assert not activate_nothing({"initramfs": True})
     assert not activate_nothing({"links": True})
+    with pytest.raises(InputError, match="unknown key 'lod'"):
+        activate_nothing({"lod": ["nvidia"]})
 
 
 @pytest.mark.parametrize(

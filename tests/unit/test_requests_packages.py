@@ -48,6 +48,12 @@ def test_a_value_without_packages_needs_no_round_trip() -> None:
     assert not nothing_to_do({"remove": ["a"]})
 
 
+@pytest.mark.parametrize("value", [{"instal": [{"name": "a"}]}, {"removed": ["a"]}, {"install": "abc"}])
+def test_a_mistake_is_no_value_without_packages(value: dict[str, object]) -> None:
+    with pytest.raises(InputError):
+        nothing_to_do(value)
+
+
 @pytest.mark.parametrize(
     "value",
     [

@@ -1,5 +1,8 @@
 """What preflight compares, and a plan as role variables."""
 
+import pytest
+
+from gpunode.core.errors import InputError
 from gpunode.core.items.preflight import mismatches
 from gpunode.core.model import Distro, Kernel, NodeFacts, PciDevice, Plan, Step
 from gpunode.core.plan.steps import STEPS, role_variables
@@ -27,6 +30,12 @@ def test_the_node_of_the_plan_has_no_mismatch() -> None:
 
 def test_what_the_plan_does_not_name_is_not_compared() -> None:
     assert mismatches({}, FACTS) == mismatches({"gpus": [], "kernel": ""}, FACTS) == []
+
+
+def test_a_misspelt_key_is_refused_and_not_taken_for_one_that_is_not_compared() -> None:
+    with pytest.raises(InputError, match="kernl") as refused:
+        mismatches({"kernl": "6.1.0-1-amd64"}, FACTS)
+    assert refused.value.fix == "did you mean 'kernel'?"
 
 
 def test_each_difference_is_one_sentence() -> None:

@@ -31,7 +31,7 @@ from gpunode.core.edits.target import Activation, RuntimeRequest, Seen, Target, 
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import Edit, NodeFacts
-from gpunode.core.validation import as_lines
+from gpunode.core.validation import as_lines, check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9-]*\Z")
@@ -168,6 +168,9 @@ def file_changes(files: Sequence[Mapping[str, object]]) -> list[FileChange]:
 
 
 def _file_change(file: Mapping[str, object]) -> FileChange:
+    check_keys("file", file, ("path", "content", "mode"))
+    if "content" not in file:  # only a null that somebody wrote removes a file
+        raise InputError(f"file {file.get('path')!r}: no content", expected="its text, or null to remove the file")
     path, content, mode = file.get("path"), file.get("content"), file.get("mode") or "0644"
     if not isinstance(path, str) or not isinstance(content, str | None):
         raise InputError(f"file {path!r}", expected="path and content as text, content null to remove the file")

@@ -158,7 +158,8 @@ def announced(changes: Iterable[str]) -> bytes:
 
 
 def activate_nothing(value: Mapping[str, Any]) -> bool:
-    """Whether the value asks for nothing: then the node need not be asked."""
+    """Whether the value asks for nothing: then the node need not be asked.  Raises InputError."""
+    check_value("activate", value, SHAPE)
     return not any(value.get(key) for key in (*_LISTS, *_FLAGS, "alternatives", "sysctl"))
 
 

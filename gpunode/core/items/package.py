@@ -147,8 +147,7 @@ def packages_request(value: Mapping[str, Any], *, wait: int = 300, check: bool =
     `wait` is in seconds.  A version may end in `*`; empty or missing means any.  Raises InputError on names that a
     shell or a package manager could read as something else.
     """
-    value = {**value, "install": [_named(item) for item in value.get("install") or ()]}
-    check_value("packages", value, _UNDO)
+    value = _checked(value)
     files = {key: list(value.get(key) or ()) for key in (*_LISTS, *_BACK)}
     files["install"] = [_install_line(item) for item in value["install"]]
     files["streams"] = [name.replace(":", " ") for name in value.get("streams") or ()]
@@ -175,12 +174,19 @@ def installed_text(changed: Sequence[str], wanted: Sequence[str]) -> str:
 
 
 def nothing_to_do(value: Mapping[str, Any]) -> bool:
-    """Whether the value asks for no package at all: then the node need not be asked."""
-    return not value.get("install") and not value.get("remove")
+    """Whether the value asks for no package at all: then the node need not be asked.  Raises InputError."""
+    checked = _checked(value)
+    return not checked["install"] and not checked.get("remove")
 
 
-def _named(item: Any) -> Any:
-    return {"name": item} if isinstance(item, str) else item
+def _checked(value: Mapping[str, Any]) -> dict[str, Any]:
+    """The value with every package to install as a mapping.  Raises InputError."""
+    wanted = value.get("install") or []
+    if isinstance(wanted, list | tuple):
+        wanted = [{"name": item} if isinstance(item, str) else item for item in wanted]
+    found = {**value, "install": wanted}
+    check_value("packages", found, _UNDO)
+    return found
 
 
 def _install_line(item: Mapping[str, Any]) -> str:

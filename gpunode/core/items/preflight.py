@@ -9,7 +9,7 @@ from typing import Any
 from gpunode.core.items import runfile
 from gpunode.core.items.item import Case, Item, StepKind
 from gpunode.core.model import NodeFacts
-from gpunode.core.validation import flag, mapping, text, texts
+from gpunode.core.validation import check_value, flag, mapping, text, texts
 
 SHAPE = mapping(
     "The node as the plan found it; empty keys are not compared.",
@@ -45,8 +45,9 @@ FETCH = replace(runfile.STEP, argument="fetch")
 def mismatches(expect: Mapping[str, Any], facts: NodeFacts) -> list[str]:
     """{distro, arch, kernel, gpus: [SLOT=ID]} against the facts: one sentence for each that differs.
 
-    Keys that are missing or empty are not compared.  A node with malformed facts never matches.
+    Keys that are missing or empty are not compared.  A node with malformed facts never matches.  Raises InputError.
     """
+    check_value("preflight", expect, SHAPE)
     found: dict[str, Any] = {
         "distro": facts.distro.key,
         "arch": facts.arch,
