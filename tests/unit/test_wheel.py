@@ -84,6 +84,21 @@ def test_an_editable_install_is_links_alone_so_that_nothing_hides_the_collection
     assert [name for name in names if ".dist-info/" not in name] == ["_gpunode.pth"]
 
 
+def test_ansible_galaxy_verifies_the_collection_that_pip_installed(wheel: Path, tmp_path: Path) -> None:
+    packages = tmp_path / "site-packages"
+    pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps"]
+    run(*pip, "--target", packages, wheel, cwd=tmp_path)
+    assert list((packages / COLLECTION).rglob("*.pyc")), "pip compiles: those folders are none that somebody added"
+    settings = (f"ANSIBLE_COLLECTIONS_PATH={packages}", "ANSIBLE_COLLECTIONS_SCAN_SYS_PATH=no", f"HOME={tmp_path}")
+    galaxy = Path(sys.executable).with_name("ansible-galaxy")
+    verify = ("env", *settings, galaxy, "collection", "verify", "--offline", "gpunode.node")
+    assert "Successfully verified" in run(*verify, cwd=tmp_path)
+    changed = packages / COLLECTION / "roles/driver/tasks/main.yml"
+    changed.write_text("[]\n")
+    done = subprocess.run(["env", *settings, *verify[len(settings) + 1 :]], capture_output=True, text=True, check=False)
+    assert done.returncode != 0 and "roles/driver/tasks/main.yml" in done.stdout
+
+
 @pytest.mark.timeout(600)
 def test_a_fresh_environment_with_the_wheel_runs_the_playbook_by_name(wheel: Path, tmp_path: Path) -> None:
     venv.create(tmp_path / "v", with_pip=True)
