@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import socket
+import ssl
 import subprocess
 import threading
 import uuid
@@ -15,6 +18,7 @@ from commit_node import SHELLS, SYSTEMCTL, Node
 
 from gpunode.core.edits import Activation
 from gpunode.core.edits.commit import FileChange, commit_request
+from gpunode.core.edits.target import asks
 from gpunode.core.model import Outcome
 
 
@@ -122,6 +126,98 @@ def test_it_is_said_when_nobody_can_ask(node: Node, kubelet: Kubelet) -> None:
     outcome = change(node, kubelet, "new\n", health=("not-there", "x"))
     assert outcome.status == "changed"
     assert "whether it answers was not asked" in outcome.notes[0]
+
+
+class Answering(threading.Thread):
+    """A server that answers one line to whoever connects, by TLS or not, and closes; `asked` is what it was asked."""
+
+    def __init__(self, line: str, *, folder: Path | None = None, family: int = socket.AF_INET) -> None:
+        super().__init__(daemon=True)
+        self.line, self.asked = line, list[str]()
+        self.socket = socket.socket(family)
+        self.socket.bind(("::1" if family == socket.AF_INET6 else "127.0.0.1", 0))
+        self.socket.listen()
+        self.port = str(self.socket.getsockname()[1])
+        self.tls = None
+        if folder:
+            command = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"]
+            command += ["-keyout", str(folder / "key"), "-out", str(folder / "cert"), "-subj", "/CN=x", "-days", "1"]
+            subprocess.run(command, check=True, capture_output=True)
+            self.tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            self.tls.load_cert_chain(folder / "cert", folder / "key")
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                client = self.socket.accept()[0]
+            except OSError:
+                return
+            try:
+                with client, self.tls.wrap_socket(client, server_side=True) if self.tls else client as talk:
+                    request = b""
+                    while not request.endswith(b"\r\n\r\n") and (part := talk.recv(1000)):
+                        request += part  # bash sends line by line
+                    self.asked.append(request.decode())
+                    talk.sendall(f"{self.line}\r\n\r\nok".encode())
+            except OSError:
+                pass  # somebody who only connects
+
+
+GOOD, BAD = "HTTP/1.0 200 OK", "HTTP/1.0 500 Internal Server Error"
+GO = "HTTP/1.0 400 Bad Request"  # what a TLS server of Go says to plain HTTP
+
+
+def ask_by_bash(scheme: str, address: str, port: str, path: str | None = None) -> tuple[bool, bool]:
+    """Whether it is taken for healthy, and whether only for serving."""
+    command = asks(scheme, address, port)[-1]
+    environment = {"PATH": os.environ["PATH"] if path is None else path}
+    bash = shutil.which("bash") or "bash"
+    done = subprocess.run(
+        [bash, *command[1:]], capture_output=True, text=True, check=False, timeout=30, env=environment
+    )
+    return done.returncode == 0, "served" in done.stdout.splitlines()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "line", "tls", "path", "found"),
+    [
+        ("http", GOOD, False, None, (True, False)),
+        ("http", BAD, False, None, (False, False)),
+        ("http", "200 hello", False, None, (False, False)),
+        ("https", GOOD, True, None, (True, False)),
+        ("https", BAD, True, None, (False, False)),
+        ("https", GO, False, "", (True, True)),
+        ("https", "SSH-2.0-x", False, "", (False, False)),
+    ],
+)
+def test_bash_asks_where_neither_curl_nor_wget_is(
+    tmp_path: Path, scheme: str, line: str, tls: bool, path: str | None, found: tuple[bool, bool]
+) -> None:
+    server = Answering(line, folder=tmp_path if tls else None)
+    assert ask_by_bash(scheme, "127.0.0.1", server.port, path) == found
+    assert server.asked[0].startswith("GET /healthz HTTP/1.0\r\nHost: 127.0.0.1\r\n")
+    server.socket.shutdown(socket.SHUT_RDWR)
+    server.socket.close()
+    assert ask_by_bash(scheme, "127.0.0.1", server.port, path) == (False, False)
+
+
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_bash_asks_an_address_of_version_6(tmp_path: Path, scheme: str) -> None:
+    try:
+        server = Answering(GOOD, folder=tmp_path if scheme == "https" else None, family=socket.AF_INET6)
+    except OSError:
+        pytest.skip("no IPv6 here")
+    assert ask_by_bash(scheme, "::1", server.port) == (True, False)
+
+
+def test_a_program_that_serves_and_could_not_be_asked_more_is_reported_so(node: Node, kubelet: Kubelet) -> None:
+    server = Answering(GO)
+    bash = shutil.which("bash")
+    node.shim("bash-alone", f'#!/bin/sh\nPATH=/nonexistent exec {bash} "$@"\n')
+    outcome = change(node, kubelet, "new\n", health=("bash-alone", *asks("https", "127.0.0.1", server.port)[-1][1:]))
+    assert outcome.status == "changed", outcome
+    assert "serves its port; its health was not asked: none of curl, wget and openssl is here" in outcome.notes[0]
 
 
 def test_nothing_is_awaited_where_no_kubelet_runs(node: Node, kubelet: Kubelet) -> None:

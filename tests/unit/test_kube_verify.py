@@ -23,6 +23,7 @@ from gpunode.core.kube.checks import proof_rules
 from gpunode.core.kube.checks import proofs as proofs_module
 from gpunode.core.kube.checks.proof_rules import devices
 from gpunode.core.kube.checks.proofs import packed
+from gpunode.core.kube.checks.ready import last_warning
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.usage import usage_data, usage_text
 from gpunode.core.model import HostResult
@@ -250,6 +251,74 @@ def test_a_claim_is_proven_where_gpus_are_shared_by_dra(tmp_path: Path) -> None:
         assert server.unexpected == []
     finally:
         server.close()
+
+
+ESCAPES = "\x1b]0;owned\x07"
+
+
+class Unprepared(Nodes):
+    """Kubelets that cannot prepare any pod, and report it by events."""
+
+    def run(self, pod: dict[str, Any], node: dict[str, Any], cards: list[int]) -> None:
+        name, namespace = pod["metadata"]["name"], pod["metadata"]["namespace"]
+        pod["spec"]["nodeName"] = node["metadata"]["name"]
+        self.server.put({**pod, "status": {"phase": "Pending"}}, "kubelet")
+        rows = [
+            ("a", "Normal", "Scheduled", "assigned", "2026-11-23T12:00:09Z", name),
+            ("b", "Warning", "FailedPrepareDynamicResources", f"no driver{ESCAPES}", "2026-11-23T12:00:02Z", name),
+            ("c", "Warning", "FailedMount", "earlier", "2026-11-23T12:00:01Z", name),
+            ("d", "Warning", "Other", "of another pod", "2026-11-23T12:00:09Z", "other"),
+        ]
+        for key, kind, reason, message, at, about in rows:
+            metadata = {"name": f"{name}.{key}", "namespace": namespace}
+            pod_of = {"kind": "Pod", "namespace": namespace, "name": about}
+            self.server.put(
+                {
+                    "apiVersion": "v1", "kind": "Event", "metadata": metadata, "involvedObject": pod_of,
+                    "type": kind, "reason": reason, "message": message, "lastTimestamp": at,
+                }
+            )  # fmt: skip
+
+
+def test_a_pod_that_waits_on_its_node_is_reported_with_the_event_that_says_why(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "1"}))
+    Unprepared(server)
+    status, message = of(prove(api, {}, timeout=0.3))["kube.vectoradd"]
+    assert status == "failed"
+    assert printable(message) == (
+        "a pod adds two vectors on a GPU: vectoradd: is Pending on gpu1: FailedPrepareDynamicResources: "
+        "no driver\\x1b]0;owned\\x07"
+    )
+
+
+def test_whoever_may_not_read_events_is_told_the_rest(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "1"}))
+    Unprepared(server)
+    server.faults.append(Fault("GET .*/events", 403, "Forbidden", times=99))
+    _, message = of(prove(api, {}, timeout=0.3))["kube.vectoradd"]
+    assert message.endswith("vectoradd: is Pending on gpu1")
+
+
+@pytest.mark.parametrize(
+    ("events", "reported"),
+    [
+        ([], ""),
+        ([{"type": "Normal", "reason": "Pulled"}], ""),
+        ([{"type": "Warning", "reason": "A", "message": "b\nc"}], "A: b c"),
+        ([{"type": "Warning"}], ""),
+        (
+            [
+                {"type": "Warning", "reason": "New", "eventTime": "2026-11-23T12:00:01.5Z"},
+                {"type": "Warning", "reason": "Old", "lastTimestamp": "2026-11-23T12:00:01Z"},
+                {"type": "Warning", "reason": "Series", "eventTime": "2026-11-23T11:00:00Z",
+                 "series": {"lastObservedTime": "2026-11-23T12:00:02Z"}},
+            ],
+            "Series",
+        ),
+    ],
+)  # fmt: skip
+def test_the_latest_event_that_warns_counts(events: list[dict[str, Any]], reported: str) -> None:
+    assert last_warning(events) == reported
 
 
 # ---------------------------------------------------------------- cleaning up

@@ -117,7 +117,8 @@ def test_the_kubelet_is_restarted_asked_and_its_units_read_again_where_they_chan
     target = kubelet_target(request, RULES)
     found = target.activation(before, target.configure(before))
     assert (found.unit, found.verb, found.reread) == ("kubelet.service", "restart", False)
-    assert [words[-1] for words in found.health] == ["http://127.0.0.1:10248/healthz"] * 2
+    assert [words[-1] for words in found.health[:2]] == ["http://127.0.0.1:10248/healthz"] * 2
+    assert found.health[2][-3:] == ("http", "127.0.0.1", "10248")
     assert target.activation(before, Edit(changes={request.unit: before[request.unit]})).reread
 
 

@@ -219,6 +219,18 @@ def changed(before: Mapping[str, bytes], after: Mapping[str, bytes]) -> dict[str
     return {path: data for path, data in after.items() if before.get(path) != data}
 
 
+# For bash, which has connections of its own: $1 scheme, $2 host, $3 port.  Without openssl an answer of a TLS port to
+# plain HTTP tells that the program serves (Go's servers answer that they want HTTPS), and no more: `served`.
+_BY_BASH = (
+    r"""get() { printf 'GET /healthz HTTP/1.0\r\nHost: %s\r\n\r\n' "$1"; }; """
+    r"""if [[ $1 == https ]] && type -P openssl >/dev/null; then """
+    r"""get "$2" | openssl s_client -quiet -connect "$2:$3" 2>/dev/null | """
+    r"""{ read -r -t 5 line; echo "$line"; [[ $line == HTTP/*" 200"* ]]; }; exit; fi; """
+    r"""host=${2#[}; exec 3<>"/dev/tcp/${host%]}/$3" || exit; get "$2" >&3; read -r -t 5 line <&3; echo "$line"; """
+    r"""if [[ $1 == https ]]; then [[ $line == HTTP/* ]] && echo served; else [[ $line == HTTP/*" 200"* ]]; fi"""
+)
+
+
 def asks(scheme: str, address: str, port: str) -> tuple[tuple[str, ...], ...]:
     """Health commands that ask where a program answers, with the tools that a node may have; () where port is 0.
 
@@ -227,10 +239,12 @@ def asks(scheme: str, address: str, port: str) -> tuple[tuple[str, ...], ...]:
     if port == "0":
         return ()
     address = "127.0.0.1" if address in ("0.0.0.0", "::") else address  # noqa: S104
-    url = f"{scheme}://{f'[{address}]' if ':' in address else address}:{port}/healthz"
+    host = f"[{address}]" if ":" in address else address
+    url = f"{scheme}://{host}:{port}/healthz"
     return (
         ("curl", "-fsSk", "--noproxy", "*", "--max-time", "5", url),
         ("wget", "-q", "--no-proxy", "--no-check-certificate", "-T", "5", "-O", "-", url),
+        ("bash", "-c", _BY_BASH, "healthz", scheme, host, port),
     )
 
 

@@ -105,6 +105,10 @@ _KINDS: Mapping[str, Object] = {
             "initContainerStatuses": _CONTAINER_STATUSES,
         },
     },
+    "Event": {
+        **dict.fromkeys(("type", "reason", "message", "lastTimestamp", "eventTime"), str),
+        "series": {"lastObservedTime": str},
+    },
     **dict.fromkeys(("DaemonSet", "Deployment", "StatefulSet"), _WORKLOAD),
     "ResourceSlice": {
         "spec!": {

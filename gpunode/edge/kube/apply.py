@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
-from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, pods_trouble, readiness
+from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.marks import node_key, node_labels, taints_patch
 from gpunode.core.kube.owned import (
@@ -171,7 +171,19 @@ def _trouble(api: Api, key: Key) -> str:
         pods = api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
     except ApiError:
         return ""
-    return "; ".join(pods_trouble(pods)[:3])
+    if found := pods_trouble(pods):
+        return "; ".join(found[:3])
+    waits = [pod["metadata"]["name"] for pod in pods if (pod.get("status") or {}).get("phase") == "Pending"][:3]
+    return "; ".join(f"pod {name}: {text}" for name in waits if (text := pod_warning(api, key.namespace, name)))
+
+
+def pod_warning(api: Api, namespace: str, name: str) -> str:
+    """The latest event that warns of a pod; "" for none, and where nobody lets us look."""
+    about = f"involvedObject.kind=Pod,involvedObject.name={name}"
+    try:
+        return last_warning(api.items(f"/api/v1/namespaces/{namespace}/events", odd=[], fieldSelector=about))
+    except ApiError:
+        return ""
 
 
 # ---------------------------------------------------------------- taking away

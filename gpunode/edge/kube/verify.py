@@ -19,7 +19,7 @@ from gpunode.core.kube.render.device_plugin import plugin_configs
 from gpunode.core.kube.usage import Usage, Use
 from gpunode.core.model import Check, HostOutcome, HostResult
 from gpunode.edge.isolate import as_error, isolated
-from gpunode.edge.kube.apply import apply, await_gone, wait_ready
+from gpunode.edge.kube.apply import apply, await_gone, pod_warning, wait_ready
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import missing_rights
 from gpunode.edge.kube.status import read_usage
@@ -199,7 +199,12 @@ class _Runner:
 
             self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
             pods.append(last[0])
-        return Seen(pods=tuple(pods), logs=tuple(self._log(name, proof) for name in proof.pods))
+        waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]
+        return Seen(
+            pods=tuple(pods),
+            logs=tuple(self._log(name, proof) for name in proof.pods),
+            warnings={name: pod_warning(self.api, NAMESPACE, name) for name in waits},
+        )
 
     def _log(self, name: str, proof: Proof) -> str:
         if proof.until == "unschedulable":

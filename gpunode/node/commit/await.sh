@@ -42,7 +42,8 @@ await() {
       elif [ $(($(uptime_now) - since)) -gt "$settle" ]; then
         health_error=''
         touch "$backup/took"
-        can_ask || say note "$process stays up; whether it answers was not asked: neither curl nor wget is here"
+        can_ask || say note "$process stays up; whether it answers was not asked: none of curl, wget and bash is here"
+        ! grep -qx served "$GPUNODE_IN/.answer" || say note "$process serves its port; its health was not asked: none of curl, wget and openssl is here"
         return
       fi
     fi

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.kube.checks.ready import pod_trouble, unschedulable
@@ -33,10 +34,14 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
-    """What became of a proof's pods: live objects (None: never there) and logs, in the order of `Proof.pods`."""
+    """What became of a proof's pods: live objects (None: never there) and logs, in the order of `Proof.pods`.
+
+    `warnings`: the latest event that warns of a pod, by its name.
+    """
 
     pods: tuple[Object | None, ...]
     logs: tuple[str, ...]
+    warnings: Mapping[str, str] = field(default_factory=dict)
 
 
 def is_done(until: Until, live: Object | None) -> bool:
@@ -59,7 +64,7 @@ def _all_ready(live: Object) -> bool:
 def judge(proof: Proof, seen: Seen) -> Check:
     """What the pods proved."""
     undone = [
-        f"{name}: {_why(live)}"
+        f"{name}: {_why(live, seen.warnings.get(name, ''))}"
         for name, live in zip(proof.pods, seen.pods, strict=True)
         if not is_done(proof.until, live) or (proof.until == "running" and _phase(live) != "Running")
     ]
@@ -162,7 +167,8 @@ def _card(live: Object | None) -> str:
     return str((((live or {}).get("metadata") or {}).get("annotations") or {}).get(_INDEX, ""))
 
 
-def _why(live: Object | None) -> str:
+def _why(live: Object | None, warning: str = "") -> str:
     if live is None:
         return "it was not made"
-    return pod_trouble(live) or f"is {_phase(live) or 'not started'} on {_node(live) or 'no node'}"
+    where = f"is {_phase(live) or 'not started'} on {_node(live) or 'no node'}"
+    return pod_trouble(live) or (f"{where}: {warning}" if warning else where)

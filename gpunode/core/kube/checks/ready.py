@@ -85,6 +85,23 @@ def unschedulable(pod: Object) -> str:
     return ""
 
 
+def last_warning(events: Iterable[Object]) -> str:
+    """The latest event that warns, as `REASON: message`; "" for none.
+
+    Times sort as the texts that they are: some events have lastTimestamp, those of newer reporters eventTime.
+    """
+    warnings = [event for event in events if event.get("type") == "Warning"]
+    if not warnings:
+        return ""
+    latest = max(warnings, key=_event_time)
+    return _short(f"{latest.get('reason', '')}: {latest.get('message', '')}".strip(": "))
+
+
+def _event_time(event: Object) -> str:
+    series = event.get("series") or {}
+    return str(max(series.get("lastObservedTime", ""), event.get("lastTimestamp", ""), event.get("eventTime", "")))
+
+
 def _last_line(text: str) -> str:
     """Of the tail of a log, which Kubernetes keeps where a container fails (FallbackToLogsOnError)."""
     lines = [line for line in text.splitlines() if line.strip()]
