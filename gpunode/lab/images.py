@@ -21,7 +21,7 @@ from gpunode.lab.machine import Log, podman
 
 ENGINES = ("containerd", "docker")
 PREFIX = "localhost/gpunode-lab"
-KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
+KEYRINGS = {v: f"/usr/share/keyrings/{v}-archive-keyring.gpg" for v in ("debian", "ubuntu")}
 COMMON = (
     "busybox-static",
     "ca-certificates",
@@ -49,7 +49,7 @@ PURGE = {
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """A Debian release: the name of its suite, and the packages only it has.
+    """A release of Debian or Ubuntu: the name of its suite, and the packages only it has.
 
     `newer` is a later suite that some packages, `borrowed`, come from: a whole system of it would not boot in a node,
     because its systemd has no cgroup v1.
@@ -59,6 +59,7 @@ class Release:
     packages: tuple[str, ...] = ()
     newer: str = ""
     borrowed: tuple[str, ...] = ()
+    vendor: str = "debian"  # whose archive it comes from
     family: str = ""  # how packages are made and named: families/NAME.toml, families/finish.sh
     non_free: bool = False  # stand-ins of Debian's own driver, among the node's sources from the start
 
@@ -71,6 +72,7 @@ DNF5 = tuple(
     "dnf5 libdnf5* librepo* libsolv* rpm* librpm* createrepo-c libcreaterepo* libsdbus-c++2 libcurl* libgnutls* "
     "libnghttp3-9 libngtcp2* libstdc++6 libgcc-s1 gcc-16-base libc6 libc-bin libc6-dev libc-dev-bin".split()
 )
+UBUNTU = ("apt", "linux-base", "unattended-upgrades")
 TRIXIE = Release(codename="trixie", packages=("docker-cli",))  # a package of its own from trixie on
 RELEASES = {
     "debian:12": Release(codename="bookworm"),
@@ -78,6 +80,8 @@ RELEASES = {
     "debian:12+non-free": Release(codename="bookworm", non_free=True),
     "debian:13+non-free": replace(TRIXIE, non_free=True),
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
+    "ubuntu:22.04": Release(codename="jammy", vendor="ubuntu", packages=UBUNTU),
+    "ubuntu:24.04": Release(codename="noble", vendor="ubuntu", packages=UBUNTU),
     "rocky:8": ROCKY,
     "rocky:9": ROCKY,
     "rocky:10": ROCKY,
@@ -117,7 +121,7 @@ class Variant:
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
             raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}")
-        if self.real_driver and RELEASES[self.distro].family:
+        if self.real_driver and (RELEASES[self.distro].family or RELEASES[self.distro].vendor != "debian"):
             raise InputError(f"the real driver on {self.distro}", expected="a Debian: its packages are Debian's")
         unknown = [name for name in self.engines if name not in ENGINES]
         if unknown:
@@ -176,6 +180,8 @@ def _suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, 
     """(URL, suites, components) of each source a node reads."""
     components = "main contrib non-free non-free-firmware" if variant.real_driver else "main"
     name = RELEASES[variant.distro].codename
+    if RELEASES[variant.distro].vendor == "ubuntu":  # restricted and multiverse are the lab's own: see packages.py
+        return [(archive.ubuntu, f"{name} {name}-updates {name}-security", "main universe")]
     return [(archive.main, f"{name} {name}-updates", components), (archive.security, f"{name}-security", components)]
 
 
@@ -204,7 +210,7 @@ def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log)
         return
     tar = machine.places().cache / f"{tag.rpartition('/')[2].replace(':', '-')}.tar"
     if not tar.exists():
-        log(f"fetching {variant.distro} from the Debian archive (about a minute, once)")
+        log(f"fetching {variant.distro} from its archive (about a minute, once)")
         _bootstrap(tar, variant, archive)
     log(f"importing {variant.distro} into podman")
     podman("import", "--quiet", str(tar), tag)
@@ -212,6 +218,7 @@ def _ensure_base(tag: str, variant: Variant, archive: machine.Archive, log: Log)
 
 
 def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
+    release = RELEASES[variant.distro]
     lines = [
         f"deb {url} {suite} {components}"
         for url, suites, components in _suites(variant, archive)
@@ -225,14 +232,15 @@ def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
         old.unlink()
     new = tar.with_suffix(".new.tar")
     command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', *options]
-    command += [f"--include={','.join(_packages(variant))}", f"--keyring={KEYRING}"]
-    release = RELEASES[variant.distro]
+    command += [f"--include={','.join(_packages(variant))}"]
     if release.newer:
         _require_suite(release.newer, archive)
         lines.append(f"deb {archive.main} {release.newer} main")
         command += _borrowing(release)
     try:
-        machine.run(*command, release.codename, str(new), *lines)
+        with as_file(files("gpunode.lab") / "ubuntu/archive-key.asc") as key:
+            keyring = str(key) if release.vendor == "ubuntu" else KEYRINGS["debian"]
+            machine.run(*command, f"--keyring={keyring}", release.codename, str(new), *lines)
         new.replace(tar)
     finally:
         new.unlink(missing_ok=True)
@@ -287,7 +295,9 @@ def _finish(
         for deb in () if family else debs:
             shutil.copy(deb, build / "debs")
         (build / "purge").write_text("".join(f"{name}\n" for name in variant.purge))
-        (build / "debian.sources").write_text(_sources_file(_suites(variant, archive)))
+        vendor = RELEASES[variant.distro].vendor
+        (build / "sources").mkdir()
+        (build / f"sources/{vendor}.sources").write_text(_sources_file(_suites(variant, archive), KEYRINGS[vendor]))
         (build / "apt.conf").write_text(archive.settings)
         container = f"gpunode-lab-image-{variant.name}"
         podman("rm", "--force", "--ignore", container)
@@ -309,9 +319,9 @@ def _copy_standins(source: Path, target: Path, *, only_uname: bool) -> None:
     shutil.copy(source / "usr/bin/uname", target / "usr/bin/uname")
 
 
-def _sources_file(sources: Iterable[tuple[str, str, str]]) -> str:
+def _sources_file(sources: Iterable[tuple[str, str, str]], keyring: str) -> str:
     return "\n".join(
-        f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: {components}\nSigned-By: {KEYRING}\n"
+        f"Types: deb\nURIs: {url}\nSuites: {suites}\nComponents: {components}\nSigned-By: {keyring}\n"
         for url, suites, components in sources
     )
 

@@ -35,6 +35,7 @@ DISK_GIB = 6.0  # two images with their cache; each node adds little until it in
 NODE_GIB = 0.5
 INOTIFY_INSTANCES = 8192
 ARCHIVE_VARIABLE = "GPUNODE_LAB_ARCHIVE"
+UBUNTU_VARIABLE = "GPUNODE_LAB_UBUNTU_ARCHIVE"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,11 +146,12 @@ def raise_inotify_limit(log: Log) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Archive:
-    """Debian's archive: base URLs, and the apt settings (proxy, validity) under which this machine reads it."""
+    """Debian's and Ubuntu's archives: base URLs, and the apt settings under which this machine reads them."""
 
     main: str
     security: str
     settings: str
+    ubuntu: str = "http://archive.ubuntu.com/ubuntu"  # of Ubuntu nodes
 
 
 def archive() -> Archive:
@@ -168,7 +170,8 @@ def archive() -> Archive:
         )
     names = ("Acquire::Check-Valid-Until", "Acquire::http::Proxy", "Acquire::https::Proxy", "Acquire::Retries")
     settings = run("apt-config", "dump", *names).stdout
-    return Archive(main=own[0].rstrip("/"), security=own[1].rstrip("/"), settings=settings)
+    ubuntu = os.environ.get(UBUNTU_VARIABLE, Archive.ubuntu)
+    return Archive(main=own[0].rstrip("/"), security=own[1].rstrip("/"), settings=settings, ubuntu=ubuntu.rstrip("/"))
 
 
 def _debian_urls(listed: str) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import tomllib
 from collections.abc import Callable, Mapping
@@ -15,12 +16,14 @@ from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import Deb, SigningKey
 from gpunode.lab.packages_runfile import write_runfiles
 from gpunode.lab.packages_table import Row, digest_of, files_of, fill, rows, texts_in
+from gpunode.lab.packages_ubuntu import CODENAMES, ubuntu_rows
 
 ORIGINS = {
     "nvidia-cuda": "NVIDIA",
     "nvidia-container-toolkit": "https://nvidia.github.io/libnvidia-container",
     "kernels": "gpunode-lab",
     "non-free": "Debian",
+    "restricted": "Ubuntu",
 }
 
 
@@ -59,13 +62,17 @@ def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str
         texts = texts_in(lab / "standins/packages")
         tables = [path.read_bytes() for path in sorted(lab.glob("packages*.toml"))]
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
-        digest = digest_of(arch, texts, *tables, *code)
+        ubuntu = texts_in(lab / "ubuntu")
+        digest = digest_of(arch, texts | ubuntu, *tables, *code)
     stamp = directory / "built.json"
     if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
         return load(directory, built)
     log("building the lab's package repositories")
     empty(directory)
     found = [row for table in tables for row in rows(tomllib.loads(table.decode()))]
+    contents = tomllib.loads(ubuntu["contents.toml"].decode())
+    for version in CODENAMES:
+        found += ubuntu_rows(version, ubuntu[f"{version}.packages"].decode(), contents)
     sources, base = _write_all(directory, found, texts, arch)
     write_runfiles(directory, texts)
     built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
@@ -142,6 +149,22 @@ PLACES = (
     _Place(name="kernels", distro="debian:13", path="kernels/debian13"),
     _Place(name="non-free", distro="debian:12", path="debian", suite="bookworm", components=NON_FREE),
     _Place(name="non-free", distro="debian:13", path="debian", suite="trixie", components=NON_FREE),
+    *(
+        place
+        for version, codename in CODENAMES.items()
+        for distro, short in ((f"ubuntu:{version}", f"ubuntu{version.replace('.', '')}"),)
+        for place in (
+            _Place(name="nvidia-cuda", distro=distro, path=f"cuda/repos/{short}/x86_64"),
+            _Place(name="kernels", distro=distro, path=f"kernels/{short}"),
+            _Place(
+                name="restricted",
+                distro=distro,
+                path="ubuntu",
+                suite=f"{codename}-security",
+                components=("restricted", "multiverse"),
+            ),
+        )
+    ),
 )
 
 
@@ -181,7 +204,12 @@ def _write_place(folder: Path, place: _Place, chosen: list[Row], debs: list[Deb]
 
 
 def _base(found: list[Row], debs: list[Deb]) -> list[str]:
-    """File names of what a new node has: initramfs-tools, then the first image and its metapackage."""
-    pairs = list(zip(found, debs, strict=True))
-    wanted = ("initramfs-tools", "linux-image-{release}", "linux-image-amd64")
-    return [next(deb.file_name for row, deb in pairs if row.first and row.package["name"] == name) for name in wanted]
+    """File names of what a new node has: initramfs-tools, then the first kernel and its metapackage."""
+    firsts = [(row.package["name"], deb.file_name) for row, deb in zip(found, debs, strict=True) if row.first]
+    wanted = (
+        "initramfs-tools",
+        r"linux-modules-\d.*",
+        r"linux-image-(\{release\}|\d.*)",
+        "linux-image-(amd64|virtual)",
+    )
+    return [file for pattern in wanted for name, file in firsts if re.fullmatch(pattern, name)]

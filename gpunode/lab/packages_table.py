@@ -85,8 +85,24 @@ def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mappi
         library = f"{soname.partition('.so.')[0]}.so.{values['version']}"
         found[f"{LIBRARIES}/{library}"] = File(data=module_elf([f"description=gpunode lab stand-in {library}"]))
         found[f"{LIBRARIES}/{soname}"] = File(target=library)
+    for path, flavour in package.get("drivers", {}).items():
+        found |= driver_modules(path.format(**values), values, flavour)
     for module in package.get("modules", ()):
         found[f"usr/lib/modules/{values['release']}/kernel/{module}.ko"] = File(data=_module(module, values["release"]))
+    return found
+
+
+def driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict[str, File]:
+    """NVIDIA's modules, built: the same objects that the stand-ins' module.c makes, see standins/packages."""
+    needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia", "nvidia_drm": "nvidia_modeset,drm"}
+    found = {}
+    for name in ("nvidia", *needs):
+        needed = needs.get(name, "")
+        gpus = ("alias=pci:v000010DEd*sv*sd*bc03sc02i00*", "alias=pci:v000010DEd*sv*sd*bc03sc00i00*")
+        info = [*(gpus if name == "nvidia" else ()), f"version={values['version']}", f"license={flavour}"]
+        info += [f"depends={needed}", *([f"softdep=pre: {needed.replace(',', ' ')}"] if needed else [])]
+        info += [f"name={name}", f"vermagic={values['release']} SMP preempt mod_unload modversions "]
+        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info))
     return found
 
 

@@ -41,7 +41,7 @@ def image_name(
 
 def own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:
     """What a node of that distro has among its sources from the start."""
-    names = ("kernels", "builder", *(("non-free",) if images.RELEASES[distro].non_free else ()))
+    names = ("kernels", "builder", "restricted", *(("non-free",) if images.RELEASES[distro].non_free else ()))
     return [s for s in info.sources if s.name in names and s.distro in ("", images.plain(distro))]
 
 
@@ -50,5 +50,6 @@ def spec_sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[
     return {
         source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
         for source in info.sources
-        if source.name not in ("kernels", "non-free", "builder", "epel") and source.distro in ("", images.plain(distro))
+        if source.name not in ("kernels", "non-free", "restricted", "builder", "epel")
+        and source.distro in ("", images.plain(distro))
     }

@@ -188,7 +188,7 @@ def test_a_full_disk_is_refused_with_what_is_needed(monkeypatch):
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"count": 0}, {"count": 21}, {"name": "Big"}, {"gpus": ("nosuch",)}, {"distro": "ubuntu:24.04"}],
+    [{"count": 0}, {"count": 21}, {"name": "Big"}, {"gpus": ("nosuch",)}, {"distro": "ubuntu:25.10"}],
 )
 def test_wrong_words_are_refused_before_anything_is_touched(wrong, monkeypatch):
     monkeypatch.setattr(machine.subprocess, "Popen", lambda *a, **k: pytest.fail("a command was run"))

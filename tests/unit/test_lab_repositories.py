@@ -10,12 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.model import PackageWant
+from gpunode.core.model import Kernel, PackageWant
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.spec import CudaSpec, DriverSpec
 from gpunode.edge.load import load_knowledge
+from gpunode.lab import packages_ubuntu
+from gpunode.lab.images import COMMON, RELEASES
 from gpunode.lab.packages import PLACES
-from gpunode.lab.packages_table import Row, rows
+from gpunode.lab.packages_table import Row, files_of, rows, texts_in
+from gpunode.lab.packages_ubuntu import CODENAMES, ubuntu_rows
 
 LAB = Path(__file__).parents[2] / "gpunode/lab"
 KNOWLEDGE = load_knowledge()
@@ -130,3 +133,109 @@ def test_every_dependency_of_a_stub_leads_to_a_stub_or_to_the_distribution(distr
         for text in row.package.get("depends", ()):
             choices = [word.split()[0] for word in text.format(**row.values).split("|")]
             assert any(c in names or FROM_DISTRIBUTION.fullmatch(c) for c in choices), f"{row.name}: {text}"
+
+
+# ---------------------------------------------------------------- Ubuntu's own kernels and drivers
+
+CONTENTS = tomllib.loads((LAB / "ubuntu/contents.toml").read_text())
+EXCERPTS = {version: (LAB / f"ubuntu/{version}.packages").read_text() for version in CODENAMES}
+UBUNTU = {version: list(ubuntu_rows(version, text, CONTENTS)) for version, text in EXCERPTS.items()}
+FROM_UBUNTU = re.compile(r"dkms|kmod|linux-base.*|coreutils|initramfs-tools|lib.*|crash|makedumpfile")
+
+
+def choices(text: str) -> list[str]:
+    return [word.split()[0] for word in text.split("|")]
+
+
+@pytest.mark.parametrize("version", CODENAMES)
+def test_every_dependency_of_ubuntus_stubs_leads_to_one_or_to_ubuntu_itself(version: str) -> None:
+    names = {row.name for row in UBUNTU[version]}
+    names |= {choices(text)[0] for row in UBUNTU[version] for text in row.package["provides"]}
+    for row in UBUNTU[version]:
+        for text in row.package["depends"]:
+            assert any(c in names or FROM_UBUNTU.fullmatch(c) for c in choices(text)), f"{row.name}: {text}"
+
+
+@pytest.mark.parametrize("flavour", ["open", "proprietary"])
+@pytest.mark.parametrize("branch", packages_ubuntu.BRANCHES)
+@pytest.mark.parametrize("version", CODENAMES)
+def test_what_the_solver_takes_of_ubuntus_own_driver_is_in_ubuntus_index(
+    version: str, branch: str, flavour: str
+) -> None:
+    images = [
+        row.values["release"]
+        for row in UBUNTU[version]
+        if row.name.startswith("linux-image-") and "release" in row.values
+    ]
+    assert {image.rpartition("-")[2] for image in images} == {"generic", "aws", "azure", "nvidia"}
+    for image in images:
+        driver = DriverSpec(branch=branch, flavour=flavour, modules="precompiled")
+        kernels = (Kernel(release=image, image=True),)
+        request = SolveRequest(distro=f"ubuntu:{version}", gpus=(H100,), driver=driver, kernels=kernels)
+        solution = solve(request, KNOWLEDGE)
+        assert solution.driver, solution.problems
+        lacking = [p for p in solution.driver.packages if not has(UBUNTU[version], p)]
+        assert lacking == [] and f"linux-modules-nvidia-{branch}-server" in solution.driver.packages[0].name
+
+
+@pytest.mark.parametrize("version", CODENAMES)
+def test_the_modules_of_a_kernel_are_those_of_the_user_space_they_depend_on(version: str) -> None:
+    texts = texts_in(LAB / "standins/packages")
+    modules = [row for row in UBUNTU[version] if row.package.get("drivers")]
+    assert len(modules) == 20, "five kernels, two branches, two kinds"
+    for row in modules:
+        utils = next(r for r in UBUNTU[version] if r.name == f"nvidia-utils-{row.values['branch']}-server")
+        assert utils.version.startswith(f"{row.values['version']}-")
+        folder = f"usr/lib/modules/{row.values['release']}/kernel/nvidia-{row.values['branch']}srv"
+        assert any(
+            path.startswith(folder) and path.endswith("/nvidia.ko") for path in files_of(row.package, row.values, texts)
+        )
+
+
+def test_a_new_node_has_the_kernel_before_the_newest_and_its_metapackage() -> None:
+    for version, some in UBUNTU.items():
+        first = [row for row in some if row.first]
+        assert [re.sub(r"\d[\d.]*-\d+", "R", row.name) for row in first] == [
+            "linux-image-R-generic",
+            "linux-modules-R-generic",
+            "linux-image-virtual",
+        ]
+        meta = [row for row in some if row.name == "linux-image-virtual"]
+        assert [row.package["depends"] == [first[0].name] for row in meta] == [True, False], version
+
+
+def test_an_excerpt_takes_the_newest_kernel_of_each_flavour_and_of_generic_the_one_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def stanza(name: str, depends: str = "") -> dict[str, str]:
+        return {
+            "Package": name,
+            "Version": "7.9.0-10.10",
+            "Architecture": "amd64",
+            "Component": "main",
+            "Depends": depends,
+        }
+
+    kernels = [f"7.9.0-{n}-generic" for n in (3, 9, 10)] + [f"7.9.0-1001-{f}" for f in ("aws", "azure", "nvidia")]
+    index = [stanza(f"linux-{kind}-{kernel}", "common-x, y") for kernel in kernels for kind in ("image", "headers")]
+    index += [stanza(f"linux-image-{f}", f"linux-image-7.9.0-1001-{f}") for f in ("aws", "azure", "nvidia")]
+    index += [stanza(f"linux-image-{f}", "linux-image-7.9.0-10-generic, z") for f in ("generic", "virtual")]
+    monkeypatch.setattr(packages_ubuntu, "_index", lambda archive, codename: {s["Package"]: s for s in index})
+    some = packages_ubuntu.stanzas(packages_ubuntu.excerpt("http://a.example", "x"))
+    images = [s["Package"] for s in some if s["Package"].startswith("linux-image-7")]
+    assert images == [f"linux-image-{kernel}" for kernel in kernels[1:]]
+    generic = [s["Depends"] for s in some if s["Package"] == "linux-image-generic"]
+    assert generic == ["linux-image-7.9.0-9-generic, z", "linux-image-7.9.0-10-generic, z"]
+
+
+# ---------------------------------------------------------------- what a new node has
+
+# What vendors' minimal cloud images lack: a driver's installation has to bring it.
+NEVER = re.compile(
+    r"dkms|gcc.*|g\+\+.*|make|build-essential|epel-release|linux-headers.*|kernel-devel.*|ubuntu-drivers.*|snapd"
+)
+
+
+@pytest.mark.parametrize("distro", [d for d, release in RELEASES.items() if not release.family])
+def test_a_tree_holds_no_more_than_a_minimal_cloud_image(distro: str) -> None:
+    assert [name for name in (*COMMON, *RELEASES[distro].packages) if NEVER.fullmatch(name)] == []

@@ -21,7 +21,6 @@ from typing import Any
 from gpunode.lab.machine import Log, podman
 from gpunode.lab.packages import RepositoryInfo, RepositorySource, empty, load
 from gpunode.lab.packages_deb import File, SigningKey, gpg_home, make_key, public_keys, stop_agent
-from gpunode.lab.packages_elf import module_elf
 from gpunode.lab.packages_table import LIBRARIES, Row, digest_of, files_of, fill, rows, texts_in
 
 SCRIPTS = {"pre": "%pre", "post": "%post", "preun": "%preun", "postun": "%postun", "posttrans": "%posttrans"}
@@ -149,8 +148,6 @@ def _package(row: Row, table: Mapping[str, Any], texts: Mapping[str, bytes]) -> 
     }
     libraries = table["libraries"]
     found = files_of(stated, values, texts)
-    for path, flavour in stated.get("drivers", {}).items():
-        found |= _driver_modules(path.format(**values), values, flavour)
     return Package(
         name=stated["name"].format(**values),
         version=row.version,
@@ -167,20 +164,6 @@ def _moved(file: File, libraries: str) -> File:
     """The file with the folder of Debian's libraries in it replaced by the distribution's."""
     data = file.data.replace(LIBRARIES.encode(), libraries.encode())
     return File(data=data.replace(b"usr/lib/*-linux-gnu", libraries.encode()), mode=file.mode, target=file.target)
-
-
-def _driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict[str, File]:
-    """NVIDIA's modules, built: the same objects that the stand-ins' module.c makes, see standins/packages."""
-    needs = {"nvidia_uvm": "nvidia", "nvidia_modeset": "nvidia", "nvidia_drm": "nvidia_modeset,drm"}
-    found = {}
-    for name in ("nvidia", *needs):
-        needed = needs.get(name, "")
-        gpus = ("alias=pci:v000010DEd*sv*sd*bc03sc02i00*", "alias=pci:v000010DEd*sv*sd*bc03sc00i00*")
-        info = [*(gpus if name == "nvidia" else ()), f"version={values['version']}", f"license={flavour}"]
-        info += [f"depends={needed}", *([f"softdep=pre: {needed.replace(',', ' ')}"] if needed else [])]
-        info += [f"name={name}", f"vermagic={values['release']} SMP preempt mod_unload modversions "]
-        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info))
-    return found
 
 
 # ---------------------------------------------------------------- from packages to what builds them

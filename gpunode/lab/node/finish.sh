@@ -1,6 +1,7 @@
 #!/bin/sh
-# Makes a plain Debian container into a lab node; runs in it, once, when the image is built.
-# /build holds: node/ (boot.sh, modules-load.sh), standins/ (a mirror of the node's tree), debs/, purge (package names).
+# Makes a plain Debian or Ubuntu container into a lab node; runs in it, once, when the image is built.
+# /build holds: node/ (boot.sh, modules-load.sh), standins/ (a mirror of the node's tree), debs/,
+# sources/ (of apt), purge (package names).
 set -eu
 export DEBIAN_FRONTEND=noninteractive
 build=/build
@@ -61,7 +62,7 @@ keep_machine_log_out() {
 
 use_archive() {
     rm -f /etc/apt/sources.list
-    cp "$build/debian.sources" /etc/apt/sources.list.d/debian.sources
+    cp "$build"/sources/* /etc/apt/sources.list.d/
     cp "$build/apt.conf" /etc/apt/apt.conf.d/90gpunode-lab
 }
 
