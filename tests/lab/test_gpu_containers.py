@@ -198,7 +198,7 @@ def test_gpunode_notifies_systemd_before_package_scripts_reload_it(
     containers("web", "legacy")
     printed = node.script("packages.sh", {"install": b"anacron - -\n", "refresh": b""})
     assert "gpunode\tstatus\tchanged" in printed, printed
-    assert "told systemd of the GPUs of the running container web" in printed
+    assert "notified systemd of the GPUs of the running container web" in printed
     assert MAY in node.opens("web")
 
 

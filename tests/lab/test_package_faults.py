@@ -169,7 +169,7 @@ def test_a_module_that_dkms_cannot_build_for_one_of_two_kernels_names_that_kerne
     assert sorted(line.split(", ")[1] for line in node.sh("dkms status").splitlines()) == sorted(kernels)
 
 
-# ---------------------------------------------------------------- the repository, in four kinds of trouble, then mended
+# ---------------------------------------------------------------- the repository, in four kinds of trouble, then fixed
 
 
 def test_a_repository_that_is_down_is_named(node: Node) -> None:

@@ -173,7 +173,7 @@ def test_the_holder_of_the_lock_is_named_after_waiting(node: Lab, packages: Pack
 
 def test_an_interrupted_dpkg_and_its_journal_are_finished_first(node: Lab, packages: Packages) -> None:
     broken = packages(want("gp-bad"))
-    assert broken.status == "failed" and "gp-bad" not in installed(node), "a transaction that broke off is taken back"
+    assert broken.status == "failed" and "gp-bad" not in installed(node), "a transaction that broke off is undone"
     node.run(node.nodes[0], "dpkg -i /srv/gp/gp-bad_1.0.deb")  # fails, and leaves it half configured
     intent = '{"v":1,"id":"killed","at":"2026-01-01T00:00:00Z","op":"packages","phase":"intent"}'
     node.run(node.nodes[0], f"touch /gp-fixed; echo '{intent}' >>/var/lib/gpunode/journal.jsonl")

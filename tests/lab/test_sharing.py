@@ -162,7 +162,7 @@ def test_whoever_uses_a_gpu_or_an_instance_is_named_and_nothing_changes(whole: N
         assert refused.message == f"instance {big.id} of GPU 0000:17:00.0 is used by sleep (PID {pid})"
         assert whole.mig().status == "refused"
         assert whole.instances() == [["4g.40gb", "2g.20gb"]] * 2
-        # what it uses may stay: only the others are made anew
+        # what it uses may stay: only the others are made again
         assert whole.mig(strategy="mixed", profiles={"4g.40gb": 1, "1g.10gb": 3}).status == "changed"
         assert whole.instances() == [["4g.40gb", "1g.10gb", "1g.10gb", "1g.10gb"]] * 2
         assert big in whole.facts().sharing.instances

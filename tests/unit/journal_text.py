@@ -78,6 +78,6 @@ def undo_row(id: str, path: str, before: bytes | None, after: bytes) -> tuple[st
 
 
 def back(text: str, verb: str = "uninstall", parts: tuple[str, ...] = (), to: str | None = None) -> UndoPlan:
-    """What takes back what the text of read_journal.sh tells."""
+    """What undoes what the text of read_journal.sh reports."""
     recall = parse_snapshot(text)
     return plan_undo(recall, scope_of(recall, verb=verb, parts=parts, to=to))

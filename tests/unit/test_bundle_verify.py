@@ -147,7 +147,7 @@ def test_a_plan_for_what_the_bundle_lacks_has_no_steps(site: Site) -> None:
 def test_a_plan_with_another_bundle_than_the_one_named_has_no_steps(site: Site) -> None:
     site.create()
     spec = airgapped(site)
-    site.create()  # made anew: another key, another manifest
+    site.create()  # made again: another key, another manifest
     host = planned(site, spec)
     assert host["steps"] == []
     assert "bundle.sha256" in json.dumps(host["problems"]) or "SHA-256" in host["problems"][0]["what"]

@@ -1,4 +1,4 @@
-"""node/commit/commit.sh and a program that the kubelet starts anew by itself: awaited, judged, and put back."""
+"""node/commit/commit.sh and a program that the kubelet starts again by itself: awaited, judged, and put back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpunode.core.model import Outcome
 
 
 class Kubelet(threading.Thread):
-    """Starts the program anew when the manifest differs, as the kubelet does; one that says `crash` ends at once."""
+    """Starts the program again when the manifest differs, as the kubelet does; one that says `crash` ends at once."""
 
     def __init__(self, node: Node, name: str) -> None:
         super().__init__(daemon=True)

@@ -1,4 +1,4 @@
-"""daemon.json: what dockerd takes and refuses, edited and taken back; how a change is taken up."""
+"""daemon.json: what dockerd takes and refuses, edited and undone; how a change is taken up."""
 
 from __future__ import annotations
 

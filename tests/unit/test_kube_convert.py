@@ -1,6 +1,6 @@
 """Old manifests in today's form: tests/cases/kube_convert/CASE/{server,before.yml,after.yml,said.txt}.
 
-GPUNODE_WRITE_CASES=1 writes after.yml and said.txt anew, to be read before they are committed.
+GPUNODE_WRITE_CASES=1 writes after.yml and said.txt again, to be read before they are committed.
 """
 
 from __future__ import annotations

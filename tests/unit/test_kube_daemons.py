@@ -100,7 +100,7 @@ def test_what_the_distribution_makes_of_it_is_in_force_and_nothing_else_has_chan
     before = dump(binary, *_arguments(engine, tree, request, tmp_path))
     after = dump(binary, *_arguments(engine, applied(tree, edit), request, tmp_path))
     assert isinstance(after, dict), f"does not load: {after}"
-    # k3s' setting is taken up when it renders anew
+    # k3s' setting is taken up when it renders again
     by_setting = any(path.endswith(".yaml") for path in edit.changes)
     assert [one for one in unmet(after, request, before) if not (one == "default" and by_setting)] == []
     if isinstance(before, dict):

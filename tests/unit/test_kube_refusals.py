@@ -118,7 +118,7 @@ def test_what_a_webhook_refuses_is_not_reported_as_changed(
     assert applied.changes == () and mutating(server) == []
 
 
-def test_dra_beside_a_device_plugin_of_somebody_else_is_refused(server: ApiServer, api: Api) -> None:
+def test_dra_next_to_a_device_plugin_of_somebody_else_is_refused(server: ApiServer, api: Api) -> None:
     server.resources["resource.k8s.io/v1"] = DRA["resource.k8s.io/v1"]
     server.put(node("gpu1"))
     server.put(other_plugin("p"))

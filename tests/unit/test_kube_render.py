@@ -1,6 +1,6 @@
 """What a cluster gets: recorded files, objects that every supported server takes, and what is refused.
 
-GPUNODE_WRITE_CASES=1 writes tests/cases/kube/CASE/expected/ anew, to be read before it is committed.
+GPUNODE_WRITE_CASES=1 writes tests/cases/kube/CASE/expected/ again, to be read before it is committed.
 """
 
 from __future__ import annotations

@@ -104,13 +104,13 @@ def test_a_gpu_gets_its_mode_and_instances_and_then_nothing_more(node: Node) -> 
     assert node.cut("3g.10gb:4", "3g.10gb:0").status == "unchanged"
 
 
-def test_an_instance_that_is_wished_stays_while_others_change(node: Node) -> None:
+def test_an_instance_that_is_wanted_stays_while_others_change(node: Node) -> None:
     node.set(instances="7 3g.10gb 4\n8 2g.10gb 0", last="8")
     assert node.cut("1g.10gb:0", "3g.10gb:4", "1g.10gb:1").status == "changed"
     assert node.instances == [["7", "3g.10gb", "4"], ["9", "1g.10gb", "0"], ["10", "1g.10gb", "1"]]
 
 
-def test_the_profiles_that_are_wished_may_be_anywhere(node: Node) -> None:
+def test_the_profiles_that_are_wanted_may_be_anywhere(node: Node) -> None:
     node.set(instances="7 1g.10gb 6\n8 2g.10gb 0")
     assert node.cut("2g.10gb:2", "1g.10gb:0").status == "unchanged"
 

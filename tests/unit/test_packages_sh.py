@@ -201,7 +201,7 @@ esac""",
     }
 
 
-def test_what_dpkg_wants_again_is_asked_of_apt_by_name_where_it_does_not_mend_it_by_itself(tmp_path: Path) -> None:
+def test_what_dpkg_wants_again_is_asked_of_apt_by_name_where_it_does_not_fix_it_by_itself(tmp_path: Path) -> None:
     """An unpacking that was killed leaves packages that apt's --fix-broken alone leaves as they are."""
     fakes = tmp_path / "bin"
     fakes.mkdir()

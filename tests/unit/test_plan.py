@@ -1,7 +1,7 @@
 """Facts + spec → plan and playbook, by recorded cases: tests/cases/plans/CASE/{case.yml,plan.json,playbook.yml}.
 
 case.yml names a probe of tests/cases/probes and holds a spec.  GPUNODE_WRITE_CASES=1 writes plan.json and playbook.yml
-anew, to be read before they are committed.
+again, to be read before they are committed.
 """
 
 from __future__ import annotations

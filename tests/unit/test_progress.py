@@ -44,7 +44,7 @@ def test_only_changes_failures_and_proofs_get_a_line(
     assert capsys.readouterr().err == line
 
 
-def test_of_many_hosts_the_first_failures_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_of_many_hosts_the_first_failures_are_shown(capsys: pytest.CaptureFixture[str]) -> None:
     with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
         for number in range(60):
             callbacks.event(

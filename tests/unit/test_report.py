@@ -77,7 +77,7 @@ STATES_OF: list[tuple[str, dict[str, Any], list[str]]] = [
     ("ok", {"seen": seen(finding("gpu.xid")), "result": {"exit": 0, "checks": [check("gpu.xid", "passed")]}}, []),
     ("pending", {"result": {"exit": 3, "checks": [check("plan.driver.packages")]}}, ["plan.driver.packages"]),
     ("refused", {"result": {"exit": 5, "checks": [check("plan.problem")]}}, ["plan.problem"]),
-    # verify has planned anew
+    # verify has planned again
     ("ok", {"plan": {"steps": [STEP]}, "result": {"exit": 0, "checks": [check("plan.empty", "passed")]}}, []),
     ("failed", {"seen": seen(finding("repository.twice"), finding("repository.twice"))}, ["repository.twice"] * 2),
     ("ok", {"run": RUN, "plan": {"steps": [STEP]}}, []),

@@ -55,7 +55,7 @@ def layouts(choice: SharingChoice) -> list[str]:
         ((H100, A100), {"profiles": {"3g.40gb": 2}}, ["3g.40gb@0 3g.40gb@4"] * 2),
         ((H100, H100), {"profiles": {"3g.40gb": 2}, "gpus": {"1": {}}}, ["3g.40gb@0 3g.40gb@4", ""]),
         ((T4, H100), {"gpus": {"1": {"7g.80gb": 1}}}, ["", "7g.80gb@0"]),
-        ((H100,), {"profiles": {"3g.40gb": 0, "1g.10gb": 1}}, ["1g.10gb@0"]),  # a group takes back what all have
+        ((H100,), {"profiles": {"3g.40gb": 0, "1g.10gb": 1}}, ["1g.10gb@0"]),  # a group unsets what all have
         ((H100,), {"strategy": "mixed", "profiles": {"MIG 1G.10GB": 1}}, "named as 1g.10gb"),
         ((H100,), {"strategy": "mixed", "profiles": {"2g.20gb": 1, "4g.40gb": 1}}, ["4g.40gb@0 2g.20gb@4"]),
     ],

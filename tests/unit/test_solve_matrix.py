@@ -1,6 +1,6 @@
 """What solve() chooses for every distribution and GPU generation: tests/cases/solve/matrix.txt, a line for each.
 
-GPUNODE_WRITE_CASES=1 writes the file anew; then read the difference.
+GPUNODE_WRITE_CASES=1 writes the file again; then read the difference.
 """
 
 from __future__ import annotations

@@ -212,7 +212,7 @@ CASES: dict[str, tuple[str, dict[toml.Path, Any], list[toml.Path], str]] = {
     "the last member goes with its comma": ("a = {b = 1, c = 2}\n", {}, [("a", "c")], "a = {b = 1}\n"),
     "the only member leaves the braces": ("a = { b = 1 }\n", {}, [("a", "b")], "a = { }\n"),
     "the last line goes with the line end before it": ("a = 1\r\nb = 2", {}, [("b",)], "a = 1"),
-    "what is removed and set is written anew": ("[a]\nb = 1\nc = 2\n", {("a", "b"): 3}, [("a",)], "[a]\nb = 3\n"),
+    "what is removed and set is written again": ("[a]\nb = 1\nc = 2\n", {("a", "b"): 3}, [("a",)], "[a]\nb = 3\n"),
     "an inline table takes nested keys": (
         "[p]\nruntimes = { runc = { t = 'x' } }\n",
         {("p", "runtimes", "n", "t"): "y", ("p", "runtimes", "n", "o", "B"): "z", ("p", "runtimes", "runc", "s"): True},

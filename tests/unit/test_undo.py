@@ -1,4 +1,4 @@
-"""Records of spans: what an edit did is taken back to the byte, whatever else has changed since."""
+"""Records of spans: what an edit did is undone to the byte, whatever else has changed since."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 Request files: `install` lines `NAME VERSION|- hold|-`, `remove` and `refresh` one name or path a line, `proxy` a URL,
 `may_go` names that the package manager may remove along with them, one a line,
 `alone` (1) when no other repositories than those of `refresh` are to be asked,
-`after` packages of an earlier step that set up repositories, one a line: without them nothing is foretold,
+`after` packages of an earlier step that set up repositories, one a line: without them nothing is announced,
 `keep` files that stay where a removed package would take them along, one a line,
 `streams` lines `MODULE STREAM` of dnf's modules (`-`: none), `wait` seconds to wait for the package manager's lock,
 `check` (1) in check mode.  Files without content are left out.

@@ -100,7 +100,7 @@ def _instances(facts: NodeFacts, slot: str) -> list[MigInstance]:
 def _changes(gpu: Mapping[str, Any], have: Sequence[MigInstance]) -> Iterator[str]:
     """Lines `SLOT have ID PROFILE START` of what there is, `SLOT destroy ID` and `SLOT create TUPLE` of what to do.
 
-    An instance stays where one of its profile is wished at its place, or at any place.  One that no program can use,
+    An instance stays where one of its profile is wanted at its place, or at any place.  One that no program can use,
     for it has no compute instance, goes.
     """
     slot, lacking = gpu["slot"], list(gpu.get("instances") or ())

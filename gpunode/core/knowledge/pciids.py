@@ -120,7 +120,7 @@ def _base(chip: str, chips: Collection[str]) -> str:
 def add_gpus(
     table: str, gpus: Iterable[PciGpu], knowledge: Knowledge, *, sources: Mapping[str, str], checked: str = ""
 ) -> tuple[str, list[PciGpu], list[PciGpu]]:
-    """gpus.toml with a row for each of the GPUs, in the order of ids; those added, and those whose chip cannot be told.
+    """gpus.toml with a row for each of the GPUs, in the order of ids; those added, and those whose chip is not known.
 
     Their class is read off the name, and a chip that no list names off the neighbours, so the rows say confidence low.
     `sources` says what the letters of the lists mean; `checked`, YYYY-MM-DD, counts where it is newer than the table.

@@ -199,7 +199,7 @@ class Undo:
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Files → files: what changes (None = the file goes), how to take it back, and why.
+    """Files → files: what changes (None = the file goes), how to undo it, and why.
 
     `meant` are the settings that may differ in what the engine has in force afterwards: dotted paths without quotes,
     a table's path stands for all below it.  `restart`: the files are right, but the engine has not read them.

@@ -193,7 +193,7 @@ class DeviceNode:
 class GpuContainer:
     """A running container that has GPUs, and what systemd's next daemon-reload does to it.
 
-    `state`: kept; keepable (loses `devices`, unless systemd is told of them before, which gpunode does); exposed (loses
+    `state`: kept; keepable (loses `devices`, unless systemd is notified before, which gpunode does); exposed (loses
     them, and whether it has a right to them cannot be seen); lost (has lost them).  `devices` are those concerned.
     """
 

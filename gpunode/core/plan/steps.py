@@ -52,7 +52,7 @@ class Row:
     about: str = ""  # of this option; without it what its shape says
     prepared: str = ""  # the title on a machine that waits for its GPU
     again: tuple[str, ...] = ()  # options whose steps make this one due again
-    results_of: tuple[str, ...] = ()  # options of the role whose results the action is told of, for check mode
+    results_of: tuple[str, ...] = ()  # options of the role whose results the action gets, for check mode
     wanted: tuple[Callable[[Question], Found], ...] = ()  # items beside those of the role
 
     @property

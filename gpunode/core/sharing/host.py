@@ -112,9 +112,7 @@ def _layouts(
             yield Problem(what=what, fix=f"number them from 0 to {len(gpus) - 1}" if gpus else "take it out")
     for index, gpu in enumerate(gpus):
         counts = sharing.mig.gpus.get(str(index), sharing.mig.profiles)
-        request = {
-            profile: count for profile, count in counts.items() if count
-        }  # 0 takes back what a parent group says
+        request = {profile: count for profile, count in counts.items() if count}  # 0 unsets what a parent group says
         if not request:
             yield MigLayout(slot=gpu.slot)
             continue

@@ -1,4 +1,4 @@
-"""Does a wish for MIG instances fit on a GPU, and where do they lie: an exact search, at most a few thousand cases."""
+"""Does a request for MIG instances fit on a GPU, and where: an exact search of a few thousand cases at most."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Placement:
 
 
 def place(product: Product, request: Mapping[str, int]) -> tuple[Placement, ...] | None:
-    """Where each instance of the wish (profile → count) lies, by start; None when it does not fit.
+    """Where each instance of the request (profile → count) lies, by start; None when it does not fit.
 
     Every name is a profile of the product.  Exact: None means that no order and no placement makes it fit.
     """
@@ -44,7 +44,7 @@ def fits(product: Product, counts: tuple[int, ...]) -> bool:
 
 
 def why_not(product: Product, request: Mapping[str, int]) -> str:
-    """The reason that a wish does not fit, "" when it does."""
+    """The reason that a request does not fit, "" when it does."""
     counts = tuple(request.get(p.name, 0) for p in product.profiles)
     if reason := _reason(product, counts):
         return reason

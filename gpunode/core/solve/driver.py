@@ -362,7 +362,7 @@ def _ways_out(case: Case, asked: Sequence[Rule], flavour: str, own: bool) -> str
 
 
 def _present(case: Case, rules: Sequence[Rule]) -> Branch | None:
-    """The branch that is installed, if it still is a good choice: `auto` is no wish to disturb a node that works."""
+    """The branch that is installed, if it still is a good choice: `auto` does not ask to disturb a node that works."""
     branch = case.knowledge.branches.get(_loaded(case))
     if branch is None or branch.kind not in _kinds(case) or branch.ended(case.knowledge.as_of):
         return None

@@ -141,7 +141,7 @@ class Damage:
 
     @property
     def problem(self) -> Problem | None:
-        """Why nothing can be taken back by this journal: then it is refused, and not called done."""
+        """Why nothing can be undone by this journal: then it is refused, and not called done."""
         state = "is gone" if self.missing else "is empty" if self.empty else "cannot be read"
         if self.lost:
             names = ", ".join(self.lost[:3]) + (f" and {len(self.lost) - 3} more" if len(self.lost) > 3 else "")
@@ -398,7 +398,7 @@ def _run(members: Sequence[tuple[int, Record]]) -> Run:
 
 
 def standing(records: Sequence[Record]) -> list[Run]:
-    """The runs whose work stands: without those that a rollback took back, and without the rollbacks.
+    """The runs whose work stands: without those that a rollback undid, and without the rollbacks.
 
     A rollback that failed, or was cut off, has taken nothing back yet: what it did belongs to the run that was to go.
     """
@@ -418,7 +418,7 @@ def standing(records: Sequence[Record]) -> list[Run]:
 
 
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
-    """(position, run): what stands from the position on is to be taken back so that the node is as `run` left it.
+    """(position, run): what stands from the position on is to be undone so that the node is as `run` left it.
 
     `to` is a run's name, or a time such as 2026-11-22T01:40:00Z (the last run that began before it); None means the
     run before the last one that stands.  The run is "", as `to` may be, when nothing stays.  Raises InputError for an

@@ -66,7 +66,7 @@ class FileRestore:
 
 @dataclass(frozen=True, kw_only=True)
 class FileTransaction:
-    """One transaction: files, what follows it, and the transactions of the journal that it takes back."""
+    """One transaction: files, what follows it, and the transactions of the journal that it undoes."""
 
     files: tuple[FileRestore, ...]
     used: tuple[str, ...] = ()
@@ -106,7 +106,7 @@ class UndoPlan:
 
 @dataclass(frozen=True, kw_only=True)
 class Scope:
-    """What is to be taken back: records, in order; `known` are all records since the last uninstall."""
+    """What is to be undone: records, in order; `known` are all records since the last uninstall."""
 
     records: tuple[Record, ...]
     known: tuple[Record, ...]
@@ -115,7 +115,7 @@ class Scope:
 
 
 def scope_of(recall: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), to: str | None = None) -> Scope:
-    """What `verb` (uninstall | rollback) is to take back.  Raises InputError for an unknown part or run."""
+    """What `verb` (uninstall | rollback) is to undo.  Raises InputError for an unknown part or run."""
     for part in parts:
         if part not in PARTS:
             raise InputError(f"part {part!r}", expected=f"one of {', '.join(PARTS)}")

@@ -237,7 +237,7 @@ class Api:
     def version(self) -> str:
         """gitVersion, such as v1.34.2+k3s1; a server that is not there is said so at once.
 
-        One that is told to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
+        One that is configured to behave as an older release (--emulated-version, from 1.31 on) serves that one's APIs.
         """
         stated = checked(self.request("GET", "/version", retry=Retry(attempts=2)), VERSION, self.server)
         version, minor = str(stated.get("gitVersion", "")), str(stated.get("emulationMinor") or "")

@@ -254,7 +254,7 @@ def _rehearse_nodes(api: Api, ground: Ground) -> Iterator[Problem]:
 
 
 def marks_to_set(ground: Ground) -> dict[str, Marks]:
-    """Node → our labels and taints; empty ones take back what was put on a node that is no longer among the wishes."""
+    """Node → our labels and taints; empty ones remove what was put on a node that is no longer wanted."""
     gone: dict[str, Marks] = {name: ({}, ()) for name in ground.before.nodes if name in ground.nodes}
     return {**gone, **ground.marks}
 

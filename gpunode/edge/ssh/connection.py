@@ -102,7 +102,7 @@ class Connection:
 
 @contextlib.contextmanager
 def closing(stream: Any) -> Iterator[Any]:
-    """A channel or SFTP client, closed afterwards; over a broken connection that cannot be told to the other side."""
+    """A channel or SFTP client, closed afterwards; over a broken connection the other side learns nothing."""
     import paramiko
 
     try:

@@ -102,7 +102,7 @@ for folder in "$(dirname "$output")" /etc/cdi; do
 done
 checking || lock
 refresh "$output"
-for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count beside the others
+for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count in addition to the others
   [ ! -e "$found" ] || [ "$found" = "$output" ] || refresh "$found"
 done
 keep_fresh

@@ -1,5 +1,5 @@
 #!/bin/sh
-# MIG: every GPU has the mode and instances that are wished, or is whole again; and a unit that does the same at every boot,
+# MIG: every GPU has the mode and instances that are wanted, or is whole again; and a unit that does the same at every boot,
 # because no instance outlives one.  nvidia-smi does it.
 # Request and output: core/items/sharing.py.  Runs behind common.sh and install_file.sh; at boot without a controller.
 
@@ -60,17 +60,17 @@ instances() {
     $1 == "|" && $2 ~ /^[0-9]+$/ && $3 == "MIG" && split($7, at, ":") == 2 { print $6, (($6 in whole) ? $4 " " at[1] : "- -") }' "$GPUNODE_IN/.computes" -
 }
 
-# wished SLOT: lines `PROFILE/TUPLE`; a tuple is what `mig -cgi` takes: number or name of the profile, with :START
-wished() { requested gpus | sed -n "s/^$1 on //p" | tr ' ' '\n'; }
+# wanted SLOT: lines `PROFILE/TUPLE`; a tuple is what `mig -cgi` takes: number or name of the profile, with :START
+wanted() { requested gpus | sed -n "s/^$1 on //p" | tr ' ' '\n'; }
 
 # change SLOT have|destroy|create: what the controller has seen of instances, and worked out
 change() { requested changes | sed -n "s/^$1 $2 //p"; }
 
-# is_wished SLOT: the instances in .have are of the profiles that are wished, all with a compute instance.  Where they are
+# is_wanted SLOT: the instances in .have are of the profiles that are wanted, all with a compute instance.  Where they are
 # does not matter then.
-is_wished() {
-  wished "$1" | sed 's|/.*||' | sort >"$GPUNODE_IN/.wished.names"
-  cut -d ' ' -f 2 "$GPUNODE_IN/.have" | sort | cmp -s - "$GPUNODE_IN/.wished.names"
+is_wanted() {
+  wanted "$1" | sed 's|/.*||' | sort >"$GPUNODE_IN/.wanted.names"
+  cut -d ' ' -f 2 "$GPUNODE_IN/.have" | sort | cmp -s - "$GPUNODE_IN/.wanted.names"
 }
 
 # compare SLOT: of .have makes .surplus, the ids of instances that go, and .lacking, the tuples of those that are made, as
@@ -78,10 +78,10 @@ is_wished() {
 compare() {
   : >"$GPUNODE_IN/.surplus"
   : >"$GPUNODE_IN/.lacking"
-  ! is_wished "$1" || return 0
+  ! is_wanted "$1" || return 0
   if [ -n "$(word atboot)" ]; then
     cut -d ' ' -f 1 "$GPUNODE_IN/.have" >"$GPUNODE_IN/.surplus"
-    wished "$1" | sed 's|.*/||' >"$GPUNODE_IN/.lacking"
+    wanted "$1" | sed 's|.*/||' >"$GPUNODE_IN/.lacking"
     return
   fi
   change "$1" have | sort >"$GPUNODE_IN/.seen"
@@ -133,7 +133,7 @@ look() {
   echo "$1 $2" >>"$GPUNODE_IN/.todo"
   [ -s "$GPUNODE_IN/.surplus" ] || { [ "$2" = on ] && [ -s "$GPUNODE_IN/.lacking" ]; } || return 0
   was=$(counted "$GPUNODE_IN/.names")
-  wished "$1" | sed 's|/.*||' >"$GPUNODE_IN/.names"
+  wanted "$1" | sed 's|/.*||' >"$GPUNODE_IN/.names"
   changed "GPU $1: $(counted "$GPUNODE_IN/.names") (was $was)"
 }
 
@@ -204,7 +204,7 @@ destroy() {
 # create SLOT TUPLE,TUPLE…
 create() { smi_of "$1" mig -cgi "$2" -C >>"$GPUNODE_IN/.created" && cat "$GPUNODE_IN/.created" >>"$log"; }
 
-# cut_ SLOT: the instances are those that are wished; where that breaks off, those that were there before are made again
+# cut_ SLOT: the instances are those that are wanted; where that breaks off, those that were there before are made again
 cut_() {
   instances "$1" >"$GPUNODE_IN/.have"
   compare "$1"
@@ -217,13 +217,13 @@ cut_() {
   cat "$GPUNODE_IN/.created" >>"$log"
   why=$(grep -E '^(Unable|Failed|Invalid|Insufficient)' "$log" | tail -n 1)
   put_back "$1"
-  conclude "$outcome" "GPU $1 could not be cut as wished: ${why:-$(last_words)}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
+  conclude "$outcome" "GPU $1 could not be given the wanted MIG layout: ${why:-$(last_words)}; $back" "gpunode sharing profiles says what fits; nvidia-smi mig -lgi on the node what is there"
 }
 
-# whole SLOT: every instance that is wished is there, with its compute instance
+# whole SLOT: every instance that is wanted is there, with its compute instance
 whole() {
   instances "$1" >"$GPUNODE_IN/.have"
-  is_wished "$1"
+  is_wanted "$1"
 }
 
 # sets: outcome back
@@ -241,13 +241,13 @@ put_back() {
 
 need_root
 [ -n "$(word atboot)" ] || checking || lock
-requested gpus >"$GPUNODE_IN/.wishes"
+requested gpus >"$GPUNODE_IN/.layouts"
 : >"$GPUNODE_IN/.todo"
 if ! { have nvidia-smi && smi --query-gpu=index,pci.bus_id --format=csv,noheader; } >"$GPUNODE_IN/.gpus"; then
   [ -n "$(word remove)" ] || conclude refused "nvidia-smi does not answer: $(head -n 1 "$GPUNODE_IN/.gpus")" "gpunode provision installs and loads the driver"
-  : >"$GPUNODE_IN/.wishes" # without a driver there is nothing to make whole
+  : >"$GPUNODE_IN/.layouts" # without a driver there is nothing to make whole
 fi
-while read -r slot wish _; do look "$slot" "$wish"; done <"$GPUNODE_IN/.wishes"
+while read -r slot layout _; do look "$slot" "$layout"; done <"$GPUNODE_IN/.layouts"
 if [ -n "$(word remove)" ]; then
   not_at_boot "$UNIT"
 else
@@ -257,12 +257,12 @@ else
   [ ! -e "$GPUNODE_IN/unit" ] || at_boot "$UNIT"
 fi
 if ! checking; then
-  while read -r slot wish; do
+  while read -r slot layout; do
     # shellcheck disable=SC2046 # numbers
-    [ "$wish" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
+    [ "$layout" = on ] || [ "$(ask "$slot" mig.mode.current)" != Enabled ] || destroy "$slot" $(instances "$slot" | cut -d ' ' -f 1) ||
       conclude failed "the instances of GPU $slot could not be destroyed: $(last_words)" "nvidia-smi mig -lgi on the node"
-    mode "$slot" "$wish" || continue
-    [ "$wish" = off ] || cut_ "$slot"
+    mode "$slot" "$layout" || continue
+    [ "$layout" = off ] || cut_ "$slot"
   done <"$GPUNODE_IN/.todo"
 fi
 [ -z "$(word remove)" ] || for file in "/etc/systemd/system/$UNIT" "$CONFIG" "$PROGRAM"; do remove_file "$file"; done
@@ -270,9 +270,9 @@ fi
 say boot_id "$(cat /proc/sys/kernel/random/boot_id 2>/dev/null)"
 [ -z "$reboot_reason" ] || say reboot "$reboot_reason"
 [ "$changes" = 0 ] || checking || [ -n "$(word atboot)" ] || journal activate 'done' ",\"changed\":$changes,\"reboot\":$(json_text "$reboot_reason")"
-[ "$changes" != 0 ] || conclude unchanged "every GPU is cut as wished${reboot_reason:+, after a reboot}"
+[ "$changes" != 0 ] || conclude unchanged "every GPU has the wanted MIG layout${reboot_reason:+, after a reboot}"
 ! checking || conclude changed "$changes change(s) would be made"
 [ -z "$reboot_reason" ] || conclude changed "reboot needed: $reboot_reason"
 [ -z "$(word remove)" ] || conclude changed "MIG is off, and nothing of it is left on the node"
 [ -z "$(word labels)" ] || say note "the device plugin learns of new instances when it starts again: kubectl rollout restart of its DaemonSet"
-conclude changed "every GPU is cut as wished, and will be at every boot"
+conclude changed "every GPU has the wanted MIG layout, and will be at every boot"

@@ -81,7 +81,7 @@ else
   run
 fi
 [ "$changes" = 0 ] || checking || journal activate 'done' ",\"changed\":$changes,\"reboot\":\"\""
-[ "$changes" != 0 ] || finish unchanged "MPS is as wished"
+[ "$changes" != 0 ] || finish unchanged "MPS is up to date"
 ! checking || finish changed "$changes change(s) would be made"
 [ -z "$(word remove)" ] || finish changed "MPS is off, and nothing of it is left on the node"
 finish changed "the MPS control daemon runs, and begins with the machine"

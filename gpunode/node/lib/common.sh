@@ -132,7 +132,7 @@ baseline() {
 # kernels_own: drivers of the kernel's own that are loaded, and that NVIDIA's keeps out at the next boot
 kernels_own() { for _own_module in nouveau nova_core; do [ ! -d "/sys/module/$_own_module" ] || echo "$_own_module"; done; }
 
-# remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is made anew
+# remember FILE: what stands there, in the journal before a file is written outside of commit.sh; of what is new
 # again and again the latest bytes are nobody's, so the hash afterwards is `any`
 remember() {
   begin_journal
@@ -195,7 +195,7 @@ first_of() {
     tolower($0) ~ pattern { if (!/:[ \t]*$/) { print; exit } printf "%s ", $0; found = 1 }' "$2"
 }
 
-# The distribution's own package manager: others can be installed beside it (Fedora has an apt, Debian a dnf).
+# The distribution's own package manager: others can be installed as well (Fedora has an apt, Debian a dnf).
 package_manager() {
   # shellcheck disable=SC1091  # the node's
   family=$(. /etc/os-release 2>/dev/null && printf ' %s %s ' "$ID" "$ID_LIKE")

@@ -27,7 +27,7 @@ nvidia_nodes() {
 # devices were mounted into it behind the runtime's back (legacy), `spec` when they stand in its specification (CDI,
 # --device).  STATE, and the devices it is about:
 #   kept      systemd leaves them
-#   keepable  systemd would take them, unless it is told of them before (keep_gpus)
+#   keepable  systemd would take them, unless it is notified of them before (keep_gpus)
 #   exposed   systemd would take them, and whether the container has a right to them cannot be seen: with cgroups of
 #             version 2, its device file could be one that it has made itself
 #   lost      they were taken already

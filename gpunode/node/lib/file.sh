@@ -24,7 +24,7 @@ flush() {
 }
 
 # temporary PATH N: a name on the same file system that no daemon reads.  CRI-O reads every file below crio.conf.d, the
-# kubelet those of manifests: for such a folder it is beside the folder, unless that is another file system.
+# kubelet those of manifests: for such a folder it is next to the folder, unless that is another file system.
 temporary() {
   folder=$(dirname "$1")
   case ${folder##*/} in
@@ -102,7 +102,7 @@ own() {
   chmod "$(printf '%04o' "$bits")" "$1" 2>>"$log"
 }
 
-# why_not: a hint at what mends the failure that $log ends with
+# why_not: a hint at what fixes the failure that $log ends with
 why_not() {
   case $(last_words) in
     *'No space left'* | *'uota exceeded'*) echo "make room on that file system, then run again" ;;

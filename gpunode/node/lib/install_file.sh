@@ -3,7 +3,7 @@
 # Files and units of gpunode's own, put on a node and taken off it.  Behind common.sh, before mig.sh, mps.sh and cdi.sh.
 #
 # Nothing here reloads systemd: that takes the GPUs from containers (docs/gpu-containers.md).  Unit files that are new are
-# read when they are first named; `systemctl enable` is told not to reload.
+# read when they are first named; `systemctl enable` is called with --no-reload.
 
 # sets: changes
 changed() { changes=$((changes + 1)) && say changed "$1"; }

@@ -1,5 +1,5 @@
 # shellcheck shell=sh
-# Before systemd reloads, it is told of the GPUs of running containers.  Behind common.sh and devices.sh, before
+# Before systemd reloads, it is notified of the GPUs of running containers.  Behind common.sh and devices.sh, before
 # packages.sh and activate.sh: whoever runs what makes systemd reload calls keep_gpus first (docs/gpu-containers.md).
 
 # keep_gpus: before systemd applies its device rules again (daemon-reload, which `systemctl enable` and package scripts do
@@ -15,7 +15,7 @@ keep_gpus() {
     if [ "$gpu_state" = exposed ] || ! { checking || notify_systemd "$gpu_scope" "$gpu_devices"; }; then
       affected_containers="${affected_containers:+$affected_containers, }$gpu_name"
     elif ! checking; then
-      say note "told systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
+      say note "notified systemd of the GPUs of the running container $gpu_name, which keeps them so when systemd reloads"
     fi
   done <"$GPUNODE_IN/.gpu_containers"
   [ -z "$affected_containers" ]

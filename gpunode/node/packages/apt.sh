@@ -93,13 +93,13 @@ apt_recover() {
 # sets: back
 apt_repair() {
   [ $# = 0 ] || set -- --reinstall "$@"
-  apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.mended"
+  apt_ -s --fix-broken install "$@" 2>>"$log" | sed -n 's/^Remv \([^ ]*\) .*/\1/p' >"$GPUNODE_IN/.fixed"
   { requested remove && requested may_go; } >"$GPUNODE_IN/.planned"
-  gone=$(grep -Fxv -f "$GPUNODE_IN/.planned" "$GPUNODE_IN/.mended" | tr '\n' ' ')
+  gone=$(grep -Fxv -f "$GPUNODE_IN/.planned" "$GPUNODE_IN/.fixed" | tr '\n' ' ')
   [ -z "$gone" ] || refuse "dpkg was interrupted, and to repair it apt would remove ${gone% }" \
     "apt-get --fix-broken install on the node, if that may go; or install what it lacks"
   apt_ -y --fix-broken install "$@" >>"$log" 2>&1 || return
-  while read -r name; do back=1 && say changed "removed $name"; done <"$GPUNODE_IN/.mended"
+  while read -r name; do back=1 && say changed "removed $name"; done <"$GPUNODE_IN/.fixed"
 }
 
 # whether apt can be asked: every named source stands there and its lists have been fetched
@@ -170,7 +170,7 @@ apt_words() {
   done <"$GPUNODE_IN/.to_remove"
 }
 
-# While a package's dependencies cannot be met apt installs nothing beside it.  If such ones are to go, all that are to go
+# While a package's dependencies cannot be met apt installs nothing else.  If such ones are to go, all that are to go
 # go first (.first), and what comes then is simulated as if they were gone (.status).
 apt_first() {
   : >"$GPUNODE_IN/.first"

@@ -135,7 +135,7 @@ dnf_streams() {
   done || exit 1
 }
 
-# what a shell of dnf 4 is told of streams: in check mode, which enables none, those that would be
+# what a shell of dnf 4 is asked about streams: in check mode, which enables none, those that would be
 dnf_stream_words() {
   checking || return 0
   requested streams | while read -r module stream; do

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2034,SC2154  # variables that packages.sh sets or reads
-# Who asked for packages, rpm's keys, and what else is taken back with packages.  Stands before packages.sh.
+# Who asked for packages, rpm's keys, and what else is undone with packages.  Stands before packages.sh.
 
 # taking_back: whether the request speaks of marks or keys
 taking_back() { [ -n "$(requested automatic)$(requested keys)" ]; }
@@ -13,7 +13,7 @@ marks_now() {
   sed -n 's/^key //p' "$GPUNODE_IN/.now" >"$GPUNODE_IN/.keys"
 }
 
-# more_marks: what the package manager says beside versions (core/undo/journal.py) and did not before, of packages that were there
+# more_marks: what the package manager says in addition to versions (core/undo/journal.py) and did not before, of packages that were there
 more_marks() {
   [ -e "$GPUNODE_IN/.marks" ] || return 0
   awk 'FILENAME == ARGV[1] { before[$1]; next } FILENAME == ARGV[2] { marked[$0]; next } !($0 in marked) && ($1 != "manual" || $2 in before)' \
@@ -27,7 +27,7 @@ fewer_marks() {
     awk 'FILENAME == ARGV[1] { now[$0]; next } $1 == "manual" && !($0 in now)' "$GPUNODE_IN/.marks.after" "$GPUNODE_IN/.marks"
 }
 
-# taken_back: what is asked beside packages when gpunode takes itself back
+# taken_back: what is asked in addition to packages when gpunode removes its changes
 # sets: back
 taken_back() {
   lifted=$(requested unhold | while read -r name; do grep -Fx "$name hold" "$GPUNODE_IN/.holds" | cut -d ' ' -f 1; done)

@@ -47,7 +47,7 @@ undo_changes() {
   more_marks | sed -n 's/^key //p' | while read -r key; do rpm -e "$key" >>"$log" 2>&1; done
 }
 
-# put_back: a transaction that broke off half way is taken back, by another one that asks for what was there before
+# put_back: a transaction that broke off half way is undone, by another one that asks for what was there before
 # sets: half failure remedy
 put_back() {
   half=''

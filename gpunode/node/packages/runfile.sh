@@ -91,7 +91,7 @@ can_get() {
 # got_not: the line that says why
 got_not() { grep -v '^ *$' "$GPUNODE_IN/.get" | tail -n 1; }
 
-# published URL: the checksum beside the file, as «HASH  NAME»; the server's certificate is all that proves it
+# published URL: the checksum next to the file, as «HASH  NAME»; the server's certificate is all that proves it
 published() {
   case $1 in https:*) ;; *) echo "no checksum over http: set sha256 of the runfile in gpunode.yml" >"$GPUNODE_IN/.get" && return 1 ;; esac
   get "$1.sha256sum" "$GPUNODE_IN/.sum" || return
@@ -163,7 +163,7 @@ download() {
 
 # ---------------------------------------------------------------- install
 
-# spare_old_driver: installers before 545.23.06 refuse while a driver runs, those before 550.40.07 beside nouveau
+# spare_old_driver: installers before 545.23.06 refuse while a driver runs, those before 550.40.07 while nouveau is loaded
 spare_old_driver() {
   requested options | grep -qx -e '--no-nouveau-check' || in_the_way nouveau
   requested options | grep -qx -e '--allow-installation-with-running-driver' || {
@@ -186,7 +186,7 @@ kernel_option() {
   for tree in /lib/modules/*; do [ ! -d "$tree/build/" ] || echo "${tree##*/}"; done | sort -V | tail -n 1 | sed 's/^/--kernel-name=/'
 }
 
-# run_file OPTION…: unpacked beside itself, where there is room and programs may run
+# run_file OPTION…: unpacked next to itself, where there is room and programs may run
 run_file() {
   (umask 077 && mkdir -p "$STORE/tmp")
   TMPDIR=$STORE/tmp sh "$file" "$@" >>"$log" 2>&1 </dev/null 9>&-
@@ -294,7 +294,7 @@ take_off_cuda() {
 
 # ---------------------------------------------------------------- main
 
-# close: an installer that was killed has no outcome in the journal; what it left is seen and mended by the next run
+# close: an installer that was killed has no outcome in the journal; what it left is seen and fixed by the next run
 # sets: journal_id
 close() {
   # shellcheck disable=SC2034 # by journal

@@ -1,6 +1,6 @@
 # shellcheck shell=sh
 # shellcheck disable=SC2154  # $log is that of packages.sh
-# What packages and their scripts make beside files of their own, and leave when they go.  Stands behind common.sh, before
+# What packages and their scripts make in addition to files of their own, and leave when they go.  Stands behind common.sh, before
 # packages.sh, which keeps in .beside what was there before.
 
 # idle_units: lines `idle UNIT` of NVIDIA's units that are there and do not run; package scripts start them

@@ -251,10 +251,10 @@ names() {
   engine=$1
   shift
   line "$engine count $#"
-  told=0
+  listed=0
   for _names_name in "$@"; do
-    told=$((told + 1))
-    [ "$told" -gt "$NAMED" ] || line "$engine name $_names_name"
+    listed=$((listed + 1))
+    [ "$listed" -gt "$NAMED" ] || line "$engine name $_names_name"
   done
 }
 

@@ -12,7 +12,7 @@ CONCERN="$CONCERN\|linux-lts\|linux-zen\|linux-hardened\|datacenter-gpu-manager\
 CONCERN="$CONCERN\|python3-dnf-plugin-versionlock\|dnf-plugin-versionlock\|yum-plugin-versionlock"
 CONCERN="$CONCERN\|firmware-nvidia\|infiniband-diags\|azurelinux-repos"
 
-# package_manager: the distribution's own, for others can be installed beside it (Fedora has a dpkg, Debian an rpm)
+# package_manager: the distribution's own, for others can be installed as well (Fedora has a dpkg, Debian an rpm)
 # sets: REPLY
 package_manager() {
   # shellcheck disable=SC1091  # the node's

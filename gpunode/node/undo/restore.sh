@@ -46,7 +46,7 @@ start_units() {
   done
 }
 
-# reload_units: unit files have gone; GPU containers are spared where systemd can be told of them
+# reload_units: unit files have gone; GPU containers are spared where systemd can be notified of them
 reload_units() {
   [ -n "$(requested reload)" ] && [ -d /run/systemd/system ] || return 0
   checking && return
@@ -55,7 +55,7 @@ reload_units() {
   systemctl daemon-reload >>"$log" 2>&1 </dev/null 9>&- || trouble "systemctl daemon-reload failed"
 }
 
-# NAME HOW…: /usr/local/NAME, as `alternative` (common.sh) told it
+# NAME HOW…: /usr/local/NAME, as `alternative` (common.sh) printed it
 alternatives() {
   requested alternative >"$GPUNODE_IN/.alternatives"
   while read -r name how path; do
@@ -150,7 +150,7 @@ rebuild() {
   changed "initramfs rebuilt ($1)"
 }
 
-# half_written: what a script that was killed left beside a file that it was about to put in place (put, in common.sh)
+# half_written: what a script that was killed left next to a file that it was about to put in place (put, in common.sh)
 half_written() {
   cut -f 8 "$GPUNODE_STATE"/backup/*/plan 2>/dev/null | sort -u | while IFS= read -r path; do
     rm -f "$(dirname "$path")/.$(basename "$path").gpunode"

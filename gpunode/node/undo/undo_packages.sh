@@ -9,7 +9,7 @@
 #   depends      lines `needs NAME WORD|WORD` and `gives NAME WORD` of what is installed
 #   available NAME…  lines `NAME VERSION` of what could be installed
 #   edited NAME…  lines `NAME PATH`: configuration that somebody changed, and that purge would take (rpm and pacman keep a
-#                 copy of it beside: .rpmsave, .pacsave)
+#                 copy next to it: .rpmsave, .pacsave)
 
 # ---------------------------------------------------------------- apt
 
@@ -76,7 +76,7 @@ rpm_depends() {
   rpm -qa --qf '[needs %{=NAME} %{REQUIRENAME}\n][gives %{=NAME} %{PROVIDENAME}\n]' 2>/dev/null | grep -v ' rpmlib(\| config('
 }
 
-# dnf takes a second or two to say who asked for what, so it is asked only where that is taken back
+# dnf takes a second or two to say who asked for what, so it is asked only where that is undone
 dnf_marks() {
   rpm_keys
   ! taking_back || dnf_reasons

@@ -1,6 +1,6 @@
 """Values for NVIDIA's GPU Operator, from the same spec: the alternative to gpunode's own objects.
 
-gpunode makes driver, toolkit and MIG layout on the host, so the operator is told to leave these alone.
+gpunode makes driver, toolkit and MIG layout on the host, so the operator is configured to leave these alone.
 """
 
 from __future__ import annotations

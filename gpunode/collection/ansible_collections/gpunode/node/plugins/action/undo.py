@@ -40,7 +40,7 @@ class ActionModule(NodeAction):
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
-        """In the journal the part is the verb: a rollback is told by it, though it be cut off."""
+        """In the journal the part is the verb: it names a rollback that was cut off, too."""
         return super()._signature() | {"part": f"{self._verb}\n".encode()}
 
     def _diff(self, back):
