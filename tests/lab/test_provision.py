@@ -239,6 +239,17 @@ def test_a_run_that_was_killed_is_finished_by_the_next(docker: Node, controller:
     assert "default_runtime_name" in docker.sh("cat /etc/containerd/config.toml")
 
 
+def test_a_user_without_root_sees_the_driver(docker: Node, run_gpunode: Any, tmp_path: Path) -> None:
+    """What the kernel shows to all, in the lab as elsewhere; what only root may read is named as unseen."""
+    inventory = yaml.safe_load(docker.lab.inventory.read_text())
+    inventory["all"]["vars"] |= {"ansible_user": "admin", "ansible_become": False}
+    path = tmp_path / "hosts.yml"
+    path.write_text(yaml.safe_dump(inventory))
+    (host,) = json.loads(run_gpunode("detect", "-i", path, "--format", "json").stdout)["hosts"]
+    assert host["facts"]["driver"]["loaded"].startswith("580.")
+    assert not host["facts"]["root"]
+
+
 def test_hosts_that_cannot_be_reached_do_not_hold_up_the_others(docker: Node, run_gpunode: Any, tmp_path: Path) -> None:
     inventory = yaml.safe_load(docker.lab.inventory.read_text())
     inventory["all"]["hosts"] = {"gone": {"ansible_host": "127.0.0.1", "ansible_port": 9}}

@@ -2,6 +2,7 @@
 # State lies in /lab (docs/lab.md): sys/module/NAME, proc/modules, proc/driver/nvidia, sys/bus/pci, dmesg.
 # shellcheck shell=sh disable=SC2034 # `refusal` is read by those scripts
 # A module that does not load makes `refusal` say why, in the kernel's words.
+umask 022 # the kernel's own files can be read by all, whoever loads a module
 lab=${GPUNODE_LAB_ROOT:-/lab}
 table=$lab/standin-gpus
 refusal=
