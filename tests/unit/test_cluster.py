@@ -147,6 +147,29 @@ def test_a_server_that_is_not_there_is_unreachable_and_soon_reported(tmp_path: P
     assert len(api.pauses) == 1  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("verb", ["version", "nodes", "apply"])
+def test_a_closed_port_is_reported_within_two_seconds_whatever_is_asked_first(verb: str, tmp_path: Path) -> None:
+    api = quick(connect(config_for(f"http://127.0.0.1:{closed_port()}", tmp_path / "k")))
+    asked = {
+        "version": api.version,
+        "nodes": lambda: api.items("/api/v1/nodes"),
+        "apply": lambda: api.request("PATCH", "/api/v1/namespaces/x", body={}),
+    }
+    with pytest.raises(UnreachableError):
+        asked[verb]()
+    assert sum(api.pauses) <= 2  # type: ignore[attr-defined]
+
+
+def test_a_server_that_has_answered_is_waited_for_when_its_port_is_closed(server: ApiServer, tmp_path: Path) -> None:
+    """It restarts."""
+    api = quick(connect(str(server.kubeconfig(tmp_path / "k"))))
+    api.version()
+    api.server = f"http://127.0.0.1:{closed_port()}"
+    with pytest.raises(UnreachableError):
+        api.items("/api/v1/nodes")
+    assert sum(api.pauses) > 10  # type: ignore[attr-defined]
+
+
 def test_a_server_that_does_not_answer_is_reported_with_the_seconds(server: ApiServer, tmp_path: Path) -> None:
     server.faults.append(Fault("version", 0, delay=1.0, times=2))
     api = quick(connect(str(server.kubeconfig(tmp_path / "k")), timeout=0.2))

@@ -16,14 +16,17 @@ from api_server import ApiServer, Fault
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
+from kube_cases import CASES, Case
 from kube_cluster import mutating, node, put, rendered
 from rows import over
 
 from gpunode.cli.kube import kube
 from gpunode.core.kube.cluster import POOL_LABEL
+from gpunode.core.kube.owned import key_of
 from gpunode.core.kube.render import yaml_documents
 from gpunode.core.kube.render.watch import plural
-from gpunode.core.kube.watching import CHECKS, Finding, differences, node_key, settled, turns
+from gpunode.core.kube.usage import Usage
+from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, node_key, settled, turns
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
 
@@ -135,9 +138,6 @@ NODES: list[tuple[str, dict[str, Any], str]] = [
 
 @over(NODES, name=lambda row: row[0])
 def test_nodes_that_lost_gpus(_name: str, item: dict[str, Any], message: str) -> None:
-    from gpunode.core.kube.usage import Usage
-    from gpunode.core.kube.watching import Look, findings
-
     look = Look(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
     found = [one.message for one in findings(look) if one.check == "kube.gpus"]
     assert message == "*" or found == ([message] if message else [])
@@ -218,6 +218,122 @@ JSON = st.recursive(
 def test_comparing_never_raises_and_is_printable(wanted: Any, live: Any) -> None:
     assert differences(wanted, wanted) == []
     assert all("\x1b" not in one and "\n" not in one for one in differences(wanted, live))
+
+
+def as_stored(item: Any) -> Any:
+    """What an API server makes of an object: defaults are there, what is empty is not."""
+    if isinstance(item, list):
+        return [as_stored(one) for one in item]
+    if not isinstance(item, dict):
+        return item
+    found = {k: as_stored(v) for k, v in item.items() if v not in ("", None, False, 0, {}, []) or k == "emptyDir"}
+    if "image" in found and "name" in found:
+        found |= {"terminationMessagePath": "/dev/termination-log"}
+    if "containerPort" in found:
+        found["protocol"] = "TCP"
+    if "containers" in found:
+        found = {"securityContext": {}} | found | {"dnsPolicy": "ClusterFirst", "schedulerName": "default-scheduler"}
+    return found
+
+
+@over(CASES, name=lambda case: case.folder.name)
+def test_an_object_as_servers_store_it_is_no_difference(case: Case) -> None:
+    objects = case.render().objects
+    assert [differences(item, as_stored(item)) for item in objects] == [[]] * len(objects)
+
+
+def test_a_volume_that_is_mounted_twice_is_compared_by_path() -> None:
+    mounts = {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "v", "mountPath": "/b"}]}
+    assert differences(mounts, mounts, "c") == []
+    live = {"volumeMounts": [{"name": "v", "mountPath": "/a"}, {"name": "w", "mountPath": "/b"}]}
+    assert differences(mounts, live, "c") == ["c.volumeMounts[/b].name: w, not v"]
+
+
+def test_what_apply_keeps_of_somebody_else_is_no_drift_and_a_rival_is(server: ApiServer, api: Api) -> None:
+    """k3s makes a RuntimeClass nvidia of its own."""
+    server.put(gpu_node())
+    foreign = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": "nvidia"}}
+    server.put({**foreign, "handler": "nvidia"}, "k3s")
+    watched = watcher(api)
+    assert seen(watched) == {}
+    owner = {"objectset.rio.cattle.io/owner-name": "x"}
+    server.put({**foreign, "metadata": {"name": "nvidia", "annotations": owner}, "handler": "other"}, "k3s")
+    assert seen(watched) == {("kube.drift", "RuntimeClass nvidia"): "it is not gpunode's but k3s's"}
+    server.edit(
+        "DaemonSet", PLUGIN, "gpunode", lambda d: d["metadata"].update(deletionTimestamp="2026-11-23T12:00:00Z")
+    )
+    assert seen(watched)[("kube.drift", f"DaemonSet gpunode/{PLUGIN}")] == "it is being deleted"
+
+
+def test_an_object_of_no_kubernetes_is_named_and_the_rest_is_looked_at(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(allocatable="3"))
+    watched = watcher(api)
+    server.edit("DaemonSet", PLUGIN, "gpunode", lambda d: d["spec"]["selector"].update(matchLabels="\x1b[31m"))
+    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    (unread,) = watched.unread
+    assert unread.startswith(f"DaemonSet gpunode/{PLUGIN}: ")
+    assert "\x1b" not in unread
+
+
+def test_a_single_pool_without_labels_that_lost_its_gpus_is_found_at_the_first_look(
+    server: ApiServer, api: Api
+) -> None:
+    """The kubelet keeps the resource of a device plugin that went, with 0, until it restarts."""
+    server.put(gpu_node(capacity="0", allocatable="0"))
+    server.put(node("cpu1"))
+    watched = watcher(api)
+    assert seen(watched) == {
+        ("kube.gpus", "node gpu1"): "no nvidia.com/gpu any more",
+        ("kube.pool", "the cluster"): "no node that is Ready offers a GPU",
+    }
+    shared = gpu_node(capacity="0", allocatable="0")
+    for what in ("capacity", "allocatable"):
+        shared["status"][what]["nvidia.com/gpu.shared"] = "8"
+    server.put(shared)
+    assert seen(watched) == {}
+
+
+def test_a_node_that_no_device_plugin_of_ours_selects_may_have_lost_its_gpus(server: ApiServer, api: Api) -> None:
+    spec = {"kubernetes": {"node_selector": {"gpu": "yes"}}}
+    server.put(gpu_node(capacity="0", allocatable="0"))
+    server.put(gpu_node("gpu2", gpu="yes"))
+    assert seen(watcher(api, spec)) == {}
+
+
+def test_instances_are_compared_with_what_is_counted_of_their_profile() -> None:
+    mig = "nvidia.com/mig-1g.10gb"
+    item = node("gpu1", labels={f"{mig}.count": "7", f"{mig}.replicas": "2", COUNT: "1"}, allocatable={mig: "12"})
+    item["status"]["capacity"] = {mig: "12"}
+    look = Look(wanted={}, live={}, pods={}, nodes=[item], usage=Usage(nodes=(), waiting=()))
+    assert [one.message for one in findings(look)] == [f"12 {mig} are offered, and 14 are counted there"]
+
+
+LOOPS: list[tuple[str, dict[str, Any], bool]] = [
+    ("lately", {"restartCount": 3, "at": "2026-11-23T11:55:00Z"}, True),
+    ("long ago", {"restartCount": 30, "at": "2026-11-23T11:40:00Z"}, False),
+    ("once", {"restartCount": 1, "at": "2026-11-23T11:55:00Z"}, False),
+]
+
+
+@over(LOOPS, name=lambda row: row[0])
+def test_a_container_that_runs_between_two_crashes_is_found(_name: str, given: dict[str, Any], found: bool) -> None:
+    plugin = next(item for item in rendered().objects if item["metadata"]["name"] == PLUGIN)
+    key = key_of(plugin)
+    ended = {"exitCode": 1, "reason": "Error", "message": "a\nno \x1b[31mNVML\n", "finishedAt": given["at"]}
+    status = {"name": "c", "state": {"running": {}}, "lastState": {"terminated": ended}}
+    pod = {
+        "metadata": {"name": "p"},
+        "status": {"containerStatuses": [{**status, "restartCount": given["restartCount"]}]},
+    }
+    live = {**plugin, "status": {"numberAvailable": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1}}
+    look = Look(
+        wanted={key: plugin}, live={key: live}, pods={key: [pod]}, nodes=[], usage=Usage(nodes=(), waiting=()),
+        recently="2026-11-23T11:50:00Z",
+    )  # fmt: skip
+    text = "pod p: c ends again and again, with exit status 1: no \\x1b[31mNVML"
+    assert [(one.message, one.passing) for one in findings(look) if one.check == "kube.ready"] == [
+        (text, False)
+    ] * found
 
 
 def one(check: str = "kube.gpus", about: str = "node a", message: str = "m", *, passing: bool = False) -> Finding:

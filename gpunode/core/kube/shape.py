@@ -57,9 +57,9 @@ _POD_SPEC: Object = {
 }
 _STATE = {
     "waiting": {"reason": str, "message": str},
-    "terminated": {"exitCode": int, "reason": str, "message": str},
+    "terminated": {"exitCode": int, "reason": str, "message": str, "finishedAt": str},
 }
-_CONTAINER_STATUSES = [{"name!": str, "state": _STATE, "lastState": _STATE}]
+_CONTAINER_STATUSES = [{"name!": str, "restartCount": int, "state": _STATE, "lastState": _STATE}]
 _WORKLOAD: Object = {
     "spec!": {
         "replicas": int,

@@ -11,9 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpunode.core.kube.checks.ready import WORKLOADS, pods_trouble, readiness
+from gpunode.core.kube.checks.preflight import fits, offers_gpus
+from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
-from gpunode.core.kube.owned import Key
+from gpunode.core.kube.owned import Key, is_ours, owner_words, serves_as_ours
 from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.usage import Usage
@@ -23,6 +24,7 @@ CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.pool", "ku
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
+_MIG = "nvidia.com/mig-"
 _MOST = 5  # differences, pods or nodes that a message names
 
 
@@ -47,13 +49,22 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Look:
-    """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read."""
+    """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read.
+
+    `recently`: the time since which a container's end counts as recent, as the API writes times.
+    """
 
     wanted: Mapping[Key, Object]
     live: Mapping[Key, Object | None]
     pods: Mapping[Key, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
+    recently: str = ""
+
+    @property
+    def plugins(self) -> dict[Key, Object]:
+        """The DaemonSets of ours that offer GPUs."""
+        return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
 
 
 def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
@@ -104,21 +115,32 @@ def _objects(look: Look) -> Iterator[Finding]:
         if live is None:
             yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=apply, key=key)
             continue
-        if differ := differences(wanted, live):
-            more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
-            text = f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}"
+        if text := _drift(wanted, live):
             yield Finding(check="kube.drift", about=str(key), message=text, fix=apply, key=key)
         if key.kind in WORKLOADS:
-            yield from _workload(key, live, look.pods.get(key, ()))
+            yield from _workload(key, live, look.pods.get(key, ()), look.recently)
 
 
-def _workload(key: Key, live: Object, pods: Sequence[Object]) -> Iterator[Finding]:
-    state, trouble = readiness(live), pods_trouble(pods)
+def _drift(wanted: Object, live: Object) -> str:
+    """ "" also for what is somebody else's and as it is needed: apply keeps that."""
+    if live["metadata"].get("deletionTimestamp"):
+        return "it is being deleted"
+    if not is_ours(live):
+        theirs = f"it is not gpunode's but {owner_words(live)}'s"
+        return "" if serves_as_ours(wanted, live) else printable(" ".join(theirs.split()))
+    differ = differences(wanted, live)
+    more = f" and {len(differ) - _MOST} more" if len(differ) > _MOST else ""
+    return f"differs from what was rendered: {'; '.join(differ[:_MOST])}{more}" if differ else ""
+
+
+def _workload(key: Key, live: Object, pods: Sequence[Object], recently: str) -> Iterator[Finding]:
+    loops = [f"pod {pod['metadata']['name']}: {text}" for pod in pods if (text := crash_loop(pod, recently))]
+    state, trouble = readiness(live), tuple(dict.fromkeys((*pods_trouble(pods), *loops)))
     if state.ready and not trouble:
         return
     text = "; ".join((*(() if state.ready else (state.text,)), *trouble[:_MOST]))
     fix = f"kubectl -n {key.namespace} describe pods; kubectl -n {key.namespace} logs"
-    passing = not state.failed and not any("CrashLoop" in one or "ImagePull" in one for one in trouble)
+    passing = not state.failed and not loops and not any("CrashLoop" in one or "ImagePull" in one for one in trouble)
     yield Finding(check="kube.ready", about=str(key), message=printable(text), fix=fix, key=key, passing=passing)
 
 
@@ -148,9 +170,10 @@ def differences(wanted: Any, live: Any, at: str = "") -> list[str]:
 
 def _lists(wanted: list[Any], live: Any, at: str) -> list[str]:
     there = live if isinstance(live, list) else []
-    names = [item.get("name") if isinstance(item, Mapping) else None for item in wanted]
-    if wanted and all(names):
-        by_name = {item.get("name"): item for item in there if isinstance(item, Mapping)}
+    key = "mountPath" if at.endswith(".volumeMounts") else "name"  # by which a server merges items
+    names = [item.get(key) if isinstance(item, Mapping) else None for item in wanted]
+    if wanted and all(isinstance(name, str) for name in names):
+        by_name = {item.get(key): item for item in there if isinstance(item, Mapping)}
         return [
             one
             for name, item in zip(names, wanted, strict=True)
@@ -201,17 +224,32 @@ def _nodes(look: Look, before: Look | None) -> Iterator[Finding]:
         name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
         capacity = offered(node, "capacity") or offered(node, "allocatable")
         counted = quantity(labels.get(COUNT_LABEL, "0"))
-        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values())):
+        expected = _has_plugin(look, node) and not _offers_anything(look, name)
+        left = [resource for resource in capacity if resource.startswith(_OFFERED[:2])] if expected else []
+        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left):
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
             yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix, key=node_key(name))
             continue
         lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
+        if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
+            lost = [f"no {', '.join(left)} any more"]
         if lost:
             fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
             text = "; ".join(lost)
             yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+
+
+def _has_plugin(look: Look, node: Object) -> bool:
+    """Whether a device plugin of ours selects the node."""
+    return any(
+        fits(mapping(plugin, "spec", "template", "spec", "nodeSelector"), node) for plugin in look.plugins.values()
+    )
+
+
+def _offers_anything(look: Look, name: str) -> bool:
+    return any(use.total for node in look.usage.nodes if node.name == name for use in node.uses)
 
 
 def _not_ready(node: Object) -> str:
@@ -243,6 +281,14 @@ def _fewer(
         yield f"{whole} nvidia.com/gpu are offered, and {counted} GPUs are counted there" + (
             f" with {shared} shares each" if shared > 1 else ""
         )
+    for label, value in labels.items():  # of instances, by profile
+        resource = label.removesuffix(".count")
+        if label == resource or not label.startswith(_MIG):
+            continue
+        there = capacity.get(resource, 0) + capacity.get(f"{resource}.shared", 0)
+        instances = quantity(value) * (quantity(labels.get(f"{resource}.replicas", "1")) or 1)
+        if there < instances:
+            yield f"{there} {resource} are offered, and {instances} are counted there"
     gone = [resource for resource, count in earlier.items() if count and not capacity.get(resource)]
     if gone:
         yield f"no {', '.join(gone)} any more ({', '.join(f'{earlier[one]} before' for one in gone)})"
@@ -271,6 +317,9 @@ def _pools(look: Look) -> Iterator[Finding]:
             text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
             fix = "gpunode kube status; gpunode kube verify --no-smoke"
             yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, key=node_key(names[0]))
+    if not members and not able and look.plugins:  # one pool alone needs no label
+        text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify --no-smoke"
+        yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, key=next(iter(look.plugins)))
 
 
 def _waiting(look: Look) -> Iterator[Finding]:

@@ -85,6 +85,7 @@ class Api:
         self.context = context
         self.server = str(client.configuration.host).rstrip("/")
         self._served: dict[str, dict[str, Resource]] = {}
+        self._answered = False  # whether the server ever did: one that never did is likely the wrong one
 
     # ------------------------------------------------------------ asking
 
@@ -108,7 +109,8 @@ class Api:
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                if attempt == rule.attempts or not _may_pass(error, rule):
+                most = rule.attempts if self._answered else min(rule.attempts, _attempts_to_reach(error))
+                if attempt >= most or not _may_pass(error, rule):
                     raise
                 asked = getattr(error, "retry_after", 0.0)
             self.pause(min(max(pause, asked), MAX_PAUSE))
@@ -182,6 +184,7 @@ class Api:
                 text, status, headers = answer.data, answer.status, answer.headers
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
+        self._answered = True
         data = _json(text)
         if status >= 400:
             raise _refusal(method, path, status, data, text, headers)
@@ -228,7 +231,8 @@ class Api:
             )
         if isinstance(error, urllib3.exceptions.ReadTimeoutError):
             return UnreachableError(f"{where} did not answer in {self._timeout:g} s", fix="look at the API server")
-        return UnreachableError(
+        kind = _ClosedError if isinstance(error, urllib3.exceptions.NewConnectionError) else UnreachableError
+        return kind(
             f"no connection to {where}: {error}", fix="is it the right context (--context), and is the server up?"
         )
 
@@ -395,6 +399,15 @@ class Api:
 
 
 # ---------------------------------------------------------------- what an answer means
+
+
+class _ClosedError(UnreachableError):
+    """Nobody listens there."""
+
+
+def _attempts_to_reach(error: GpunodeError) -> int:
+    """How often to ask a server that has not answered yet: a port that is closed is reported within 2 s."""
+    return 2 if isinstance(error, _ClosedError) else ATTEMPTS
 
 
 def _may_pass(error: GpunodeError, retry: Retry) -> bool:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.kube.checks.ready import WORKLOADS
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key, key_of
@@ -20,6 +20,8 @@ from gpunode.edge.kube.client import Api, ApiError, Retry
 from gpunode.edge.kube.status import read_usage
 
 COMPONENT = "gpunode-watch"
+_RECENT = timedelta(minutes=10)
+_TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 
 @dataclass(kw_only=True)
@@ -42,7 +44,8 @@ class Watcher:
 
         `once`: there is no second look, so what may pass by itself counts.
         """
-        look, self.unread = read_look(self.api, self.wanted)
+        recently = (self.clock() - _RECENT).strftime(_TIME)
+        look, self.unread = read_look(self.api, self.wanted, recently)
         now = findings(look, self._look)
         fresh = now if once else settled(now, self._raw)
         changed = turns(self.found, fresh)
@@ -60,7 +63,7 @@ class Watcher:
                 self.unread = (*self.unread, f"no Event for {turn.finding.about}: {error.what}")
 
 
-def read_look(api: Api, wanted: Mapping[Key, Object]) -> tuple[Look, tuple[str, ...]]:
+def read_look(api: Api, wanted: Mapping[Key, Object], recently: str = "") -> tuple[Look, tuple[str, ...]]:
     """One round of reading, and what could not be read.  Raises GpunodeError where nodes and pods cannot be."""
     live: dict[Key, Object | None] = {}
     pods: dict[Key, Sequence[Object]] = {}
@@ -70,13 +73,16 @@ def read_look(api: Api, wanted: Mapping[Key, Object]) -> tuple[Look, tuple[str, 
             live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
             if key.kind in WORKLOADS and (there := live[key]):
                 pods[key] = _pods(api, key, there)
-        except ApiError as error:
+        except UnreachableError:
+            raise
+        except GpunodeError as error:  # no right to, or no object
             unread.append(f"{key}: {error.what}")
     odd: list[GpunodeError] = []
     nodes = api.items("/api/v1/nodes", odd=odd)
     usage = read_usage(api, configs=_plugin_configs(wanted))
     unread += [error.what for error in odd] + list(usage.errors)
-    return Look(wanted=wanted, live=live, pods=pods, nodes=nodes, usage=usage), tuple(dict.fromkeys(unread))
+    look = Look(wanted=wanted, live=live, pods=pods, nodes=nodes, usage=usage, recently=recently)
+    return look, tuple(dict.fromkeys(unread))
 
 
 def _plugin_configs(wanted: Mapping[Key, Object]) -> dict[str, str]:
@@ -92,7 +98,7 @@ def _pods(api: Api, key: Key, live: Object) -> list[Object]:
 
 def write_event(api: Api, turn: Turn, now: datetime) -> None:
     """A core/v1 Event about the object: Warning when it is found, Normal when it is gone."""
-    key, stamp = turn.finding.key, now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    key, stamp = turn.finding.key, now.strftime(_TIME)
     namespace = key.namespace or "default"  # where Events of cluster-wide objects live
     words = turn.finding.message if turn.state == "found" else f"no longer: {turn.finding.message}"
     event = {

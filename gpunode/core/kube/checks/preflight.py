@@ -58,7 +58,7 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Seque
     }
     for where, selector in selectors.items():
         labelled = any(request.hosts and set(selector.items()) <= set(request.labels.items()) for request in requests)
-        if not selector or labelled or any(_fits(selector, node) for node in nodes):
+        if not selector or labelled or any(fits(selector, node) for node in nodes):
             continue
         for key, value in selector.items():
             near = _near(key, value, nodes)
@@ -69,7 +69,7 @@ def selector_problems(cluster: Cluster, nodes: Sequence[Object], requests: Seque
                 )
 
 
-def _fits(selector: Mapping[str, str], node: Object) -> bool:
+def fits(selector: Mapping[str, str], node: Object) -> bool:
     return set(selector.items()) <= set((node["metadata"].get("labels") or {}).items())
 
 
@@ -161,7 +161,7 @@ def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:
     """Whether it runs where we want to: on one of these nodes, or anywhere where nobody knows them."""
     selector = mapping(daemon_set, "spec", "template", "spec", "nodeSelector")
     if nodes:
-        return any(_fits(selector, node) for node in nodes)
+        return any(fits(selector, node) for node in nodes)
     return bool((daemon_set.get("status") or {}).get("desiredNumberScheduled", 1))
 
 

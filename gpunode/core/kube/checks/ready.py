@@ -77,6 +77,25 @@ def pod_trouble(pod: Object) -> str:
     return ""
 
 
+RESTARTS = 3  # from which on a container that ended lately is in a crash loop
+
+
+def crash_loop(pod: Object, recently: str) -> str:
+    """The container that runs now, and has ended again and again, last after `recently` (a time as the API writes it).
+
+    Between two crashes a container runs for a while: its state alone does not show the loop.
+    """
+    for container in (pod.get("status") or {}).get("containerStatuses") or []:
+        ended = (container.get("lastState") or {}).get("terminated") or {}
+        again = container.get("restartCount", 0) >= RESTARTS and ended.get("exitCode")
+        if again and ended.get("finishedAt", "") > recently:
+            text = _last_line(ended.get("message") or "") or ended.get("reason") or ""
+            return f"{container['name']} ends again and again, with exit status {ended['exitCode']}" + (
+                f": {_short(text)}" if text else ""
+            )
+    return ""
+
+
 def unschedulable(pod: Object) -> str:
     """The scheduler's message, where it found no node; "" otherwise."""
     for condition in (pod.get("status") or {}).get("conditions") or []:
