@@ -10,7 +10,6 @@ import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import SequenceMatcher
 from itertools import pairwise
 from typing import Any, TypeVar
 
@@ -180,6 +179,8 @@ def _merged(base: bytes, data: bytes, before: bytes) -> bytes | None:
 
 def _changes_of(old: Sequence[bytes], new: Sequence[bytes]) -> list[tuple[int, int, tuple[bytes, ...]]]:
     """What becomes of lines: from, to, the new ones."""
+    from difflib import SequenceMatcher  # slow to import, and seldom needed
+
     codes = SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
     return [(i1, i2, tuple(new[j1:j2])) for what, i1, i2, j1, j2 in codes if what != "equal"]
 
