@@ -117,12 +117,12 @@ class Node:
         return SIGNAL.replace("%s", name)
 
 
-@pytest.fixture(scope="module", params=["debian:12", "debian:13", "rocky:9"])
+@pytest.fixture(scope="module", params=["debian:12", "debian:13", "rocky:9", "ubuntu:24.04"])
 def node(
     request: pytest.FixtureRequest, lab_up: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Node]:
     """A node with containerd and Docker, nouveau on the GPU; a person has set Docker up."""
-    name = f"t-uninstall-{request.param.replace(':', '')}"
+    name = f"t-uninstall-{re.sub(r'[^a-z0-9]', '', request.param)}"
     with lab_up(name=name, distro=request.param, gpus=("h100",), nouveau=True) as lab:
         node = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"))
         node.sh(f'mkdir -p /etc/docker; printf \'{{"log-level":"warn"}}\' >{DAEMON}; chmod 640 {DAEMON}')

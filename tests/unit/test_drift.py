@@ -55,6 +55,15 @@ def test_a_driver_that_is_not_held_is_reported_where_unattended_upgrades_run() -
     assert [c.id for c in drift_checks(node(packages=packages(nvidia_open="595.91.07-1")))] == []
 
 
+def test_a_driver_that_unattended_upgrades_pass_by_needs_no_hold() -> None:
+    path = "/etc/apt/apt.conf.d/52gpunode-unattended-upgrades"
+    fence = ConfigFile(path=path, data=b'Unattended-Upgrade::Package-Blacklist {\n  "nvidia-";\n};\n')
+    service = {"unattended-upgrades": Service(name="unattended-upgrades", active="active")}
+    some = packages(nvidia_driver_open="595.91.07-1", cuda_drivers="595.91.07-1")
+    (check,) = drift_checks(node(packages=some, services=service, files={path: fence}))
+    assert "cuda-drivers is not held" in check.message and "nvidia-driver-open" not in check.message
+
+
 def test_only_files_whose_keys_are_all_revoked_go() -> None:
     (own,) = fingerprints(KEY)
     files = {

@@ -11,6 +11,7 @@ from typing import Literal
 from gpunode.core.cdi import made_by_ctk, stale, twice
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
+from gpunode.core.items.driver import fenced
 from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
@@ -188,7 +189,8 @@ def _kernels(facts: NodeFacts) -> Iterator[Check]:
 def _locks(facts: NodeFacts) -> Iterator[Check]:
     units = [facts.services[name] for name in _AUTOMATIC if name in facts.services]
     running = [unit.name for unit in units if unit.active == "active"]
-    loose = sorted(n for n, p in facts.packages.items() if not p.held and _DRIVER.match(n))
+    kept = fenced(facts) if running == ["unattended-upgrades"] else re.compile("(?!)")
+    loose = sorted(n for n, p in facts.packages.items() if not p.held and _DRIVER.match(n) and not kept.match(n))
     if running and loose and facts.driver.loaded:
         yield Check(
             id="driver.held",

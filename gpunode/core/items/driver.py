@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -44,6 +45,13 @@ def fence_patterns(facts: NodeFacts, driver: DriverChoice) -> tuple[str, ...]:
         return ()
     prebuilt = any(package.name.startswith(_PREBUILT) for package in driver.packages)
     return (*_DRIVER, *(_KERNELS if prebuilt else ()))
+
+
+def fenced(facts: NodeFacts) -> re.Pattern[str]:
+    """The names of packages that gpunode has told unattended upgrades to pass by; matches nothing where it has not."""
+    file = facts.files.get(UNATTENDED_CONF)
+    patterns = re.findall(rb'^ *"(.*)";$', file.data or b"", re.MULTILINE) if file else []
+    return re.compile("|".join(pattern.decode() for pattern in patterns) or "(?!)")
 
 
 NOUVEAU_CONF = "/etc/modprobe.d/gpunode-nouveau.conf"

@@ -1,0 +1,76 @@
+"""Ubuntu nodes: NVIDIA's repository, modules that Canonical builds, a newer kernel, Ubuntu's unattended-upgrades."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_provision import Node, make_it_so
+
+pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
+
+PREBUILT = {"branch": "580", "modules": "precompiled"}
+
+
+@pytest.fixture(scope="module", params=["ubuntu:24.04", "ubuntu:22.04"])
+def lab(request: pytest.FixtureRequest, lab_up: Callable[..., Any]) -> Any:
+    """A node with containerd, and nouveau where its kernel has it: not before linux-modules-extra is there."""
+    name = f"t-{re.sub(r'[^a-z0-9]', '', request.param)}"
+    return lab_up(distro=request.param, engines=("containerd",), nouveau=True, name=name)
+
+
+@pytest.fixture(scope="module")
+def node(lab: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"cuda": {"versions": ["12.8"]}})
+
+
+def lacking(node: Node, *names: str) -> set[str]:
+    """Which of the packages the node does not have."""
+    installed = node.sh("dpkg-query -W -f '${db:Status-Abbrev} ${Package}\\n' | sed -n 's/^ii *//p'").split()
+    return set(names) - set(installed)
+
+
+def test_a_new_node_has_no_more_than_a_cloud_image(node: Node) -> None:
+    never = {
+        "dkms",
+        "gcc",
+        "make",
+        "linux-headers-generic",
+        "linux-modules-extra-generic",
+        "snapd",
+        "ubuntu-drivers-common",
+    }
+    assert lacking(node, *never) == never
+    assert node.sh("command -v gcc cc make dkms snap || true") == ""
+    assert "nouveau" not in node.sh("find /lib/modules -name '*.ko*'")
+    assert re.search(r"^VERSION_ID=\"2\d\.04\"$", node.sh("cat /etc/os-release"), re.M)
+
+
+def test_unattended_upgrades_are_what_ubuntu_sets_up(node: Node) -> None:
+    assert node.sh("systemctl is-enabled unattended-upgrades").strip() == "enabled"
+    stated = node.sh("apt-config dump Unattended-Upgrade::Allowed-Origins APT::Periodic::Unattended-Upgrade")
+    assert '"${distro_id}:${distro_codename}-security"' in stated
+    assert 'APT::Periodic::Unattended-Upgrade "1";' in stated
+
+
+def test_from_nvidias_repository_to_proven_pods(node: Node) -> None:
+    make_it_so(node, {"driver.smi", "containerd.cri-nvidia", "containerd.cri-default", "cuda.nvcc-12.8"})
+    assert "595.91.07" in node.sh("dkms status")
+    assert (
+        "nvidia-driver-open"
+        not in node.sh("unattended-upgrade --dry-run --debug 2>&1").partition("will be upgraded:")[2]
+    )
+
+
+def test_canonicals_modules_need_no_compiler_and_come_with_each_kernel(lab: Any, node: Node) -> None:
+    lab.reset()
+    node.set({"driver": PREBUILT})
+    make_it_so(node, {"driver.smi", "containerd.cri-nvidia"})
+    assert lacking(node, "dkms", "gcc") == {"dkms", "gcc"}
+    running = node.sh("uname -r").strip()
+    kernels = node.sh("cd /boot && echo vmlinuz-*").replace("vmlinuz-", "").split()
+    for kernel in kernels:
+        assert node.sh(f"modinfo -k {kernel} -F version nvidia") == "580.178.04\n", f"runs {running}"
+        assert "srv-open/nvidia.ko" in node.sh(f"modinfo -k {kernel} -n nvidia")
