@@ -5,7 +5,6 @@ Types have Ansible's names.  A shape is checked before anything of a value reach
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -113,6 +112,8 @@ def check_keys(where: str, value: Mapping[str, Any], known: Collection[str]) -> 
     """Raises InputError for a key that is none of the known ones."""
     for key in value:
         if key not in known:
+            import difflib  # slow to import, and only for messages
+
             near = difflib.get_close_matches(str(key), known, n=1)
             raise InputError(
                 f"{where}: unknown key {key!r}",
