@@ -28,8 +28,11 @@ from typing import Any
 
 import rows
 
-from gpunode.core.errors import GpunodeError
-from gpunode.core.model import Edit, Undo
+from gpunode.core.edits import RuntimeRequest, completed, probed_runtime_files, runtime_target
+from gpunode.core.edits.commit import target_request
+from gpunode.core.edits.target import texts
+from gpunode.core.errors import GpunodeError, InputError
+from gpunode.core.model import Edit, NodeFacts, Undo
 
 Files = dict[str, bytes]
 EDITS = Path(__file__).parent / "edits"
@@ -276,3 +279,16 @@ def record(path: Path, configure: Callable[[EditCase], Edit]) -> None:
     else:
         outcome = {"after": None, "problem": problems(edit)} if edit.problems else {"after": applied(one.before, edit)}
     path.write_text(text_of(EditCase(**{**one.__dict__, **outcome})))
+
+
+# ---------------------------------------------------------------- on a node
+
+
+def edit_request(facts: NodeFacts, request: RuntimeRequest, edit: Edit, *, check: bool = False) -> dict[str, bytes]:
+    """The transaction of an edit of an engine as the probe found it."""
+    runtime = facts.runtime(request.runtime)
+    if runtime is None:
+        raise InputError(f"{request.runtime} is not installed", expected="an engine that the probe found")
+    target = runtime_target(completed(request, runtime), facts)
+    seen = probed_runtime_files(facts, runtime, target)
+    return target_request(target, edit, seen, target.activation(texts(seen), edit), check=check)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 from daemon_node import IMAGE, DaemonNode
+from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest, completed, edit_runtime, unconfigure_runtime
-from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import NodeFacts, Outcome
 
 FOLDER = os.environ.get("GPUNODE_CRIO_DIR", "")

@@ -6,9 +6,9 @@ import time
 
 import pytest
 from daemon_node import DaemonNode
+from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
-from gpunode.core.edits.commit import edit_request
 
 pytestmark = pytest.mark.lab
 

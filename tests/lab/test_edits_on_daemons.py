@@ -6,9 +6,10 @@ import dataclasses
 
 import pytest
 from daemon_node import DaemonNode
+from edit_cases import edit_request
 
 from gpunode.core.edits import Activation, RuntimeRequest, activation, edit_runtime
-from gpunode.core.edits.commit import FileChange, commit_request, edit_request
+from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.model import Edit, NodeFacts, RuntimeName
 
 pytestmark = pytest.mark.lab

@@ -6,9 +6,9 @@ import re
 
 import pytest
 from daemon_node import IMAGE, DaemonNode
+from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest, edit_runtime
-from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import RuntimeName
 
 pytestmark = pytest.mark.lab

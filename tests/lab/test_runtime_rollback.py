@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 from daemon_node import IMAGE, DaemonNode
+from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest, edit_runtime
-from gpunode.core.edits.commit import edit_request
 from gpunode.core.model import Edit, NodeFacts, RuntimeName
 
 pytestmark = pytest.mark.lab

@@ -8,9 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 from ansible_collections.gpunode.node.plugins.action.edit_file import ActionModule
+from edit_cases import edit_request
 
 from gpunode.core.edits import RuntimeRequest
-from gpunode.core.edits.commit import FileChange, commit_request, edit_request, file_changes
+from gpunode.core.edits.commit import FileChange, commit_request, file_changes
 from gpunode.core.edits.undo import record, undo_data
 from gpunode.core.errors import InputError
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime

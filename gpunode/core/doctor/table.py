@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -201,8 +201,3 @@ def _sxid(row: Mapping[str, Any], classes: Mapping[str, Mapping[str, str]]) -> X
         immediate=row.get("immediate", known.get("immediate", "")),
         plain=row.get("plain", known["plain"]),
     )
-
-
-def unknown_faults(messages: Iterable[Message], faults: Mapping[str, Fault]) -> set[str]:
-    """Ids that messages name and no file has."""
-    return {name for message in messages for name in (message.fault, *message.also)} - faults.keys()

@@ -26,11 +26,10 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from gpunode.core.edits import completed, probed_runtime_files, runtime_target
-from gpunode.core.edits.target import Activation, RuntimeRequest, Seen, Target, texts
+from gpunode.core.edits.target import Activation, Seen, Target, texts
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.errors import InputError
-from gpunode.core.model import Edit, NodeFacts
+from gpunode.core.model import Edit
 from gpunode.core.validation import as_lines, check_keys
 
 TRIES = 3  # a transaction that is refused with Outcome.stale is worth reading and editing again, twice
@@ -150,16 +149,6 @@ def target_request(
         **({"undo": json.dumps(undo).encode() + b"\n"} if keep else {}),
         **({"used": as_lines(used)} if used else {}),
     }
-
-
-def edit_request(facts: NodeFacts, request: RuntimeRequest, edit: Edit, *, check: bool = False) -> dict[str, bytes]:
-    """The same for an engine as the probe found it, whose nvidia runtime the edit configures."""
-    runtime = facts.runtime(request.runtime)
-    if runtime is None:
-        raise InputError(f"{request.runtime} is not installed", expected="an engine that the probe found")
-    target = runtime_target(completed(request, runtime), facts)
-    seen = probed_runtime_files(facts, runtime, target)
-    return target_request(target, edit, seen, target.activation(texts(seen), edit), check=check)
 
 
 def file_changes(files: Sequence[Mapping[str, object]]) -> list[FileChange]:
