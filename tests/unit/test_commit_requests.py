@@ -13,7 +13,8 @@ from edit_cases import edit_request
 from gpunode.core.edits import RuntimeRequest
 from gpunode.core.edits.commit import FileChange, commit_request, file_changes
 from gpunode.core.edits.undo import record, undo_data
-from gpunode.core.errors import InputError
+from gpunode.core.errors import InputError, StaleError
+from gpunode.core.facts import masked_hash
 from gpunode.core.model import ConfigFile, Edit, NodeFacts, Outcome, Runtime
 
 
@@ -92,6 +93,11 @@ class Action(ActionModule):
         return self.outcomes.pop(0), ""
 
 
+def masked(data: bytes) -> str:
+    path = "/etc/docker/daemon.json"
+    return masked_hash(ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data))
+
+
 STALE = Outcome(status="refused", message="changed", stale=("/etc/docker/daemon.json",))
 ARGUMENTS = {"files": [], "runtimes": [{"runtime": "docker"}], "toolkit": {}, "recover": False}
 
@@ -109,3 +115,23 @@ def test_edit_file_gives_up_after_two_more_attempts_and_says_what_changed() -> N
     result = action.act(ARGUMENTS)
     assert (result["failed"], result["status"], result["stale"]) == (True, "refused", ["/etc/docker/daemon.json"])
     assert len(action.asked) == 3
+
+
+@pytest.mark.parametrize("restart", [False, True])
+def test_a_plan_that_was_applied_before_finds_its_own_changes_and_asks_for_nothing(restart: bool) -> None:
+    before = b"{}\n"
+    planned = {"runtime": "docker", "restart": restart, "expect": {"/etc/docker/daemon.json": masked(before)}}
+    arguments = ARGUMENTS | {"runtimes": [planned]}
+    first = Action([before], [Outcome(status="changed", message="done")])
+    assert first.act(arguments)["changed"]
+    second = Action([first.asked[0]["data.0"]], [])
+    result = second.act(arguments)
+    assert (result["changed"], result["msg"], second.asked) == (False, "docker is configured", [])
+
+
+def test_a_plan_is_refused_where_somebody_else_has_changed_a_file_that_it_is_about() -> None:
+    planned = {"runtime": "docker", "expect": {"/etc/docker/daemon.json": masked(b"{}\n")}}
+    action = Action([b'{"debug": true}\n'], [])
+    with pytest.raises(StaleError, match="changed since the plan was made"):
+        action.act(ARGUMENTS | {"runtimes": [planned]})
+    assert action.asked == []

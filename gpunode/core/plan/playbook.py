@@ -19,6 +19,8 @@ from gpunode.core.plan.steps import ROLES
 
 HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
+# The controller needs the Python package gpunode, which brings the roles, in the version that manifest.json names.
+# Users, become and passwords come from your inventory, which ansible.cfg names.
 # Every value is a literal that `gpunode plan` decided; hosts with the same plan share a play.
 # A text that could be read as a template is tagged !unsafe: Ansible takes it as it is, and evaluates nothing in it.
 """

@@ -69,9 +69,6 @@ class ActionModule(NodeAction):
 
         _text, facts = self.probe(*SECTIONS)
         request = runtime_request(value)
-        stale = changed_files(value.get("expect") or {}, facts)
-        if stale:
-            raise StaleError(f"changed since the plan was made: {', '.join(stale)}", fix="make the plan again")
         runtime = facts.runtime(request.runtime)
         if runtime is None:
             if self.check:
@@ -83,7 +80,10 @@ class ActionModule(NodeAction):
         target = runtime_target(completed(request, runtime), facts)
         seen = probed_runtime_files(facts, runtime, target)
         edit = target.configure(texts(seen))
-        if edit.changes or edit.problems or not value.get("restart"):
+        changed = changed_files(value.get("expect") or {}, facts)
+        if changed and (edit.changes or edit.problems):
+            raise StaleError(f"changed since the plan was made: {', '.join(changed)}", fix="make the plan again")
+        if edit.changes or edit.problems or changed or not value.get("restart"):  # changed, and right: by a run before
             return self.commit(target, edit, seen)
         # the configuration is right, what the engine starts from it is new
         return result_of(self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))[0])
