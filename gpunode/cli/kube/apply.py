@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpunode.cli.common import format_option, show_error, spec_option
-from gpunode.cli.kube.options import cluster_options, notifying, pool_options, rendered_for
+from gpunode.cli.kube.options import cluster_options, notifying, render_options
 from gpunode.cli.output import Styled, echo, print_json
 from gpunode.core.errors import RefusedError
 
 if TYPE_CHECKING:
+    from gpunode.core.kube import Rendered
     from gpunode.core.kube.applied import Applied
     from gpunode.edge.kube.client import Api
 
@@ -21,12 +22,12 @@ if TYPE_CHECKING:
     epilog="Examples:\n\n\b\n"
     "  gpunode kube apply -c gpunode.yml --dry-run\n"
     "  gpunode kube apply -c gpunode.yml -i inventory/hosts.yml\n"
+    "  gpunode kube apply --nodes feature.node.kubernetes.io/pci-10de.present=true\n"
     "  gpunode kube apply --context prod --timeout 600\n\n"
     "Exit codes: 0 applied and ready, 1 broke off or not ready, 2 usage or input, 3 differences (--dry-run), "
     "4 no connection, 5 refused: nothing was changed."
 )
-@spec_option
-@pool_options
+@render_options
 @cluster_options
 @click.option("--dry-run", is_flag=True, help="Ask the server what would change, show it as diffs, change nothing.")
 @click.option("--wait/--no-wait", default=True, show_default=True, help="Wait until all workloads are ready.")
@@ -35,9 +36,7 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def apply(
-    spec_data: Any,
-    inventory: tuple[str, ...],
-    limit: str,
+    rendered: Callable[[Api], Rendered],
     connect: Callable[[], Api],
     dry_run: bool,
     wait: bool,
@@ -53,8 +52,7 @@ def apply(
 
     with notifying(output_format) as notify:
         api = connect()
-        rendered = rendered_for(api, spec_data, inventory, limit)
-        applied = apply_to(api, rendered, dry_run=dry_run, wait=wait, timeout=timeout, notify=notify)
+        applied = apply_to(api, rendered(api), dry_run=dry_run, wait=wait, timeout=timeout, notify=notify)
     return show_applied(applied, api, output_format)
 
 

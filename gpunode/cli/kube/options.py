@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import Command, options
+from gpunode.cli.common import Command, options, spec_option
 from gpunode.cli.output import console, echo
 
 if TYPE_CHECKING:
@@ -44,6 +44,13 @@ _POOLS = (
     ),
     click.option("--limit", default="", metavar="PATTERN", help="Only these hosts of the inventory (Ansible pattern)."),
 )
+_NODES = click.option(
+    "--nodes",
+    "selector",
+    default="",
+    metavar="SELECTOR",
+    help="Without an inventory: label the cluster's nodes that this label selector chooses, such as gpu=yes.",
+)
 
 
 def cluster_options(command: Command) -> Command:
@@ -66,13 +73,32 @@ def pool_options(command: Command) -> Command:
     return options(*_POOLS)(command)
 
 
-def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str) -> Rendered:
-    """What this cluster needs, for the version that its server has."""
+def render_options(command: Command) -> Command:
+    """-c, -i, --limit and --nodes; the command gets `rendered`, a function that renders for a cluster."""
+
+    @functools.wraps(command)
+    def with_rendered(
+        *args: Any, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str, **given: Any
+    ) -> Any:
+        if selector and (inventory or limit):
+            raise click.UsageError("--nodes takes the nodes from the cluster; leave out --inventory and --limit")
+
+        def rendered(api: Api) -> Rendered:
+            return rendered_for(api, spec_data, inventory, limit, selector)
+
+        return command(*args, rendered=rendered, **given)
+
+    return spec_option(options(*_POOLS, _NODES)(with_rendered))  # type: ignore[arg-type]
+
+
+def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str = "") -> Rendered:
+    """What this cluster needs, for the version that its server has; `selector`: its nodes are the pool's hosts."""
     from gpunode.core.kube import cluster_of, render
-    from gpunode.edge.kube import specs_of
+    from gpunode.edge.kube import specs_of, specs_of_nodes
     from gpunode.edge.load import load_kube_knowledge
 
-    return render(cluster_of(specs_of(spec_data, inventory, limit), api.version(), load_kube_knowledge()))
+    specs = specs_of_nodes(api, spec_data, selector) if selector else specs_of(spec_data, inventory, limit)
+    return render(cluster_of(specs, api.version(), load_kube_knowledge()))
 
 
 @contextlib.contextmanager

@@ -5,14 +5,15 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from types import FrameType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
-from gpunode.cli.common import format_option, spec_option, worst_exit
-from gpunode.cli.kube.options import cluster_options, notifying, pool_options, rendered_for
+from gpunode.cli.common import format_option, worst_exit
+from gpunode.cli.kube.options import cluster_options, notifying, render_options
 
 if TYPE_CHECKING:
+    from gpunode.core.kube import Rendered
     from gpunode.edge.kube.client import Api
 
 
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 all checks passed, 1 a check failed, 2 usage or input, 3 only differences from gpunode.yml, "
     "4 no connection, 5 refused."
 )
-@spec_option
-@pool_options
+@render_options
 @cluster_options
 @click.option(
     "--smoke/--no-smoke", default=True, show_default=True, help="Start pods that use GPUs; --no-smoke only reads."
@@ -44,9 +44,7 @@ if TYPE_CHECKING:
 )
 @format_option("text", "json")
 def verify(
-    spec_data: Any,
-    inventory: tuple[str, ...],
-    limit: str,
+    rendered: Callable[[Api], Rendered],
     connect: Callable[[], Api],
     smoke: bool,
     keep: bool,
@@ -68,9 +66,8 @@ def verify(
     signal.signal(signal.SIGTERM, _interrupt)  # so that the pods go then too
     with notifying(output_format) as notify:
         api = connect()
-        rendered = rendered_for(api, spec_data, inventory, limit)
         how = ProofOptions(smoke=smoke, keep=keep, timeout=timeout, each_node=each_node, max_failures=max_failures)
-        results = prove(api, rendered, how, notify=notify)
+        results = prove(api, rendered(api), how, notify=notify)
     show_results(results, output_format)
     return worst_exit(result.outcome for result in results)
 

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpunode.cli.common import format_option, spec_option
-from gpunode.cli.kube.options import cluster_options, pool_options, rendered_for
+from gpunode.cli.common import format_option
+from gpunode.cli.kube.options import cluster_options, render_options
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, GpunodeError
 
 if TYPE_CHECKING:
+    from gpunode.core.kube import Rendered
     from gpunode.core.kube.watching import Turn
     from gpunode.edge.kube.client import Api
     from gpunode.edge.kube.watch import Metrics, Watcher
@@ -31,8 +32,7 @@ if TYPE_CHECKING:
     "Exit codes: 0 nothing found (or stopped by a signal), 1 something found (--once), 2 usage or input, "
     "4 no connection (--once), 5 no right to read nodes and pods."
 )
-@spec_option
-@pool_options
+@render_options
 @cluster_options
 @click.option(
     "--objects",
@@ -48,9 +48,7 @@ if TYPE_CHECKING:
 @click.option("--metrics-listen", default="", metavar="[ADDR]:PORT", help="Serve /metrics for Prometheus there.")
 @format_option("text", "json")
 def watch(
-    spec_data: Any,
-    inventory: tuple[str, ...],
-    limit: str,
+    rendered: Callable[[Api], Rendered],
     connect: Callable[[], Api],
     objects: Path | None,
     once: bool,
@@ -67,9 +65,7 @@ def watch(
     from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
 
     api = connect()
-    wanted = (
-        read_objects(objects) if objects else wanted_objects(rendered_for(api, spec_data, inventory, limit).objects)
-    )
+    wanted = read_objects(objects) if objects else wanted_objects(rendered(api).objects)
     watcher = Watcher(api=api, wanted=wanted, events=events)
     metrics = Metrics(watcher)
     with serving(metrics, metrics_listen) if metrics_listen else contextlib.nullcontext():

@@ -11,6 +11,7 @@ from gpunode.core.kube import Object, Release
 from gpunode.core.kube.render.files import HEADER
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.edge.kube.client import Api
 
 
 def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[str, Spec]:
@@ -21,6 +22,18 @@ def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[
 
     hosts = load_inventory(inventory, limit=limit)
     return {h.name: _spec(merge_spec(spec_data, h.spec), f"gpunode_spec of {h.name}") for h in hosts}
+
+
+def specs_of_nodes(api: Api, spec_data: Any, selector: str) -> dict[str, Spec]:
+    """Node → the spec of them all, for the nodes that a label selector chooses.  Raises InputError where none is."""
+    nodes = api.items("/api/v1/nodes", labelSelector=selector)
+    if not nodes:
+        raise InputError(
+            f"no node of the cluster is chosen by {selector!r}",
+            expected="a label selector, such as gpu=yes or 'pool in (a, b)'",
+            fix="kubectl get nodes --show-labels",
+        )
+    return dict.fromkeys((node["metadata"]["name"] for node in nodes), _spec(spec_data, "gpunode.yml"))
 
 
 def _spec(data: Any, where: str) -> Spec:
