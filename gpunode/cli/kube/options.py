@@ -88,7 +88,7 @@ def render_options(command: Command) -> Command:
 
         return command(*args, rendered=rendered, **given)
 
-    return spec_option(options(*_POOLS, _NODES)(with_rendered))  # type: ignore[arg-type]
+    return spec_option(options(*_POOLS, _NODES)(with_rendered))  # type: ignore[return-value]
 
 
 def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str = "") -> Rendered:
