@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
     from gpunode.edge.detect import Targets
 
 _PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
+FEW = 8  # lines that are shown without headings
 _CHECK = click.option("--check", is_flag=True, help="Show what would be undone, change nothing.")
 _DIFF = click.option("--diff", is_flag=True, help="Show changes of files as diffs (secrets masked).")
 _YES = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
@@ -94,6 +96,8 @@ def _undo(
     with running(output_format) as on_event:
         results = undo(targets, what, diff=diff and yes, on_event=on_event)
     _show(results, output_format)
+    if output_format == "text" and any(result.changed for result in results):
+        echo(f"next: gpunode {'detect' if what['verb'] == 'uninstall' else 'verify'} shows these hosts as they are now")
     return worst_exit(result.outcome for result in results)
 
 
@@ -112,8 +116,7 @@ def _show(results: list[HostResult], output_format: str) -> None:
             continue
         mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f": {result.message}")
-        for line in result.changed:
-            echo(f"  {line}")
+        _show_changes(result.changed)
         for note in result.notes:
             echo(f"  note: {note}")
         for text in result.diffs:
@@ -122,19 +125,37 @@ def _show(results: list[HostResult], output_format: str) -> None:
         echo("\n".join([f"{len(bad)} hosts failed:", *causes(bad)]))
 
 
-def _ask(found: list[HostResult]) -> None:
-    import sys
+def _show_changes(changed: tuple[str, ...]) -> None:
+    """Few lines as they are, many by kind."""
+    from gpunode.core.report.text import change_groups
 
+    groups = change_groups(changed)
+    if len(changed) <= FEW or len(groups) == 1:
+        echo("".join(f"  {line}\n" for line in changed), nl=False)
+        return
+    for name, lines in groups.items():
+        echo(f"  {name} ({len(lines)})")
+        echo("".join(f"    {line}\n" for line in lines), nl=False)
+
+
+def is_terminal() -> bool:
+    return sys.stdin.isatty()
+
+
+def _ask(found: list[HostResult]) -> None:
     from gpunode.core.errors import InputError, InterruptedByUser
 
-    if not sys.stdin.isatty():
+    if not is_terminal():
         raise InputError(
             "there is no terminal to ask on, and --yes is not given",
             expected="a terminal, or --yes",
             fix="read what would be undone, then add --yes; nothing was changed",
         )
-    count = sum(bool(result.changed) for result in found)
-    if not click.confirm(f"Go on with {count} host{'s' if count > 1 else ''}?"):
+    from gpunode.core.report.text import counted_changes
+
+    hosts = [result for result in found if result.changed]
+    total = counted_changes(line for result in hosts for line in result.changed)
+    if not click.confirm(f"Undo this on {len(hosts)} host{'s' if len(hosts) > 1 else ''} ({total})?"):
         raise InterruptedByUser("declined; nothing was touched")
 
 

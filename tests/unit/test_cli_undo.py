@@ -66,8 +66,32 @@ def test_check_says_what_it_would_be_and_exits_3(monkeypatch: pytest.MonkeyPatch
         {"what": {"verb": "uninstall"}, "hosts": ["n1"], "check": True, "diff": False, "run": True}
     ]
     [host] = json.loads(result.output)["hosts"]
-    assert host["message"] == "would undo 1 things"
+    assert host["message"] == "would undo 1 change"
     assert host["extra"]["notes"] == DONE.notes
+
+
+MUCH = [
+    "stop nvidia-persistenced.service",
+    "rewrites /etc/docker/daemon.json",
+    "unloaded nvidia_uvm",
+    "initramfs rebuilt (6.1)",
+    *(f"removed lib{number} 1.0-{number}" for number in range(9)),
+    "remove the group nvidia",
+    "no longer held: nvidia-open",
+]
+
+
+def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(undo, "run_playbook", Ansible(n1=HostRun(changed=MUCH)))
+    monkeypatch.setattr("gpunode.cli.undo.is_terminal", lambda: True)
+    result = CliRunner().invoke(uninstall, ["n1"], input="y\n", standalone_mode=False)
+    lines = result.output.splitlines()
+    headings = [line for line in lines if line.startswith("  ") and line.endswith(")") and not line.startswith("   ")]
+    assert headings[:5] == ["  services (1)", "  modules (2)", "  files (1)", "  packages (10)", "  settings (1)"]
+    assert lines[lines.index("  settings (1)") + 1] == "    remove the group nvidia"
+    assert "Undo this on 1 host (1 service, 2 modules, 1 file, 10 packages, 1 setting)? [y/N]: y" in result.output
+    assert lines[-1] == "next: gpunode detect shows these hosts as they are now"
 
 
 def test_diffs_of_files_are_shown_when_asked_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -126,6 +126,36 @@ def _result_data(result: HostResult) -> dict[str, Any]:
     }
 
 
+# what changed on a node, by the words that its scripts print
+_PACKAGE = (
+    r"(installed?|removed?|changed?|upgrade|downgrade|held|hold|unhold|purge) (?!the )[^/ ]+( |$)"
+    r"|no longer held: |.*\bstream\b"
+)
+_UNIT = r".*\.(service|timer|socket|target|path)\b|restart of "
+_MODULE = r"(load|loaded|unload|unloaded|built|build) |.*\binitramfs\b|remove /lib/modules/"
+_FILE = r"(creates|removes|remove|rewrites|renews|writes|link) /"
+_GROUPS = {"services": _UNIT, "modules": _MODULE, "files": _FILE, "packages": _PACKAGE}
+OTHER = "settings"
+
+
+def change_groups(changed: Iterable[str]) -> dict[str, list[str]]:
+    """Lines of what changed by kind: services, modules, files, packages, settings; in this order, without empty ones.
+
+    >>> change_groups(["stop docker.service", "removed gcc-12 12.2.0-14", "unloaded nvidia"])
+    {'services': ['stop docker.service'], 'modules': ['unloaded nvidia'], 'packages': ['removed gcc-12 12.2.0-14']}
+    """
+    found: dict[str, list[str]] = {name: [] for name in (*_GROUPS, OTHER)}
+    for line in changed:
+        found[next((name for name, pattern in _GROUPS.items() if re.match(pattern, line)), OTHER)].append(line)
+    return {name: lines for name, lines in found.items() if lines}
+
+
+def counted_changes(changed: Iterable[str]) -> str:
+    """How many of each kind: «60 packages, 1 service, 12 files»."""
+    groups = change_groups(changed)
+    return ", ".join(f"{len(lines)} {name if len(lines) > 1 else name[:-1]}" for name, lines in groups.items())
+
+
 def checks_text(checks: Iterable[Check]) -> str:
     marks: Mapping[str, str] = {"passed": "ok", "failed": "FAILED", "warning": "warning"}
     lines = []

@@ -133,5 +133,13 @@ def _result(host: str, run: HostRun, printed: str, name: str, *, check: bool) ->
     if run.exit:
         return result
     if check and run.changed:
-        return replace(result, outcome="pending", message=f"would undo {len(run.changed)} things")
+        return replace(
+            result,
+            outcome="pending",
+            message=f"would undo {_changes(len(run.changed))}",
+        )
     return replace(result, message=printed)
+
+
+def _changes(number: int) -> str:
+    return f"{number} change{'' if number == 1 else 's'}"
