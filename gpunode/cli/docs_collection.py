@@ -141,7 +141,7 @@ def _specs(role: Role, options: dict[str, Shape], abouts: dict[str, str] | None 
         if shape.type != "path":
             described[name]["default"] = shape.empty
     about = role.about or f"{role.short}."
-    main = {"short_description": role.short, "description": [about], "options": described}
+    main = {"short_description": role.short, "description": [about], "version_added": "0.1.0", "options": described}
     return dump({"argument_specs": {"main": main}})
 
 

@@ -132,3 +132,28 @@ def test_a_misspelt_key_of_an_actions_value_is_refused_before_the_node_is_asked(
     defaults = {name: spec.get("default") for name, spec in kind.ARGUMENTS.items()}
     with pytest.raises(InputError, match="unknown key"):
         made.act(defaults | args)
+
+
+@pytest.mark.parametrize(
+    ("fix", "shown"),
+    [
+        ("look at -c, --config", "look at gpunode_config"),
+        ("name the unit of kubelet: --unit PATH", "name the unit of kubelet: unit"),
+        ("give it: --server-version 1.34", "give it: server_version 1.34"),
+        ("dnf config-manager --set-enabled crb", "dnf config-manager --set-enabled crb"),
+        ("dockerd --config-file /etc/x", "dockerd --config-file /etc/x"),
+    ],
+)
+def test_a_failure_in_a_play_names_keys_and_no_options_of_the_command_line(
+    fix: str, shown: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def act(args: object) -> None:
+        raise InputError("wrong", fix=fix)
+
+    for variables, wanted in (({}, shown), ({"gpunode_run": "20261123"}, fix)):
+        made = task()
+        monkeypatch.setattr(node.ActionBase, "run", lambda *_: {})
+        monkeypatch.setattr(made, "validate_argument_spec", lambda **_: (None, {}), raising=False)
+        monkeypatch.setattr(made, "act", act, raising=False)
+        failed = made.run(task_vars={"inventory_hostname": "n-1"} | variables)
+        assert failed["fix"] == wanted and failed["msg"].endswith(wanted)

@@ -17,7 +17,7 @@ _DISTURBS = re.compile(r"(?:^|; )(restarts|reloads) (\S+?)(?:\.service)?(?=:|;|$
 
 
 def plan_data(plan: Plan) -> dict[str, Any]:
-    """A plan as JSON data.  Holds hashes and masked diffs, no whole files."""
+    """A plan as JSON data.  Steps have their whole values, secrets as references; diffs are masked."""
     return {
         "host": plan.host,
         "converged": plan.converged,

@@ -35,6 +35,13 @@ LOG_TAIL = 40
 RUN = re.compile(r"[0-9A-Za-z]+-[0-9a-f]+")  # a run's name
 MOST_MEMORY = 96 << 20  # bytes in which an answer of at most 16 MiB is read
 HEARTBEAT = 60  # seconds
+KEYS = {  # what options of the command line are called in a play
+    "config": "gpunode_config",
+    "manifest": "manifest",
+    "server-version": "server_version",
+    "unit": "unit",
+}
+OPTION = re.compile(rf"(?:-\w, )?--({'|'.join(KEYS)})(?![\w-])(?: PATH)?")
 NO_TTY = ("must have a tty", "no tty present")
 
 
@@ -69,7 +76,7 @@ class NodeAction(ActionBase):
             return result | _needs_gpunode(error)
         except GpunodeError as error:
             failed = {"failed": True, "msg": str(error), "fix": error.fix, "gpunode_exit": int(error.exit)}
-            return result | self._sealed(failed)
+            return result | self._sealed(failed if self._vars.get("gpunode_run") else in_ansibles_words(failed))
 
     def act(self, args):
         """The result of the task; an empty one where there is nothing to do, which skips the task."""
@@ -328,6 +335,12 @@ def _other_version():
 def _needs_gpunode(error):
     needs = f"this collection needs the Python package gpunode on the controller: pip install gpunode=={VERSION}"
     return {"failed": True, "msg": f"{needs} ({error})"}
+
+
+def in_ansibles_words(failed):
+    """A failure whose texts name the key where they name an option of the command line."""
+    texts = {key: OPTION.sub(lambda match: KEYS[match[1]], failed[key]) for key in ("msg", "fix")}
+    return failed | texts
 
 
 def result_of(outcome):
