@@ -3,31 +3,38 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
 import subprocess
 import sys
 import urllib.request
+from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 import yaml
-from api_server import ApiServer, Fault
+from api_objects import DRA
+from api_server import ApiServer, Fault, workloads_become_ready
+from api_store import Refusal
 from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from kube_cases import CASES, Case
-from kube_cluster import mutating, node, put, rendered
+from kube_cluster import mutating, node, put, quick, rendered
 from rows import over
 
 from gpunode.cli.kube import kube
 from gpunode.core.kube.cluster import POOL_LABEL
+from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import key_of
 from gpunode.core.kube.render import yaml_documents
 from gpunode.core.kube.render.watch import plural
 from gpunode.core.kube.usage import Usage
-from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, node_key, settled, turns
+from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, settled, turns
 from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
 
 pytest_plugins = ("kube_fixtures",)
@@ -414,6 +421,104 @@ def test_the_deployment_has_no_right_to_change_anything(server: ApiServer, api: 
         for name in found.get("resourceNames", ())
     }
     assert {(plural(kind), name) for kind, name in watched} == allowed
+
+
+class Authorizer:
+    """Answers 403 to what the rendered roles do not grant; `used` are the rules that somebody needed."""
+
+    def __init__(self, server: ApiServer, objects: Sequence[dict[str, Any]]) -> None:
+        self.rules = [
+            (item["metadata"].get("namespace", ""), number, found)
+            for item in objects
+            if item["kind"] in ("Role", "ClusterRole") and item["metadata"]["name"] == "gpunode-watch"
+            for number, found in enumerate(item["rules"])
+        ]
+        self.used: set[tuple[str, int, str]] = set()
+        self.read: set[tuple[str, str]] = set()
+        route = server.route
+
+        def authorized(http: Any, path: str, query: dict[str, str], body: Any) -> Any:
+            found = re.fullmatch(r"/(?:api/v1|apis/([^/]+)/[^/]+)(?:/namespaces/([^/]+))?/([a-z]+)(?:/([^/]+))?", path)
+            if found and not self.may(http.command, *(part or "" for part in found.groups())):
+                raise Refusal(403, "Forbidden", f"{http.command} {path}")
+            return route(http, path, query, body)
+
+        server.route = authorized  # type: ignore[method-assign]
+
+    def may(self, method: str, group: str, namespace: str, resource: str, name: str) -> bool:
+        verb = {"GET": "get" if name else "list", "POST": "create"}.get(method, method)
+        for place, number, found in self.rules:
+            granted = verb in found["verbs"] and group in found["apiGroups"] and resource in found["resources"]
+            if granted and name in found.get("resourceNames", [name]) and place in ("", namespace):
+                self.used.add((place, number, verb))
+                self.read.add((resource, name))
+                return True
+        return False
+
+
+WATCHED = {"kubernetes": {"watch": {"image": "registry.lan/gpunode:1"}}}
+POOLED = {"a": {}, "b": {"kubernetes": {"pool": "shared"}, "sharing": {"strategy": "time-slicing", "replicas": 4}}}
+
+
+SPECS: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
+    ("plain", {}, {}),
+    ("gpushare", {"sharing": {"strategy": "gpushare"}}, {}),
+    ("dra", {"sharing": {"strategy": "dra"}}, {}),
+    ("two pools", {}, POOLED),
+]
+
+
+@over(SPECS, name=lambda row: row[0])
+def test_a_look_takes_all_the_rights_of_the_deployment_and_no_other(
+    _name: str, spec: dict[str, Any], pools: dict[str, Any]
+) -> None:
+    server = ApiServer(resources=DRA)
+    server.controllers.append(workloads_become_ready)
+    try:
+        what = rendered({**WATCHED, **spec}, **pools)
+        for name in pools or ("a",):
+            server.put(gpu_node(name, allocatable="3"))
+        with TemporaryDirectory() as folder:
+            put(quick(connect(str(server.kubeconfig(Path(folder) / "k")))), what)
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
+        config = next(item for item in what.objects if item["metadata"]["name"] == "watch-objects")
+        text = config["data"]["objects.yaml"]
+        authorizer = Authorizer(server, what.objects)
+        watched = Watcher(api=api, wanted=wanted_objects(yaml.safe_load_all(text)), events=True)
+        watched.round(once=True)
+        assert watched.unread == ()
+        assert ("kube.gpus", "node a") in {found.name for found in watched.found}
+        assert authorizer.used == {
+            (place, number, verb) for place, number, found in authorizer.rules for verb in found["verbs"]
+        }
+        named = {
+            (resource, name)
+            for _, _, found in authorizer.rules
+            for resource in found["resources"]
+            for name in found.get("resourceNames", ())
+        }
+        assert named - authorizer.read == set()
+        assert {verb for _, _, found in authorizer.rules for verb in found["verbs"]} == {"get", "list", "create"}
+        assert server.unexpected == []
+    finally:
+        server.close()
+
+
+def test_labels_and_taints_that_somebody_took_off_are_drift(server: ApiServer, api: Api) -> None:
+    what = rendered({"kubernetes": {"taint": True, "node_selector": {"gpu": "yes"}}}, gpu1={}, gpu2={})
+    for name in ("gpu1", "gpu2"):
+        server.put({**gpu_node(name), "spec": {"taints": [{"key": "other", "effect": "NoExecute"}]}})
+    put(api, what)
+    watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=what.nodes)
+    assert seen(watched) == {}
+    server.edit("Node", "gpu1", "", lambda item: item["metadata"]["labels"].update(gpu="\x1b[31m"))
+    server.edit("Node", "gpu1", "", lambda item: item.update(spec={}))
+    server.gone(("v1", "nodes", "", "gpu2"))
+    found = seen(watched)
+    assert found[("kube.drift", "node gpu1")] == (
+        "the label gpu is \\x1b[31m, not yes; the taint nvidia.com/gpu=present:NoSchedule is missing"
+    )
+    assert found[("kube.node", "host gpu2")] == "no node of this cluster has that name or address"
 
 
 def test_no_image_is_no_deployment_and_a_wrong_one_is_refused() -> None:

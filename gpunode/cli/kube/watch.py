@@ -65,8 +65,11 @@ def watch(
     from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
 
     api = connect()
-    wanted = read_objects(objects) if objects else wanted_objects(rendered(api).objects)
-    watcher = Watcher(api=api, wanted=wanted, events=events)
+    if objects:
+        watcher = Watcher(api=api, wanted=read_objects(objects), events=events)
+    else:
+        what = rendered(api)
+        watcher = Watcher(api=api, wanted=wanted_objects(what.objects), marks=what.nodes, events=events)
     metrics = Metrics(watcher)
     with serving(metrics, metrics_listen) if metrics_listen else contextlib.nullcontext():
         if once:

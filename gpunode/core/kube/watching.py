@@ -11,12 +11,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from gpunode.core.kube.checks.preflight import fits, offers_gpus
+from gpunode.core.kube.checks.preflight import fits, node_names, offers_gpus
 from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
+from gpunode.core.kube.marks import node_key, parse_taint
 from gpunode.core.kube.owned import Key, is_ours, owner_words, serves_as_ours
 from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.usage import Usage
 from gpunode.core.printable import printable
 
@@ -24,6 +26,7 @@ CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.pool", "ku
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
+_APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _MIG = "nvidia.com/mig-"
 _MOST = 5  # differences, pods or nodes that a message names
 
@@ -51,7 +54,8 @@ class Finding:
 class Look:
     """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read.
 
-    `recently`: the time since which a container's end counts as recent, as the API writes times.
+    `marks`: labels and taints of hosts.  `recently`: the time since which a container's end counts as recent, as the
+    API writes times.
     """
 
     wanted: Mapping[Key, Object]
@@ -59,6 +63,7 @@ class Look:
     pods: Mapping[Key, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
+    marks: Sequence[NodeWish] = ()
     recently: str = ""
 
     @property
@@ -69,7 +74,7 @@ class Look:
 
 def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
     """All that is not as it should be, in the order of CHECKS."""
-    found = [*_objects(look), *_nodes(look, before), *_pools(look), *_waiting(look)]
+    found = [*_objects(look), *_marks(look), *_nodes(look, before), *_pools(look), *_waiting(look)]
     return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
@@ -111,12 +116,11 @@ def _objects(look: Look) -> Iterator[Finding]:
         if key not in look.live:
             continue
         live = look.live[key]
-        apply = "gpunode kube apply --dry-run shows it, gpunode kube apply makes it so"
         if live is None:
-            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=apply, key=key)
+            yield Finding(check="kube.drift", about=str(key), message="it is gone", fix=_APPLY, key=key)
             continue
         if text := _drift(wanted, live):
-            yield Finding(check="kube.drift", about=str(key), message=text, fix=apply, key=key)
+            yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, key=key)
         if key.kind in WORKLOADS:
             yield from _workload(key, live, look.pods.get(key, ()), look.recently)
 
@@ -205,11 +209,40 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}…"
 
 
+# ---------------------------------------------------------------- labels and taints of nodes
+
+
+def _marks(look: Look) -> Iterator[Finding]:
+    """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
+    by_name = {node["metadata"]["name"]: node for node in look.nodes}
+    for wish in look.marks:
+        names, _ = node_names(wish.hosts, look.nodes)
+        for host in wish.hosts:
+            if host not in names:
+                text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
+                yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix, key=node_key(host))
+                continue
+            node = by_name[names[host]]
+            if lacking := [*_labels(node, wish.labels), *_taints(node, wish.taints)]:
+                text, name = printable("; ".join(lacking)), names[host]
+                yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY, key=node_key(name))
+
+
+def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
+    there = node["metadata"].get("labels") or {}
+    for key, value in wanted.items():
+        if there.get(key) != value:
+            yield f"the label {key} is {_short(there.get(key))}, not {value}"
+
+
+def _taints(node: Object, wanted: Sequence[str]) -> Iterator[str]:
+    there = mapping(node, "spec").get("taints") or ()
+    for text in wanted:
+        if parse_taint(text) not in [{k: v for k, v in one.items() if v and k != "timeAdded"} for one in there]:
+            yield f"the taint {text} is missing"
+
+
 # ---------------------------------------------------------------- nodes
-
-
-def node_key(name: str) -> Key:
-    return Key("v1", "Node", "", name)
 
 
 def offered(node: Object, what: str) -> dict[str, int]:

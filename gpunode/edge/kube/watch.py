@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.kube.checks.ready import WORKLOADS
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key, key_of
+from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
@@ -30,6 +31,7 @@ class Watcher:
 
     api: Api
     wanted: Mapping[Key, Object]
+    marks: Sequence[NodeWish] = ()
     events: bool = False
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     found: tuple[Finding, ...] = ()
@@ -46,6 +48,7 @@ class Watcher:
         """
         recently = (self.clock() - _RECENT).strftime(_TIME)
         look, self.unread = read_look(self.api, self.wanted, recently)
+        look = replace(look, marks=self.marks)
         now = findings(look, self._look)
         fresh = now if once else settled(now, self._raw)
         changed = turns(self.found, fresh)

@@ -83,9 +83,9 @@ def _named(objects: Sequence[Object], *, namespaced: bool) -> Iterator[Object]:
 
 
 def _rules(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Object]:
-    yield rule(("nodes", "pods"), ("get", "list"))
+    yield rule(("nodes", "pods"), ("list",))
     if cluster.pools_of("dra"):
-        yield rule(("resourceslices", "resourceclaims"), ("get", "list"), group="resource.k8s.io")
+        yield rule(("resourceslices", "resourceclaims"), ("list",), group="resource.k8s.io")
     if cluster.spec.watch.events:
         yield rule(("events",), ("create",))
     yield from _named(objects, namespaced=False)
