@@ -32,6 +32,13 @@ def test_ansible_builder_makes_a_context_with_the_wheel(tmp_path: Path) -> None:
     assert "COPY _build/wheels" in text and "openssh-clients" in (tmp_path / "context/_build/bindep.txt").read_text()
 
 
+def test_the_image_for_awx_has_an_ansible_core_that_the_collection_takes() -> None:
+    core = yaml.safe_load((EXAMPLES / "execution-environment.yml").read_text())["dependencies"]["ansible_core"]
+    collection = EXAMPLES.parents[1] / "gpunode/collection/ansible_collections/gpunode/node"
+    needs = yaml.safe_load((collection / "meta/runtime.yml").read_text())["requires_ansible"]
+    assert core["package_pip"] == f"ansible-core{needs.removesuffix('.0')}"
+
+
 @pytest.mark.skipif(not find_spec("ansible_collections.awx"), reason="awx.awx is not installed (extra molecule)")
 def test_awx_knows_every_argument_of_the_templates(tmp_path: Path) -> None:
     [play] = yaml.safe_load((EXAMPLES / "templates.yml").read_text())

@@ -78,15 +78,19 @@ def test_paths_that_the_request_cannot_carry_are_refused(path: str) -> None:
 class Action(ActionModule):
     """The action without Ansible: what the node says is prepared, what it is asked is kept."""
 
-    def __init__(self, texts: list[bytes], outcomes: list[Outcome]) -> None:
-        self._task = SimpleNamespace(diff=False, check_mode=False)
+    def __init__(
+        self, texts: list[bytes], outcomes: list[Outcome], toolkit: str = "1.20.1", check: bool = False
+    ) -> None:
+        self._task = SimpleNamespace(diff=False, check_mode=check)
+        self.toolkit = toolkit
         self.texts, self.outcomes, self.asked = texts, outcomes, list[dict[str, bytes]]()
 
     def probe(self, *sections: str) -> tuple[str, NodeFacts]:
         path, data = "/etc/docker/daemon.json", self.texts.pop(0)
         runtime = Runtime(name="docker", version="28.5.2", unit="docker.service", config=path, files=(path,))
         file = ConfigFile(path=path, sha256=hashlib.sha256(data).hexdigest(), size=len(data), data=data)
-        return "", NodeFacts(runtimes=(runtime,), files={path: file})
+        toolkit = self.toolkit if "toolkit" in sections else ""
+        return "", NodeFacts(runtimes=(runtime,), files={path: file}, toolkit=toolkit)
 
     def node(self, name: str, request: dict[str, bytes]) -> tuple[Outcome, str]:
         self.asked.append(request)
@@ -115,6 +119,33 @@ def test_edit_file_gives_up_after_two_more_attempts_and_says_what_changed() -> N
     result = action.act(ARGUMENTS)
     assert (result["failed"], result["status"], result["stale"]) == (True, "refused", ["/etc/docker/daemon.json"])
     assert len(action.asked) == 3
+
+
+WARNING = "docker has the runtime /usr/bin/nvidia-container-runtime, and no NVIDIA Container Toolkit was found: "
+
+
+@pytest.mark.parametrize(
+    ("toolkit", "check", "value", "warnings"),
+    [
+        ("1.20.1", False, {}, []),
+        (
+            "",
+            False,
+            {"default_runtime": "runc"},
+            ["no container of that runtime starts until the role toolkit installs it"],
+        ),
+        ("", False, {}, ["no container starts until the role toolkit installs it"]),
+        ("", False, {"nvidia_runtime_path": "/usr/local/nvidia/toolkit/nvidia-container-runtime"}, []),
+        ("", True, {}, []),  # a step before would have installed it
+    ],
+)
+def test_an_engine_that_gets_a_runtime_which_is_not_on_the_node_is_warned_of(
+    toolkit: str, check: bool, value: dict[str, object], warnings: list[str]
+) -> None:
+    action = Action([b"{}\n"] * 2, [Outcome(status="changed", message="done")] * 2, toolkit, check)
+    twice = ARGUMENTS | {"runtimes": [{"runtime": "docker", **value}] * 2}
+    result = action.act(twice)
+    assert result.get("warnings", []) == [WARNING + text for text in warnings] * 2
 
 
 @pytest.mark.parametrize("restart", [False, True])

@@ -48,5 +48,6 @@ def test_the_image_installs_extras_that_there_are() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     [extras] = re.findall(r"whl\)\[([a-z,]+)\]", text)
     assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert re.findall(r"^FROM (\S+)", text, re.M) == ["${PYTHON}"] * 2  # of any registry: one argument names both
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} == set(project["urls"])
     assert project["readme"] and project["keywords"] and project["authors"]

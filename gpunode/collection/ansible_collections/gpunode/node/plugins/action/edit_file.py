@@ -67,7 +67,7 @@ class ActionModule(NodeAction):
         from gpunode.core.items.activation import activate_request
         from gpunode.core.items.engine import changed_files, runtime_request
 
-        _text, facts = self.probe(*SECTIONS)
+        _text, facts = self.probe(*SECTIONS, "toolkit")
         request = runtime_request(value)
         runtime = facts.runtime(request.runtime)
         if runtime is None:
@@ -77,6 +77,7 @@ class ActionModule(NodeAction):
             raise RefusedError(
                 f"{request.runtime} is not installed", fix=f"set runtimes.{request.runtime}.manage to install"
             )
+        warned = {} if self.check else _without_toolkit(request, facts)
         target = runtime_target(completed(request, runtime), facts)
         seen = probed_runtime_files(facts, runtime, target)
         edit = target.configure(texts(seen))
@@ -84,6 +85,16 @@ class ActionModule(NodeAction):
         if changed and (edit.changes or edit.problems):
             raise StaleError(f"changed since the plan was made: {', '.join(changed)}", fix="make the plan again")
         if edit.changes or edit.problems or changed or not value.get("restart"):  # changed, and right: by a run before
-            return self.commit(target, edit, seen)
+            return self.commit(target, edit, seen) | warned
         # the configuration is right, what the engine starts from it is new
-        return result_of(self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))[0])
+        outcome, _text = self.node("activate.sh", activate_request({"restart": [runtime.unit]}, check=self.check))
+        return result_of(outcome) | warned
+
+
+def _without_toolkit(request, facts):
+    """The warning that the runtime is not on the node: a role that is used alone may have left the toolkit out."""
+    if facts.toolkit or request.runtime == "podman" or request.path != type(request).path:
+        return {}
+    harm = "no container starts" if request.default_runtime == "nvidia" else "no container of that runtime starts"
+    text = f"{request.runtime} has the runtime {request.path}, and no NVIDIA Container Toolkit was found"
+    return {"warnings": [f"{text}: {harm} until the role toolkit installs it"]}

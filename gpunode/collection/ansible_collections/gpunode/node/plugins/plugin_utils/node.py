@@ -370,6 +370,8 @@ def combined_results(first, second):
     both["changed"] = bool(first.get("changed") or second.get("changed")) and not both.get("failed")
     for key in ("changes", "notes", "diff"):
         both[key] = [*first.get(key, []), *second.get(key, [])]
+    if warnings := [*first.get("warnings", []), *second.get("warnings", [])]:
+        both["warnings"] = warnings
     both["msg"] = "; ".join(text for text in (first.get("msg"), second.get("msg")) if text)
     return both
 
