@@ -9,6 +9,7 @@ import subprocess
 import sys
 import urllib.request
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -375,6 +376,25 @@ def test_events_are_written_when_something_is_found_and_when_it_is_gone(server: 
     server.faults.append(Fault("POST .*events", status=403, reason="Forbidden", times=9))
     assert [turn.state for turn in watched.round()] == ["found"]
     assert "no Event for node gpu1" in watched.unread[-1]
+
+
+def test_an_event_is_written_again_before_the_server_forgets_it_while_the_finding_lasts(
+    server: ApiServer, api: Api
+) -> None:
+    server.put(gpu_node(allocatable="3"))
+    now = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+    watched = watcher(api, events=True, clock=lambda: now)
+    counts = []
+    for minutes in (0, 30, 30, 1, 60):
+        now += timedelta(minutes=minutes)
+        watched.round()
+        counts.append(len(server.names("Event")))
+    assert counts == [1, 1, 2, 2, 3]
+    server.put(gpu_node())
+    watched.round()
+    now += timedelta(hours=2)
+    watched.round()
+    assert len(server.names("Event")) == 4  # that it is over, once
 
 
 def test_metrics_say_what_was_found_and_whether_the_cluster_can_be_read(server: ApiServer, api: Api) -> None:

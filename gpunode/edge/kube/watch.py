@@ -21,6 +21,7 @@ from gpunode.edge.kube.client import Api, ApiError, Retry
 from gpunode.edge.kube.status import read_usage
 
 COMPONENT = "gpunode-watch"
+_REMIND = timedelta(minutes=55)
 _RECENT = timedelta(minutes=10)
 _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
@@ -40,6 +41,7 @@ class Watcher:
     usage: Usage | None = None
     _raw: tuple[Finding, ...] = ()
     _look: Look | None = field(default=None, repr=False)
+    _sent: dict[tuple[str, str], datetime] = field(default_factory=dict)  # finding → when its Event was written
 
     def round(self, *, once: bool = False) -> tuple[Turn, ...]:
         """Look, and say what changed.  Raises GpunodeError where the cluster cannot be read.
@@ -59,9 +61,15 @@ class Watcher:
         return changed
 
     def _write_events(self, changed: Iterable[Turn]) -> None:
-        for turn in changed:
+        """Those of what changed, and again those of what lasts: API servers forget an Event after an hour."""
+        now, fresh = self.clock(), {turn.finding.name for turn in changed}
+        known = {one.name for one in self.found}
+        self._sent = {name: at for name, at in self._sent.items() if name in known}
+        old = [one for one in self.found if one.name not in fresh and now - self._sent.get(one.name, now) >= _REMIND]
+        for turn in (*changed, *(Turn(state="found", finding=one) for one in old)):
             try:
-                write_event(self.api, turn, self.clock())
+                write_event(self.api, turn, now)
+                self._sent[turn.finding.name] = now
             except ApiError as error:
                 self.unread = (*self.unread, f"no Event for {turn.finding.about}: {error.what}")
 
