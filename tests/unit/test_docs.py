@@ -170,6 +170,13 @@ def test_shown_commands_exist(page: Path) -> None:
     assert wrong == []
 
 
+def test_no_shown_command_waits_for_a_plan_to_find_nothing() -> None:
+    """A plan with steps exits with 3, and so does verify of what is pending: nothing behind && would run."""
+    chained = re.compile(r"gpunode (?:plan|verify|runtime diff)\b[^|;\n]*&&")
+    assert chained.search("gpunode plan -o DIR && (cd DIR)")
+    assert [(name_of(page), found[0]) for page in PAGES for found in chained.finditer(page.read_text())] == []
+
+
 def test_the_checker_of_shown_commands_finds_mistakes() -> None:
     assert complaint(["nonsense"]) == "no command 'nonsense'"
     assert complaint(["completion", "--nonsense"]) == "no option --nonsense"

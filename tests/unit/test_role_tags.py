@@ -43,7 +43,7 @@ def site(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def play(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def play(site: Path, *arguments: str, answers: str = "") -> subprocess.CompletedProcess[str]:
     collections = ROOT / "gpunode/collection"
     environment = {
         **os.environ,
@@ -54,7 +54,7 @@ def play(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     }
     command = [str(Path(sys.executable).with_name("ansible-playbook")), "-i", "localhost,", "-c", "local", "site.yml"]
     return subprocess.run(
-        [*command, *arguments], cwd=site, env=environment, capture_output=True, text=True, check=False
+        [*command, *arguments], cwd=site, env=environment, input=answers, capture_output=True, text=True, check=False
     )
 
 
@@ -100,6 +100,13 @@ def test_the_tasks_can_be_started_at_the_plan_and_nowhere_behind_it(site: Path) 
     behind = play(site, "--start-at-task", "Keep nouveau off the GPU")
     assert behind.returncode != 0
     assert "«Probe the node and plan it on the controller»" in behind.stdout and "begin with that task" in behind.stdout
+
+
+def test_the_tasks_can_be_confirmed_one_by_one_but_not_without_the_plan(site: Path) -> None:
+    base, validation, plan, rest = "n\n", "n\n", "y\n", "c\n"
+    assert ran(play(site, "--step", answers=base + validation + plan + rest))[0] == PLAN
+    without = play(site, "--step", answers=base + validation + "n\n" + rest)
+    assert without.returncode != 0 and "«Probe the node and plan it on the controller»" in without.stdout
 
 
 def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
