@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -206,7 +207,19 @@ def _sections(host: str, facts: NodeFacts) -> Iterator[tuple[str, list[str]]]:
     held = sorted(p.name for p in facts.packages.values() if p.held)
     if held:
         yield "held packages", [", ".join(held)]
-    yield "seen as", [f"{facts.user or '?'}{'' if facts.root else ' (not root: some things stay unseen)'}"]
+    yield "seen as", [f"{facts.user or '?'}{'' if facts.root else ' (not root)'}"]
+    if hidden := _hidden(facts):
+        yield "not visible", [f"without root: {hidden}; add --become to see all"]
+
+
+_HIDDEN = re.compile(r"(file )?(?P<what>\S+): .*(?:not root|not permitted|not readable)")
+_SHOWN = {"clients": "processes of others", "xids": "the kernel's log", "journal": "gpunode's journal", "system": ""}
+
+
+def _hidden(facts: NodeFacts) -> str:
+    """What the probe could not see because it was not root."""
+    found = [] if facts.root else [m["what"] for note in facts.notes if (m := _HIDDEN.match(note))]
+    return ", ".join(filter(None, (_SHOWN.get(what, what) for what in found)))
 
 
 def _gpu(gpu: PciDevice, nvml: NvmlGpu | None) -> str:

@@ -216,7 +216,7 @@ def _showing(board: Board, output_format: str) -> Iterator[_Shown]:
         if is_shown(event, output_format):
             say(_line(event, board.place(event)))
 
-    with _beating(board, output_format):
+    with _beating(board.beat, output_format):
         yield _Shown(line, say)
 
 
@@ -243,13 +243,13 @@ def _live(board: Board) -> Iterator[_Shown]:
 
 
 @contextlib.contextmanager
-def _beating(board: Board, output_format: str) -> Iterator[None]:
+def _beating(state: Callable[[], str], output_format: str) -> Iterator[None]:
     """Where there is no terminal: a line now and then that says what still runs."""
     ended = threading.Event()
 
     def beat() -> None:
         while not ended.wait(_BEAT):
-            if text := board.beat():
+            if text := state():
                 say(text)
 
     thread = threading.Thread(target=beat, daemon=True)
@@ -288,7 +288,7 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
 
             yield RunCallbacks(event=shown.event, wave=wave_of_few, result=result, notice=shown.say)
         return
-    with _counting(len(hosts)) as count:
+    with _counting(len(hosts), output_format) as count:
 
         def event(seen: Event) -> None:
             count.work(seen)
@@ -302,9 +302,11 @@ def fleet(output_format: str = "text", steps: Steps | None = None) -> Iterator[R
 
 
 @contextlib.contextmanager
-def _counting(total: int) -> Iterator[_Count]:
+def _counting(total: int, output_format: str) -> Iterator[_Count]:
     if not sys.stderr.isatty():
-        yield _Count(total, say)
+        count = _Count(total, say)
+        with _beating(count.beat, output_format):
+            yield count
         return
     from rich.progress import Progress, TimeElapsedColumn
 
@@ -326,6 +328,7 @@ class _Count:
         self.say, self._show = say, show
         self._total, self._done, self._failed = total, 0, 0
         self._working: set[str] = set()
+        self._began = time.monotonic()
         self._reported = 0.0
         self._reported_failures = 0
 
@@ -347,8 +350,16 @@ class _Count:
         self._failed += not result.ok
         self._update(last=self._done == self._total)
 
+    def beat(self) -> str:
+        """The counts for a log; "" where a line of them was printed less than a minute ago."""
+        now = time.monotonic()
+        return f"{self._text()} ({_took(now - self._began)})" if now - self._reported >= _BEAT else ""
+
+    def _text(self) -> str:
+        return f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} running"
+
     def _update(self, *, last: bool = False) -> None:
-        text = f"{self._done} of {self._total} done, {self._failed} failed, {len(self._working)} running"
+        text = self._text()
         if self._show:
             self._show(self._done, text)
         elif last or time.monotonic() - self._reported > _EVERY:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import logging
 import os
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from gpunode import __version__
 from gpunode.core.errors import InputError
@@ -133,9 +134,13 @@ def screen(*, stderr: bool = False) -> Console:
         def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
             return [Shown(one) for one in renderables]
 
+    class Screen(Console):
+        def on_broken_pipe(self) -> NoReturn:
+            raise BrokenPipeError(errno.EPIPE, "the reader went away")  # rich's own would exit with 1
+
     stream = sys.stderr if stderr else sys.stdout
     # without a terminal rich would cut tables at 80 columns: a log or a grep wants whole lines
-    made = Console(
+    made = Screen(
         stderr=stderr,
         highlight=False,
         soft_wrap=False,

@@ -89,6 +89,7 @@ def _undo(
         found = undo(targets, what, check=True, diff=diff)
         if check or not any(result.changed for result in found):
             _show(found, output_format)
+            _next(found, output_format, what["verb"])
             return worst_exit(result.outcome for result in found)
         if output_format == "text":
             _show(found, output_format)
@@ -96,9 +97,20 @@ def _undo(
     with running(output_format) as on_event:
         results = undo(targets, what, diff=diff and yes, on_event=on_event)
     _show(results, output_format)
-    if output_format == "text" and any(result.changed for result in results):
-        echo(f"next: gpunode {'detect' if what['verb'] == 'uninstall' else 'verify'} shows these hosts as they are now")
+    _next(results, output_format, what["verb"])
     return worst_exit(result.outcome for result in results)
+
+
+def _next(results: list[HostResult], output_format: str, verb: str) -> None:
+    """The command that follows, where there is one."""
+    if output_format != "text":
+        return
+    if any(result.outcome not in ("ok", "pending") for result in results):
+        echo(f"next: gpunode doctor shows causes on hosts that failed; gpunode {verb} goes on where it stopped")
+    elif any(result.outcome == "pending" for result in results):
+        echo(f"next: gpunode {verb} without --check does it, and asks first")
+    elif any(result.changed for result in results):
+        echo(f"next: gpunode {'detect' if verb == 'uninstall' else 'verify'} shows these hosts as they are now")
 
 
 def _show(results: list[HostResult], output_format: str) -> None:

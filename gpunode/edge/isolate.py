@@ -43,6 +43,10 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
     """
     if isinstance(error, GpunodeError):
         return error
+    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "gpunode").partition(".")[0]) != "gpunode":
+        from gpunode.edge.extras import install_command
+
+        return GpunodeError(f"the Python package {package} is not installed", fix=f"{install_command()} brings it")
     if isinstance(error, OSError):
         name = str(error.filename or "")
         inside = name.startswith(f"{_state_name()}/") or name == _state_name()

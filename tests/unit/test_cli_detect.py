@@ -13,6 +13,7 @@ import pytest
 import yaml
 from sshd import Sshd, free_port
 
+from gpunode.cli.main import main
 from gpunode.core.errors import InputError, UnreachableError
 from gpunode.edge.detect import Targets, detect, find_hosts, probe_by_ansible
 from gpunode.edge.ssh.many import Target
@@ -222,3 +223,12 @@ def test_ansibles_own_words_come_back_when_it_fails_too() -> None:
     [ran] = probe_by_ansible([target], Targets(connect_timeout=2))
     assert isinstance(ran.error, UnreachableError)
     assert "dead: Ansible" in ran.error.what
+
+
+def test_what_is_not_visible_without_root_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["detect", "--probe", str(PROBES / "debian12-no-root")])
+    assert (
+        "without root: processes of others, the kernel's log, gpunode's journal, /etc/containerd/config.toml; "
+        "add --become to see all"
+    ) in capsys.readouterr().out

@@ -291,6 +291,17 @@ def test_a_reader_that_goes_away_is_no_bug() -> None:
     assert b"unexpected" not in ran.stderr
 
 
+def test_a_reader_that_goes_away_after_the_first_line_is_no_failure() -> None:
+    probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh"
+    with subprocess.Popen(
+        [sys.executable, "-m", "gpunode", "detect", "--probe", probe], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as shown:
+        assert shown.stdout and shown.stdout.read(1)  # head -1 ends here, more lines follow
+        shown.stdout.close()
+        shown.wait(60)
+    assert shown.returncode == 128 + signal.SIGPIPE
+
+
 def test_a_mistake_without_a_context_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
     assert report_usage(click.UsageError("no")) == Exit.INPUT
     assert "no" in capsys.readouterr().err

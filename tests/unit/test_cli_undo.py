@@ -147,3 +147,21 @@ def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
         "n1": (5, "the copy of /etc/x is gone (fix: fix it by hand)"),
         "n2": (1, "Ansible never got to this host"),
     }
+
+
+@pytest.mark.parametrize(
+    ("words", "runs", "last"),
+    [
+        (("--check",), {"n1": DONE}, "next: gpunode uninstall without --check"),
+        (("--check",), {"n1": HostRun()}, "n1: ok: as it was"),
+        (("--yes",), {"n1": DONE}, "next: gpunode detect"),
+        (("--yes",), {"n1": HostRun(exit=Exit.FAILED, message="m")}, "next: gpunode doctor"),
+    ],
+)
+def test_the_next_command_is_named(
+    words: tuple[str, ...], runs: dict[str, HostRun], last: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(undo, "run_playbook", Ansible(**runs))
+    result = CliRunner().invoke(uninstall, ["n1", *words], standalone_mode=False)
+    assert result.output.splitlines()[-1].startswith(last)

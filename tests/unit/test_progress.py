@@ -143,3 +143,20 @@ def test_without_a_terminal_a_long_run_says_that_it_goes_on(
     with running(output_format):
         assert twice.wait(30 if output_format == "text" else 0.2) == (output_format == "text")
     assert set(printed) == ({"waiting for the first host (0s)"} if output_format == "text" else set())
+
+
+def test_without_a_terminal_a_silent_run_of_many_hosts_says_its_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    printed: list[str] = []
+    enough = threading.Event()
+
+    def say(text: str) -> None:
+        printed.append(text)
+        if len(printed) == 3:
+            enough.set()
+
+    monkeypatch.setattr(progress, "_BEAT", 0.001)
+    monkeypatch.setattr(progress, "say", say)
+    with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
+        callbacks.event(Event(host="gpu1", kind="started", role="driver", task="Load it"))
+        assert enough.wait(30)
+    assert printed[-1] == "0 of 100 done, 0 failed, 1 running (0s)"

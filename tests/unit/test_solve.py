@@ -235,6 +235,7 @@ NEAR = {
     "A100 PCI": "did you mean 'a100 80gb pcie' or 'a100-pcie-40gb'",
     "RTX 9999": "lspci -nn -d 10de:",
     "quantum": "lspci -nn -d 10de:",
+    "UNKNOWN": "lspci -nn -d 10de:",
 }
 
 

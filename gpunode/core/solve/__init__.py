@@ -116,10 +116,10 @@ def find_gpu(text: str, knowledge: Knowledge) -> str:
         )
     near = _nearest(word, {name.lower().removeprefix("nvidia ") for name in names.values()})
     raise InputError(
-        f"GPU {text!r}",
-        expected="a PCI id such as 10de:2330, or a product name such as 'H100 PCIe'",
+        f"no GPU of the name {text!r} is known",
+        expected="a product name such as 'H100 PCIe', or a PCI id such as 10de:2330",
         fix=f"did you mean {' or '.join(map(repr, near))}? " * bool(near)
-        + "lspci -nn -d 10de: shows the ids of a machine",
+        + "lspci -nn -d 10de: shows the ids of a machine in brackets, [10de:2330]; an id is taken as it is",
     )
 
 

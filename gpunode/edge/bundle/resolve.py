@@ -6,6 +6,7 @@ from typing import Any
 
 from gpunode.core.bundle.closure import DependencyProblem, P
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.edge.extras import install_command
 
 
 def libsolv() -> Any:
@@ -14,7 +15,7 @@ def libsolv() -> Any:
         import solv
     except ImportError as error:
         raise GpunodeError(
-            "making a bundle needs libsolv, which is not there", fix="pip install 'gpunode[bundle]'"
+            "making a bundle needs libsolv, which is not there", fix=install_command("bundle")
         ) from error
     return solv
 

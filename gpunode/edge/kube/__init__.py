@@ -11,6 +11,7 @@ from gpunode.core.kube import Object, Release
 from gpunode.core.kube.render.files import HEADER
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.edge.extras import install_command
 from gpunode.edge.kube.client import Api
 
 
@@ -81,7 +82,7 @@ def template(chart: Path, release: Release) -> list[Object]:
     except ImportError as error:
         raise InputError(
             f"helm's library is not installed: {error}",
-            fix="pip install 'gpunode[kubernetes]', or run helm template yourself",
+            fix=f"{install_command('kubernetes')}, or run helm template yourself",
         ) from error
     try:
         with Chart.load(chart) as loaded:
@@ -103,9 +104,7 @@ def chart_name(chart: Path) -> str:
         from helm_python import Chart
         from helm_python.errors import HelmError
     except ImportError as error:
-        raise InputError(
-            f"helm's library is not installed: {error}", fix="pip install 'gpunode[kubernetes]'"
-        ) from error
+        raise InputError(f"helm's library is not installed: {error}", fix=install_command("kubernetes")) from error
     try:
         with Chart.load(chart) as loaded:
             return str(loaded.name)

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunode.core.errors import InputError
+from gpunode.edge.extras import install_command
 from gpunode.edge.kube.client import Api
 
 
@@ -24,7 +25,7 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
         from kubernetes.config import ConfigException
     except ImportError as error:
         raise InputError(
-            f"the package kubernetes is not installed: {error}", fix="pip install 'gpunode[kubernetes]'"
+            f"the package kubernetes is not installed: {error}", fix=install_command("kubernetes")
         ) from error
     import yaml
 

@@ -17,6 +17,7 @@ from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
+from gpunode.edge.extras import install_command
 from gpunode.edge.kube.client import Api, ApiError, Retry
 from gpunode.edge.kube.status import read_usage
 
@@ -217,7 +218,7 @@ def serving(metrics: Metrics, listen: str) -> Iterator[int]:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
         raise InputError(
-            "--metrics-listen needs the package prometheus-client", fix="pip install 'gpunode[kubernetes]'"
+            "--metrics-listen needs the package prometheus-client", fix=install_command("kubernetes")
         ) from error
 
     address, colon, port = listen.rpartition(":")

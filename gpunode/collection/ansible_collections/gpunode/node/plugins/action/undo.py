@@ -139,7 +139,7 @@ def _message(recall, scope, result):
     if recall.damage.partial:
         return "what can be read of the journal is undone; the node may not be as it was (see the notes)"
     if not recall.records or not scope.records:
-        return "there is nothing of gpunode to undo"
+        return "nothing to undo: gpunode has changed nothing here"
     if not result.get("changes"):
-        return "the node is as it was"
+        return "nothing to undo: the node is as it was"
     return f"as it was after run {scope.to}" if scope.to else "as it was before gpunode"
