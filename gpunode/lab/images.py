@@ -60,6 +60,7 @@ class Release:
     newer: str = ""
     borrowed: tuple[str, ...] = ()
     vendor: str = "debian"  # whose archive it comes from
+    looks_like: str = ""  # the Ubuntu that it says it is: ubuntu/VERSION.os-release
     family: str = ""  # how packages are made and named: families/NAME.toml, families/finish.sh
     non_free: bool = False  # stand-ins of Debian's own driver, among the node's sources from the start
 
@@ -82,6 +83,8 @@ RELEASES = {
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
     "ubuntu:22.04": Release(codename="jammy", vendor="ubuntu", packages=UBUNTU),
     "ubuntu:24.04": Release(codename="noble", vendor="ubuntu", packages=UBUNTU),
+    # its systemd has no cgroup v1
+    "ubuntu:26.04": replace(TRIXIE, looks_like="26.04", packages=(*TRIXIE.packages, *UBUNTU)),
     "rocky:8": ROCKY,
     "rocky:9": ROCKY,
     "rocky:10": ROCKY,
@@ -164,6 +167,7 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
         base = _base_tag(variant, archive)
         inputs = [*_tree(source / "node"), *_tree(source / "standins/node"), *debs]
         inputs += [source / "families/finish.sh"] if RELEASES[variant.distro].family else []
+        inputs += _tree(source / "ubuntu") if RELEASES[variant.distro].looks_like else []
         tag = f"{PREFIX}/{variant.name}:{_digest(base, variant.purge, _contents(inputs))}"
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
@@ -299,6 +303,9 @@ def _finish(
         (build / "sources").mkdir()
         (build / f"sources/{vendor}.sources").write_text(_sources_file(_suites(variant, archive), KEYRINGS[vendor]))
         (build / "apt.conf").write_text(archive.settings)
+        if looks_like := RELEASES[variant.distro].looks_like:
+            shutil.copy(source / f"ubuntu/{looks_like}.os-release", build / "os-release")
+            shutil.copy(source / "ubuntu/50unattended-upgrades", build)
         container = f"gpunode-lab-image-{variant.name}"
         podman("rm", "--force", "--ignore", container)
         try:

@@ -239,3 +239,11 @@ NEVER = re.compile(
 @pytest.mark.parametrize("distro", [d for d, release in RELEASES.items() if not release.family])
 def test_a_tree_holds_no_more_than_a_minimal_cloud_image(distro: str) -> None:
     assert [name for name in (*COMMON, *RELEASES[distro].packages) if NEVER.fullmatch(name)] == []
+
+
+@pytest.mark.parametrize("family", ["rhel", "sles", "arch"])
+def test_a_node_of_a_family_begins_with_its_release_files_its_kernel_and_what_makes_its_initramfs(family: str) -> None:
+    base = table(f"families/{family}.toml")["base"]
+    assert [name for name in base if NEVER.fullmatch(name.rpartition("-")[0] or name) or NEVER.fullmatch(name)] == []
+    kernels = [name for name in base if name.startswith(("kernel", "linux"))]
+    assert len(kernels) == 1 and len(base) <= 3
