@@ -61,6 +61,8 @@ def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
             for package in packages:
                 if distro not in package.get("distros", (distro,)):
                     continue
+                if values.get("version") not in package.get("only", (values.get("version"),)):
+                    continue
                 branch = int(values.get("branch", 0))
                 if package.get("since", branch) <= branch <= package.get("until", branch):
                     yield Row(

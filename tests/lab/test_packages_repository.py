@@ -193,3 +193,17 @@ def unpacked(repository, deb: str, path: str) -> bytes:
     tree = Path(repository.directory).parent / f"{package.stem}.tree"
     subprocess.run(["dpkg-deb", "-x", package, tree], check=True)
     return (tree / path).read_bytes()
+
+
+@needs_apt
+def test_debian_12s_own_open_modules_are_of_an_older_version_than_its_driver(apt, repository):
+    source = next(s for s in repository.sources if (s.name, s.distro) == ("non-free", "debian:12"))
+    line = f"file://{repository.directory / source.path} {source.suite} {' '.join(source.components)}"
+    (apt.root / "sources.list").write_text(f"deb [signed-by={repository.directory / source.key}] {line}\n")
+    status, said = apt("apt-get", "update")
+    assert status == 0, said
+    own = ("nvidia-driver", "nvidia-smi", "libcuda1", "nvidia-persistenced", "firmware-nvidia-gsp")
+    _, said = apt("apt-get", "-s", "install", *own)
+    assert would_install(said)["nvidia-kernel-dkms"] == "535.309.01-0+deb12u1"
+    status, said = apt("apt-get", "-s", "install", "nvidia-driver", "nvidia-open-kernel-dkms", "nvidia-kernel-dkms-")
+    assert status == 100, "no open modules go with Debian 12's newest driver"

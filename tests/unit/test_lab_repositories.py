@@ -140,7 +140,7 @@ def test_every_dependency_of_a_stub_leads_to_a_stub_or_to_the_distribution(distr
 CONTENTS = tomllib.loads((LAB / "ubuntu/contents.toml").read_text())
 EXCERPTS = {version: (LAB / f"ubuntu/{version}.packages").read_text() for version in CODENAMES}
 UBUNTU = {version: list(ubuntu_rows(version, text, CONTENTS)) for version, text in EXCERPTS.items()}
-FROM_UBUNTU = re.compile(r"dkms|kmod|linux-base.*|coreutils|initramfs-tools|lib.*|crash|makedumpfile")
+FROM_UBUNTU = re.compile(r"dkms|gcc|kmod|linux-base.*|coreutils|initramfs-tools|lib.*|crash|makedumpfile")
 
 
 def choices(text: str) -> list[str]:
@@ -226,6 +226,26 @@ def test_an_excerpt_takes_the_newest_kernel_of_each_flavour_and_of_generic_the_o
     assert images == [f"linux-image-{kernel}" for kernel in kernels[1:]]
     generic = [s["Depends"] for s in some if s["Package"] == "linux-image-generic"]
     assert generic == ["linux-image-7.9.0-9-generic, z", "linux-image-7.9.0-10-generic, z"]
+
+
+# ---------------------------------------------------------------- Debian's own driver
+
+# of 2026-11-23: contrib, non-free, non-free-firmware and security
+INDEXES = Path(__file__).parents[1] / "cases/indexes"
+OWN = list(rows(table("packages_non_free.toml")))
+
+
+@pytest.mark.parametrize("distro", ["debian:12", "debian:13"])
+def test_debians_own_driver_is_what_debians_index_has(distro: str) -> None:
+    real = packages_ubuntu.stanzas((INDEXES / f"{distro.replace(':', '-')}.packages").read_text())
+    by_name = {(stanza["Package"], stanza["Version"]): stanza for stanza in real}
+    mine = {(row.name, row.version): row for row in OWN if row.is_for(distro)}
+    assert mine.keys() == by_name.keys(), "names and versions"
+    for key, row in mine.items():
+        assert row.package.get("component", "non-free") == by_name[key]["Component"], key
+        for kind in ("Depends", "Recommends", "Conflicts"):
+            stated = {text.format(**row.values) for text in row.package.get(kind.lower(), ())}
+            assert stated <= {text.strip() for text in by_name[key].get(kind, "").split(",")}, (key, kind)
 
 
 # ---------------------------------------------------------------- what a new node has
