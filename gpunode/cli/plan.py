@@ -121,7 +121,9 @@ def plan(
         if (text := plan_summary(hosts)) and len(hosts) > 1:
             echo(text)
     if output and output_format == "text":
-        echo(f"written: {output}/plan.json, inventory.yml, playbook.yml; run it: gpunode provision {output}")
+        files = ", ".join(sorted(path.name for path in Path(output).iterdir() if path.is_file()))
+        echo(f"written: {output}: {files}")
+        echo(f"next: gpunode provision {output}")
         for shard in written:
             echo(f"a shard: {shard}; send it: ansible-runner transmit {shard} -p playbook.yml")
     return worst_exit(h.outcome for h in hosts)

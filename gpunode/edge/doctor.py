@@ -66,7 +66,7 @@ def _table(file: Traversable) -> dict[str, Any]:
 def examine_logs(paths: tuple[Path, ...]) -> Examined:
     """Logs (`-` is standard input; *.gz and *.xz are unpacked) → one diagnosis.  Raises InputError."""
     faults = load_faults()
-    scans = [scan(faults, "-" if path == Path("-") else path.name, _chunks(path)) for path in paths]
+    scans = [scan(faults, "stdin" if path == Path("-") else path.name, _chunks(path)) for path in paths]
     return Examined(host="logs", diagnosis=diagnose(faults, scans))
 
 
