@@ -248,8 +248,14 @@ class _Reader:
     def _mapping(self, value: Any, path: str, keys: str) -> Mapping[Any, Any]:
         if not isinstance(value, Mapping):
             expected = f"a mapping with keys of {keys}" if keys else "a mapping"
-            spot = path or "the top level"
-            raise InputError(f"{self.where}: {spot} is {value!r}", expected=expected, fix="see docs/spec.md")
+            spot, first = path or "the top level", keys.partition(",")[0]
+            name = path.rpartition(".")[2]
+            example = f"write it as {name}: {{{first}: …}}; " if name.isidentifier() and first else ""
+            raise InputError(
+                f"{self.where}: {spot} is {value!r}",
+                expected=expected,
+                fix=f"{example}docs/spec.md has all keys",
+            )
         return value
 
 
