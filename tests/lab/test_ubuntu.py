@@ -14,7 +14,11 @@ pytestmark = [pytest.mark.lab, pytest.mark.timeout(1200)]
 PREBUILT = {"branch": "580", "modules": "precompiled"}
 
 
-@pytest.fixture(scope="module", params=["ubuntu:24.04", "ubuntu:22.04"])
+REAL = ["ubuntu:24.04", "ubuntu:22.04"]  # trees of Ubuntu's archive
+OLDEST_CUDA = {"ubuntu:26.04": "13.2"}  # of its repository; elsewhere 12.8
+
+
+@pytest.fixture(scope="module", params=[*REAL, "ubuntu:26.04"])
 def lab(request: pytest.FixtureRequest, lab_up: Callable[..., Any]) -> Any:
     """A node with containerd, and nouveau where its kernel has it: not before linux-modules-extra is there."""
     name = f"t-{re.sub(r'[^a-z0-9]', '', request.param)}"
@@ -23,7 +27,8 @@ def lab(request: pytest.FixtureRequest, lab_up: Callable[..., Any]) -> Any:
 
 @pytest.fixture(scope="module")
 def node(lab: Any, run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
-    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"cuda": {"versions": ["12.8"]}})
+    cuda = OLDEST_CUDA.get(lab.nodes[0].distro, "12.8")
+    return Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), {"cuda": {"versions": [cuda]}})
 
 
 def lacking(node: Node, *names: str) -> set[str]:
@@ -56,7 +61,8 @@ def test_unattended_upgrades_are_what_ubuntu_sets_up(node: Node) -> None:
 
 
 def test_from_nvidias_repository_to_proven_pods(node: Node) -> None:
-    make_it_so(node, {"driver.smi", "containerd.cri-nvidia", "containerd.cri-default", "cuda.nvcc-12.8"})
+    cuda = OLDEST_CUDA.get(node.lab.nodes[0].distro, "12.8")
+    make_it_so(node, {"driver.smi", "containerd.cri-nvidia", "containerd.cri-default", f"cuda.nvcc-{cuda}"})
     assert "595.91.07" in node.sh("dkms status")
     assert (
         "nvidia-driver-open"
@@ -64,6 +70,7 @@ def test_from_nvidias_repository_to_proven_pods(node: Node) -> None:
     )
 
 
+@pytest.mark.parametrize("lab", REAL, indirect=True)
 def test_canonicals_modules_need_no_compiler_and_come_with_each_kernel(lab: Any, node: Node) -> None:
     lab.reset()
     node.set({"driver": PREBUILT})

@@ -279,16 +279,15 @@ def test_ctrl_c_ends_with_130(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Ca
 def test_a_reader_that_goes_away_is_no_bug() -> None:
     read, write = os.pipe()
     os.close(read)
-    commands = [["--help"], ["man"]]
+    probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-fresh"
+    commands = [["--help"], ["man"], ["detect", "--probe", probe]]
     ends = [
         subprocess.run([sys.executable, "-m", "gpunode", *words], stdout=write, stderr=subprocess.PIPE, check=False)
         for words in commands
     ]
     os.close(write)
-    assert [end.returncode for end in ends] == [128 + signal.SIGPIPE] * 2  # as a shell reports the signal
-    [ran, _] = ends
-    assert b"Traceback" not in ran.stderr
-    assert b"unexpected" not in ran.stderr
+    assert [end.returncode for end in ends] == [128 + signal.SIGPIPE] * 3  # as a shell reports the signal
+    assert not [end.stderr for end in ends if b"Traceback" in end.stderr or b"unexpected" in end.stderr]
 
 
 def test_a_reader_that_goes_away_after_the_first_line_is_no_failure() -> None:
@@ -299,7 +298,7 @@ def test_a_reader_that_goes_away_after_the_first_line_is_no_failure() -> None:
         assert shown.stdout and shown.stdout.read(1)  # head -1 ends here, more lines follow
         shown.stdout.close()
         shown.wait(60)
-    assert shown.returncode == 128 + signal.SIGPIPE
+    assert shown.returncode in (0, 128 + signal.SIGPIPE)  # 0: all was written before
 
 
 def test_a_mistake_without_a_context_is_shown_too(capsys: pytest.CaptureFixture[str]) -> None:
