@@ -69,7 +69,7 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
 
 
 def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> None:
-    podman("rm", "--force", "--ignore", "--time=0", repository_name())
+    _remove_repository()
     podman(
         "run",
         "-d",
@@ -85,6 +85,15 @@ def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
         image,
         *("busybox", "httpd", "-f", "-p", "80", "-h", "/srv"),  # every image has it, also one without Python
     )
+
+
+def _remove_repository() -> None:
+    """Podman may need a second try for a container whose processes were killed behind its back."""
+    for left in (2, 1, 0):
+        done = podman("rm", "--force", "--ignore", "--time=0", repository_name(), check=not left)
+        if not done.returncode:
+            return
+        time.sleep(1)
 
 
 def _why_no_answer(url: str, *, seconds: float) -> OSError | None:
@@ -118,5 +127,5 @@ def remove_if_unused() -> None:
     on_it = ("--filter", f"network={network_name()}", "--filter", f"label={LABEL}")
     if podman("ps", "--all", "--quiet", *on_it, check=False).stdout:
         return
-    podman("rm", "--force", "--ignore", "--time=0", repository_name())
+    _remove_repository()
     podman("network", "rm", network_name(), check=False)
