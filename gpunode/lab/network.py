@@ -62,10 +62,12 @@ def ensure_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
             return url
         log("the lab's package repository does not answer: starting it again")
     log(f"serving the lab's package repository at {url}")
-    _start_repository(image, directory, network)
-    if error := _why_no_answer(url, seconds=30):
-        raise GpunodeError(f"the lab's repository at {url} does not answer: {error}; {_state_of_repository()}")
-    return url
+    for seconds in (15, 30):
+        _start_repository(image, directory, network)
+        error = _why_no_answer(url, seconds=seconds)
+        if error is None:
+            return url
+    raise GpunodeError(f"the lab's repository at {url} does not answer: {error}; {_state_of_repository()}")
 
 
 def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Network) -> None:
@@ -77,6 +79,7 @@ def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
         repository_name(),
         f"--network={network_name()}",
         f"--ip={network[REPOSITORY_HOST]}",
+        f"--mac-address={_mac_of(network[REPOSITORY_HOST])}",
         "-v",
         f"{directory}:/srv:ro",
         "--restart=always",
@@ -85,6 +88,15 @@ def _start_repository(image: str, directory: Path, network: ipaddress.IPv4Networ
         image,
         *("busybox", "httpd", "-f", "-p", "80", "-h", "/srv"),  # every image has it, also one without Python
     )
+
+
+def _mac_of(address: ipaddress.IPv4Address) -> str:
+    """The same for each server at an address: who has spoken to the one before knows the next one's.
+
+    >>> _mac_of(ipaddress.IPv4Address("10.89.0.10"))
+    '02:47:0a:59:00:0a'
+    """
+    return ":".join(f"{byte:02x}" for byte in (0x02, 0x47, *address.packed))  # 02: administered locally
 
 
 def _remove_repository() -> None:
