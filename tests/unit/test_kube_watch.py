@@ -367,8 +367,8 @@ def test_events_are_written_when_something_is_found_and_when_it_is_gone(server: 
     server.put(gpu_node())
     watched.round()
     events = [server.get("Event", name.split("/")[1], "default") for name in server.names("Event")]
-    told = sorted((e["type"], e["reason"], e["involvedObject"]["name"], e["message"]) for e in events if e)
-    assert told == [
+    written = sorted((e["type"], e["reason"], e["involvedObject"]["name"], e["message"]) for e in events if e)
+    assert written == [
         ("Normal", "GpunodeGpus", "gpu1", "node gpu1: no longer: 3 of 4 nvidia.com/gpu can be allocated"),
         ("Warning", "GpunodeGpus", "gpu1", "node gpu1: 3 of 4 nvidia.com/gpu can be allocated"),
     ]

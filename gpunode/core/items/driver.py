@@ -48,7 +48,7 @@ def fence_patterns(facts: NodeFacts, driver: DriverChoice) -> tuple[str, ...]:
 
 
 def fenced(facts: NodeFacts) -> re.Pattern[str]:
-    """The names of packages that gpunode has told unattended upgrades to pass by; matches nothing where it has not."""
+    """The names of packages that unattended upgrades pass by because of gpunode; matches nothing where it has not."""
     file = facts.files.get(UNATTENDED_CONF)
     patterns = re.findall(rb'^ *"(.*)";$', file.data or b"", re.MULTILINE) if file else []
     return re.compile("|".join(pattern.decode() for pattern in patterns) or "(?!)")
