@@ -91,12 +91,12 @@ def summary_text(plans: Sequence[Plan], chosen: Mapping[str, str]) -> str:
     """What is to be done on all hosts together, in a line; `chosen` are the versions of each."""
     todo = [plan for plan in plans if plan.steps]
     counts = sorted({len(plan.steps) for plan in todo})
-    steps = _count(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
+    steps = counted(counts[0], "step") if len(counts) == 1 else f"{counts[0]} to {counts[-1]} steps"
     versions = Counter(chosen.get(plan.host, "") for plan in todo)
     many = len(versions) > 1
-    stated = [f"{text} ({_count(n, 'host')})" if many else text for text, n in versions.most_common() if text]
+    stated = [f"{text} ({counted(n, 'host')})" if many else text for text, n in versions.most_common() if text]
     each = " each" if len(todo) > 1 else ""
-    return " · ".join([f"Plan: {_count(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo)])
+    return " · ".join([f"Plan: {counted(len(todo), 'host')}, {steps}{each}", *stated, *_effects(todo)])
 
 
 def names(hosts: Sequence[str], most: int = 8) -> str:
@@ -166,17 +166,18 @@ def checks_text(checks: Iterable[Check]) -> str:
     return "\n".join(lines)
 
 
-def _count(number: int, word: str) -> str:
+def counted(number: int, word: str) -> str:
+    """1 change, 2 changes."""
     return f"{number} {word}{'' if number == 1 else 's'}"
 
 
 def _headline(plans: Sequence[Plan], chosen: str) -> str:
     first = plans[0]
     if first.problems:
-        return f"refused, {_count(len(first.problems), 'problem')}"
+        return f"refused, {counted(len(first.problems), 'problem')}"
     if not first.steps:
         return "nothing to do"
-    return " · ".join([*filter(None, [chosen]), _count(len(first.steps), "step"), *_effects(plans)])
+    return " · ".join([*filter(None, [chosen]), counted(len(first.steps), "step"), *_effects(plans)])
 
 
 def _effects(plans: Sequence[Plan]) -> list[str]:

@@ -11,6 +11,7 @@ from gpunode.core.errors import Exit, GpunodeError, InputError
 from gpunode.core.model import HostResult
 from gpunode.core.plan.playbook import HEADER, dump
 from gpunode.core.remote import parse_outcome, program
+from gpunode.core.report.text import counted
 from gpunode.core.undo.journal import Run, parse_snapshot, standing
 from gpunode.edge.ansible.runner import Event, HostRun, PlayOptions, run_playbook
 from gpunode.edge.detect import Detected, Targets, find_hosts
@@ -136,10 +137,6 @@ def _result(host: str, run: HostRun, printed: str, name: str, *, check: bool) ->
         return replace(
             result,
             outcome="pending",
-            message=f"would undo {_changes(len(run.changed))}",
+            message=f"would undo {counted(len(run.changed), 'change')}",
         )
     return replace(result, message=printed)
-
-
-def _changes(number: int) -> str:
-    return f"{number} change{'' if number == 1 else 's'}"

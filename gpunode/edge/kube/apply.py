@@ -162,13 +162,18 @@ def wait_ready(api: Api, workloads: list[Key], timeout: float, notify: Notify) -
     return tuple(waiting)
 
 
+def pods_of(api: Api, key: Key, live: Object) -> list[Object]:
+    """The pods that a workload selects.  Raises ApiError."""
+    labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
+    chosen = ",".join(f"{name}={value}" for name, value in labels.items())
+    return api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
+
+
 def _trouble(api: Api, key: Key) -> str:
     """What is wrong with a workload's pods; "" when nothing is seen, or nobody lets us look."""
     live = api.find(api.path(key))
-    labels = ((live or {}).get("spec", {}).get("selector") or {}).get("matchLabels") or {}
     try:
-        chosen = ",".join(f"{name}={value}" for name, value in labels.items())
-        pods = api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
+        pods = pods_of(api, key, live or {})
     except ApiError:
         return ""
     if found := pods_trouble(pods):

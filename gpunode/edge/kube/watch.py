@@ -18,6 +18,7 @@ from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
 from gpunode.edge.extras import install_command
+from gpunode.edge.kube.apply import pods_of
 from gpunode.edge.kube.client import Api, ApiError, Retry
 from gpunode.edge.kube.status import read_usage
 
@@ -84,7 +85,7 @@ def read_look(api: Api, wanted: Mapping[Key, Object], recently: str = "") -> tup
         try:
             live[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
             if key.kind in WORKLOADS and (there := live[key]):
-                pods[key] = _pods(api, key, there)
+                pods[key] = pods_of(api, key, there)
         except UnreachableError:
             raise
         except GpunodeError as error:  # no right to, or no object
@@ -100,12 +101,6 @@ def read_look(api: Api, wanted: Mapping[Key, Object], recently: str = "") -> tup
 def _plugin_configs(wanted: Mapping[Key, Object]) -> dict[str, str]:
     """The device plugin's configurations, as they should be: for the replicas of nodes without labels of them."""
     return next((dict(item.get("data") or {}) for key, item in wanted.items() if key.name == CONFIG), {})
-
-
-def _pods(api: Api, key: Key, live: Object) -> list[Object]:
-    labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
-    chosen = ",".join(f"{name}={value}" for name, value in labels.items())
-    return api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
 
 
 def write_event(api: Api, turn: Turn, now: datetime) -> None:
