@@ -29,8 +29,8 @@ from rows import over
 from gpunode.cli.kube import kube
 from gpunode.core.kube.cluster import POOL_LABEL
 from gpunode.core.kube.marks import node_key
-from gpunode.core.kube.owned import key_of
-from gpunode.core.kube.render import yaml_documents
+from gpunode.core.kube.owned import INVENTORY, key_of
+from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render.watch import plural
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, settled, turns
@@ -440,7 +440,7 @@ def test_the_deployment_has_no_right_to_change_anything(server: ApiServer, api: 
         for resource in found["resources"]
         for name in found.get("resourceNames", ())
     }
-    assert {(plural(kind), name) for kind, name in watched} == allowed
+    assert {(plural(kind), name) for kind, name in watched} | {("configmaps", INVENTORY)} == allowed
 
 
 class Authorizer:
@@ -539,6 +539,91 @@ def test_labels_and_taints_that_somebody_took_off_are_drift(server: ApiServer, a
         "the label gpu is \\x1b[31m, not yes; the taint nvidia.com/gpu=present:NoSchedule is missing"
     )
     assert found[("kube.node", "host gpu2")] == "no node of this cluster has that name or address"
+
+
+STALE = "applied earlier, and no longer in gpunode.yml: "
+PLAIN: dict[str, Any] = {"kubernetes": {"taint": True}}
+GPUSHARE = {"sharing": {"strategy": "gpushare"}}
+
+
+def test_what_was_applied_and_is_not_rendered_any_more_is_drift_until_it_is_gone(server: ApiServer, api: Api) -> None:
+    """The same objects and marks that apply would take away."""
+    server.put(gpu_node())
+    put(api, rendered(PLAIN, gpu1={}))
+    what = rendered(GPUSHARE, gpu1={})
+    server.edit("Node", "gpu1", "", lambda item: item["metadata"].update(labels={"gpushare": "true"}))
+    watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=what.nodes, namespace="gpunode")
+    server.requests.clear()
+    found = {about for (_, about), text in seen(watched).items() if text.startswith(STALE)}
+    assert found == {
+        "DaemonSet gpunode/gpu-feature-discovery",
+        f"DaemonSet gpunode/{PLUGIN}",
+        "ConfigMap gpunode/device-plugin-config",
+        "marks of node gpu1",
+    }
+    assert mutating(server) == []
+    removed = {str(change.key) for change in put(api, what, dry_run=True).changes if change.how == "deleted"}
+    assert found - {"marks of node gpu1"} == removed
+    server.edit("DaemonSet", PLUGIN, "gpunode", lambda item: item["metadata"].update(labels={}))  # taken over
+    server.gone(("v1", "configmaps", "gpunode", "device-plugin-config"))
+    left = {about for (_, about), text in seen(watched).items() if text.startswith(STALE)}
+    assert left == {"DaemonSet gpunode/gpu-feature-discovery", "marks of node gpu1"}
+    server.gone(("apps/v1", "daemonsets", "gpunode", PLUGIN))
+    assert put(api, what).problems == ()
+    assert not [text for text in seen(watched).values() if text.startswith(STALE)]
+
+
+def test_an_apply_that_is_going_on_is_no_drift_at_the_first_look(server: ApiServer, api: Api) -> None:
+    put(api, rendered())
+    wanted = wanted_objects(rendered({"kubernetes": {"feature_discovery": False}}).objects)
+    server.put(gpu_node())
+    watched = Watcher(api=api, wanted=wanted, namespace="gpunode")
+    assert watched.round() == ()
+    (turn,) = watched.round()
+    assert turn.finding.about == "DaemonSet gpunode/gpu-feature-discovery"
+
+
+def test_an_inventory_of_another_namespace_is_found_as_apply_finds_it(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    put(api, rendered({"kubernetes": {"namespace": "old"}}))
+    watched = watcher_of(api, rendered())
+    assert f"DaemonSet old/{PLUGIN}" in {about for _, about in seen(watched)}
+
+
+def watcher_of(api: Api, what: Any) -> Watcher:
+    wanted = wanted_objects(what.objects)
+    return Watcher(api=api, wanted=wanted, marks=what.nodes, namespace=what.cluster.spec.namespace)
+
+
+def test_an_inventory_that_cannot_be_read_is_named_and_the_rest_is_looked_at(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node(allocatable="3"))
+    watched = watcher(api)
+    server.edit("ConfigMap", INVENTORY, "gpunode", lambda item: item.update(data={"inventory.json": "{"}))
+    assert seen(watched) == {("kube.gpus", "node gpu1"): "3 of 4 nvidia.com/gpu can be allocated"}
+    assert [text.split(":")[0] for text in watched.unread] == ["what apply recorded"]
+
+
+def test_the_deployment_finds_orphans_by_the_record_alone_and_never_itself(server: ApiServer, api: Api) -> None:
+    """It may read the record, and only the objects that are wanted: what it may not read is believed to be there."""
+    server.put(gpu_node())
+    put(api, rendered(WATCHED))
+    put(api, rendered({"kubernetes": {**WATCHED["kubernetes"], "feature_discovery": False}}), wait=False)
+    objects = rendered({"kubernetes": {**WATCHED["kubernetes"], "feature_discovery": False}}).objects
+    config = next(item for item in objects if item["metadata"]["name"] == "watch-objects")
+    server.edit("ConfigMap", INVENTORY, "gpunode", _record_discovery)
+    Authorizer(server, objects)
+    watched = Watcher(api=api, wanted=wanted_objects(yaml.safe_load_all(config["data"]["objects.yaml"])))
+    assert {about for _, about in seen(watched)} == {"DaemonSet gpunode/gpu-feature-discovery"}
+    assert watched.unread == ()
+
+
+def _record_discovery(item: dict[str, Any]) -> None:
+    """As an apply that was killed leaves it."""
+    data = json.loads(item["data"]["inventory.json"])
+    data["objects"].append(
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "namespace": "gpunode", "name": "gpu-feature-discovery"}
+    )
+    item["data"]["inventory.json"] = json.dumps(data)
 
 
 def test_no_image_is_no_deployment_and_a_wrong_one_is_refused() -> None:

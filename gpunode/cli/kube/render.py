@@ -54,7 +54,7 @@ def render(
     """Write what the cluster needs: objects in the order of applying, values for helm charts, labels of nodes."""
     from gpunode.core.kube import cluster_of
     from gpunode.core.kube import render as render_cluster
-    from gpunode.core.kube.render import yaml_documents
+    from gpunode.core.kube.plain import yaml_documents
     from gpunode.core.kube.render.files import files_of, rendered_data
     from gpunode.core.spec import merge_spec
     from gpunode.edge.kube import specs_of, write_files
@@ -83,7 +83,7 @@ def render(
 
 
 def _chart(rendered: Rendered, path: Path) -> str:
-    from gpunode.core.kube.render import yaml_documents
+    from gpunode.core.kube.plain import yaml_documents
     from gpunode.edge.kube import chart_name, template
 
     name = chart_name(path)

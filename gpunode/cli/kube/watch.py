@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     "--objects",
     type=click.Path(exists=True, path_type=Path),
     metavar="PATH",
-    help="Compare with the objects in this file or folder, in place of those that gpunode.yml makes.",
+    help="Compare with all objects in this file or folder, in place of those that gpunode.yml makes.",
 )
 @click.option("--once", is_flag=True, help="Look once and end: for cron, and for pipelines.")
 @click.option(
@@ -69,7 +69,13 @@ def watch(
         watcher = Watcher(api=api, wanted=read_objects(objects), events=events)
     else:
         what = rendered(api)
-        watcher = Watcher(api=api, wanted=wanted_objects(what.objects), marks=what.nodes, events=events)
+        watcher = Watcher(
+            api=api,
+            wanted=wanted_objects(what.objects),
+            marks=what.nodes,
+            namespace=what.cluster.spec.namespace,
+            events=events,
+        )
     metrics = Metrics(watcher)
     with serving(metrics, metrics_listen) if metrics_listen else contextlib.nullcontext():
         if once:

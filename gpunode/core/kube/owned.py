@@ -13,6 +13,7 @@ from typing import Any
 
 from gpunode.core.errors import RefusedError
 from gpunode.core.kube.cluster import OWNED, Object
+from gpunode.core.kube.plain import yaml_text
 
 INVENTORY = "gpunode-inventory"
 INVENTORY_LABELS = {"app.kubernetes.io/name": INVENTORY, "app.kubernetes.io/part-of": "gpunode", **OWNED}
@@ -166,8 +167,6 @@ def shown(item: Object | None) -> str:
 
     Its kind stands where manifests have it: an answer of the API begins with it, and an item of a list has none.
     """
-    from gpunode.core.kube.render import yaml_text
-
     if item is None:
         return ""
     metadata = {k: v for k, v in item["metadata"].items() if k not in _SERVER_SIDE}

@@ -1,10 +1,12 @@
-"""Reading plain data that may have any shape: what is not there, or is something else, is empty."""
+"""Plain data: reading what may have any shape (what is not there, or is something else, is empty), writing YAML."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
+
+import yaml
 
 
 def mapping(holder: Any, *path: str) -> Any:
@@ -28,3 +30,30 @@ def texts(found: Any) -> list[str]:
 def plain(found: Any) -> Any:
     """The same without what a YAML reader remembers of comments, quotes and anchors."""
     return json.loads(json.dumps(found, default=str))
+
+
+# ---------------------------------------------------------------- YAML
+
+
+def yaml_documents(objects: Iterable[Any]) -> str:
+    """Several documents of one YAML stream."""
+    return "".join(f"---\n{yaml_text(found)}" for found in objects)
+
+
+def yaml_text(data: Any) -> str:
+    """YAML as people write it: keys in their order, texts of several lines as blocks."""
+    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
+
+
+class _Dumper(yaml.SafeDumper):
+    """A SafeDumper that writes texts of several lines as blocks, and no anchors."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _text)

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from gpunode.core.kube.checks.preflight import fits, node_names, offers_gpus
 from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
 from gpunode.core.kube.marks import node_key, parse_taint
-from gpunode.core.kube.owned import Key, is_ours, owner_words, serves_as_ours
+from gpunode.core.kube.owned import Inventory, Key, NodeMarks, is_ours, owner_words, serves_as_ours
 from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render import NodeWish
@@ -54,8 +54,8 @@ class Finding:
 class Look:
     """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read.
 
-    `marks`: labels and taints of hosts.  `recently`: the time since which a container's end counts as recent, as the
-    API writes times.
+    `marks`: labels and taints of hosts, None where nobody knows them.  `recorded`: what apply recorded as applied.
+    `recently`: the time since which a container's end counts as recent, as the API writes times.
     """
 
     wanted: Mapping[Key, Object]
@@ -63,7 +63,8 @@ class Look:
     pods: Mapping[Key, Sequence[Object]]  # of each workload
     nodes: Sequence[Object]
     usage: Usage
-    marks: Sequence[NodeWish] = ()
+    marks: Sequence[NodeWish] | None = None
+    recorded: Inventory = field(default_factory=Inventory)
     recently: str = ""
 
     @property
@@ -74,7 +75,15 @@ class Look:
 
 def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
     """All that is not as it should be, in the order of CHECKS."""
-    found = [*_objects(look), *_marks(look), *_nodes(look, before), *_pools(look), *_waiting(look)]
+    found = [
+        *_objects(look),
+        *_orphans(look),
+        *_marks(look),
+        *_stale_marks(look),
+        *_nodes(look, before),
+        *_pools(look),
+        *_waiting(look),
+    ]
     return tuple(sorted(found, key=lambda one: (CHECKS.index(one.check), one.about)))
 
 
@@ -123,6 +132,19 @@ def _objects(look: Look) -> Iterator[Finding]:
             yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, key=key)
         if key.kind in WORKLOADS:
             yield from _workload(key, live, look.pods.get(key, ()), look.recently)
+
+
+def _orphans(look: Look) -> Iterator[Finding]:
+    """Objects that were applied earlier and are not wanted any more.
+
+    What somebody else took over stays theirs.  An object that cannot be read is believed to be there: its record is.
+    """
+    for key in look.recorded.without(look.wanted):
+        live = look.live.get(key)
+        if key in look.live and (live is None or not is_ours(live) or live["metadata"].get("deletionTimestamp")):
+            continue
+        text = "applied earlier, and no longer in gpunode.yml: gpunode kube apply would remove it"
+        yield Finding(check="kube.drift", about=str(key), message=text, fix=_APPLY, key=key, passing=True)
 
 
 def _drift(wanted: Object, live: Object) -> str:
@@ -215,7 +237,7 @@ def _short(value: Any) -> str:
 def _marks(look: Look) -> Iterator[Finding]:
     """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
     by_name = {node["metadata"]["name"]: node for node in look.nodes}
-    for wish in look.marks:
+    for wish in look.marks or ():
         names, _ = node_names(wish.hosts, look.nodes)
         for host in wish.hosts:
             if host not in names:
@@ -226,6 +248,29 @@ def _marks(look: Look) -> Iterator[Finding]:
             if lacking := [*_labels(node, wish.labels), *_taints(node, wish.taints)]:
                 text, name = printable("; ".join(lacking)), names[host]
                 yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY, key=node_key(name))
+
+
+def _stale_marks(look: Look) -> Iterator[Finding]:
+    """Labels and taints that were applied earlier to nodes for which nothing asks for them any more."""
+    if look.marks is None:
+        return
+    wanted: dict[str, NodeWish] = {}
+    for wish in look.marks:
+        names, _ = node_names(wish.hosts, look.nodes)
+        wanted |= dict.fromkeys(names.values(), wish)
+    for node in look.nodes:
+        name = node["metadata"]["name"]
+        applied, asked = look.recorded.nodes.get(name, NodeMarks()), wanted.get(name)
+        labels = [one for one in applied.labels if one in (node["metadata"].get("labels") or {})]
+        taints = [one for one in applied.taints if not list(_taints(node, [one]))]
+        stale = [f"the label {one}" for one in labels if not asked or one not in asked.labels]
+        stale += [f"the taint {one}" for one in taints if not asked or one not in asked.taints]
+        if stale:
+            text = printable(f"applied earlier, and no longer in gpunode.yml: {', '.join(stale)}")
+            yield Finding(
+                check="kube.drift", about=f"marks of node {name}", message=text, fix=_APPLY, key=node_key(name),
+                passing=True,
+            )  # fmt: skip
 
 
 def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:

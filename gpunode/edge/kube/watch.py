@@ -12,14 +12,16 @@ from typing import Any
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.kube.checks.ready import WORKLOADS
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.owned import Key, key_of
+from gpunode.core.kube.owned import Inventory, Key, inventory_key, key_of, parse_inventory
 from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.render.device_plugin import CONFIG
+from gpunode.core.kube.render.watch import is_watch, namespaces_of
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.apply import pods_of
 from gpunode.edge.kube.client import Api, ApiError, Retry
+from gpunode.edge.kube.preflight import inventories
 from gpunode.edge.kube.status import read_usage
 
 COMPONENT = "gpunode-watch"
@@ -30,11 +32,15 @@ _TIME = "%Y-%m-%dT%H:%M:%SZ"
 
 @dataclass(kw_only=True)
 class Watcher:
-    """Rounds over one cluster.  `found` is what the last round found; `unread` what it could not read."""
+    """Rounds over one cluster.  `found` is what the last round found; `unread` what it could not read.
+
+    `namespace`: that of the spec; "" where only its objects are known, which then say it.
+    """
 
     api: Api
     wanted: Mapping[Key, Object]
-    marks: Sequence[NodeWish] = ()
+    marks: Sequence[NodeWish] | None = None
+    namespace: str = ""
     events: bool = False
     clock: Callable[[], datetime] = lambda: datetime.now(UTC)
     found: tuple[Finding, ...] = ()
@@ -51,7 +57,7 @@ class Watcher:
         `once`: there is no second look, so what may pass by itself counts.
         """
         recently = (self.clock() - _RECENT).strftime(_TIME)
-        look, self.unread = read_look(self.api, self.wanted, recently)
+        look, self.unread = read_look(self.api, self.wanted, self.namespace, recently)
         look = replace(look, marks=self.marks)
         now = findings(look, self._look)
         fresh = now if once else settled(now, self._raw)
@@ -76,7 +82,9 @@ class Watcher:
                 self.unread = (*self.unread, f"no Event for {turn.finding.about}: {error.what}")
 
 
-def read_look(api: Api, wanted: Mapping[Key, Object], recently: str = "") -> tuple[Look, tuple[str, ...]]:
+def read_look(
+    api: Api, wanted: Mapping[Key, Object], namespace: str = "", recently: str = ""
+) -> tuple[Look, tuple[str, ...]]:
     """One round of reading, and what could not be read.  Raises GpunodeError where nodes and pods cannot be."""
     live: dict[Key, Object | None] = {}
     pods: dict[Key, Sequence[Object]] = {}
@@ -90,12 +98,44 @@ def read_look(api: Api, wanted: Mapping[Key, Object], recently: str = "") -> tup
             raise
         except GpunodeError as error:  # no right to, or no object
             unread.append(f"{key}: {error.what}")
+    recorded = _recorded(api, wanted, namespace, unread)
+    live |= _orphans(api, recorded.without(wanted))
     odd: list[GpunodeError] = []
     nodes = api.items("/api/v1/nodes", odd=odd)
     usage = read_usage(api, configs=_plugin_configs(wanted))
     unread += [error.what for error in odd] + list(usage.errors)
-    look = Look(wanted=wanted, live=live, pods=pods, nodes=nodes, usage=usage, recently=recently)
+    look = Look(wanted=wanted, live=live, pods=pods, nodes=nodes, usage=usage, recorded=recorded, recently=recently)
     return look, tuple(dict.fromkeys(unread))
+
+
+def _recorded(api: Api, wanted: Mapping[Key, Object], namespace: str, unread: list[str]) -> Inventory:
+    """What apply recorded.  In the cluster only the inventory beside the objects may be read, without watch's own."""
+    try:
+        if namespace:
+            return inventories(api, namespace)[0]
+        found = Inventory()
+        for place in namespaces_of(wanted):
+            if live := api.find(api.path(inventory_key(place))):
+                found += parse_inventory(live)
+    except UnreachableError:
+        raise
+    except GpunodeError as error:  # no right to, or not one of ours
+        unread.append(f"what apply recorded: {error.what}")
+        return Inventory()
+    return replace(found, objects=tuple(key for key in found.objects if not is_watch(key)))
+
+
+def _orphans(api: Api, keys: Iterable[Key]) -> dict[Key, Object | None]:
+    """Recorded objects that are not wanted, as far as they can be read: nobody has to give the right to."""
+    found: dict[Key, Object | None] = {}
+    for key in keys:
+        try:
+            found[key] = api.find(api.path(key)) if api.resource(key.api, key.kind) else None
+        except UnreachableError:
+            raise
+        except GpunodeError:
+            continue
+    return found
 
 
 def _plugin_configs(wanted: Mapping[Key, Object]) -> dict[str, str]:

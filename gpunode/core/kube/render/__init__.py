@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
-
-import yaml
 
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Cluster, Object
 from gpunode.core.kube.objects import labels, thing
+from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
 from gpunode.core.kube.render.dra import dra_examples, dra_problem
@@ -106,30 +104,6 @@ def render(cluster: Cluster) -> Rendered:
 def in_order(objects: list[Object]) -> tuple[Object, ...]:
     """By kind, and within a kind as they came."""
     return tuple(sorted(objects, key=lambda found: ORDER.index(found["kind"])))
-
-
-def yaml_documents(objects: tuple[Object, ...]) -> str:
-    """Several documents of one YAML stream."""
-    return "".join(f"---\n{yaml_text(found)}" for found in objects)
-
-
-def yaml_text(data: Any) -> str:
-    """YAML as people write it: keys in their order, texts of several lines as blocks."""
-    return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
-
-
-class _Dumper(yaml.SafeDumper):
-    """A SafeDumper that writes texts of several lines as blocks, and no anchors."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _text)
 
 
 # ---------------------------------------------------------------- nodes

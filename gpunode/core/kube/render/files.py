@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from gpunode.core.kube.cluster import Cluster
-from gpunode.core.kube.render import Rendered, yaml_documents, yaml_text
+from gpunode.core.kube.plain import yaml_documents, yaml_text
+from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.gpushare import EXTENDER
 from gpunode.core.kube.render.gpushare import PLUGIN as GPUSHARE_PLUGIN
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from gpunode.core.kube.cluster import Cluster, Object
 from gpunode.core.kube.objects import UNPRIVILEGED, account, config_map, mount, pod, rule, selector, single, thing
+from gpunode.core.kube.owned import Inventory, Key, inventory_object, key_of
 
 NAME = "watch"
 OBJECTS = "watch-objects"
+_ROLE = f"gpunode-{NAME}"
 PORT = 9405
 _FOLDER = "/etc/gpunode/objects"
 _RBAC = "rbac.authorization.k8s.io/v1"
@@ -31,6 +33,16 @@ def watch(cluster: Cluster, objects: Sequence[Object], text: str) -> list[Object
     if cluster.spec.monitoring.prometheus_operator:
         found.append(_monitor(cluster))
     return found
+
+
+def is_watch(key: Key) -> bool:
+    """Whether it is an object of the Deployment itself, which watches all but these."""
+    return key.name in (NAME, OBJECTS, _ROLE)
+
+
+def namespaces_of(keys: Iterable[Key]) -> tuple[str, ...]:
+    """Where the inventory of these objects may be: the namespaces that they are in, or make."""
+    return tuple(sorted({key.name if key.kind == "Namespace" else key.namespace for key in keys} - {""}))
 
 
 def _pod(cluster: Cluster) -> Object:
@@ -93,10 +105,11 @@ def _rules(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Object]:
 
 def _role(cluster: Cluster, objects: Sequence[Object]) -> list[Object]:
     """Rights in our own namespace."""
-    rules = list(_named(objects, namespaced=True))
+    namespace, name = cluster.spec.namespace, _ROLE
+    known = namespace in namespaces_of(map(key_of, objects))  # the inventory can be found
+    rules = list(_named([*objects, *([inventory_object(Inventory(), namespace)] if known else [])], namespaced=True))
     if not rules:
         return []
-    namespace, name = cluster.spec.namespace, "gpunode-watch"
     role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
     subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
     return [
