@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,13 @@ import pytest
 import yaml
 from api_server import ApiServer
 from click.testing import CliRunner, Result
-from kube_cluster import mutating, node
+from kube_cluster import mutating, node, rendered
 from rows import over
 
 from gpunode.cli.kube import kube
-from gpunode.core.errors import Exit, InputError
+from gpunode.core.errors import Exit, InputError, RefusedError
+from gpunode.core.kube.checks.preflight import chosen_by
+from gpunode.core.kube.render.files import files_of
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -23,7 +26,7 @@ TAINT = {"key": "nvidia.com/gpu", "value": "present", "effect": "NoSchedule"}
 
 
 def run(server: ApiServer, tmp_path: Path, verb: str, *args: str, spec: Any = None) -> Result:
-    (tmp_path / "gpunode.yml").write_text(yaml.safe_dump(SPEC if spec is None else spec))
+    (tmp_path / "gpunode.yml").write_text(yaml.safe_dump(SPEC if spec is None else spec, sort_keys=False))
     config = server.kubeconfig(tmp_path / "kubeconfig")
     given = [verb, "--kubeconfig", str(config), "-c", str(tmp_path / "gpunode.yml"), *args]
     return CliRunner().invoke(kube, given, standalone_mode=False)
@@ -77,10 +80,127 @@ def test_only_the_chosen_nodes_have_to_offer_gpus(server: ApiServer, tmp_path: P
 
 @pytest.mark.usefixtures("nodes")
 def test_a_selector_that_chooses_no_node_changes_nothing(server: ApiServer, tmp_path: Path) -> None:
-    done = run(server, tmp_path, "apply", "--nodes", "team=\x1b[31mgpus")
+    done = run(server, tmp_path, "apply", "--nodes", "team=gpus")
     assert isinstance(done.exception, InputError)
-    assert done.exception.what == "no node of the cluster is chosen by 'team=\\x1b[31mgpus'"
+    assert done.exception.what == "no node of the cluster is chosen by 'team=gpus'"
+    wrong = run(server, tmp_path, "apply", "--nodes", "team=\x1b[31mgpus")
+    assert isinstance(wrong.exception, InputError)
+    assert wrong.exception.what.startswith("--nodes: 'team=\\x1b[31mgpus' is no label selector")
     assert mutating(server) == []
+
+
+# ---------------------------------------------------------------- several pools by label
+
+POOLS: dict[str, Any] = {
+    "sharing": {"strategy": "time-slicing", "replicas": 2},
+    "kubernetes": {
+        "taint": True,
+        "pools": {
+            "sliced": {"nodes": "team=gpu"},
+            "mps": {"nodes": "team in (web, db)", "sharing": {"strategy": "mps", "replicas": 4}},
+        },
+    },
+}
+
+
+@pytest.mark.usefixtures("nodes")
+def test_several_pools_by_label_are_applied_without_an_inventory(server: ApiServer, tmp_path: Path) -> None:
+    assert run(server, tmp_path, "apply", "--no-wait", spec=POOLS).return_value == Exit.OK
+    sliced, mps = ("sliced", True), ("mps", True)
+    assert marks(server) == {"a": sliced, "b": sliced, "c": mps, "d": NONE}
+    config = server.get("ConfigMap", "device-plugin-config", "gpunode")
+    assert config is not None
+    assert {name: "replicas: 2" in text for name, text in config["data"].items()} == {"sliced": True, "mps": False}
+    server.edit("Node", "b", "", lambda item: item["metadata"]["labels"].update(team="db"))
+    server.edit("Node", "c", "", lambda item: item["metadata"]["labels"].pop("team"))
+    assert run(server, tmp_path, "apply", "--no-wait", spec=POOLS).return_value == Exit.OK
+    assert marks(server) == {"a": sliced, "b": mps, "c": NONE, "d": NONE}
+    assert "nothing to do" in run(server, tmp_path, "apply", "--no-wait", spec=POOLS).stdout
+
+
+def test_each_node_of_pools_by_label_is_proven_under_its_pool(server: ApiServer, tmp_path: Path) -> None:
+    spec = {"kubernetes": {"pools": {"a": {"nodes": "team=gpu"}, "b": {"nodes": "team=web"}, "c": {"nodes": "x=y"}}}}
+    for name, team in (("n1", "gpu"), ("n2", "web"), ("n3", "")):
+        server.put(node(name, labels={"team": team}, allocatable={"nvidia.com/gpu": "4"}))
+    run(server, tmp_path, "apply", "--no-wait", spec=spec)
+    server.edit("Node", "n1", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "0"}))
+    done = run(server, tmp_path, "verify", "--no-smoke", "--format", "json", spec=spec)
+    hosts = {host["host"]: host for host in json.loads(done.stdout)["hosts"]}
+    found = {
+        name: [(one["id"], one["status"], one["message"]) for one in host["checks"]] for name, host in hosts.items()
+    }
+    assert found["pool a"] == [("kube.allocatable", "failed", "n1 offers nothing of the kind gpu (none)")]
+    assert found["pool b"] == [("kube.allocatable", "passed", "4 nvidia.com/gpu")]
+    assert found["pool c"] == [("kube.allocatable", "not-proven", "no node of the cluster is chosen by 'x=y'")]
+
+
+@pytest.mark.usefixtures("nodes")
+@pytest.mark.parametrize("verb", ["apply", "verify", "watch"])
+def test_a_node_of_two_pools_is_refused_with_its_name(server: ApiServer, tmp_path: Path, verb: str) -> None:
+    pools = {"all": {"nodes": "team"}, "gpu": {"nodes": "team!=web"}}
+    done = run(server, tmp_path, verb, spec={"kubernetes": {"pools": pools}})
+    assert isinstance(done.exception, RefusedError)
+    both = "is in the pools all (team) and gpu (team!=web)"
+    assert done.exception.what == f"node a {both}; node b {both}"
+    assert mutating(server) == []
+
+
+@pytest.mark.usefixtures("nodes")
+def test_pools_of_an_inventory_and_by_label_live_together(server: ApiServer, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts.yml"
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"d": {"gpunode_spec": {"sharing": {"replicas": 8}}}}}}))
+    with_hosts = ("-i", str(hosts), "--no-wait")
+    assert run(server, tmp_path, "apply", *with_hosts, spec=POOLS).return_value == Exit.OK
+    found = {name: pool for name, (pool, _) in marks(server).items()}
+    assert found == {"a": "sliced", "b": "sliced", "c": "mps", "d": "default"}
+    assert "replicas: 2" in (server.get("ConfigMap", "device-plugin-config", "gpunode") or {})["data"]["sliced"]
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"a": {}}}}))
+    both = run(server, tmp_path, "apply", *with_hosts, spec=POOLS).exception
+    assert isinstance(both, RefusedError)
+    assert both.what == "node a is in the pools default (by the inventory) and sliced (team=gpu)"
+    hosts.write_text(yaml.safe_dump({"all": {"hosts": {"d": {"gpunode_spec": {"kubernetes": {"pool": "mps"}}}}}}))
+    same = run(server, tmp_path, "apply", *with_hosts, spec=POOLS).exception
+    assert isinstance(same, RefusedError)
+    assert same.what == "the pool mps has hosts of the inventory (d) and a label selector"
+
+
+@pytest.mark.usefixtures("nodes")
+def test_nodes_and_pools_are_two_answers_to_one_question(server: ApiServer, tmp_path: Path) -> None:
+    done = run(server, tmp_path, "apply", "--nodes", "team=gpu", spec=POOLS)
+    assert isinstance(done.exception, InputError)
+    assert "gpunode.yml has kubernetes.pools (sliced, mps)" in done.exception.what
+
+
+@over(["", "a=", "a b", "=x", "a in b", "a in ()x", "a,,b", "a=b=c", "(a)", "a in (b", "-x", "a=-"], name=repr)
+def test_what_is_no_selector_is_named_by_its_key(text: str) -> None:
+    if text == "a=":
+        rendered({"kubernetes": {"pools": {"p": {"nodes": text}}}})
+        return
+    with pytest.raises(InputError, match=r"kubernetes\.pools\.p\.nodes: .* is no label selector"):
+        rendered({"kubernetes": {"pools": {"p": {"nodes": text}}}})
+
+
+# as kubectl get nodes -l answers, on nodes a: {x: 1, y: 2}, b: {x: 3}, c: {}
+CHOSEN: list[tuple[str, str]] = [
+    ("x", "ab"), ("!x", "c"), ("x=1", "a"), ("x==1", "a"), ("x != 1", "bc"), ("x in (1, 3)", "ab"),
+    ("x in (1),y", "a"), ("x notin (1,2)", "bc"), ("y=2,x=1", "a"), ("x=", ""), ("! y , x", "b"), ("y in (,2)", "a"),
+]  # fmt: skip
+
+
+@over(CHOSEN, name=lambda row: row[0])
+def test_a_selector_chooses_as_kubectl_does(text: str, names: str) -> None:
+    nodes = [node("a", labels={"x": "1", "y": "2"}), node("b", labels={"x": "3"}), node("c")]
+    assert "".join(chosen_by(text, nodes)) == names
+
+
+def test_a_folder_marks_nodes_by_their_labels() -> None:
+    what = rendered(POOLS)
+    assert files_of(what)["nodes.sh"].splitlines()[-4:] == [
+        "kubectl label nodes -l team=gpu nvidia.com/device-plugin.config=sliced --overwrite",
+        "kubectl taint nodes -l team=gpu nvidia.com/gpu=present:NoSchedule --overwrite",
+        "kubectl label nodes -l 'team in (web, db)' nvidia.com/device-plugin.config=mps --overwrite",
+        "kubectl taint nodes -l 'team in (web, db)' nvidia.com/gpu=present:NoSchedule --overwrite",
+    ]
 
 
 @over([("apply", ("-i", "a,")), ("verify", ("--limit", "a")), ("watch", ("-i", "a,", "--once"))], name=str)

@@ -27,16 +27,19 @@ from kube_cluster import mutating, node, put, quick, rendered
 from rows import over
 
 from gpunode.cli.kube import kube
+from gpunode.core.kube import render
+from gpunode.core.kube.checks.preflight import with_nodes
 from gpunode.core.kube.cluster import POOL_LABEL
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import INVENTORY, key_of
 from gpunode.core.kube.plain import yaml_documents
+from gpunode.core.kube.render import node_wishes
 from gpunode.core.kube.render.watch import plural
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, settled, turns
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
+from gpunode.edge.kube.watch import Metrics, Watcher, read_marks, read_objects, serving, wanted_objects
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -624,6 +627,68 @@ def _record_discovery(item: dict[str, Any]) -> None:
         {"apiVersion": "apps/v1", "kind": "DaemonSet", "namespace": "gpunode", "name": "gpu-feature-discovery"}
     )
     item["data"]["inventory.json"] = json.dumps(data)
+
+
+BY_LABEL: dict[str, Any] = {
+    "kubernetes": {
+        "watch": WATCH["kubernetes"]["watch"],
+        "pools": {"a": {"nodes": "team=a"}, "b": {"nodes": "team=b", "sharing": {"strategy": "mps", "replicas": 2}}},
+    }
+}
+
+
+@over([False, True], name=str)
+def test_pools_by_label_are_judged_by_the_nodes_of_now(in_the_cluster: bool) -> None:
+    """A node that joins, one that is in no pool any more, one of two pools, and a pool without any."""
+    server = ApiServer()
+    server.controllers.append(workloads_become_ready)
+    try:
+        what = rendered(BY_LABEL)
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k"))))
+            for name, team in (("n1", "a"), ("n2", "b")):
+                server.put(gpu_node(name, team=team))
+            nodes = [server.get("Node", name) or {} for name in ("n1", "n2")]
+            put(api, render(with_nodes(what.cluster, nodes)))
+            config = server.get("ConfigMap", "watch-objects", "gpunode")
+            assert config is not None
+            for name, text in config["data"].items():
+                (Path(folder) / name).write_text(text)
+            marks = read_marks(Path(folder)) if in_the_cluster else tuple(node_wishes(what.cluster))
+            watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=marks)
+            assert seen(watched) == {}
+            server.put(gpu_node("n3", team="a"))
+            server.edit("Node", "n2", "", lambda item: item["metadata"]["labels"].update(team="c"))
+            missing = f"the label {POOL_LABEL} is nothing, not a"
+            stale = f"{STALE}the label {POOL_LABEL}"
+            assert seen(watched) == {
+                ("kube.drift", "node n3"): missing,
+                ("kube.drift", "marks of node n2"): stale,
+                ("kube.pool", "pool b"): "no node of the cluster is chosen by 'team=b'",
+            }
+    finally:
+        server.close()
+
+
+def test_a_node_that_gets_into_a_second_pool_is_found(server: ApiServer, api: Api) -> None:
+    both = {"kubernetes": {"pools": {"a": {"nodes": "team=a"}, "b": {"nodes": "gpu=b"}}}}
+    what = rendered(both)
+    server.put(gpu_node("n1", team="a", gpu="b"))
+    watched = Watcher(api=api, wanted={}, marks=tuple(node_wishes(what.cluster)))
+    assert seen(watched)[("kube.node", "node n1")] == "it is in the pools a and b"
+
+
+@over(["", "[1]", "{}", '[{"pool": "a"}]', "[" * 100_000], name=lambda text: text[:9])
+def test_a_file_of_marks_that_is_none_is_bad_input(text: str) -> None:
+    from gpunode.core.errors import InputError
+
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "nodes.json").write_text(text)
+        if text == "{}":
+            assert read_marks(Path(folder)) == ()
+            return
+        with pytest.raises(InputError):
+            read_marks(Path(folder))
 
 
 def test_no_image_is_no_deployment_and_a_wrong_one_is_refused() -> None:

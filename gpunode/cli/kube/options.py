@@ -92,13 +92,16 @@ def render_options(command: Command) -> Command:
 
 
 def rendered_for(api: Api, spec_data: Any, inventory: tuple[str, ...], limit: str, selector: str = "") -> Rendered:
-    """What this cluster needs, for the version that its server has; `selector`: its nodes are the pool's hosts."""
+    """What this cluster needs, for the version that its server has; `selector`: that of the only pool."""
     from gpunode.core.kube import cluster_of, render
-    from gpunode.edge.kube import specs_of, specs_of_nodes
+    from gpunode.core.kube.checks.preflight import with_nodes
+    from gpunode.edge.kube import specs_of, with_pool
     from gpunode.edge.load import load_kube_knowledge
 
-    specs = specs_of_nodes(api, spec_data, selector) if selector else specs_of(spec_data, inventory, limit)
-    return render(cluster_of(specs, api.version(), load_kube_knowledge()))
+    specs = specs_of(with_pool(spec_data, selector) if selector else spec_data, inventory, limit)
+    cluster = cluster_of(specs, api.version(), load_kube_knowledge())
+    by_label = any(pool.selector for pool in cluster.pools)
+    return render(with_nodes(cluster, api.items("/api/v1/nodes")) if by_label else cluster)
 
 
 @contextlib.contextmanager

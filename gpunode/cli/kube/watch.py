@@ -62,17 +62,18 @@ def watch(
     It only reads (and writes Events, with --events); gpunode kube apply changes.  A line for each thing that is found
     or gone; with --format json an object on each line.
     """
-    from gpunode.edge.kube.watch import Metrics, Watcher, read_objects, serving, wanted_objects
+    from gpunode.core.kube.render import node_wishes
+    from gpunode.edge.kube.watch import Metrics, Watcher, read_marks, read_objects, serving, wanted_objects
 
     api = connect()
     if objects:
-        watcher = Watcher(api=api, wanted=read_objects(objects), events=events)
+        watcher = Watcher(api=api, wanted=read_objects(objects), marks=read_marks(objects), events=events)
     else:
         what = rendered(api)
         watcher = Watcher(
             api=api,
             wanted=wanted_objects(what.objects),
-            marks=what.nodes,
+            marks=tuple(node_wishes(what.cluster)),
             namespace=what.cluster.spec.namespace,
             events=events,
         )

@@ -12,9 +12,10 @@ from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, Server
 from gpunode.core.kube.checks import words
 from gpunode.core.kube.checks.pod import toleration
+from gpunode.core.kube.selector import parse_selector
 from gpunode.core.numbers import whole
 from gpunode.core.spec import Spec
-from gpunode.core.spec.kubernetes import KubernetesSpec, SharingSpec
+from gpunode.core.spec.kubernetes import KubernetesSpec, PoolSpec, SharingSpec
 
 _REGISTRY = re.compile(r"[a-zA-Z0-9]([a-zA-Z0-9.-]*[a-zA-Z0-9])?(:\d{1,5})?(/[a-z0-9]([a-z0-9._-]*[a-z0-9])?)*/?")
 _URL = re.compile(r"https?://[^/\s?#]+(/[^\s?#]*)?")
@@ -32,12 +33,23 @@ def _faults(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str,
         if reported:
             yield key, reported, "choose another"
     yield from _wrong_labels(spec, known)
+    for name, pool in spec.pools.items():
+        yield from _wrong_pool(name, pool)
     for one in spec.tolerations:
         yield from (("tolerations", reported.removeprefix("[]"), "fix it") for reported in toleration(one.given, ""))
     for component, image in spec.images.names.items():
         if reported := words.image(image):
             yield f"images.names.{component}", reported, "write NAME:TAG, with its registry in front"
     yield from _wrong_values(spec)
+
+
+def _wrong_pool(name: str, pool: PoolSpec) -> Iterator[tuple[str, str, str]]:
+    if reported := words.label_value(name) if name else "'' is no name":
+        yield "pools", reported, "choose another"
+    try:
+        parse_selector(pool.nodes)
+    except InputError as error:
+        yield f"pools.{name}.nodes", error.what, f"write a label selector {error.expected}"
 
 
 def _wrong_labels(spec: KubernetesSpec, known: Collection[str]) -> Iterator[tuple[str, str, str]]:
@@ -106,11 +118,20 @@ _GPU_TAINT = {"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedu
 
 @dataclass(frozen=True, kw_only=True)
 class Pool:
-    """Nodes that share their GPUs alike: the hosts of an inventory whose spec says so."""
+    """Nodes that share their GPUs alike: hosts of an inventory whose spec says so, or the nodes of a label selector.
+
+    `hosts`: their names, of a selector those of the nodes that it chooses now.
+    """
 
     name: str
     sharing: SharingSpec
     hosts: tuple[str, ...] = ()
+    selector: str = ""
+
+    @property
+    def has_known_nodes(self) -> bool:
+        """False where nobody said which nodes: then they may be any."""
+        return bool(self.hosts or self.selector)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,7 +195,6 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
     Hosts with the same kubernetes.pool must share alike, and all else of `kubernetes` must be the same for all.
     Raises InputError and RefusedError.
     """
-    pools = _pools(specs)
     first_host, first = next(iter(specs.items()))
     spec = first.kubernetes
     for host, other in specs.items():
@@ -190,6 +210,7 @@ def cluster_of(specs: Mapping[str, Spec], server: str, knowledge: KubeKnowledge)
     for other in specs.values():
         check_spec(other.kubernetes, knowledge.labels)
     use = spec.runtime_class.use
+    pools = _pools(specs)
     named = use == "always" or (use == "auto" and any(_default_is_not_nvidia(s) for s in specs.values()))
     served = bool(spec.runtime_class.name and knowledge.api("RuntimeClass", parsed))
     runtime_class = spec.runtime_class.name if named and served else ""
@@ -221,8 +242,13 @@ def node_affinity(*expressions: Object) -> Object:
 
 
 def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
+    """Those of the inventory's hosts, then those by label; the file's own pool only where there is no other."""
+    first = next(iter(specs.values()))
+    chosen = first.kubernetes.pools
     found: dict[str, tuple[SharingSpec, list[str]]] = {}
     for host, spec in specs.items():
+        if not host and chosen:
+            continue
         name = spec.kubernetes.pool
         sharing, hosts = found.setdefault(name, (spec.sharing, []))
         if spec.sharing != sharing:
@@ -232,7 +258,17 @@ def _pools(specs: Mapping[str, Spec]) -> tuple[Pool, ...]:
                 fix="give each inventory group a kubernetes.pool of its own",
             )
         hosts += [host] if host else []
-    return tuple(Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in found.items())
+    if both := [name for name in chosen if name in found]:
+        raise RefusedError(
+            f"the pool {both[0]} has hosts of the inventory ({', '.join(found[both[0]][1][:5])}) and a label selector",
+            expected="nodes of a pool from one of them",
+            fix="name it otherwise in kubernetes.pools, or give the hosts another kubernetes.pool",
+        )
+    by_host = [Pool(name=name, sharing=sharing, hosts=tuple(hosts)) for name, (sharing, hosts) in found.items()]
+    by_label = [
+        Pool(name=name, sharing=pool.sharing or first.sharing, selector=pool.nodes) for name, pool in chosen.items()
+    ]
+    return (*by_host, *by_label)
 
 
 def _default_is_not_nvidia(spec: Spec) -> bool:

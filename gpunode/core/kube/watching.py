@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, Literal
 
-from gpunode.core.kube.checks.preflight import fits, node_names, offers_gpus
+from gpunode.core.kube.checks.preflight import chosen_by, fits, node_names, offers_gpus
 from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
 from gpunode.core.kube.marks import node_key, parse_taint
@@ -54,8 +55,8 @@ class Finding:
 class Look:
     """What was read in one round; `live` has None for an object that is gone, and lacks those that cannot be read.
 
-    `marks`: labels and taints of hosts, None where nobody knows them.  `recorded`: what apply recorded as applied.
-    `recently`: the time since which a container's end counts as recent, as the API writes times.
+    `marks`: what the nodes of each pool have to carry, None where nobody knows.  `recorded`: what apply recorded as
+    applied.  `recently`: the time since which a container's end counts as recent, as the API writes times.
     """
 
     wanted: Mapping[Key, Object]
@@ -67,10 +68,30 @@ class Look:
     recorded: Inventory = field(default_factory=Inventory)
     recently: str = ""
 
+    @cached_property
+    def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
+        return wished(self.marks or (), self.nodes)
+
     @property
     def plugins(self) -> dict[Key, Object]:
         """The DaemonSets of ours that offer GPUs."""
         return {key: item for key, item in self.wanted.items() if key.kind == "DaemonSet" and offers_gpus(item)}
+
+
+def wished(wishes: Sequence[NodeWish], nodes: Sequence[Object]) -> dict[str, tuple[NodeWish, ...]]:
+    """Node → what its pool, of those that share alike, has to carry: by the inventory, or by label as of now."""
+    found: dict[str, tuple[NodeWish, ...]] = {}
+    for wish in wishes:
+        names = chosen_by(wish.selector, nodes) if wish.selector else node_names(wish.hosts, nodes)[0].values()
+        for name in dict.fromkeys(names):
+            found[name] = (*found.get(name, ()), wish)
+    return found
+
+
+def lost_hosts(wish: NodeWish, nodes: Sequence[Object]) -> tuple[str, ...]:
+    """Hosts of the inventory that are no nodes; of a label selector none can be lost."""
+    names, _ = node_names(wish.hosts, nodes)
+    return () if wish.selector else tuple(host for host in wish.hosts if host not in names)
 
 
 def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
@@ -238,29 +259,26 @@ def _marks(look: Look) -> Iterator[Finding]:
     """Nodes without what apply put on them; hosts of the inventory that are no nodes any more."""
     by_name = {node["metadata"]["name"]: node for node in look.nodes}
     for wish in look.marks or ():
-        names, _ = node_names(wish.hosts, look.nodes)
-        for host in wish.hosts:
-            if host not in names:
-                text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
-                yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix, key=node_key(host))
-                continue
-            node = by_name[names[host]]
-            if lacking := [*_labels(node, wish.labels), *_taints(node, wish.taints)]:
-                text, name = printable("; ".join(lacking)), names[host]
-                yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY, key=node_key(name))
+        for host in lost_hosts(wish, look.nodes):
+            text, fix = "no node of this cluster has that name or address", "did it leave the cluster?"
+            yield Finding(check="kube.node", about=f"host {host}", message=text, fix=fix, key=node_key(host))
+    for name, wishes in look.wishes.items():
+        if len(wishes) > 1:
+            text = f"it is in the pools {' and '.join(wish.pool for wish in wishes)}"
+            fix = "make the selectors of kubernetes.pools exclude each other"
+            yield Finding(check="kube.node", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+        elif lacking := [*_labels(by_name[name], wishes[0].labels), *_taints(by_name[name], wishes[0].taints)]:
+            text = printable("; ".join(lacking))
+            yield Finding(check="kube.drift", about=f"node {name}", message=text, fix=_APPLY, key=node_key(name))
 
 
 def _stale_marks(look: Look) -> Iterator[Finding]:
     """Labels and taints that were applied earlier to nodes for which nothing asks for them any more."""
     if look.marks is None:
         return
-    wanted: dict[str, NodeWish] = {}
-    for wish in look.marks:
-        names, _ = node_names(wish.hosts, look.nodes)
-        wanted |= dict.fromkeys(names.values(), wish)
     for node in look.nodes:
         name = node["metadata"]["name"]
-        applied, asked = look.recorded.nodes.get(name, NodeMarks()), wanted.get(name)
+        applied, asked = look.recorded.nodes.get(name, NodeMarks()), look.wishes.get(name, (None,))[0]
         labels = [one for one in applied.labels if one in (node["metadata"].get("labels") or {})]
         taints = [one for one in applied.taints if not list(_taints(node, [one]))]
         stale = [f"the label {one}" for one in labels if not asked or one not in asked.labels]
@@ -385,7 +403,8 @@ def _pools(look: Look) -> Iterator[Finding]:
     """Pools whose nodes offer nothing at all."""
     members: dict[str, list[Object]] = defaultdict(list)
     for node in look.nodes:
-        if pool := pool_of(node):
+        wishes = look.wishes.get(node["metadata"]["name"])
+        if pool := wishes[0].pool if wishes else pool_of(node):
             members[pool].append(node)
     able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
     for pool, nodes in members.items():
@@ -395,6 +414,12 @@ def _pools(look: Look) -> Iterator[Finding]:
             text = f"none of its nodes offers a GPU: {', '.join(names[:_MOST])}{more}"
             fix = "gpunode kube status; gpunode kube verify --no-smoke"
             yield Finding(check="kube.pool", about=f"pool {pool}", message=text, fix=fix, key=node_key(names[0]))
+    chosen = {wish.pool for wishes in look.wishes.values() for wish in wishes}
+    for wish in look.marks or ():
+        if wish.selector and wish.pool not in chosen:
+            text = f"no node of the cluster is chosen by {printable(wish.selector)!r}"
+            fix, key = "kubectl get nodes --show-labels", next(iter([*look.plugins, *look.wanted]), node_key(""))
+            yield Finding(check="kube.pool", about=f"pool {wish.pool}", message=text, fix=fix, key=key)
     if not members and not able and look.plugins:  # one pool alone needs no label
         text, fix = "no node that is Ready offers a GPU", "gpunode kube status; gpunode kube verify --no-smoke"
         yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, key=next(iter(look.plugins)))

@@ -124,10 +124,21 @@ class WatchSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PoolSpec:
+    """A node pool whose nodes are chosen by their labels, without an inventory."""
+
+    nodes: str = option(
+        "", "label selector of its nodes, such as 'cloud.google.com/gke-nodepool=gpu' or 'gpu in (a, b)'"
+    )
+    sharing: SharingSpec | None = option(None, "how its nodes share GPUs, in place of the file's `sharing`")
+
+
+@dataclass(frozen=True, kw_only=True)
 class KubernetesSpec:
     """What the cluster gets.  All but `pool` is the same for every pool."""
 
     pool: str = option("default", "name of the node pool this sharing is for; set it in an inventory group")
+    pools: Mapping[str, PoolSpec] = option({}, "node pools by label, by name, in addition to those of an inventory")
     server_version: str = option("", "Kubernetes MAJOR.MINOR of the API server, such as '1.34'")
     install: Literal["manifest", "helm", "operator"] = option(
         "manifest", "render objects, values for NVIDIA's helm charts, or values for the GPU Operator"

@@ -9,32 +9,43 @@ from typing import Any
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.kube import Object, Release
 from gpunode.core.kube.render.files import HEADER
+from gpunode.core.kube.selector import parse_selector
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
 from gpunode.edge.extras import install_command
-from gpunode.edge.kube.client import Api
 
 
 def specs_of(spec_data: Any, inventory: Sequence[str], limit: str = "") -> dict[str, Spec]:
     """Host → its spec; without an inventory one spec, under the name ""."""
+    data = _pools_filled(spec_data)
     if not inventory:
-        return {"": _spec(spec_data, "gpunode.yml")}
+        return {"": _spec(data, "gpunode.yml")}
     from gpunode.edge.ansible.inventory import load_inventory
 
     hosts = load_inventory(inventory, limit=limit)
-    return {h.name: _spec(merge_spec(spec_data, h.spec), f"gpunode_spec of {h.name}") for h in hosts}
+    return {h.name: _spec(merge_spec(data, h.spec), f"gpunode_spec of {h.name}") for h in hosts}
 
 
-def specs_of_nodes(api: Api, spec_data: Any, selector: str) -> dict[str, Spec]:
-    """Node → the spec of them all, for the nodes that a label selector chooses.  Raises InputError where none is."""
-    nodes = api.items("/api/v1/nodes", labelSelector=selector)
-    if not nodes:
+def with_pool(spec_data: Any, selector: str) -> Any:
+    """The file with its one pool on the nodes that a label selector chooses.  Raises InputError."""
+    parse_selector(selector, "--nodes")
+    spec = _spec(spec_data, "gpunode.yml").kubernetes
+    if spec.pools:
         raise InputError(
-            f"no node of the cluster is chosen by {selector!r}",
-            expected="a label selector, such as gpu=yes or 'pool in (a, b)'",
-            fix="kubectl get nodes --show-labels",
+            f"--nodes {selector!r} is for one pool, and gpunode.yml has kubernetes.pools ({', '.join(spec.pools)})",
+            fix="leave out --nodes: each pool there has a selector of its own",
         )
-    return dict.fromkeys((node["metadata"]["name"] for node in nodes), _spec(spec_data, "gpunode.yml"))
+    return merge_spec(spec_data or {}, {"kubernetes": {"pools": {spec.pool: {"nodes": selector}}}})
+
+
+def _pools_filled(data: Any) -> Any:
+    """A pool by label without `sharing` has the file's, whatever the groups of an inventory have."""
+    kubernetes = data.get("kubernetes") if isinstance(data, Mapping) else None
+    pools = kubernetes.get("pools") if isinstance(kubernetes, Mapping) else None
+    if not isinstance(kubernetes, Mapping) or not isinstance(pools, Mapping) or not data.get("sharing"):
+        return data
+    filled = {name: {"sharing": data["sharing"], **p} if isinstance(p, Mapping) else p for name, p in pools.items()}
+    return {**data, "kubernetes": {**kubernetes, "pools": filled}}
 
 
 def _spec(data: Any, where: str) -> Spec:

@@ -263,6 +263,8 @@ def await_gone(api: Api, keys: list[Key], timeout: float) -> None:
 def _notes(rendered: Rendered) -> tuple[str, ...]:
     """What apply leaves to others."""
     helm = [f"helm is yours to run: {release.command}" for release in rendered.releases]
-    nodes = [command for request in rendered.nodes if not request.hosts for command in request.commands]
+    nodes = [
+        command for request in rendered.nodes if not (request.hosts or request.selector) for command in request.commands
+    ]
     marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
     return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks)

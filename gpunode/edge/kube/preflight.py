@@ -128,7 +128,7 @@ def _rights(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Right]:
     for key in ground.stale:
         if api.resource(key.api, key.kind):
             yield right_of(api, key, "delete")
-    if any(pool.hosts for pool in rendered.cluster.pools) or ground.before.nodes:
+    if any(pool.has_known_nodes for pool in rendered.cluster.pools) or ground.before.nodes:
         yield Right("list", "", "nodes")
     if any(request.hosts for request in rendered.nodes) or ground.before.nodes:
         yield Right("patch", "", "nodes")

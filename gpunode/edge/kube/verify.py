@@ -111,12 +111,18 @@ def _pool(
     odd |= dict.fromkeys(found.errors)
     there = _offered(pool, found, names)
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
-    checks.append(allocatable(pool, there, names, found))
+    checks.append(allocatable(pool, there, names, found) if pool.hosts or not pool.selector else _no_node(pool))
     if run and there:
         for proof in proofs(rendered.cluster, pool, there):
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
             notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
     return _result(f"pool {pool.name}", checks)
+
+
+def _no_node(pool: Pool) -> Check:
+    """A pool of a cloud may have no node for now."""
+    text, fix = f"no node of the cluster is chosen by {pool.selector!r}", "kubectl get nodes --show-labels"
+    return Check(id="kube.allocatable", status="not-proven", message=text, fix=fix)
 
 
 def _each_node(api: Api, rendered: Rendered, run: _Runner, how: ProofOptions, notify: Notify) -> list[HostResult]:

@@ -13,7 +13,7 @@ from gpunode.core.errors import GpunodeError, InputError, UnreachableError
 from gpunode.core.kube.checks.ready import WORKLOADS
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Inventory, Key, inventory_key, key_of, parse_inventory
-from gpunode.core.kube.render import NodeWish
+from gpunode.core.kube.render import MARKS, NodeWish, parse_marks
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.render.watch import is_watch, namespaces_of
 from gpunode.core.kube.usage import Usage
@@ -167,6 +167,17 @@ def write_event(api: Api, turn: Turn, now: datetime) -> None:
 
 def wanted_objects(objects: Iterable[Object]) -> dict[Key, Object]:
     return {key_of(item): item for item in objects}
+
+
+def read_marks(path: Path) -> tuple[NodeWish, ...] | None:
+    """What nodes have to carry, by the file beside the objects; None where there is none.  Raises InputError."""
+    file = path / MARKS
+    if not path.is_dir() or not file.exists():
+        return None
+    try:
+        return parse_marks(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"{file} cannot be read: {error}", expected="what gpunode kube apply wrote") from error
 
 
 def read_objects(path: Path) -> dict[Key, Object]:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
-from gpunode.core.kube.cluster import Cluster, Object
+from gpunode.core.kube.cluster import Cluster, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, owner_words
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.render import NodeWish, Rendered
+from gpunode.core.kube.selector import fits as selected
+from gpunode.core.kube.selector import parse_selector
 from gpunode.core.model import Problem
 
 # On by default since then: https://kubernetes.io/blog/2019/09/18/kubernetes-1-16-release-announcement/
@@ -112,6 +115,44 @@ def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str,
             else f"its nodes are {names} …: is it the right context (--context)? --limit leaves hosts out",
         )
     ]
+
+
+def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
+    """The cluster with the nodes that the selectors of its pools choose.
+
+    Raises RefusedError for a node of two pools, and InputError where no selector chooses any.
+    """
+    pools = tuple(replace(pool, hosts=tuple(chosen_by(pool.selector, nodes))) if pool.selector else pool
+                  for pool in cluster.pools)  # fmt: skip
+    owners: dict[str, list[Pool]] = {}
+    for pool in pools:
+        for node in dict.fromkeys(node_names(pool.hosts, nodes)[0].values()):
+            owners.setdefault(node, []).append(pool)
+    if twice := {node: found for node, found in owners.items() if len(found) > 1}:
+        raise RefusedError(
+            "; ".join(f"node {node} is in the pools {_how_chosen(found)}" for node, found in list(twice.items())[:5])
+            + (f"; and {len(twice) - 5} more nodes are in several" if len(twice) > 5 else ""),
+            expected="each node in one pool: one way of sharing is chosen by its label",
+            fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
+        )
+    selectors = [pool.selector for pool in pools if pool.selector]
+    if selectors and not any(pool.hosts for pool in pools):
+        raise InputError(
+            f"no node of the cluster is chosen by {' or '.join(map(repr, selectors))}",
+            expected="a label selector of nodes that are there, such as gpu=yes or 'pool in (a, b)'",
+            fix="kubectl get nodes --show-labels",
+        )
+    return replace(cluster, pools=pools)
+
+
+def chosen_by(selector: str, nodes: Sequence[Object]) -> list[str]:
+    """Names of the nodes that a label selector chooses."""
+    wanted = parse_selector(selector)
+    return [node["metadata"]["name"] for node in nodes if selected(wanted, node["metadata"].get("labels"))]
+
+
+def _how_chosen(pools: Sequence[Pool]) -> str:
+    return " and ".join(f"{pool.name} ({pool.selector or 'by the inventory'})" for pool in pools)
 
 
 # ---------------------------------------------------------------- others

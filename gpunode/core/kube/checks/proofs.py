@@ -50,7 +50,9 @@ def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str
         (node.name, use)
         for node in found.nodes
         for use in node.uses
-        if node.is_ready and use.kind in _KIND[pool.sharing.strategy] and (not pool.hosts or node.name in nodes)
+        if node.is_ready
+        and use.kind in _KIND[pool.sharing.strategy]
+        and (not pool.has_known_nodes or node.name in nodes)
     ]
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 
+from gpunode.core.errors import InputError
 from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Cluster, Object
 from gpunode.core.kube.objects import labels, thing
 from gpunode.core.kube.plain import yaml_documents
@@ -18,6 +21,7 @@ from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sh
 from gpunode.core.kube.render.watch import watch
 from gpunode.core.model import Problem, Reason
 
+OBJECTS, MARKS = "objects.yaml", "nodes.json"  # files of the ConfigMap that gpunode kube watch reads in the cluster
 PRESENT = ("kube-system", "default", "kube-public")  # in every cluster
 
 
@@ -51,17 +55,18 @@ ORDER = (
 
 @dataclass(frozen=True, kw_only=True)
 class NodeWish:
-    """What the nodes of a pool have to carry; `hosts` is () where no inventory names them."""
+    """What the nodes of a pool have to carry; `hosts` is () where nobody names them, or only a label selector does."""
 
     pool: str
     hosts: tuple[str, ...]
     labels: dict[str, str]
     taints: tuple[str, ...]
+    selector: str = ""
 
     @property
     def commands(self) -> tuple[str, ...]:
         """The same by kubectl."""
-        nodes = " ".join(self.hosts) or "NODE"
+        nodes = " ".join(self.hosts) or (f"-l {shlex.quote(self.selector)}" if self.selector else "NODE")
         pairs = " ".join(f"{key}={value}" for key, value in self.labels.items())
         label = (f"kubectl label nodes {nodes} {pairs} --overwrite",) if pairs else ()
         return (*label, *(f"kubectl taint nodes {nodes} {taint} --overwrite" for taint in self.taints))
@@ -86,7 +91,8 @@ def render(cluster: Cluster) -> Rendered:
     objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
-    objects += watch(cluster, objects, yaml_documents(in_order(objects)))
+    wishes = tuple(node_wishes(cluster))
+    objects += watch(cluster, objects, {OBJECTS: yaml_documents(in_order(objects)), **_marks_file(wishes)})
     charts = [operator_release(cluster), *releases(cluster)] if operator else releases(cluster)
     return Rendered(
         cluster=cluster,
@@ -95,7 +101,7 @@ def render(cluster: Cluster) -> Rendered:
         examples=in_order(
             [*dra_examples(cluster), *(gpushare_examples(cluster) if cluster.pools_of("gpushare") else [])]
         ),
-        nodes=tuple(_node_requests(cluster)),
+        nodes=tuple(request for request in wishes if request.labels or request.taints),
         notes=tuple(_notes(cluster)),
         problems=tuple(_problems(cluster, charts)),
     )
@@ -109,7 +115,8 @@ def in_order(objects: list[Object]) -> tuple[Object, ...]:
 # ---------------------------------------------------------------- nodes
 
 
-def _node_requests(cluster: Cluster) -> Iterator[NodeWish]:
+def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
+    """One for each pool, also where its nodes need no label or taint."""
     spec = cluster.spec
     chosen = len(cluster.plugin_pools) > 1 or bool(cluster.pools_of("dra"))
     taints = ("nvidia.com/gpu=present:NoSchedule",) if spec.taint else ()
@@ -126,8 +133,30 @@ def _node_requests(cluster: Cluster) -> Iterator[NodeWish]:
         charts = spec.install == "helm" or strategy == "dra"
         if charts and not spec.node_feature_discovery and spec.install != "operator":
             labels["nvidia.com/gpu.present"] = "true"  # the charts' affinity, where nobody discovers
-        if labels or taints:
-            yield NodeWish(pool=pool.name, hosts=pool.hosts, labels=labels, taints=taints)
+        yield NodeWish(pool=pool.name, hosts=pool.hosts, labels=labels, taints=taints, selector=pool.selector)
+
+
+def _marks_file(wishes: Sequence[NodeWish]) -> dict[str, str]:
+    """The pools whose nodes are known, for `gpunode kube watch` in the cluster; of a selector not who they are now."""
+    known = [replace(wish, hosts=()) if wish.selector else wish for wish in wishes if wish.hosts or wish.selector]
+    return {MARKS: json.dumps([asdict(wish) for wish in known], indent=1) + "\n"} if known else {}
+
+
+def parse_marks(text: str, where: str) -> tuple[NodeWish, ...]:
+    """What is in such a file.  Raises InputError."""
+    try:
+        return tuple(
+            NodeWish(
+                pool=one["pool"],
+                hosts=tuple(one["hosts"]),
+                labels=dict(one["labels"]),
+                taints=tuple(one["taints"]),
+                selector=one["selector"],
+            )
+            for one in json.loads(text)
+        )
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise InputError(f"{where} cannot be read: {error!r}", expected="what gpunode kube apply wrote") from error
 
 
 # ---------------------------------------------------------------- notes and problems

@@ -92,6 +92,7 @@ def rendered_data(rendered: Rendered) -> dict[str, Any]:
                 "labels": request.labels,
                 "taints": list(request.taints),
             }
+            | ({"selector": request.selector} if request.selector else {})
             for request in rendered.nodes
         ],
         "notes": [{"what": note.what, "why": note.why} for note in rendered.notes],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.core.kube.cluster import Cluster, Object
 from gpunode.core.kube.objects import UNPRIVILEGED, account, config_map, mount, pod, rule, selector, single, thing
@@ -17,16 +17,16 @@ _FOLDER = "/etc/gpunode/objects"
 _RBAC = "rbac.authorization.k8s.io/v1"
 
 
-def watch(cluster: Cluster, objects: Sequence[Object], text: str) -> list[Object]:
-    """What watches these objects (`text`: as YAML), where kubernetes.watch.image names an image with gpunode in it."""
+def watch(cluster: Cluster, objects: Sequence[Object], files: Mapping[str, str]) -> list[Object]:
+    """What watches these objects (`files`: what they are, as files), where kubernetes.watch.image names an image."""
     spec = cluster.spec.watch
     if not spec.image:
         return []
-    sums = {"gpunode/config-sha256": hashlib.sha256(text.encode()).hexdigest()}
+    sums = {"gpunode/config-sha256": hashlib.sha256("".join(files.values()).encode()).hexdigest()}
     found = [
         *account(cluster, NAME, list(_rules(cluster, objects))),
         *_role(cluster, objects),
-        config_map(cluster, OBJECTS, NAME, {"objects.yaml": text}),
+        config_map(cluster, OBJECTS, NAME, files),
         _service(cluster),
         single(cluster, NAME, _pod(cluster), annotations=sums),
     ]
