@@ -17,6 +17,7 @@ RESOURCES: dict[str, list[tuple[str, str, bool]]] = {
     "apps/v1": [("Deployment", "deployments", True), ("DaemonSet", "daemonsets", True),
                 ("StatefulSet", "statefulsets", True)],
     "batch/v1": [("Job", "jobs", True), ("CronJob", "cronjobs", True)],
+    "apiextensions.k8s.io/v1": [("CustomResourceDefinition", "customresourcedefinitions", False)],
     "node.k8s.io/v1": [("RuntimeClass", "runtimeclasses", False)],
     "rbac.authorization.k8s.io/v1": [
         ("ClusterRole", "clusterroles", False), ("ClusterRoleBinding", "clusterrolebindings", False),

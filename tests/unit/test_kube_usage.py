@@ -233,6 +233,19 @@ def test_every_kind_in_one_cluster_has_a_table_and_a_total() -> None:
     ]
 
 
+def test_nodes_of_several_pools_say_which() -> None:
+    pool = "nvidia.com/device-plugin.config"
+    nodes = [node("a", labels={pool: "train"}, allocatable={GPU: "8"}), node("b", allocatable={GPU: "8"})]
+    found = usage(nodes, [])
+    assert usage_text(found).splitlines()[:3] == [
+        "NAME  IPADDRESS  POOL   GPUs(Allocated/Total)",
+        "a     10.0.0.1   train  0/8",
+        "b     10.0.0.1   -      0/8",
+    ]
+    assert [one["pool"] for one in usage_data(found)["nodes"]] == ["train", ""]
+    assert "POOL" not in usage_text(usage(nodes[1:], []))
+
+
 # ---------------------------------------------------------------- the command
 
 

@@ -80,15 +80,26 @@ def config_map(cluster: Cluster, name: str, component: str, data: Mapping[str, s
 
 def account(cluster: Cluster, component: str, rules: Sequence[Object]) -> list[Object]:
     """A ServiceAccount with a ClusterRole of these rules, bound to it."""
-    namespace = cluster.spec.namespace
+    return [service_account(cluster, component), *_role("ClusterRole", cluster, component, rules)]
+
+
+def service_account(cluster: Cluster, component: str) -> Object:
+    return thing("ServiceAccount", "v1", component, component, {}, namespace=cluster.spec.namespace)
+
+
+def namespaced_role(cluster: Cluster, component: str, rules: Sequence[Object]) -> list[Object]:
+    """A Role of these rules in our own namespace, bound to the component's ServiceAccount."""
+    return _role("Role", cluster, component, rules, namespace=cluster.spec.namespace)
+
+
+def _role(kind: str, cluster: Cluster, component: str, rules: Sequence[Object], *, namespace: str = "") -> list[Object]:
     name = f"gpunode-{component}"  # cluster-wide names say whose they are
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name}
-    subject = {"kind": "ServiceAccount", "name": component, "namespace": namespace}
+    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": kind, "name": name}
+    subject = {"kind": "ServiceAccount", "name": component, "namespace": cluster.spec.namespace}
     rbac = "rbac.authorization.k8s.io/v1"
     return [
-        thing("ServiceAccount", "v1", component, component, {}, namespace=namespace),
-        thing("ClusterRole", rbac, name, component, {"rules": list(rules)}),
-        thing("ClusterRoleBinding", rbac, name, component, {"roleRef": role, "subjects": [subject]}),
+        thing(kind, rbac, name, component, {"rules": list(rules)}, namespace=namespace),
+        thing(f"{kind}Binding", rbac, name, component, {"roleRef": role, "subjects": [subject]}, namespace=namespace),
     ]
 
 

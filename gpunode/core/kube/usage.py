@@ -75,6 +75,7 @@ class NodeUse:
     product: str
     state: str  # Ready, NotReady, and SchedulingDisabled as kubectl get nodes says it
     uses: tuple[Use, ...]
+    pool: str = ""  # that apply has marked it for, where there are several
 
     @property
     def is_ready(self) -> bool:
@@ -305,6 +306,7 @@ def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
         product=labels.get("nvidia.com/gpu.product", ""),
         state=("Ready" if ready else "NotReady") + (",SchedulingDisabled" if off else ""),
         uses=uses,
+        pool=labels.get(POOL_LABEL, ""),
     )
 
 
@@ -388,7 +390,8 @@ def _summary(kind: Kind, rows: Sequence[tuple[NodeUse, Use]]) -> Iterator[str]:
     gpus = max(len(use.gpus) for _, use in rows) if single else 0
     pending = any(use.pending for _, use in rows)
     named = kind in ("mig", "dra") or any(use.resource != rows[0][1].resource for _, use in rows)
-    head = ["NAME", "IPADDRESS", *(["RESOURCE"] if named else [])]
+    pools = any(node.pool for node, _ in rows)
+    head = ["NAME", "IPADDRESS", *(["POOL"] if pools else []), *(["RESOURCE"] if named else [])]
     head += ["PER GPU"] if kind == "slices" else []
     head += [f"GPU{i}(Allocated/Total)" for i in range(gpus)]
     head += ["PENDING(Allocated)"] if pending else []
@@ -396,7 +399,7 @@ def _summary(kind: Kind, rows: Sequence[tuple[NodeUse, Use]]) -> Iterator[str]:
     table = [head]
     for node, use in rows:
         off = "" if node.state == "Ready" else f"  {node.state}"
-        row = [node.name, node.address, *([use.resource] if named else [])]
+        row = [node.name, node.address, *([node.pool or "-"] if pools else []), *([use.resource] if named else [])]
         row += [str(use.replicas)] if kind == "slices" else []
         row += [f"{g.allocated}/{g.total}" for g in use.gpus] if single else []
         row += ["-"] * (gpus - len(use.gpus)) if single else []

@@ -152,7 +152,19 @@ class KubernetesSpec:
     images: ImagesSpec = option(ImagesSpec(), "images")
     device_plugin: DevicePluginSpec = option(DevicePluginSpec(), "NVIDIA device plugin")
     feature_discovery: bool = option(True, "GPU Feature Discovery; its labels need Node Feature Discovery")
-    node_feature_discovery: bool = option(False, "Node Feature Discovery, by its helm chart")
+    node_feature_discovery: bool = option(False, "Node Feature Discovery, which makes labels of what nodes have")
+    node_feature_discovery_install: Literal["helm", "manifest"] = option(
+        "helm", "how Node Feature Discovery comes: values for its helm chart, or objects"
+    )
     gpushare: GpushareSpec = option(GpushareSpec(), "gpushare, for sharing.strategy gpushare")
     monitoring: MonitoringSpec = option(MonitoringSpec(), "monitoring")
     watch: WatchSpec = option(WatchSpec(), "gpunode kube watch as a Deployment, which reports and changes nothing")
+
+    @property
+    def has_discovery_objects(self) -> bool:
+        """Whether Node Feature Discovery is rendered as objects."""
+        return self.node_feature_discovery and self.node_feature_discovery_install == "manifest"
+
+    @property
+    def has_discovery_chart(self) -> bool:
+        return self.node_feature_discovery and self.node_feature_discovery_install == "helm"

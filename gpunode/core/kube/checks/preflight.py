@@ -181,6 +181,8 @@ def other_problems(
             fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
         )
         return  # the daemon sets are its own
+    if rendered.cluster.spec.has_discovery_objects:
+        yield from _other_discovery(daemon_sets)
     ours = any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects)
     if not ours and not rendered.cluster.pools_of("dra"):  # whose driver comes as a chart
         return
@@ -196,6 +198,20 @@ def other_problems(
             fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
             f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
         )
+
+
+def _other_discovery(daemon_sets: Sequence[Object]) -> Iterator[Problem]:
+    """Two masters of Node Feature Discovery take each other's labels away."""
+    for found in daemon_sets:
+        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
+        if not is_ours(found) and any("nfd-worker" in (c.get("command") or ()) for c in containers):
+            metadata = found["metadata"]
+            yield Problem(
+                what=f"Node Feature Discovery runs here already: DaemonSet {metadata['namespace']}/{metadata['name']}, "
+                f"{owner_words(found)}'s",
+                fix="set kubernetes.node_feature_discovery: false, and allow it the labels of nvidia.com "
+                "(nfd-master's extraLabelNs)",
+            )
 
 
 def _meets(daemon_set: Object, nodes: Sequence[Object]) -> bool:

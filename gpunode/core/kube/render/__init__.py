@@ -13,6 +13,8 @@ from gpunode.core.kube.objects import labels, thing
 from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
+from gpunode.core.kube.render.discovery import COMPONENT as DISCOVERY
+from gpunode.core.kube.render.discovery import node_feature_discovery
 from gpunode.core.kube.render.dra import dra_examples, dra_problem
 from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.core.kube.render.helm import Release, check_values, releases
@@ -47,9 +49,9 @@ def runtime_class(cluster: Cluster) -> list[Object]:
 
 # An object stands after those it needs.
 ORDER = (
-    "Namespace", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding",
-    "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet", "StatefulSet", "Pod",
-    "ServiceMonitor", "PrometheusRule",
+    "Namespace", "CustomResourceDefinition", "RuntimeClass", "ServiceAccount", "ClusterRole", "ClusterRoleBinding",
+    "Role", "RoleBinding", "ConfigMap", "Service", "DeviceClass", "ResourceClaimTemplate", "Deployment", "DaemonSet",
+    "StatefulSet", "Pod", "ServiceMonitor", "PrometheusRule",
 )  # fmt: skip
 
 
@@ -88,7 +90,7 @@ class Rendered:
 def render(cluster: Cluster) -> Rendered:
     """Everything; equal input gives equal bytes."""
     operator = cluster.spec.install == "operator"
-    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster)]
+    objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster), *node_feature_discovery(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
     wishes = tuple(node_wishes(cluster))
@@ -224,6 +226,13 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
         yield Problem(
             what=f"Kubernetes {cluster.server} allows system-node-critical pods in kube-system only",
             fix="set kubernetes.namespace: kube-system",
+        )
+    discovery = cluster.knowledge.charts[DISCOVERY]
+    if cluster.spec.has_discovery_objects and cluster.server < discovery.kube:
+        yield Problem(
+            what=f"Node Feature Discovery {discovery.version} needs Kubernetes {discovery.kube}, "
+            f"this is {cluster.server}",
+            fix="upgrade the cluster, or set kubernetes.node_feature_discovery: false",
         )
     for release in charts:
         yield from check_values(release.chart, release.values, cluster.knowledge)

@@ -25,13 +25,13 @@ from gpunode.core.kube.objects import (
     pod,
     rule,
 )
+from gpunode.core.kube.render.discovery import FEATURES
 from gpunode.core.kube.render.plugin_config import MPS_ROOT, mig_strategy, plugin_config
 
 PLUGIN, DISCOVERY, MPS = "nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"
 CONFIG = "device-plugin-config"
 _PRIVILEGED = {"privileged": True}
 _AVAILABLE = "available-configs"  # every pool's configuration, mounted at the path of that name
-_FEATURES = "/etc/kubernetes/node-feature-discovery/features.d"  # where Node Feature Discovery looks
 
 
 def plugin_configs(cluster: Cluster) -> dict[str, str]:
@@ -134,9 +134,9 @@ def _discovery(cluster: Cluster) -> Object:
             *mig_environment(cluster),
         ],
         securityContext=_PRIVILEGED,  # to read what a vGPU's host says
-        volumeMounts=[mount("features", _FEATURES), mount("sys", "/sys", readOnly=True), *config.mounts],
+        volumeMounts=[mount("features", FEATURES), mount("sys", "/sys", readOnly=True), *config.mounts],
     )  # fmt: skip
-    volumes = [host_path("features", _FEATURES), host_path("sys", "/sys", "Directory"), *config.volumes]
+    volumes = [host_path("features", FEATURES), host_path("sys", "/sys", "Directory"), *config.volumes]
     spec = _pod(cluster, config, [main], volumes, affinity=plugin_affinity(cluster))
     return daemon_set(cluster, DISCOVERY, spec, annotations=config.annotations)
 

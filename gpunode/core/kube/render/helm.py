@@ -11,6 +11,7 @@ from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
 from gpunode.core.kube.cluster import Cluster, tolerations
 from gpunode.core.kube.render.dcgm import COUNTERS, EXPORTER, node_relabeling
 from gpunode.core.kube.render.device_plugin import PLUGIN, by_cdi, default_config, plugin_affinity, plugin_configs
+from gpunode.core.kube.render.discovery import LABELS, PCI
 from gpunode.core.kube.render.dra import dra_values
 from gpunode.core.model import Problem
 
@@ -41,7 +42,7 @@ def releases(cluster: Cluster) -> list[Release]:
     found = []
     if cluster.spec.install == "helm" and cluster.plugin_pools:
         found.append(_release(cluster, "nvidia-device-plugin", device_plugin_values(cluster)))
-    elif cluster.spec.install != "operator" and cluster.spec.node_feature_discovery:
+    elif cluster.spec.install != "operator" and cluster.spec.has_discovery_chart:
         found.append(_release(cluster, "node-feature-discovery", discovery_values(cluster)))
     if cluster.spec.install != "operator" and cluster.pools_of("dra"):
         found.append(_release(cluster, "dra-driver-nvidia-gpu", dra_values(cluster)))
@@ -53,7 +54,7 @@ def releases(cluster: Cluster) -> list[Release]:
 def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
     repository, tag = cluster.image_parts(PLUGIN)
     spec = cluster.spec
-    nested = discovery_values(cluster) if spec.node_feature_discovery else {}
+    nested = discovery_values(cluster) if spec.has_discovery_chart else {}
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
         "imagePullSecrets": _secrets(cluster),
@@ -66,19 +67,18 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
         "tolerations": tolerations(cluster),
         "gfd": {"enabled": spec.feature_discovery},
         # the chart's condition would bring Node Feature Discovery with GFD
-        "nfd": {"enabled": spec.node_feature_discovery, **nested},
+        "nfd": {"enabled": spec.has_discovery_chart, **nested},
     }
 
 
 def discovery_values(cluster: Cluster) -> dict[str, Any]:
     """Node Feature Discovery: publish nvidia.com labels, look at display and 3D controllers."""
     repository, tag = cluster.image_parts("node-feature-discovery")
-    pci = {"deviceClassWhitelist": ["02", "03"], "deviceLabelFields": ["vendor"]}
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": cluster.spec.images.pull_policy},
         "imagePullSecrets": _secrets(cluster),
-        "master": {"config": {"extraLabelNs": ["nvidia.com"]}},
-        "worker": {"config": {"sources": {"pci": pci}}, "tolerations": tolerations(cluster)},
+        "master": {"config": {"extraLabelNs": [LABELS]}},
+        "worker": {"config": {"sources": {"pci": PCI}}, "tolerations": tolerations(cluster)},
     }
 
 

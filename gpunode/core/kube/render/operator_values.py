@@ -33,7 +33,7 @@ def components(cluster: Cluster) -> tuple[str, ...]:
         "gpu-feature-discovery": spec.feature_discovery,
         "dcgm-exporter": spec.monitoring.enabled,
         "dra-driver": dra,
-        "node-feature-discovery": spec.node_feature_discovery,
+        "node-feature-discovery": spec.has_discovery_chart,
     }
     return tuple(name for name, wanted in on.items() if wanted)
 
@@ -63,7 +63,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
         "driver": {"enabled": False},
         "toolkit": {"enabled": False},
         "migManager": {"enabled": False},
-        "nfd": {"enabled": spec.node_feature_discovery},
+        "nfd": {"enabled": spec.has_discovery_chart},
         "operator": {"runtimeClass": spec.runtime_class.name or "nvidia"},
         "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
         "psa": {"enabled": True},

@@ -6,7 +6,18 @@ import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from gpunode.core.kube.cluster import Cluster, Object
-from gpunode.core.kube.objects import UNPRIVILEGED, account, config_map, mount, pod, rule, selector, single, thing
+from gpunode.core.kube.objects import (
+    UNPRIVILEGED,
+    account,
+    config_map,
+    mount,
+    namespaced_role,
+    pod,
+    rule,
+    selector,
+    single,
+    thing,
+)
 from gpunode.core.kube.owned import Inventory, Key, inventory_object, key_of
 
 NAME = "watch"
@@ -14,7 +25,6 @@ OBJECTS = "watch-objects"
 _ROLE = f"gpunode-{NAME}"
 PORT = 9405
 _FOLDER = "/etc/gpunode/objects"
-_RBAC = "rbac.authorization.k8s.io/v1"
 
 
 def watch(cluster: Cluster, objects: Sequence[Object], files: Mapping[str, str]) -> list[Object]:
@@ -105,17 +115,12 @@ def _rules(cluster: Cluster, objects: Sequence[Object]) -> Iterator[Object]:
 
 def _role(cluster: Cluster, objects: Sequence[Object]) -> list[Object]:
     """Rights in our own namespace."""
-    namespace, name = cluster.spec.namespace, _ROLE
+    namespace = cluster.spec.namespace
     known = namespace in namespaces_of(map(key_of, objects))  # the inventory can be found
     rules = list(_named([*objects, *([inventory_object(Inventory(), namespace)] if known else [])], namespaced=True))
     if not rules:
         return []
-    role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": name}
-    subject = {"kind": "ServiceAccount", "name": NAME, "namespace": namespace}
-    return [
-        thing("Role", _RBAC, name, NAME, {"rules": rules}, namespace=namespace),
-        thing("RoleBinding", _RBAC, name, NAME, {"roleRef": role, "subjects": [subject]}, namespace=namespace),
-    ]
+    return namespaced_role(cluster, NAME, rules)
 
 
 # ---------------------------------------------------------------- metrics

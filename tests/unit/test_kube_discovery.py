@@ -1,0 +1,145 @@
+"""Node Feature Discovery as objects: applied, refused beside another, and as its own chart has it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from api_server import ApiServer
+from kube_cases import CASES
+from kube_cluster import foreign, hows, mutating, put, rendered
+from rows import over
+
+from gpunode.edge.kube import chart_name, template
+from gpunode.edge.kube.apply import remove
+from gpunode.edge.kube.client import Api
+
+pytest_plugins = ("kube_fixtures",)
+
+OBJECTS: dict[str, Any] = {"kubernetes": {"node_feature_discovery": True, "node_feature_discovery_install": "manifest"}}
+CHART: dict[str, Any] = {"kubernetes": {"node_feature_discovery": True}}
+WORKLOADS = ("nfd-master", "nfd-worker", "nfd-gc")
+
+
+def workloads(objects: Any) -> dict[str, dict[str, Any]]:
+    return {
+        item["metadata"]["name"]: item["spec"]["template"]["spec"]
+        for item in objects
+        if item["kind"] in ("Deployment", "DaemonSet") and item["metadata"]["name"].startswith("nfd-")
+    }
+
+
+def test_it_is_applied_before_what_it_serves_and_removed_again(server: ApiServer, api: Api) -> None:
+    what = rendered(OBJECTS)
+    assert list(what.releases) == []
+    done = hows(put(api, what))
+    keys = list(done)
+    crd = "CustomResourceDefinition nodefeatures.nfd.k8s-sigs.io"
+    assert keys.index(crd) < keys.index("Deployment gpunode/nfd-master")
+    assert set(hows(put(api, what)).values()) == {"unchanged"}
+    assert hows(remove(api, "gpunode", notify=lambda _: None))[crd] == "deleted"
+
+
+@over([("manifest", {}), ("helm", {}), ("operator", {})], name=lambda row: row[0])
+def test_it_comes_once_whoever_installs_the_rest(install: str, _more: dict[str, Any]) -> None:
+    """As objects or by a chart, never by both."""
+    by_objects = rendered({"kubernetes": {**OBJECTS["kubernetes"], "install": install}})
+    by_chart = rendered({"kubernetes": {**CHART["kubernetes"], "install": install}})
+    assert set(workloads(by_objects.objects)) == set(WORKLOADS)
+    assert not workloads(by_chart.objects)
+    values = {release.name: release.values for release in by_objects.releases}
+    assert "node-feature-discovery" not in values
+    assert all(value["nfd"]["enabled"] is False for value in values.values() if "nfd" in value)
+    charts = {release.name: release.values for release in by_chart.releases}
+    assert "node-feature-discovery" in charts or any(v.get("nfd", {}).get("enabled") for v in charts.values())
+
+
+def test_another_one_in_the_cluster_is_not_fought(server: ApiServer, api: Api) -> None:
+    worker = {"containers": [{"name": "worker", "command": ["nfd-worker"], "image": "nfd:1"}]}
+    server.put(foreign("DaemonSet", "apps/v1", "nfd", "nfd", spec={"template": {"spec": worker}}), "helm")
+    (problem,) = put(api, rendered(OBJECTS)).problems
+    assert problem.what.startswith("Node Feature Discovery runs here already: DaemonSet nfd/nfd, helm")
+    assert mutating(server) == []
+    assert put(api, rendered()).problems == ()
+
+
+def test_servers_before_its_own_oldest_are_refused() -> None:
+    (problem,) = rendered(OBJECTS, "1.23").problems
+    assert problem.what == "Node Feature Discovery 0.19.0 needs Kubernetes 1.24, this is 1.23"
+
+
+def test_what_gpu_feature_discovery_writes_is_what_the_worker_reads_and_the_master_publishes() -> None:
+    what = rendered(OBJECTS)
+    found = workloads(what.objects)
+    discovery = next(i for i in what.objects if i["metadata"]["name"] == "gpu-feature-discovery")
+    writes = {v["hostPath"]["path"] for v in discovery["spec"]["template"]["spec"]["volumes"] if "hostPath" in v}
+    reads = {v["hostPath"]["path"] for v in found["nfd-worker"]["volumes"] if v["name"] == "features"}
+    assert reads <= writes
+    assert "-extra-label-ns=nvidia.com" in found["nfd-master"]["containers"][0]["args"]
+    assert not any("NodeFeature" in note.what or "turns into labels" in note.what for note in what.notes)
+
+
+def test_pods_select_by_its_labels_and_its_worker_by_none() -> None:
+    """A worker that waited for the label that it makes would never start."""
+    chosen = {"feature.node.kubernetes.io/pci-10de.present": "true"}
+    what = rendered({"kubernetes": {**OBJECTS["kubernetes"], "node_selector": chosen}})
+    assert all("nodeSelector" not in spec for spec in workloads(what.objects).values())
+
+
+def test_images_and_secrets_are_those_of_the_private_registry() -> None:
+    case = next(case for case in CASES if case.folder.name == "discovery")
+    for spec in workloads(case.render().objects).values():
+        image = spec["containers"][0]["image"]
+        assert image == "registry.lan:5000/gpu/nfd/node-feature-discovery:v0.19.0"
+        assert spec["imagePullSecrets"] == [{"name": "registry-lan"}]
+
+
+# ---------------------------------------------------------------- its own chart
+
+FOLDER = os.environ.get("GPUNODE_CHARTS", "")
+
+
+def test_it_may_do_and_sees_what_its_chart_lets_it() -> None:
+    paths = [path.parent for path in Path(FOLDER).rglob("Chart.yaml")] if FOLDER else []
+    charts = {chart_name(path): path for path in paths}
+    if "node-feature-discovery" not in charts:
+        pytest.skip("GPUNODE_CHARTS names no folder with the chart node-feature-discovery")
+    (release,) = rendered(CHART).releases
+    theirs = template(charts["node-feature-discovery"], release)
+    ours = [item for item in rendered(OBJECTS).objects if "nfd" in yaml.safe_dump(item)]
+    assert _rules(ours) == _rules(theirs)
+    chart = {
+        f"nfd-{item['metadata']['labels']['role']}": item["spec"]["template"]["spec"]
+        for item in theirs
+        if item["kind"] in ("Deployment", "DaemonSet")
+    }
+    for name, spec in workloads(ours).items():
+        (main,), (their,) = spec["containers"], chart[name]["containers"]
+        assert main["command"] == their["command"]
+        assert {one["name"] for one in main["env"]} == {one["name"] for one in their["env"]}
+        for key in ("securityContext", "resources", "livenessProbe", "readinessProbe", "startupProbe", "image"):
+            assert main.get(key) == their.get(key), (name, key)
+        assert _mounts(main) == {path for path in _mounts(their) if path != "/etc/kubernetes/node-feature-discovery"}
+
+
+def _rules(objects: list[dict[str, Any]]) -> dict[str, set[tuple[str, str, str, str]]]:
+    """Kind of role → (group, resource, verb, name), those of the job that cleans up after the chart left out."""
+    found: dict[str, set[tuple[str, str, str, str]]] = {}
+    for item in objects:
+        if item["kind"] in ("Role", "ClusterRole") and not item["metadata"]["name"].endswith("-prune"):
+            found.setdefault(item["kind"], set()).update(
+                (group, resource, verb, name)
+                for rule in item["rules"]
+                for group in rule["apiGroups"]
+                for resource in rule["resources"]
+                for verb in rule["verbs"]
+                for name in rule.get("resourceNames", [""])
+            )
+    return found
+
+
+def _mounts(container: dict[str, Any]) -> set[str]:
+    return {one["mountPath"].rstrip("/") for one in container.get("volumeMounts", ())}
