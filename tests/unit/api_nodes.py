@@ -15,10 +15,14 @@ from gpunode.core.kube.usage import asked
 
 Object = dict[str, Any]
 MEMORY, COUNT = "aliyun.com/gpu-mem", "aliyun.com/gpu-count"
+GIB = 16  # memory of gpu-0, which claims share
 
 
 class Nodes:
-    """`replicas`: shares of each GPU.  `spoil`: vectoradd, sees-all, no-extender, spread, too-generous, slow."""
+    """`replicas`: shares of each GPU.  `spoil`: vectoradd, sees-all, no-extender, spread, too-generous, slow, whole.
+
+    Claims for memory get it on gpu-0, GIB at most; with `whole` they get all of it.
+    """
 
     def __init__(self, server: ApiServer, *, replicas: int = 1, spoil: str = "") -> None:
         self.server = server
@@ -59,6 +63,10 @@ class Nodes:
             pod = self.server.get("Pod", name, "gpunode-verify")
             if pod is None:
                 return
+            if "resourceClaims" in pod["spec"] and not self.allocated(pod):
+                why = "0/1 nodes are available: 1 cannot allocate all claims."
+                self.unschedulable(pod, why)
+                return
             limits = pod["spec"]["containers"][0].get("resources", {}).get("limits", {})
             resource, amount = next(((r, int(v)) for r, v in limits.items()), ("", 0))
             for node in self.fitting(pod):
@@ -76,11 +84,27 @@ class Nodes:
                     return
             why = "0/1 nodes are available: 1 Insufficient GPU Memory in one device." if resource == MEMORY else (
                 f"0/1 nodes are available: 1 Insufficient {resource}.")  # fmt: skip
-            pod["status"] = {
-                "phase": "Pending",
-                "conditions": [{"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}],
-            }
-            self.server.put(pod, "kube-scheduler")
+            self.unschedulable(pod, why)
+
+    def unschedulable(self, pod: Object, why: str) -> None:
+        condition = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": why}
+        pod["status"] = {"phase": "Pending", "conditions": [condition]}
+        self.server.put(pod, "kube-scheduler")
+
+    def allocated(self, pod: Object) -> bool:
+        """Allocate the claims for memory that the pod names; those of templates are taken for granted."""
+        for one in pod["spec"]["resourceClaims"]:
+            claim = self.server.get("ResourceClaim", one.get("resourceClaimName", ""), "gpunode-verify")
+            if claim is None:
+                continue
+            amount = claim["spec"]["devices"]["requests"][0]["exactly"]["capacity"]["requests"]["memory"]
+            if int(amount.removesuffix("Gi")) > GIB:
+                return False
+            result = {"driver": "gpu.nvidia.com", "pool": "gpu1", "device": "gpu-0", "request": "gpu"}
+            result |= {} if self.spoil == "whole" else {"consumedCapacity": {"memory": amount}}
+            claim["status"] = {"allocation": {"devices": {"results": [result]}}}
+            self.server.put(claim, "kube-scheduler")
+        return True
 
     def fitting(self, pod: Object) -> list[Object]:
         terms = (((pod["spec"].get("affinity") or {}).get("nodeAffinity") or {}).get(

@@ -38,6 +38,7 @@ class ApiStore:
         self.budgets: dict[str, int] = {}  # namespace/pod → evictions that its disruption budget refuses
         self.stuck: set[str] = set()  # namespace/pod that never goes away
         self.controllers: list[Callable[[Any, str, Object], None]] = []
+        self.drop: Callable[[Object], None] = lambda _item: None  # takes out what a feature gate that is off drops
         self.reject: dict[str, str] = {}  # KIND NAME → why the server finds it invalid
         self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
         self.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "kube-system"}})
@@ -149,6 +150,8 @@ class ApiStore:
         manager = query.get("fieldManager", "unknown")
         before = self.objects.get(key)
         if content == "application/apply-patch+yaml":
+            body = copy.deepcopy(body)
+            self.drop(body)
             item, owned = self._applied(key, body, manager, force=query["force"] == "true")
         else:
             # strategic merging differs for lists only, and kubectl's patches here have none

@@ -110,6 +110,7 @@ def test_old_servers_differ_in_runtime_class_only(tmp_path: Path, version: str, 
 
 
 SHARES = {"strategy": "time-slicing", "replicas": 4}
+MEMORY = {"strategy": "dra", "dra": {"shares": "memory"}}
 
 
 @pytest.mark.parametrize(
@@ -123,6 +124,15 @@ SHARES = {"strategy": "time-slicing", "replicas": 4}
         ({"sharing": {"strategy": "dra"}}, "1.31", Exit.REFUSED, "error: Kubernetes 1.31 has no DRA that NVIDIA's"),
         ({"sharing": {"strategy": "dra"}, "kubernetes": {"device_plugin": {"enabled": True}}}, "1.34", Exit.REFUSED,
          "error: the device plugin and the DRA driver on one node hand out the same GPUs"),
+        ({"sharing": MEMORY}, "1.33", Exit.REFUSED,
+         "error: Kubernetes 1.33 knows no shares of a device's memory (sharing.dra.shares)\n"
+         "  do next:  upgrade to 1.34 or newer (1.36 has them on), or set sharing.strategy: gpushare"),
+        ({"sharing": MEMORY, "kubernetes": {"images": {"names": {"dra-driver": "r.lan/dra:v0.4.1"}}}}, "1.36",
+         Exit.REFUSED, "error: the DRA driver v0.4.1 offers whole devices alone; shares of memory came with 0.5.0"),
+        ({"sharing": MEMORY, "kubernetes": {"images": {"names": {"dra-driver": "r.lan/dra:v25.12.0"}}}}, "1.36",
+         Exit.REFUSED, "error: the DRA driver v25.12.0 offers whole devices alone"),
+        ({"sharing": {"strategy": "gpushare", "dra": {"shares": "memory"}}}, "1.36", Exit.REFUSED,
+         "error: pool default: sharing.dra.shares is memory, and strategy gpushare has no claims"),
         ({"sharing": {"strategy": "mps", "replicas": 1}}, "1.34", Exit.REFUSED,
          "error: pool default: sharing.replicas is 1 with mps"),
         ({"sharing": {"strategy": "mps", "replicas": 49}}, "1.34", Exit.REFUSED,

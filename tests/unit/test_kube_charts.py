@@ -74,3 +74,16 @@ def test_the_exporter_of_the_chart_collects_what_the_alerts_read(charts: dict[st
     release = next(one for one in case.render().releases if one.name == "dcgm-exporter")
     config = next(item for item in rendered(charts, release) if item["kind"] == "ConfigMap")
     assert "DCGM_FI_DEV_ROW_REMAP_PENDING, gauge, " in config["data"]["metrics"]
+
+
+def test_the_dra_driver_of_the_chart_is_asked_for_shares_of_memory(charts: dict[str, Path]) -> None:
+    case = next(case for case in CASES if case.folder.name == "dra-memory")
+    (release,) = case.render().releases
+    asked = [
+        {one["name"]: one.get("value") for one in container.get("env", [])}
+        for item in rendered(charts, release)
+        if item["kind"] == "DaemonSet"
+        for container in item["spec"]["template"]["spec"]["containers"]
+        if container["name"] == "gpus"
+    ]
+    assert [(env["CONSUMABLE_SHARES"], env["FEATURE_GATES"]) for env in asked] == [("memory", "ConsumableShares=true,")]

@@ -118,6 +118,35 @@ def test_what_a_webhook_refuses_is_not_reported_as_changed(
     assert applied.changes == () and mutating(server) == []
 
 
+def without_amounts(item: dict[str, Any]) -> None:
+    """What kube-apiserver does to a claim while the gate DRAConsumableCapacity is off."""
+    if item["kind"] == "ResourceClaim":
+        for request in item["spec"]["devices"]["requests"]:
+            request["exactly"].pop("capacity", None)
+
+
+def test_shares_of_memory_are_refused_where_the_server_drops_the_amounts(server: ApiServer, api: Api) -> None:
+    spec = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+    server.resources |= DRA
+    assert put(api, rendered(spec)).problems == ()
+    server.drop = without_amounts
+    (problem,) = put(api, rendered(spec)).problems
+    assert problem.what.endswith("its feature gate DRAConsumableCapacity is off")
+    assert server.names("ResourceClaim") == []  # asked by a dry run
+
+
+def test_shares_of_memory_are_refused_where_the_server_has_no_claims(server: ApiServer, api: Api) -> None:
+    (problem,) = put(api, rendered({"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}})).problems
+    assert problem.what == "the server does not serve ResourceClaim of resource.k8s.io/v1"
+
+
+def test_who_may_make_no_claims_is_not_asked_about_them(server: ApiServer, api: Api) -> None:
+    server.resources |= DRA
+    server.faults.append(Fault("^PATCH .*/resourceclaims/", 403, "Forbidden", "resourceclaims is forbidden", times=9))
+    spec = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+    assert put(api, rendered(spec)).problems == ()
+
+
 def test_dra_next_to_a_device_plugin_of_somebody_else_is_refused(server: ApiServer, api: Api) -> None:
     server.resources["resource.k8s.io/v1"] = DRA["resource.k8s.io/v1"]
     server.put(node("gpu1"))

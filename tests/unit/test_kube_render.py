@@ -7,15 +7,18 @@ from __future__ import annotations
 
 import json
 import os
+from typing import Any
 
 import pytest
 import yaml
-from kube_cases import CASES, Case, complaint
+from kube_cases import CASES, KNOWN, Case, complaint
 from kube_cluster import rendered
 from kube_links import dangling_links, pods_in, unfed_readers
 
-from gpunode.core.kube.render import ORDER
+from gpunode.core.kube import cluster_of, render
+from gpunode.core.kube.render import ORDER, Rendered
 from gpunode.core.kube.render.files import files_of
+from gpunode.core.spec import parse_spec
 
 by_name = pytest.mark.parametrize("case", CASES, ids=lambda case: case.folder.name)
 
@@ -122,3 +125,33 @@ def test_the_note_on_feature_discovery_comes_with_what_renders_it_alone() -> Non
     feature_discovery = {"kubernetes": {"feature_discovery": True}}
     assert note in [reason.what for reason in rendered(feature_discovery).notes]
     assert note not in [reason.what for reason in rendered({**feature_discovery, **GPUSHARE}).notes]
+
+
+MEMORY = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+
+
+def of_pools(server: str, **pools: dict[str, Any]) -> Rendered:
+    specs = {name: parse_spec({**spec, "kubernetes": {"pool": name}}) for name, spec in pools.items()}
+    return render(cluster_of(specs, server, KNOWN))
+
+
+@pytest.mark.parametrize(("server", "off"), [("1.34", True), ("1.35", True), ("1.36", False), ("1.37", False)])
+def test_where_shares_of_memory_are_off_by_default_a_note_says_what_turns_them_on(server: str, off: bool) -> None:
+    found = of_pools(server, a=MEMORY)
+    notes = {note.what: note.why for note in found.notes}
+    assert found.problems == ()
+    assert ("--feature-gates=DRAConsumableCapacity=true" in " ".join(notes.values())) is off
+    assert "DRA counts memory and limits nobody" in notes
+
+
+def test_all_pools_of_dra_share_alike() -> None:
+    dra = {"sharing": {"strategy": "dra"}}
+    assert of_pools("1.36", a=MEMORY, b=MEMORY, c={}).problems == ()
+    (problem,) = of_pools("1.36", a=MEMORY, b=dra).problems
+    assert problem.what.startswith("sharing.dra.shares is memory for some pools, and none for b: ")
+
+
+@pytest.mark.parametrize("tag", ["v0.5.0", "0.5.1", "v0.5.0-rc.1", "v1.0.0", "latest", "main-2026"])
+def test_a_driver_that_may_have_shares_of_memory_is_taken(tag: str) -> None:
+    names = {"images": {"names": {"dra-driver": f"r.lan/dra:{tag}"}}}
+    assert render(cluster_of({"": parse_spec({**MEMORY, "kubernetes": names})}, "1.36", KNOWN)).problems == ()

@@ -208,6 +208,27 @@ def test_dra_devices_are_known_one_by_one(old: bool) -> None:
     assert (mig.resource, mig.allocated, [p.name for p in mig.pods]) == ("gpu.nvidia.com/mig", 1, ["(claim reserved)"])
 
 
+def test_shares_of_memory_are_counted_by_gpu() -> None:
+    slices = [resource_slice("n1", 1, {"gpu-0": "gpu", "gpu-1": "gpu", "gpu-2": "gpu"})]
+    for device in slices[0]["spec"]["devices"]:
+        device |= {"capacity": {"memory": {"value": "16Gi"}}, "allowMultipleAllocations": device["name"] != "gpu-2"}
+    claims = [claim("a", "n1", "gpu-0", "p"), claim("b", "n1", "gpu-0", "q", "r"), claim("c", "n1", "gpu-1", "s")]
+    amounts: list[dict[str, Any]] = [{"memory": "3Gi"}, {"gpu.nvidia.com/memory": "5Gi"}, {}]
+    for one, amount in zip(claims, amounts, strict=True):
+        one["status"]["allocation"]["devices"]["results"][0]["consumedCapacity"] = amount
+    found = usage([node("n1")], [], slices=slices, claims=claims)
+    whole, shared = found.nodes[0].uses
+    assert (whole.kind, whole.allocated, whole.total) == ("dra", 0, 1)
+    assert (shared.kind, shared.allocated, shared.total, shared.unit) == ("dra-memory", 24 * 1024, 32 * 1024, "MiB")
+    assert [(g.name, g.allocated) for g in shared.gpus] == [("gpu-0", 8192), ("gpu-1", 16384)]
+    assert {p.name: dict(p.gpus) for p in shared.pods} == {
+        "p": {"gpu-0": 3072}, "q": {"gpu-0": 5120}, "r": {"gpu-0": 5120}, "s": {"gpu-1": 16384},
+    }  # fmt: skip
+    assert "n1    10.0.0.1   gpu.nvidia.com/gpu  8192/16384             16384/16384            24576/32768" in (
+        usage_text(found)
+    )
+
+
 def test_every_kind_in_one_cluster_has_a_table_and_a_total() -> None:
     nodes = [
         node("a", allocatable={GPU: "8"}, spec={"unschedulable": True}),

@@ -253,6 +253,62 @@ def test_a_claim_is_proven_where_gpus_are_shared_by_dra(tmp_path: Path) -> None:
         server.close()
 
 
+def memory_slice(name: str = "gpu1") -> dict[str, Any]:
+    device = {"name": "gpu-0", "attributes": {"type": {"string": "gpu"}}, "capacity": {"memory": {"value": "16Gi"}}}
+    return {
+        "apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": name},
+        "spec": {"driver": "gpu.nvidia.com", "nodeName": name, "pool": {"name": name, "generation": 1},
+                 "devices": [{**device, "allowMultipleAllocations": True}]},
+    }  # fmt: skip
+
+
+SHARES = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+
+
+@pytest.mark.parametrize("spoil", ["", "whole"])
+def test_shares_of_memory_are_proven_by_three_and_five_gib_and_one_too_many(
+    spoil: str, server: ApiServer, api: Api
+) -> None:
+    server.resources |= DRA
+    server.put(node("gpu1"))
+    server.put(memory_slice())
+    nodes = Nodes(server, spoil=spoil)
+    found = of(prove(api, SHARES))
+    assert found == {
+        "kube.allocatable": ("passed", "16384 gpu.nvidia.com/gpu"),
+        "kube.dra-claim": ("passed", "a pod gets a GiB of a GPU by a claim: Test PASSED"),
+        "kube.dra-memory-two-pods": ("passed", "pods with 3 and 5 GiB run side by side: 8 GiB on gpu-0")
+        if not spoil
+        else (
+            "failed",
+            "pods with 3 and 5 GiB run side by side: "
+            "the claim of dra-memory-two-pods-3 takes a whole device of gpu-0, not 3 GiB",
+        ),
+        "kube.dra-memory-too-large-stays-pending": (
+            "passed", "a claim for 17 GiB stays Pending: 0/1 nodes are available: 1 cannot allocate all claims.",
+        ),
+    }  # fmt: skip
+    assert nodes.started == [
+        "dra-claim", "dra-memory-two-pods-3", "dra-memory-two-pods-5", "dra-memory-too-large-stays-pending-17",
+    ]  # fmt: skip
+    assert (server.names("ResourceClaim"), server.names("ResourceClaimTemplate")) == ([], [])
+
+
+def test_a_driver_that_offers_whole_devices_is_no_driver_of_shares(server: ApiServer, api: Api) -> None:
+    server.resources |= DRA
+    server.put(node("gpu1"))
+    whole = memory_slice()
+    del whole["spec"]["devices"][0]["allowMultipleAllocations"]
+    server.put(whole)
+    Nodes(server)
+    what = rendered(SHARES)
+    apply(api, what, timeout=5, notify=silent)
+    (pool,) = [r for r in verify(api, what, ProofOptions(timeout=5), notify=silent) if r.host == "pool default"]
+    (check,) = pool.checks
+    assert (check.id, check.message) == ("kube.allocatable", "no node offers nothing of the kind dra-memory (dra)")
+    assert check.fix.startswith("the DRA driver offers whole devices: install it with the values")
+
+
 ESCAPES = "\x1b]0;owned\x07"
 
 

@@ -99,6 +99,10 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.gpushare-binpack": "passes when the three pods of a StatefulSet are packed as the extender packs: onto "
         "the GPU with the least memory left that has room",
         "kube.dra-claim": "passes when a pod gets a GPU by a ResourceClaim, and adds two vectors",
+        "kube.dra-memory-two-pods": "passes when 3 and 5 GiB run side by side, and each claim takes its part of a "
+        "GPU's memory",
+        "kube.dra-memory-too-large-stays-pending": "passes when a claim for a GiB more than the largest GPU has stays "
+        "Pending",
         "kube.cleaned-up": "the namespace of the proofs is still there",
     },
 }

@@ -53,6 +53,17 @@ class Right:
 
 
 @dataclass(frozen=True, kw_only=True)
+class MemoryShares:
+    """What shares of a GPU's memory by DRA need: servers with the feature, and NVIDIA's driver."""
+
+    gate: str  # the feature gate of Kubernetes
+    since: Server  # the first server that has it
+    on: Server  # the first that has it on by default
+    driver: str  # the first version of NVIDIA's driver that publishes them
+    driver_gate: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class KubeKnowledge:
     """What is known of servers, images and charts."""
 
@@ -64,6 +75,7 @@ class KubeKnowledge:
     images: Mapping[str, str]
     tags: Mapping[str, str]  # component → pattern of the tags of its image that a refresh may choose from
     charts: Mapping[str, Chart]
+    memory_shares: MemoryShares
     labels: frozenset[str]  # that nodes are known to carry
     needs: Mapping[str, tuple[Right, ...]]  # by the name that an image has: verbs and resources
     ignored_xids: tuple[int, ...]  # by NVIDIA's device plugin: the GPU stays allocatable
@@ -86,6 +98,7 @@ def parse_kube_knowledge(table: Table, xids: Table) -> KubeKnowledge:
         images={row["component"]: row["image"] for row in table["images"]},
         tags={row["component"]: row["tags"] for row in table["images"] if "tags" in row},
         charts={row["name"]: _chart(row) for row in table["charts"]},
+        memory_shares=_memory_shares(table["memory_shares"]),
         labels=frozenset(table["labels"]["known"].split()),
         needs={name: _rights(row["rights"]) for row in table["needs"] for name in row["names"]},
     )
@@ -100,6 +113,16 @@ def server_of(text: str) -> Server:
 def _api(row: Table) -> ApiVersion:
     return ApiVersion(
         api=row["api"], since=server_of(row["since"]), until=server_of(row["until"]) if row["until"] else None
+    )
+
+
+def _memory_shares(row: Table) -> MemoryShares:
+    return MemoryShares(
+        gate=row["gate"],
+        since=server_of(row["since"]),
+        on=server_of(row["on"]),
+        driver=row["driver"],
+        driver_gate=row["driver_gate"],
     )
 
 

@@ -79,6 +79,7 @@ _WORKLOAD: Object = {
     },
 }
 _ATTRIBUTES = Map({"string": str})
+_CAPACITY = Map({"value": (str, int)})
 _KINDS: Mapping[str, Object] = {
     "Namespace": {"spec": {"finalizers": [str]}},
     "ConfigMap": {"data": _WORDS},
@@ -115,7 +116,15 @@ _KINDS: Mapping[str, Object] = {
             "driver": str,
             "nodeName": str,
             "pool!": {"name!": str, "generation": int},
-            "devices": [{"name!": str, "attributes": _ATTRIBUTES, "basic": {"attributes": _ATTRIBUTES}}],
+            "devices": [
+                {
+                    "name!": str,
+                    "attributes": _ATTRIBUTES,
+                    "basic": {"attributes": _ATTRIBUTES},
+                    "capacity": _CAPACITY,
+                    "allowMultipleAllocations": bool,
+                }
+            ],
         }
     },
     "ResourceClaim": {
@@ -123,7 +132,17 @@ _KINDS: Mapping[str, Object] = {
         "status": {
             "reservedFor": [{"resource": str, "name!": str}],
             "allocation": {
-                "devices": {"results": [{"driver": str, "pool!": str, "device!": str, "adminAccess": bool}]}
+                "devices": {
+                    "results": [
+                        {
+                            "driver": str,
+                            "pool!": str,
+                            "device!": str,
+                            "adminAccess": bool,
+                            "consumedCapacity": _AMOUNTS,
+                        }
+                    ]
+                }
             },
         },
     },

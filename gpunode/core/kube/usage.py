@@ -20,7 +20,7 @@ from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render.gpushare import COUNT, MEMORY
 
-Kind = Literal["gpu", "slices", "mig", "gpushare", "dra"]
+Kind = Literal["gpu", "slices", "mig", "gpushare", "dra", "dra-memory"]
 WHOLE = "nvidia.com/gpu"
 _SHARED = ".shared"
 _MIG = "nvidia.com/mig-"
@@ -28,6 +28,7 @@ _DRA_DRIVERS = ("gpu.nvidia.com",)
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _MOST_GPUS = 1024  # of a node: what it offers is its kubelet's word
 _ENDED = ("Succeeded", "Failed")
+_MIB = 1 << 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,9 +245,66 @@ def _gpushare(total: int, count: int, holders: Sequence[tuple[Object, int]]) -> 
 # ---------------------------------------------------------------- DRA
 
 
+@dataclass(frozen=True)
+class _Device:
+    """A device of a ResourceSlice.  `memory`: MiB that claims share, 0 where a claim has the whole device."""
+
+    pool: str
+    name: str
+    kind: str
+    memory: int
+
+    @property
+    def at(self) -> tuple[str, str]:
+        return self.pool, self.name
+
+
+@dataclass(frozen=True)
+class _Taken:
+    """What a claim holds of a device; `users`: namespace and pod of each, the claim's own name while no pod uses it."""
+
+    users: tuple[tuple[str, str], ...]
+    memory: int | None  # MiB, None for all
+
+
 def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Iterator[Use]:
     """Devices that NVIDIA's driver offers on this node, by the kind that it gives them (gpu, mig)."""
-    devices: dict[str, list[tuple[str, str]]] = {}  # type → (pool, device)
+    devices: dict[tuple[str, bool], list[_Device]] = {}
+    for device in _devices(node, slices):
+        devices.setdefault((device.kind, bool(device.memory)), []).append(device)
+    taken = _taken(claims)
+    for (kind, shared), there in sorted(devices.items()):
+        gpus, held = [], dict[tuple[str, str], dict[str, int]]()
+        for device in there:
+            amounts = [(one, _amount(one, device)) for one in taken.get(device.at, ())]
+            total = device.memory or 1
+            allocated = sum(amount for _, amount in amounts)
+            gpus.append(GpuUse(name=device.name, allocated=allocated if shared else min(1, allocated), total=total))
+            for one, amount in amounts:
+                for user in one.users:
+                    on = held.setdefault(user, {})
+                    on[device.name] = on.get(device.name, 0) + amount if shared else 1
+        yield Use(
+            kind="dra-memory" if shared else "dra",
+            resource=f"{_DRA_DRIVERS[0]}/{kind}",
+            allocated=sum(gpu.allocated for gpu in gpus),
+            total=sum(gpu.total for gpu in gpus),
+            gpus=tuple(gpus),
+            pods=tuple(
+                PodUse(namespace=namespace, name=name, amount=sum(on.values()), gpus=on)
+                for (namespace, name), on in held.items()
+            ),
+            unit="MiB" if shared else "",
+        )
+
+
+def _amount(one: _Taken, device: _Device) -> int:
+    if not device.memory:
+        return 1
+    return device.memory if one.memory is None else one.memory
+
+
+def _devices(node: str, slices: Sequence[Object]) -> Iterator[_Device]:
     newest: dict[str, int] = {}
     mine = [s["spec"] for s in slices if s["spec"].get("nodeName") == node and s["spec"].get("driver") in _DRA_DRIVERS]
     for spec in mine:
@@ -257,39 +315,34 @@ def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Itera
         for device in spec.get("devices") or []:
             attributes = device.get("attributes") or (device.get("basic") or {}).get("attributes") or {}
             kind = (attributes.get("type") or {}).get("string", "gpu")
-            devices.setdefault(kind, []).append((spec["pool"]["name"], device["name"]))
-    taken = _taken(claims)
-    for kind, there in sorted(devices.items()):
-        gpus = tuple(GpuUse(name=at[1], allocated=min(1, len(taken.get(at, ()))), total=1) for at in there)
-        held: dict[tuple[str, str], dict[str, int]] = {}
-        for at in there:
-            for user in taken.get(at, ()):
-                held.setdefault(user, {})[at[1]] = 1
-        yield Use(
-            kind="dra",
-            resource=f"{_DRA_DRIVERS[0]}/{kind}",
-            allocated=sum(gpu.allocated for gpu in gpus),
-            total=len(gpus),
-            gpus=gpus,
-            pods=tuple(
-                PodUse(namespace=namespace, name=name, amount=len(on), gpus=on)
-                for (namespace, name), on in held.items()
-            ),
-        )
+            memory = ((device.get("capacity") or {}).get("memory") or {}).get("value", "0")
+            shared = quantity(memory) // _MIB if device.get("allowMultipleAllocations") else 0
+            yield _Device(spec["pool"]["name"], device["name"], kind, shared)
 
 
-def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[tuple[str, str]]]:
-    """(pool, device) → (namespace, pod) of those that use it; of a claim that no pod uses yet its own name."""
-    found: dict[tuple[str, str], list[tuple[str, str]]] = {}
+def _taken(claims: Sequence[Object]) -> dict[tuple[str, str], list[_Taken]]:
+    """(pool, device) → what claims hold of it."""
+    found: dict[tuple[str, str], list[_Taken]] = {}
     for claim in claims:
         status, namespace = claim.get("status") or {}, claim["metadata"]["namespace"]
         pods = [use["name"] for use in status.get("reservedFor") or [] if use.get("resource") == "pods"]
+        users = tuple((namespace, name) for name in pods or [f"(claim {claim['metadata']['name']})"])
         results = ((status.get("allocation") or {}).get("devices") or {}).get("results") or []
         for result in results:
             if result.get("driver") in _DRA_DRIVERS and not result.get("adminAccess"):
-                users = pods or [f"(claim {claim['metadata']['name']})"]
-                found.setdefault((result["pool"], result["device"]), []).extend((namespace, name) for name in users)
+                at = result["pool"], result["device"]
+                found.setdefault(at, []).append(_Taken(users, consumed_memory(result)))
     return found
+
+
+def consumed_memory(result: Object) -> int | None:
+    """MiB of a device's memory that an allocation's result takes, rounded up; None for all of it.
+
+    A name without a domain is the driver's own: https://kubernetes.io/docs/reference/kubernetes-api/resource/resource-slice-v1/
+    """
+    consumed = result.get("consumedCapacity") or {}
+    amount = consumed.get("memory", consumed.get(f"{_DRA_DRIVERS[0]}/memory"))
+    return None if amount is None else -(-quantity(amount) // _MIB)
 
 
 # ---------------------------------------------------------------- nodes and pods
@@ -337,6 +390,7 @@ _TITLES: dict[Kind, str] = {
     "mig": "MIG instances",
     "gpushare": "GPU Memory",
     "dra": "GPUs by DRA",
+    "dra-memory": "GPU Memory by DRA",
 }
 Row = list[str]
 _LONGEST = 320  # characters: a resource's name has at most 253 + 1 + 63
@@ -386,10 +440,10 @@ def columns(rows: Sequence[Row]) -> Iterator[str]:
 
 def _summary(kind: Kind, rows: Sequence[tuple[NodeUse, Use]]) -> Iterator[str]:
     unit = f"({_units(rows)})" if _units(rows) else ""
-    single = kind in ("gpushare", "dra")
+    single = kind in ("gpushare", "dra", "dra-memory")
     gpus = max(len(use.gpus) for _, use in rows) if single else 0
     pending = any(use.pending for _, use in rows)
-    named = kind in ("mig", "dra") or any(use.resource != rows[0][1].resource for _, use in rows)
+    named = kind in ("mig", "dra", "dra-memory") or any(use.resource != rows[0][1].resource for _, use in rows)
     pools = any(node.pool for node, _ in rows)
     head = ["NAME", "IPADDRESS", *(["POOL"] if pools else []), *(["RESOURCE"] if named else [])]
     head += ["PER GPU"] if kind == "slices" else []

@@ -33,6 +33,11 @@ def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
             what=f"{where}.mig has {len(profiles)} profiles ({', '.join(profiles)}) with mig.strategy single",
             fix="set sharing.mig.strategy: mixed; with single all instances of a node must be alike",
         )
+    if sharing.dra.shares != "none" and sharing.strategy != "dra":
+        yield Problem(
+            what=f"{where}.dra.shares is {sharing.dra.shares}, and strategy {sharing.strategy} has no claims",
+            fix="choose strategy: dra, or remove sharing.dra",
+        )
     for profile in profiles:
         if not re.fullmatch(r"(\dc\.)?\dg\.\d+gb([+-][a-z.]+)?", profile):
             yield Problem(what=f"{where}.mig names the profile {profile!r}", fix="write it as 1g.10gb or 1g.10gb+me")

@@ -25,6 +25,17 @@ class MigSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
+class DraSpec:
+    """Dynamic Resource Allocation: what a claim gets."""
+
+    shares: Literal["none", "memory"] = option(
+        "none",
+        "none: a claim has a device of its own; memory: it has the memory it asks for, and several share a GPU. "
+        "The same for all pools with dra",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class SharingSpec:
     """How several containers share one GPU, the same for all GPUs of a node."""
 
@@ -37,6 +48,7 @@ class SharingSpec:
         True, "refuse a container that asks for several shares: time-slicing gives it no more time for them"
     )
     mig: MigSpec = option(MigSpec(), "Multi-Instance GPU, for mig, and for time-slicing of its instances")
+    dra: DraSpec = option(DraSpec(), "Dynamic Resource Allocation, for dra")
 
 
 @dataclass(frozen=True, kw_only=True)

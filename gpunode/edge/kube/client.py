@@ -353,7 +353,7 @@ class Api:
                 "resourceVersion": listing.get("metadata", {}).get("resourceVersion", ""),
                 "timeoutSeconds": str(max(1, min(WATCH, math.ceil(left)))),
             }
-            for event in self._events(folder, watch):
+            for event in self.events(folder, watch):
                 gone = event["type"] == "DELETED"
                 live = None if gone else checked_object(event.get("object"), _plural(folder, -1), self.server)
                 found = until(live)
@@ -363,7 +363,7 @@ class Api:
                     break
             self.pause(min(1.0, max(0.0, deadline - self.clock())))
 
-    def _events(self, folder: str, query: Mapping[str, str]) -> Iterator[Object]:
+    def events(self, folder: str, query: Mapping[str, str]) -> Iterator[Object]:
         """The events of a watch until it ends, for whatever reason."""
         import urllib3.exceptions
 

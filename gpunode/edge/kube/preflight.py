@@ -12,6 +12,8 @@ from gpunode.core.kube.checks.preflight import (
     GPU_OPERATOR,
     Right,
     foreign_problem,
+    memory_claim,
+    memory_problems,
     node_names,
     other_problems,
     selector_problems,
@@ -77,6 +79,7 @@ def look(api: Api, rendered: Rendered) -> tuple[Ground, list[Problem]]:
     ground.stale = ground.before.without(ground.wanted)
     found = missing_rights(api, _rights(api, rendered, ground))
     found = found or [*_objects(api, ground), *_nodes(api, rendered, ground), *_others(api, rendered, ground)]
+    found += _memory_shares(api, rendered)
     return ground, found or list(_rehearse(api, ground))
 
 
@@ -103,6 +106,26 @@ def _kinds(api: Api, rendered: Rendered) -> Iterator[Problem]:
             if operator
             else "kubectl api-resources; is the server's version the one that was rendered for?",
         )
+
+
+def _memory_shares(api: Api, rendered: Rendered) -> Iterator[Problem]:
+    """Whether the server keeps shares of a device's memory, by a dry run; nothing for who may not make claims."""
+    asked = memory_claim(rendered.cluster)
+    if not asked:
+        return
+    if api.resource(asked["apiVersion"], asked["kind"]) is None:
+        yield Problem(
+            what=f"the server does not serve {asked['kind']} of {asked['apiVersion']}",
+            fix="kubectl api-resources; is DRA turned off on kube-apiserver (DynamicResourceAllocation)?",
+        )
+        return
+    try:
+        kept = api.apply(key_of(asked), asked, force=False, dry_run=True)
+    except ApiError as error:
+        if error.status != 403:
+            raise
+        return
+    yield from memory_problems(rendered.cluster, kept)
 
 
 def inventories(api: Api, namespace: str) -> tuple[Inventory, list[Key]]:

@@ -206,8 +206,10 @@ class _Runner:
             self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
             pods.append(last[0])
         waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]
+        claims = [key_of(item) for item in proof.objects if item["kind"] == "ResourceClaim"]
         return Seen(
             pods=tuple(pods),
+            claims=tuple(self.api.find(self.api.path(key)) for key in claims),
             logs=tuple(self._log(name, proof) for name in proof.pods),
             warnings={name: pod_warning(self.api, NAMESPACE, name) for name in waits},
         )

@@ -13,6 +13,7 @@ from gpunode.core.kube.cluster import Cluster, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, owner_words
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.render import NodeWish, Rendered
+from gpunode.core.kube.render.dra import DRIVER, claim, shares_memory
 from gpunode.core.kube.selector import fits as selected
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.model import Problem
@@ -88,6 +89,26 @@ def _near(key: str, value: str, nodes: Sequence[Object]) -> tuple[str, str] | No
         return None
     near = difflib.get_close_matches(wanted, carried, n=1, cutoff=0.85)
     return (carried[near[0]], near[0]) if near else None
+
+
+def memory_claim(cluster: Cluster) -> Object | None:
+    """A claim for a part of a device's memory, where a pool needs that API servers know of it."""
+    if not shares_memory(cluster):
+        return None
+    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
+    return claim(api, "gpunode-knows-memory-shares", DRIVER, memory="1Gi")
+
+
+def memory_problems(cluster: Cluster, kept: Object) -> Iterator[Problem]:
+    """What the server would store of that claim: without its feature gate it drops the amount, and says nothing."""
+    requests = mappings(mapping(kept, "spec", "devices"), "requests")
+    if not any(mapping(request, "exactly", "capacity") for request in requests):
+        gate = cluster.knowledge.memory_shares.gate
+        yield Problem(
+            what=f"the server drops the memory that a claim asks for: its feature gate {gate} is off",
+            fix=f"--feature-gates={gate}=true on kube-apiserver, kube-scheduler, kube-controller-manager and every "
+            "kubelet; or set sharing.dra.shares: none",
+        )
 
 
 # ---------------------------------------------------------------- nodes

@@ -11,12 +11,13 @@ from typing import Literal
 from gpunode.core.kube.checks.ready import pod_trouble, unschedulable
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.render.gpushare import MEMORY
+from gpunode.core.kube.usage import consumed_memory
 from gpunode.core.model import Check
 
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _SMI = re.compile(r"^\s*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
 Until = Literal["ended", "running", "unschedulable"]
-Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed"]
+Rule = Literal["passed", "one-gpu", "shared", "pending", "cards", "packed", "claimed"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +28,8 @@ class Proof:
     title: str
     until: Until
     rule: Rule
-    expected: tuple[int, ...] = ()  # packed: pods by card, the most first; cards: memory of a card
+    # packed: pods by card, the most first; cards: memory of a card; claimed: GiB of each pod's claim
+    expected: tuple[int, ...] = ()
     objects: tuple[Object, ...] = ()
     pods: tuple[str, ...] = ()
 
@@ -36,11 +38,13 @@ class Proof:
 class Seen:
     """What became of a proof's pods: live objects (None: never there) and logs, in the order of `Proof.pods`.
 
-    `warnings`: the latest event that warns of a pod, by its name.
+    `claims`: those that the proof made, in the order of its pods.  `warnings`: the latest event that warns of a pod, by
+    its name.
     """
 
     pods: tuple[Object | None, ...]
     logs: tuple[str, ...]
+    claims: tuple[Object | None, ...] = ()
     warnings: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -129,9 +133,25 @@ def _packed(proof: Proof, seen: Seen) -> tuple[str, str]:
     return f"they are spread: {where}; packed would be {' + '.join(map(str, proof.expected))}", ""
 
 
+def _claimed(proof: Proof, seen: Seen) -> tuple[str, str]:
+    """Every claim takes what it asked for, of one device, and not the whole of it."""
+    on: Counter[str] = Counter()
+    for name, size, live in zip(proof.pods, proof.expected, seen.claims, strict=True):
+        allocation = ((live or {}).get("status") or {}).get("allocation") or {}
+        results = (allocation.get("devices") or {}).get("results") or []
+        if len(results) != 1:
+            return f"{name} runs, and its claim has {len(results)} devices", ""
+        taken = consumed_memory(results[0])
+        if taken != size * 1024:
+            has = "a whole device" if taken is None else f"{taken} MiB"
+            return f"the claim of {name} takes {has} of {results[0]['device']}, not {size} GiB", ""
+        on[results[0]["device"]] += size
+    return "", ", ".join(f"{memory} GiB on {device}" for device, memory in sorted(on.items()))
+
+
 _RULES = {
     "passed": _passed, "one-gpu": _one_gpu, "shared": _shared_gpu, "pending": _pending, "cards": _cards,
-    "packed": _packed,
+    "packed": _packed, "claimed": _claimed,
 }  # fmt: skip
 
 

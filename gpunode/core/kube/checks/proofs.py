@@ -13,13 +13,14 @@ from dataclasses import replace
 from gpunode.core.kube.checks.proof_rules import Proof
 from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool
 from gpunode.core.kube.objects import pod, selector
-from gpunode.core.kube.render.dra import DRIVER, claim_template
+from gpunode.core.kube.render.dra import DRIVER, claim, claim_template
 from gpunode.core.kube.render.gpushare import MEMORY
 from gpunode.core.kube.usage import Kind, Usage, Use
 from gpunode.core.model import Check
 
 NAMESPACE = "gpunode-verify"
 IMAGE = "cuda-sample"
+_MIB_OF_GIB = 1024
 _OF_A_NODE = ("kube.vectoradd", "kube.which-gpu", "kube.dra-claim")
 _LIST = ("sh", "-c", "nvidia-smi -L && exec sleep 3600")  # nvidia-smi comes from the host, with the driver
 _KIND: Mapping[str, tuple[Kind, ...]] = {
@@ -30,6 +31,17 @@ _KIND: Mapping[str, tuple[Kind, ...]] = {
     "gpushare": ("gpushare",),
     "dra": ("dra",),
 }
+
+
+def kinds(pool: Pool) -> tuple[Kind, ...]:
+    """What nodes of a pool offer that shares its GPUs so."""
+    return ("dra-memory",) if pool.sharing.dra.shares == "memory" else _KIND[pool.sharing.strategy]
+
+
+_WHOLE_DEVICES = (
+    "the DRA driver offers whole devices: install it with the values that gpunode kube render writes (its gate for "
+    "shares has to be on, and that of Kubernetes on kube-apiserver, which else drops what the driver says)"
+)
 
 
 def namespace_object() -> Object:
@@ -50,9 +62,7 @@ def offers(pool: Pool, found: Usage, names: Mapping[str, str]) -> list[tuple[str
         (node.name, use)
         for node in found.nodes
         for use in node.uses
-        if node.is_ready
-        and use.kind in _KIND[pool.sharing.strategy]
-        and (not pool.has_known_nodes or node.name in nodes)
+        if node.is_ready and use.kind in kinds(pool) and (not pool.has_known_nodes or node.name in nodes)
     ]
 
 
@@ -60,14 +70,19 @@ def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str
     """Whether every node of the pool (where the inventory names them) offers what its sharing should."""
     down = {node.name for node in found.nodes if not node.is_ready}
     silent = sorted({names[host] for host in pool.hosts if host in names} - {node for node, use in there if use.total})
-    what = " or ".join(_KIND[pool.sharing.strategy])
+    what = " or ".join(kinds(pool))
     if silent or not any(use.total for _, use in there):
+        fix = "gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE"
+        if pool.sharing.strategy == "dra":
+            fix = "gpunode kube status; the log of the DRA driver's pod on that node; gpunode verify NODE"
+        if "dra-memory" in kinds(pool) and any(use.kind == "dra" for node in found.nodes for use in node.uses):
+            fix = _WHOLE_DEVICES
         who = ", ".join(f"{node} (NotReady)" if node in down else node for node in silent) or "no node"
         return Check(
             id="kube.allocatable",
             status="failed",
             message=f"{who} offers nothing of the kind {what} ({pool.sharing.strategy})",
-            fix="gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE",
+            fix=fix,
         )
     totals: Counter[str] = Counter()
     for _, use in there:
@@ -85,7 +100,8 @@ def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str
 def proofs(cluster: Cluster, pool: Pool, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
     """The proofs of one pool, or for what cannot be proven now why not."""
     if pool.sharing.strategy == "dra":
-        yield from _dra_proofs(cluster, there)
+        memory = pool.sharing.dra.shares == "memory"
+        yield from _memory_proofs(cluster, there) if memory else _dra_proofs(cluster, there)
         return
     gpushare = pool.sharing.strategy == "gpushare"
     one = _unit(there) if gpushare else 1
@@ -204,20 +220,69 @@ def _dra_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterator[
     if not node or not api:
         yield _busy("kube.dra-claim", "no whole GPU of the DRA driver is free")
         return
-    template = {**claim_template(api, "gpu", DRIVER), "metadata": _metadata("gpu")}
-    spec = _spec(cluster, node, {}, hold=False)
-    spec["resourceClaims"] = [{"name": "gpu", "resourceClaimTemplateName": "gpu"}]
-    spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
-    item = {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata("dra-claim"), "spec": spec}
-    yield Proof(
-        id="kube.dra-claim", title="a pod gets a GPU by a claim", objects=(template, item), pods=("dra-claim",),
-        until="ended", rule="passed",
+    yield _by_template(cluster, node, claim_template(api, "gpu", DRIVER), "a pod gets a GPU by a claim")
+
+
+def _by_template(cluster: Cluster, node: str, template: Object, title: str) -> Proof:
+    named = {**template, "metadata": _metadata(template["metadata"]["name"])}
+    item = _claims(cluster, node, "dra-claim", {"resourceClaimTemplateName": named["metadata"]["name"]}, hold=False)
+    return Proof(
+        id="kube.dra-claim", title=title, objects=(named, item), pods=("dra-claim",), until="ended", rule="passed",
     )  # fmt: skip
 
 
+def _memory_proofs(cluster: Cluster, there: Sequence[tuple[str, Use]]) -> Iterator[Proof | Check]:
+    """A GiB that adds vectors; 3 + 5 GiB; a GiB more than the largest GPU has.  Of devices that are whole GPUs."""
+    api = cluster.knowledge.api("ResourceClaimTemplate", cluster.server)
+    gpus = [(node, use) for node, use in there if use.resource == f"{DRIVER}/gpu"]
+    free = [(node, _largest_gap(use) // _MIB_OF_GIB) for node, use in gpus]
+    one = next((node for node, gap in free if gap >= 1), "")
+    if one:
+        template = claim_template(api, "gpu", DRIVER, memory="1Gi")
+        yield _by_template(cluster, one, template, "a pod gets a GiB of a GPU by a claim")
+    else:
+        yield _busy("kube.dra-claim", "no GPU of the DRA driver has a GiB of memory free")
+    both = next((node for node, gap in free if gap >= 8), "")
+    if both:
+        found = Proof(
+            id="kube.dra-memory-two-pods", title="pods with 3 and 5 GiB run side by side",
+            until="running", rule="claimed", expected=(3, 5),
+        )  # fmt: skip
+        yield _with_claims(found, cluster, both, api)
+    else:
+        yield _busy("kube.dra-memory-two-pods", "no GPU has 8 GiB of memory free")
+    if gpus:
+        most, node = max((gpu.total, name) for name, use in gpus for gpu in use.gpus)
+        more = most // _MIB_OF_GIB + 1
+        found = Proof(
+            id="kube.dra-memory-too-large-stays-pending", title=f"a claim for {more} GiB stays Pending",
+            until="unschedulable", rule="pending", expected=(more,),
+        )  # fmt: skip
+        yield _with_claims(found, cluster, node, api)
+
+
+def _with_claims(proof: Proof, cluster: Cluster, node: str, api: str) -> Proof:
+    """The proof with a pod on that node, and its claim of the same name, for each GiB of `expected`."""
+    base = proof.id.removeprefix("kube.")
+    objects: list[Object] = []
+    for size in proof.expected:
+        name = f"{base}-{size}"
+        objects.append({**claim(api, name, DRIVER, memory=f"{size}Gi"), "metadata": _metadata(name)})
+        objects.append(_claims(cluster, node, name, {"resourceClaimName": name}, hold=True))
+    return replace(proof, objects=tuple(objects), pods=tuple(f"{base}-{size}" for size in proof.expected))
+
+
+def _claims(cluster: Cluster, node: str, name: str, source: Mapping[str, str], *, hold: bool) -> Object:
+    """A pod on that node that has a claim."""
+    spec = _spec(cluster, node, {}, hold=hold)
+    spec["resourceClaims"] = [{"name": "gpu", **source}]
+    spec["containers"][0]["resources"] = {"claims": [{"name": "gpu"}]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": _metadata(name), "spec": spec}
+
+
 def _largest_gap(use: Use) -> int:
-    """What one pod can have at most: of gpushare all of it on one GPU."""
-    if use.kind == "gpushare":
+    """What one pod can have at most: of memory all of it on one GPU."""
+    if use.kind in ("gpushare", "dra-memory"):
         return max((gpu.total - gpu.allocated for gpu in use.gpus), default=0)
     return use.free
 

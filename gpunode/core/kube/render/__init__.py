@@ -15,7 +15,7 @@ from gpunode.core.kube.render.dcgm import monitoring
 from gpunode.core.kube.render.device_plugin import device_plugin
 from gpunode.core.kube.render.discovery import COMPONENT as DISCOVERY
 from gpunode.core.kube.render.discovery import node_feature_discovery
-from gpunode.core.kube.render.dra import dra_examples, dra_problem
+from gpunode.core.kube.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.core.kube.render.helm import Release, check_values, releases
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
@@ -183,13 +183,13 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
             what="gpushare counts memory and limits nobody",
             why="a container may use more than it asked for, and none gets memory of two GPUs",
         )
-    api = known.api("DeviceClass", cluster.server)
-    if cluster.pools_of("dra") and "beta" in api:
+        shares = known.memory_shares.since
         yield Reason(
-            what=f"DRA is off by default on {cluster.server}",
-            why="feature gate DynamicResourceAllocation on every component, and "
-            f"--runtime-config={api}=true on kube-apiserver; from 1.34 on it is on",
+            what="gpushare gives a pod's memory away as soon as the pod is to end, while it still runs",
+            why="until then a GPU may hold more than it has: end pods quickly (terminationGracePeriodSeconds), or use "
+            f"sharing.strategy: dra with sharing.dra.shares: memory, from Kubernetes {shares} on",
         )
+    yield from dra_notes(cluster)
     if cluster.pools_of("mps"):
         yield Reason(what="MPS is experimental in the device plugin", why="since 0.15.0, by its README")
     discovers = spec.install == "manifest" and spec.feature_discovery and bool(cluster.plugin_pools)
@@ -213,9 +213,9 @@ def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
         if pool.sharing.strategy in ("time-slicing", "mps") and pool.sharing.replicas < 2:
             continue  # said already, in the words of the spec
         yield from check_plugin_config(plugin_config(pool.sharing, cluster.spec.device_plugin))
-    for found in (dra_problem(cluster), operator_problem(cluster) if cluster.spec.install == "operator" else None):
-        if found:
-            yield Problem(what=found[0], fix=found[1])
+    yield from dra_problems(cluster)
+    if cluster.spec.install == "operator" and (found := operator_problem(cluster)):
+        yield Problem(what=found[0], fix=found[1])
     if cluster.pools_of("gpushare") and not extender_url(cluster):
         yield Problem(
             what=f"with kube-proxy's mode {cluster.spec.gpushare.kube_proxy} 127.0.0.1 does not lead to the extender",

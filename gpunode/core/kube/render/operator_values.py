@@ -10,6 +10,7 @@ from typing import Any
 from gpunode.core.kube.cluster import Cluster, tolerations
 from gpunode.core.kube.render.dcgm import COUNTERS, node_relabeling
 from gpunode.core.kube.render.device_plugin import default_config, plugin_configs
+from gpunode.core.kube.render.dra import memory_gates, shares_memory
 from gpunode.core.kube.render.helm import Release
 from gpunode.core.kube.render.plugin_config import mig_strategy
 
@@ -85,6 +86,9 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
             "default": default_config(cluster),
             "data": plugin_configs(cluster),
         }
+    if shares_memory(cluster):
+        shares = {"name": "CONSUMABLE_SHARES", "value": "memory"}
+        values["draDriver"] = {"featureGates": memory_gates(cluster), "gpus": {"kubeletPlugin": {"env": [shares]}}}
     if spec.monitoring.enabled:
         values["dcgmExporter"]["config"] = {"create": True, "name": "dcgm-counters", "data": COUNTERS}
         values["dcgmExporter"]["serviceMonitor"] = {

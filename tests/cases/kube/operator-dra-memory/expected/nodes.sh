@@ -1,0 +1,4 @@
+#!/bin/sh
+# Rendered by gpunode kube render; edit gpunode.yml instead.
+set -eu
+kubectl label nodes NODE nvidia.com/device-plugin.config=default --overwrite
