@@ -9,7 +9,7 @@ import json
 import secrets
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,7 +20,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
 
-CONTROLLERS = ("resourceclaim-controller", "root-ca-certificate-publisher-controller")
+CONTROLLERS = ("resourceclaim-controller", "serviceaccount-controller", "namespace-controller")
 
 
 @dataclass
@@ -74,11 +74,11 @@ class ControlPlane:
         path = f"/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token"
         return str(self.api.request("POST", path, body=asked)["status"]["token"])
 
-    def start_scheduler(self, configuration: Path | None = None) -> None:
+    def start_scheduler(self, configuration: Path | None = None, *flags: str) -> None:
         own = self.folder / "scheduler.conf"
         words = [f"--config={configuration}"] if configuration else [f"--kubeconfig={own}", "--leader-elect=false"]
         port = f"--secure-port={self.ports['scheduler']}"
-        self.start("kube-scheduler", *words, *_asks_as(own), "--bind-address=127.0.0.1", port, "-v=2")
+        self.start("kube-scheduler", *words, *_asks_as(own), "--bind-address=127.0.0.1", port, "-v=2", *flags)
 
 
 def _asks_as(kubeconfig: Path) -> tuple[str, str]:
@@ -86,20 +86,20 @@ def _asks_as(kubeconfig: Path) -> tuple[str, str]:
 
 
 @contextmanager
-def control_plane(programs: Path, folder: Path) -> Iterator[ControlPlane]:
-    """etcd, API server and controllers, up; no scheduler yet."""
+def control_plane(programs: Path, folder: Path, *flags: str) -> Iterator[ControlPlane]:
+    """etcd, API server (with these flags, too) and controllers, up; no scheduler yet."""
     folder.mkdir(parents=True)
     names = ("api", "etcd", "peer", "controllers", "scheduler", "extender")
     plane = ControlPlane(programs=programs, folder=folder, ports={name: free_port() for name in names})
     try:
-        _start(plane)
+        _start(plane, flags)
         yield plane
     finally:
         for name in reversed(list(plane.running)):
             plane.kill(name)
 
 
-def _start(plane: ControlPlane) -> None:
+def _start(plane: ControlPlane, flags: Sequence[str]) -> None:
     folder, ports = plane.folder, plane.ports
     etcd, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "peer"))
     plane.start(
@@ -118,7 +118,7 @@ def _start(plane: ControlPlane) -> None:
         "--service-account-issuer=https://kubernetes.default.svc", f"--service-account-key-file={folder}/sa.key",
         f"--service-account-signing-key-file={folder}/sa.key", "--service-cluster-ip-range=10.96.0.0/16",
         # nobody makes accounts for pods here, nor says of a node that it has become ready
-        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition,Priority",
+        "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition,Priority", *flags,
     )  # fmt: skip
     plane.write_kubeconfig(plane.kubeconfig, tokens["admin"])
     scheduler = plane.write_kubeconfig(folder / "scheduler.conf", tokens["system:kube-scheduler"])

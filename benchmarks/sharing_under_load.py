@@ -22,6 +22,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import yaml
@@ -43,6 +44,7 @@ from gpunode.edge.load import load_kube_knowledge
 PROGRAMS = ("etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "gpushare-sche-extender")
 NODES, PODS, GPUS, GIB = 20, 200, 2, 16  # GPUs of a node, memory of a GPU
 SIZES = (1, 1, 1, 2, 2, 2, 3, 3, 5, 8, 8)  # GiB
+KILLS = 5
 GRACE = 10  # seconds that a pod takes to end
 QUIET, LONGEST = 15.0, 300.0  # seconds without a change after which nothing more is awaited; at most
 NAMESPACE = "default"
@@ -192,7 +194,7 @@ def resource_use(resource: str) -> Callable[[Object], dict[Gpu, int]]:
     return lambda pod: {(pod["spec"]["nodeName"], ""): _asked(pod, resource)} if _runs(pod) else {}
 
 
-def _bound_use(pod: Object) -> dict[Gpu, int]:
+def bound_use(pod: Object) -> dict[Gpu, int]:
     return {(pod["spec"]["nodeName"], ""): 1} if _runs(pod) else {}
 
 
@@ -208,8 +210,8 @@ def claim_use(claim: Object) -> dict[Gpu, int]:
 # ---------------------------------------------------------------- nodes, kubelets, pods
 
 
-def make_nodes(api: Api, resources: Mapping[str, int]) -> None:
-    for number in range(NODES):
+def make_nodes(api: Api, resources: Mapping[str, int], count: int = NODES) -> None:
+    for number in range(count):
         name = f"gpu{number:02}"
         amounts = {"cpu": "64", "memory": "512Gi", "pods": "250", **{key: str(n) for key, n in resources.items()}}
         body: Object = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"gpushare": "true"}}}
@@ -249,8 +251,9 @@ def _as_kubelet(api: Api, pod: Object, ends: dict[str, float]) -> None:
             gone = {"gracePeriodSeconds": 0, "preconditions": {"uid": metadata["uid"]}}
             api.request("DELETE", path, body={"apiVersion": "v1", "kind": "DeleteOptions", **gone})
     elif pod["spec"].get("nodeName") and pod.get("status", {}).get("phase") == "Pending":
-        content = "application/merge-patch+json"
-        api.request("PATCH", f"{path}/status", body={"status": {"phase": "Running"}}, content=content)
+        running = [{"name": one["name"], "state": {"running": {}}} for one in pod["spec"]["containers"]]
+        status = {"status": {"phase": "Running", "containerStatuses": running}}
+        api.request("PATCH", f"{path}/status", body=status, content="application/merge-patch+json")
 
 
 def pod_of(name: str, limits: Mapping[str, int], claim: str = "") -> Object:
@@ -323,7 +326,7 @@ def by_dra(plane: ControlPlane) -> Iterator[Way]:
     for size in range(1, GIB + 1):
         post(plane.api, claim_template(DRA, f"memory-{size}", shared["metadata"]["name"], memory=f"{size}Gi"))
     plane.start_scheduler()
-    pods = History(plane.api, PODS_PATH, _bound_use, lambda _node: PODS)
+    pods = History(plane.api, PODS_PATH, bound_use, lambda _node: PODS)
     claims = History(plane.api, f"/apis/{DRA}/namespaces/{NAMESPACE}/resourceclaims", claim_use, lambda _gpu: GIB)
     pods.follow()
     claims.follow()
@@ -402,18 +405,23 @@ def full_row(plane: ControlPlane, way: Way, *, kill: bool = False) -> None:
     """As much as all GPUs have is asked for, at once."""
     wanted = sizes()
     started = create(plane.api, [way.pod(f"p{at:03}", size) for at, size in enumerate(wanted)])
-    if kill:
-        wait_for(lambda: len(way.held.bound) >= PODS // 4, "a quarter of the pods", plane, LONGEST)
+    for time_of in range(1, KILLS + 1) if kill else ():
+        bound = PODS * time_of // (KILLS + 1)
+        wait_for(partial(_has_bound, way.held, bound), f"{bound} bound pods", plane, LONGEST)
         plane.kill(way.decider)
-        time.sleep(3)
+        time.sleep(1)
         way.restart()
     settle(way)
-    name = f"{way.name}, {way.decider} killed after a quarter and started again" if kill else way.name
+    name = f"{way.name}, {way.decider} killed {KILLS} times and started again" if kill else way.name
     row(f"{name}: {PODS} pods on {NODES} nodes, bound", rate(way.pods, started))
     row(f"{name}: over-committed", over(way.held), "never")
     held = way.held.holding()
     ours = Packing(pods=len(way.pods.bound), gib=sum(held.values()), half=way.held.half)
     row(f"{name}: packed", f"{ours}; best fit: {best_fit(wanted)}")
+
+
+def _has_bound(history: History, count: int) -> bool:
+    return len(history.bound) >= count
 
 
 def replaced_row(plane: ControlPlane, way: Way, *, by: str) -> None:

@@ -1,0 +1,70 @@
+"""Shares of a GPU's memory by DRA on a real API server and scheduler: what verify proves, and what a closed gate does.
+
+Kubelets are a loop that says Running, and ResourceSlices are as NVIDIA's driver writes them; GPUNODE_KUBERNETES names
+the folder with the programs.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from kube_cluster import rendered, silent
+
+from benchmarks.control_plane import ControlPlane, control_plane
+from benchmarks.sharing_under_load import DRA, History, bound_use, kubelets, make_nodes, post, resource_slice, server
+from gpunode.core.kube.checks.proofs import NAMESPACE
+from gpunode.core.kube.objects import thing
+from gpunode.core.kube.render.dra import DRIVER
+from gpunode.edge.kube.apply import apply
+from gpunode.edge.kube.status import read_usage
+from gpunode.edge.kube.verify import ProofOptions, verify
+
+PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
+SPEC = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")
+GATE = "--feature-gates=DRAConsumableCapacity"
+
+
+@contextmanager
+def cluster(tmp_path: Path, *flags: str) -> Iterator[ControlPlane]:
+    """Two nodes with two GPUs each, and the class that the driver's chart makes."""
+    with control_plane(Path(PROGRAMS), tmp_path / "plane", *flags) as plane:
+        make_nodes(plane.api, {}, count=2)
+        for name in ("gpu00", "gpu01"):
+            post(plane.api, resource_slice(name))
+        selectors = [{"cel": {"expression": f"device.driver == '{DRIVER}'"}}]
+        post(plane.api, thing("DeviceClass", DRA, DRIVER, "dra", {"spec": {"selectors": selectors}}))
+        plane.start_scheduler(None, *flags)
+        pods = History(plane.api, f"/api/v1/namespaces/{NAMESPACE}/pods", bound_use, lambda _node: 99)
+        pods.follow()
+        with kubelets(plane.kubeconfig, pods):
+            yield plane
+
+
+@pytest.mark.parametrize("flags", [(), ("--emulated-version=1.34", f"{GATE}=true")], ids=["as it is", "as 1.34"])
+def test_three_and_five_gib_share_a_gpu_and_seventeen_stay_pending(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    with cluster(tmp_path, *flags) as plane:
+        what = rendered(SPEC, version=server(plane))
+        assert apply(plane.api, what, notify=silent, timeout=30).problems == ()
+        for item in what.examples:  # classes, claims and pods: all of it a server takes
+            post(plane.api, item)
+        (pool,) = [r for r in verify(plane.api, what, ProofOptions(timeout=20), notify=silent) if "pool" in r.host]
+        found = {check.id: (check.status, check.message) for check in pool.checks}
+        assert found["kube.allocatable"] == ("passed", "65536 gpu.nvidia.com/gpu")
+        status, message = found["kube.dra-memory-two-pods"]
+        assert (status, message) == ("passed", "pods with 3 and 5 GiB run side by side: 8 GiB on gpu-0")
+        status, message = found["kube.dra-memory-too-large-stays-pending"]
+        assert status == "passed" and message.startswith("a claim for 17 GiB stays Pending: 0/2 nodes are available: ")
+        taken = [gpu.allocated for node in read_usage(plane.api).nodes for use in node.uses for gpu in use.gpus]
+        assert sum(taken) == 8 * 1024, "the examples hold 3 and 5 GiB, and nothing of the proofs is left"
+
+
+def test_a_server_with_the_gate_closed_is_refused(tmp_path: Path) -> None:
+    with cluster(tmp_path, f"{GATE}=false") as plane:
+        what = rendered(SPEC, version=server(plane))
+        (problem,) = apply(plane.api, what, notify=silent, timeout=30).problems
+        assert "its feature gate DRAConsumableCapacity is off" in problem.what
