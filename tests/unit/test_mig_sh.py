@@ -138,6 +138,16 @@ def test_mode_off_takes_all_instances_away(node: Node) -> None:
     assert (node.instances, (node.folder / "mode").read_text()) == ([], "Disabled\n")
 
 
+def test_instances_that_another_tool_has_now_are_not_looked_at(node: Node) -> None:
+    node.set(instances="7 2g.10gb 0")
+    request = mig_request({"gpus": [], "remove": True}, node.facts, "", check=True)
+    outcome = node.run(program(script("mig.sh"), request | {"state": f"{node.folder}\n".encode()}))
+    assert (outcome.status, node.instances) == ("unchanged", [["7", "2g.10gb", "0"]])
+    assert {line.split()[0] for line in (node.folder / "asked").read_text().splitlines()} == {
+        "--query-gpu=index,pci.bus_id"
+    }
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="what runs at boot is root's")
 @pytest.mark.parametrize(
     ("have", "status", "left"),

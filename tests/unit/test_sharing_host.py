@@ -281,6 +281,26 @@ def test_without_the_request_what_gpunode_made_is_undone_and_what_others_made_is
     assert mig_step(plan(cut(ROWS, mode="Enabled"), {})) is None  # a person's own
 
 
+MANAGED = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"3g.40gb": 2}}}
+
+
+@pytest.mark.parametrize("sharing", [MANAGED, {"mig": {"manager": "mig-manager"}}])
+def test_what_nvidias_mig_manager_takes_over_loses_our_unit_and_keeps_its_instances(sharing: dict[str, Any]) -> None:
+    facts = converged(mig_step(plan(cut(), REQUEST)).value)
+    step = mig_step(plan(facts, sharing))
+    assert step.value == {"gpus": [], "remove": True, "reboot": "if-needed"}
+    assert {r.what for r in step.reasons} >= {MIG_PROGRAM, MIG_CONFIG, f"{UNITS}gpunode-mig.service"}
+    assert mig_request(step.value, facts, "") == {"gpus": b"", "changes": b"", "remove": b"1\n"}
+
+
+def test_the_host_does_nothing_where_nvidias_mig_manager_makes_the_instances() -> None:
+    assert mig_step(plan(cut(), MANAGED)) is None
+    operator = Kubernetes(kind="kubeadm", gpu_operator=True)
+    found = choose(node(H100, kubernetes=operator), **MANAGED)
+    assert (found.problems, found.mig, found.mps) == ((), None, 0)
+    assert [reason.what for reason in found.reasons] == ["no MIG by gpunode on the host"]
+
+
 def test_mps_runs_as_a_unit_and_goes_when_it_is_no_longer_wanted() -> None:
     wanted = {"strategy": "mps", "replicas": 4}
     [step] = [s for s in plan(cut(), wanted).steps if s.role == "sharing"]

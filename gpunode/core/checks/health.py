@@ -92,7 +92,8 @@ def _mig(facts: NodeFacts) -> Check:
     words = "; ".join(f"GPU {gpu.index}: {_now(facts, gpu)}" for gpu in facts.nvml)
     if not state.instances:
         return Check(id=name, status="passed", message="MIG is off")
-    if not _enabled(facts, MIG_UNIT) and not _enabled(facts, f"{MIG_MANAGER}.service"):
+    in_cluster = facts.kubernetes.gpu_operator  # whose MIG manager cuts the GPUs again
+    if not in_cluster and not _enabled(facts, MIG_UNIT) and not _enabled(facts, f"{MIG_MANAGER}.service"):
         text = f"{words}; nothing makes these instances again at the next boot"
         return Check(
             id=name, status="warning", message=text, fix="set sharing.mig in gpunode.yml, then gpunode provision"

@@ -87,6 +87,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "kube.ready": "a workload of gpunode is not ready",
         "kube.node": "a host of the inventory is no node",
         "kube.allocatable": "the nodes of the pool do not offer what its sharing should",
+        "kube.mig": "the MIG layout that a node's label asks for is not in force (`nvidia.com/mig.config.state`)",
         "kube.node-proof": "not proven where `--each-node --max-failures` left the node out",
         "kube.vectoradd": "passes when a pod adds two vectors on a GPU, and its log says «Test PASSED»",
         "kube.which-gpu": "passes when `nvidia-smi -L` in a container that asked for one GPU lists exactly one",

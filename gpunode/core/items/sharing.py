@@ -261,7 +261,9 @@ MPS_STEP = StepKind(shape=MPS, action="sharing", argument="mps", value=value, di
 
 def mig_value(facts: NodeFacts, spec: Spec, choice: SharingChoice, texts: Mapping[str, str]) -> dict[str, Any]:
     """The value of `sharing_mig`."""
-    layouts = choice.mig if choice.mig is not None else tuple(MigLayout(slot=gpu.slot) for gpu in facts.nvml)
+    handed_over = spec.sharing.mig.manager != "gpunode"  # the instances are another's now: only our unit goes
+    whole = () if handed_over else tuple(MigLayout(slot=gpu.slot) for gpu in facts.nvml)
+    layouts = choice.mig if choice.mig is not None else whole
     gpus = [
         {
             "slot": layout.slot,

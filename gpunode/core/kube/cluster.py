@@ -109,6 +109,8 @@ def _typos(key: str, found: Mapping[str, str], known: Collection[str]) -> Iterat
 
 Object = dict[str, Any]
 
+MIG_LABEL, MIG_STATE = "nvidia.com/mig.config", "nvidia.com/mig.config.state"  # of NVIDIA's MIG manager
+CLIENT_LABEL = "nvidia.com/gpu.deploy.client"  # daemon sets that select it make room for a change of MIG
 POOL_LABEL = "nvidia.com/device-plugin.config"
 GPUSHARE_LABEL = "gpushare"
 OWNED = {"app.kubernetes.io/managed-by": "gpunode"}
@@ -151,6 +153,17 @@ class Cluster:
     def plugin_pools(self) -> tuple[Pool, ...]:
         """The pools whose GPUs NVIDIA's device plugin offers."""
         return self.pools_of(*NEEDS_PLUGIN) if self.spec.device_plugin.enabled is not False else ()
+
+    @property
+    def mig_managed(self) -> tuple[Pool, ...]:
+        """The pools whose instances NVIDIA's MIG manager makes."""
+        return tuple(pool for pool in self.pools if pool.sharing.mig.manager == "mig-manager")
+
+    @property
+    def gpu_selector(self) -> dict[str, str]:
+        """What daemon sets on GPU nodes select."""
+        client = {CLIENT_LABEL: "true"} if self.mig_managed else {}
+        return {**self.spec.node_selector, **client}
 
     def image(self, component: str) -> str:
         """The component's image: the one named in the spec, else the known one, from the private registry if any."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.cluster import MIG_LABEL, Object
 from gpunode.core.kube.owned import Key
+
+_TAKEN = (MIG_LABEL,)
 
 
 def node_key(name: str) -> Key:
@@ -16,6 +18,21 @@ def node_labels(node: Object, labels: dict[str, str]) -> Object:
     """What to apply so that exactly these labels are ours.  With the uid no node can come into being by it."""
     metadata = {"name": node["metadata"]["name"], "uid": node["metadata"]["uid"], "labels": labels}
     return {"apiVersion": "v1", "kind": "Node", "metadata": metadata}
+
+
+def overwritten(node: Object, labels: Mapping[str, str]) -> dict[str, str]:
+    """Our labels that another has set to another value, and that are ours to set: which MIG layout a node has.
+
+    The GPU Operator gives every node a first value of it.
+    """
+    there = node["metadata"].get("labels") or {}
+    return {key: value for key, value in labels.items() if key in _TAKEN and there.get(key, value) != value}
+
+
+def left_over(node: Object, labels: Mapping[str, str], before: Sequence[str]) -> list[str]:
+    """Such labels that we set once and do not set any more: no apply takes them away, as a patch set them."""
+    there = node["metadata"].get("labels") or {}
+    return [key for key in before if key in _TAKEN and key in there and key not in labels]
 
 
 def taints_patch(node: Object, add: Sequence[str], remove: Sequence[str]) -> Object | None:

@@ -54,8 +54,12 @@ def pod(cluster: Cluster, *, containers: Sequence[Object], gpu: bool = True, **f
     return {key: value for key, value in found.items() if value or value is False}
 
 
-def daemon_set(cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}) -> Object:
-    """One pod on every node that the pod's selectors and tolerations allow."""
+def daemon_set(
+    cluster: Cluster, component: str, pod_spec: Object, *, annotations: Mapping[str, str] = {}, gpu: bool = True
+) -> Object:
+    """One pod on every node that the pod's selectors and tolerations allow; `gpu`: on GPU nodes."""
+    if gpu and cluster.mig_managed:
+        pod_spec = {**pod_spec, "nodeSelector": {**pod_spec.get("nodeSelector", {}), **cluster.gpu_selector}}
     return thing("DaemonSet", "apps/v1", component, component, _workload(component, pod_spec, annotations, {
         "updateStrategy": {"type": "RollingUpdate"},
     }), namespace=cluster.spec.namespace)  # fmt: skip

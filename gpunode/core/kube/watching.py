@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
-from gpunode.core.kube.checks.preflight import chosen_by, fits, node_names, offers_gpus
+from gpunode.core.kube.checks.preflight import chosen_by, fits, mig_state, node_names, offers_gpus
 from gpunode.core.kube.checks.ready import WORKLOADS, crash_loop, pods_trouble, readiness
-from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Object
+from gpunode.core.kube.cluster import GPUSHARE_LABEL, MIG_STATE, POOL_LABEL, Object
 from gpunode.core.kube.marks import node_key, parse_taint
 from gpunode.core.kube.owned import Inventory, Key, NodeMarks, is_ours, owner_words, serves_as_ours
 from gpunode.core.kube.plain import mapping
@@ -23,12 +23,13 @@ from gpunode.core.kube.render import NodeWish
 from gpunode.core.kube.usage import Usage
 from gpunode.core.printable import printable
 
-CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.pool", "kube.waiting")
+CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
 COUNT_LABEL = "nvidia.com/gpu.count"  # of GPU Feature Discovery: GPUs that the driver sees
 REPLICAS_LABEL = "nvidia.com/gpu.replicas"
 _OFFERED = ("nvidia.com/gpu", "nvidia.com/mig-", "aliyun.com/gpu-")  # prefixes of what device plugins offer
 _APPLY = "gpunode kube apply --dry-run shows it, gpunode kube apply corrects it"
 _MIG = "nvidia.com/mig-"
+_PAUSED = "paused-for-mig-change"  # by NVIDIA's MIG manager, which sets it back by itself
 _MOST = 5  # differences, pods or nodes that a message names
 
 
@@ -102,6 +103,7 @@ def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
         *_marks(look),
         *_stale_marks(look),
         *_nodes(look, before),
+        *_mig(look),
         *_pools(look),
         *_waiting(look),
     ]
@@ -294,7 +296,7 @@ def _stale_marks(look: Look) -> Iterator[Finding]:
 def _labels(node: Object, wanted: Mapping[str, str]) -> Iterator[str]:
     there = node["metadata"].get("labels") or {}
     for key, value in wanted.items():
-        if there.get(key) != value:
+        if there.get(key) not in (value, _PAUSED):
             yield f"the label {key} is {_short(there.get(key))}, not {value}"
 
 
@@ -335,6 +337,18 @@ def _nodes(look: Look, before: Look | None) -> Iterator[Finding]:
             fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
             text = "; ".join(lost)
             yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+
+
+def _mig(look: Look) -> Iterator[Finding]:
+    """Nodes whose MIG layout is not in force; while it is being changed only when that lasts."""
+    for node in look.nodes:
+        name, labels = node["metadata"]["name"], node["metadata"].get("labels") or {}
+        if text := mig_state(node):
+            fix = f"the log of the MIG manager's pod on {name} (gpunode verify {name}, where gpunode cuts it)"
+            passing = labels.get(MIG_STATE) != "failed"
+            yield Finding(
+                check="kube.mig", about=f"node {name}", message=text, fix=fix, key=node_key(name), passing=passing
+            )
 
 
 def _has_plugin(look: Look, node: Object) -> bool:

@@ -14,7 +14,7 @@ from gpunode.core.model import MigLayout, MigPlace, NodeFacts, PciDevice, Proble
 from gpunode.core.numbers import version_tuple
 from gpunode.core.sharing.mig import Product, find_profile, product_of
 from gpunode.core.sharing.pack import place, why_not
-from gpunode.core.sharing.rules import mig_profiles, sharing_problems
+from gpunode.core.sharing.rules import cuts, mig_profiles, sharing_problems
 from gpunode.core.spec.kubernetes import SharingSpec
 
 MIG_MANAGER = "nvidia-mig-manager"  # NVIDIA's own unit that restores MIG at boot
@@ -26,7 +26,7 @@ def choose_sharing(
 ) -> SharingChoice:
     """What the host has to do for `sharing`; problems where that cannot be.  `driver` is the version it will have."""
     problems = list(sharing_problems(sharing, "sharing"))
-    cuts = sharing.strategy == "mig" or (sharing.strategy == "time-slicing" and bool(mig_profiles(sharing)))
+    is_cut = cuts(sharing)
     if sharing.strategy == "mig" and not mig_profiles(sharing) and not sharing.mig.gpus:
         problems.append(
             Problem(
@@ -34,8 +34,12 @@ def choose_sharing(
                 fix="set sharing.mig.profiles, such as {1g.10gb: 7} (gpunode sharing profiles); none takes MIG off",
             )
         )
-    if not cuts and sharing.strategy != "mps":
+    if not is_cut and sharing.strategy != "mps":
         return SharingChoice(problems=tuple(problems))
+    if is_cut and sharing.mig.manager != "gpunode":
+        why = "sharing.mig.manager is mig-manager: gpunode kube apply gives it the layout, and nodes the label"
+        reason = Reason(what="no MIG by gpunode on the host", why=why)
+        return SharingChoice(problems=tuple(problems), reasons=() if problems else (reason,))
     if sharing.strategy == "mps":
         return _mps(facts, sharing, knowledge, problems)
     problems += _conflicts(facts)
@@ -96,7 +100,8 @@ def _conflicts(facts: NodeFacts) -> Iterator[Problem]:
     if facts.kubernetes.gpu_operator:
         yield Problem(
             what="the GPU Operator is on this node, and its MIG manager cuts the GPUs",
-            fix="label the node nvidia.com/mig.config=NAME for it, or take sharing.mig out of gpunode.yml",
+            fix="set sharing.mig.manager: mig-manager (gpunode kube apply then labels the node for it), or take "
+            "sharing.mig out of gpunode.yml",
         )
 
 

@@ -18,6 +18,11 @@ def mig_profiles(sharing: SharingSpec) -> tuple[str, ...]:
     return tuple(dict.fromkeys(profile for layout in layouts for profile, count in layout.items() if count))
 
 
+def cuts(sharing: SharingSpec) -> bool:
+    """Whether GPUs are cut into MIG instances."""
+    return sharing.strategy == "mig" or (sharing.strategy == "time-slicing" and bool(mig_profiles(sharing)))
+
+
 def sharing_problems(sharing: SharingSpec, where: str) -> Iterator[Problem]:
     """Ways of sharing that exclude each other, and numbers that make no sense.  `where` is said before each key."""
     yield from _replica_problems(sharing, where)

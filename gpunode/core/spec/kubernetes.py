@@ -18,6 +18,10 @@ class MigSpec:
     strategy: Literal["single", "mixed"] = option(
         "single", "how instances are offered: single as nvidia.com/gpu (all alike), mixed as nvidia.com/mig-PROFILE"
     )
+    manager: Literal["gpunode", "mig-manager"] = option(
+        "gpunode",
+        "who makes the instances: gpunode on the host, or NVIDIA's MIG manager in the cluster, by node labels",
+    )
     profiles: Mapping[str, int] = option({}, "instances of every GPU, profile to count, such as {1g.10gb: 7}")
     gpus: Mapping[str, Mapping[str, int]] = option(
         {}, "instances of single GPUs in place of profiles, by index, such as {'0': {3g.40gb: 2}, '1': {}}"

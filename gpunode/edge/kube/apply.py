@@ -9,10 +9,11 @@ from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
 from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.marks import node_key, node_labels, taints_patch
+from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
     Inventory,
     Key,
+    NodeMarks,
     inventory_key,
     inventory_object,
     is_ours,
@@ -26,7 +27,6 @@ from gpunode.edge.kube.preflight import (
     marks_to_set,
     missing_rights,
     right_of,
-    stale_taints,
     strangers,
 )
 
@@ -88,7 +88,7 @@ def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
         _apply_one(run, ground, key, planned[key])
     _record(run.api, ground.before + ground.after, namespace)
     for name, (labels, taints) in marks_to_set(ground).items():
-        _mark(run.api, name, labels, taints, stale_taints(ground, name))
+        _mark(run.api, name, labels, taints, ground.before.nodes.get(name, NodeMarks()))
         run.add(node_key(name), planned[node_key(name)])
     for key in ground.wanted:
         if key not in first:
@@ -118,13 +118,18 @@ def _record(api: Api, inventory: Inventory, namespace: str) -> None:
 # ---------------------------------------------------------------- nodes
 
 
-def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], stale: tuple[str, ...]) -> None:
+def _mark(api: Api, name: str, labels: dict[str, str], taints: tuple[str, ...], before: NodeMarks) -> None:
     """Labels by server-side apply (ours are then exactly these), taints with the rest of their list."""
+    stale = tuple(taint for taint in before.taints if taint not in taints)
     for attempt in range(5):
         node = api.find(api.path(node_key(name)))
         if node is None:
             return  # it left the cluster meanwhile
-        api.apply(node_key(name), node_labels(node, labels), force=False)
+        if taken := overwritten(node, labels):
+            api.merge(node_key(name), {"metadata": {"labels": taken}})
+        applied = api.apply(node_key(name), node_labels(node, labels), force=False)
+        if gone := left_over(applied, labels, before.labels):
+            api.merge(node_key(name), {"metadata": {"labels": dict.fromkeys(gone)}})
         fresh = api.find(api.path(node_key(name))) or node
         patch = taints_patch(fresh, taints, stale)
         if patch is None:
@@ -218,7 +223,7 @@ def remove(
 def _remove_all(run: _Run, before: Inventory, served: tuple[Key, ...], places: tuple[Key, ...], timeout: float) -> None:
     for name, marks in before.nodes.items():
         if not run.dry_run:
-            _mark(run.api, name, {}, (), marks.taints)
+            _mark(run.api, name, {}, (), marks)
         run.add(node_key(name), "changed", "our labels and taints taken off")
     namespaces = [key for key in served if key.kind == "Namespace"]
     for key in (*(key for key in served if key not in namespaces), *places, *namespaces):

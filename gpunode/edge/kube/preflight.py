@@ -20,7 +20,7 @@ from gpunode.core.kube.checks.preflight import (
     server_problems,
 )
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.marks import node_key, node_labels, taints_patch
+from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
     INVENTORY_LABELS,
     Inventory,
@@ -265,11 +265,17 @@ def _beyond_rehearsal(ground: Ground, wanted: Object, error: ApiError) -> bool:
 def _rehearse_nodes(api: Api, ground: Ground) -> Iterator[Problem]:
     for name, (labels, taints) in marks_to_set(ground).items():
         live = ground.nodes[name]
+        taken = overwritten(live, labels)
+        plain = {key: value for key, value in labels.items() if key not in taken}
         try:
-            then = api.apply(node_key(name), node_labels(live, labels), force=False, dry_run=True)
+            then = api.apply(node_key(name), node_labels(live, plain), force=False, dry_run=True)
         except ApiError as error:
             yield _rejected(node_key(name), error)
             continue
+        gone = left_over(then, labels, ground.before.nodes.get(name, NodeMarks()).labels)
+        after = {key: value for key, value in (then["metadata"].get("labels") or {}).items() if key not in gone}
+        if taken or gone:
+            then = {**then, "metadata": {**then["metadata"], "labels": {**after, **taken}}}
         patch = taints_patch(live, taints, stale_taints(ground, name))
         if patch:
             then = {**then, "spec": {**then.get("spec", {}), "taints": patch["spec"]["taints"]}}

@@ -8,16 +8,17 @@ from dataclasses import dataclass
 from functools import partial
 
 from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
-from gpunode.core.kube.checks.preflight import Right, node_names
+from gpunode.core.kube.checks.preflight import Right, mig_state, node_names
 from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
 from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, node_proofs, offers, proofs
 from gpunode.core.kube.checks.ready import WORKLOADS
-from gpunode.core.kube.cluster import Object, Pool
+from gpunode.core.kube.cluster import MIG_LABEL, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.device_plugin import plugin_configs
 from gpunode.core.kube.usage import Usage, Use
 from gpunode.core.model import Check, HostOutcome, HostResult
+from gpunode.core.sharing.rules import cuts
 from gpunode.edge.isolate import as_error, isolated
 from gpunode.edge.kube.apply import apply, await_gone, pod_warning, wait_ready
 from gpunode.edge.kube.client import Api, ApiError
@@ -106,17 +107,34 @@ def _pool(
     api: Api, rendered: Rendered, pool: Pool, run: _Runner | None, odd: dict[str, None], notify: Notify
 ) -> HostResult:
     notify(f"pool {pool.name}: looking at what it offers")
-    names, lost = node_names(pool.hosts, api.items("/api/v1/nodes", odd=[])) if pool.hosts else ({}, [])
+    nodes = api.items("/api/v1/nodes", odd=[]) if pool.hosts or cuts(pool.sharing) else []
+    names, lost = node_names(pool.hosts, nodes) if pool.hosts else ({}, [])
     found = read_usage(api, configs=plugin_configs(rendered.cluster))
     odd |= dict.fromkeys(found.errors)
     there = _offered(pool, found, names)
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
+    mine = [node for node in nodes if not pool.has_known_nodes or node["metadata"]["name"] in names.values()]
+    checks += _mig(pool, mine)
     checks.append(allocatable(pool, there, names, found) if pool.hosts or not pool.selector else _no_node(pool))
     if run and there:
         for proof in proofs(rendered.cluster, pool, there):
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
             notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
     return _result(f"pool {pool.name}", checks)
+
+
+def _mig(pool: Pool, nodes: list[Object]) -> Iterator[Check]:
+    """That the layout is in force where a label asks for one: of NVIDIA's MIG manager, or of our own unit."""
+    labelled = [node for node in nodes if MIG_LABEL in (node["metadata"].get("labels") or {})]
+    if not cuts(pool.sharing) or not labelled:
+        return
+    wrong = [f"{node['metadata']['name']}: {text}" for node in labelled if (text := mig_state(node))]
+    if wrong:
+        yield Check(
+            id="kube.mig", status="failed", message="; ".join(wrong[:5]), fix="the log of its MIG manager's pod"
+        )
+    else:
+        yield Check(id="kube.mig", status="passed", message=f"the MIG layout is in force on {len(labelled)} nodes")
 
 
 def _no_node(pool: Pool) -> Check:

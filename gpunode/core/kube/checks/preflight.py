@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from gpunode.core.errors import InputError, RefusedError
 from gpunode.core.knowledge.kubernetes import Server
-from gpunode.core.kube.cluster import Cluster, Object, Pool
+from gpunode.core.kube.cluster import MIG_LABEL, MIG_STATE, Cluster, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, owner_words
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.render import NodeWish, Rendered
@@ -17,6 +17,8 @@ from gpunode.core.kube.render.dra import DRIVER, claim, shares_memory
 from gpunode.core.kube.selector import fits as selected
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.model import Problem
+from gpunode.core.printable import printable
+from gpunode.core.sharing.rules import cuts
 
 # On by default since then: https://kubernetes.io/blog/2019/09/18/kubernetes-1-16-release-announcement/
 SERVER_SIDE_APPLY = Server(1, 16)
@@ -202,6 +204,7 @@ def other_problems(
             fix="set kubernetes.install: operator and give it the values that gpunode kube render writes, or remove it",
         )
         return  # the daemon sets are its own
+    yield from _mig_managers(rendered.cluster, daemon_sets, nodes)
     if rendered.cluster.spec.has_discovery_objects:
         yield from _other_discovery(daemon_sets)
     ours = any(item["kind"] == "DaemonSet" and offers_gpus(item) for item in rendered.objects)
@@ -219,6 +222,30 @@ def other_problems(
             fix=f"kubectl -n {metadata['namespace']} delete daemonset {metadata['name']} "
             f"(it is {owner_words(found)}'s), or keep it off these nodes by its nodeSelector",
         )
+
+
+def _mig_managers(cluster: Cluster, daemon_sets: Sequence[Object], nodes: Sequence[Object]) -> Iterator[Problem]:
+    """NVIDIA's MIG manager on nodes whose GPUs gpunode cuts on the host: each would undo what the other does."""
+    by_host = [pool.name for pool in cluster.pools if cuts(pool.sharing) and pool not in cluster.mig_managed]
+    for found in daemon_sets:
+        containers = mappings(mapping(found, "spec", "template", "spec"), "containers")
+        if by_host and any("mig-manager" in c.get("image", "") for c in containers) and _meets(found, nodes):
+            metadata = found["metadata"]
+            yield Problem(
+                what=f"NVIDIA's MIG manager runs here (DaemonSet {metadata['namespace']}/{metadata['name']}), and "
+                f"gpunode cuts the GPUs of {', '.join(f'pool {name}' for name in by_host)} on the hosts",
+                fix="set sharing.mig.manager: mig-manager, or keep it off these nodes by its nodeSelector",
+            )
+
+
+def mig_state(node: Object) -> str:
+    """What is wrong with the node's MIG layout, by the word of whoever cuts it; "" for nothing."""
+    labels = node["metadata"].get("labels") or {}
+    layout, state = labels.get(MIG_LABEL), labels.get(MIG_STATE, "")
+    if not layout or state == "success":
+        return ""
+    said = f"is {state}" if state else "is missing: no MIG manager has answered"
+    return printable(f"the MIG layout {layout} is not in force: {MIG_STATE} {said}")
 
 
 def _other_discovery(daemon_sets: Sequence[Object]) -> Iterator[Problem]:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 
 from gpunode.core.errors import InputError
-from gpunode.core.kube.cluster import GPUSHARE_LABEL, POOL_LABEL, Cluster, Object
+from gpunode.core.kube.cluster import CLIENT_LABEL, GPUSHARE_LABEL, POOL_LABEL, Cluster, Object, Pool
 from gpunode.core.kube.objects import labels, thing
 from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render.dcgm import monitoring
@@ -18,6 +18,7 @@ from gpunode.core.kube.render.discovery import node_feature_discovery
 from gpunode.core.kube.render.dra import dra_examples, dra_notes, dra_problems
 from gpunode.core.kube.render.gpushare import EXTENDER, PORT, extender_url, gpushare, gpushare_examples
 from gpunode.core.kube.render.helm import Release, check_values, releases
+from gpunode.core.kube.render.mig import LAYOUTS, mig_labels, mig_objects, mig_problems
 from gpunode.core.kube.render.operator_values import operator_problem, operator_release
 from gpunode.core.kube.render.plugin_config import check_plugin_config, check_sharing, plugin_config
 from gpunode.core.kube.render.watch import watch
@@ -92,6 +93,7 @@ def render(cluster: Cluster) -> Rendered:
     operator = cluster.spec.install == "operator"
     objects = [*namespace(cluster), *gpushare(cluster), *monitoring(cluster), *node_feature_discovery(cluster)]
     objects += [] if operator else runtime_class(cluster)  # the operator makes its own
+    objects += mig_objects(cluster)
     objects += device_plugin(cluster) if cluster.spec.install == "manifest" else []
     wishes = tuple(node_wishes(cluster))
     objects += watch(cluster, objects, {OBJECTS: yaml_documents(in_order(objects)), **_marks_file(wishes)})
@@ -132,6 +134,8 @@ def node_wishes(cluster: Cluster) -> Iterator[NodeWish]:
             labels[POOL_LABEL] = pool.name
         if strategy == "mps" and spec.install == "helm":
             labels["nvidia.com/mps.capable"] = "true"  # the chart's MPS daemon selects it
+        labels |= mig_labels(pool)
+        labels |= {CLIENT_LABEL: "true"} if cluster.mig_managed and spec.install != "operator" else {}
         charts = spec.install == "helm" or strategy == "dra"
         if charts and not spec.node_feature_discovery and spec.install != "operator":
             labels["nvidia.com/gpu.present"] = "true"  # the charts' affinity, where nobody discovers
@@ -198,7 +202,12 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
             what="GPU Feature Discovery writes files that only Node Feature Discovery turns into labels",
             why="set kubernetes.node_feature_discovery, or leave it where the cluster has one already",
         )
-    if cluster.pools_of("mig") or any(pool.sharing.mig.profiles for pool in cluster.pools):
+    if cluster.mig_managed and spec.install != "operator":
+        yield Reason(
+            what=f"NVIDIA's MIG manager has to read the ConfigMap {spec.namespace}/{LAYOUTS}",
+            why="its DaemonSet mounts the file config.yaml that CONFIG_FILE names; gpunode installs no MIG manager",
+        )
+    if any(pool not in cluster.mig_managed for pool in _cut(cluster)):
         yield Reason(what="MIG instances are made on the hosts", why="gpunode provision; objects only offer them")
     if cluster.runtime_class and cluster.plugin_pools:
         yield Reason(
@@ -207,12 +216,17 @@ def _notes(cluster: Cluster) -> Iterator[Reason]:
         )
 
 
+def _cut(cluster: Cluster) -> list[Pool]:
+    return [pool for pool in cluster.pools if pool.sharing.strategy == "mig" or pool.sharing.mig.profiles]
+
+
 def _problems(cluster: Cluster, charts: list[Release]) -> Iterator[Problem]:
     for pool in cluster.pools:
         yield from check_sharing(pool)
         if pool.sharing.strategy in ("time-slicing", "mps") and pool.sharing.replicas < 2:
             continue  # said already, in the words of the spec
         yield from check_plugin_config(plugin_config(pool.sharing, cluster.spec.device_plugin))
+    yield from mig_problems(cluster)
     yield from dra_problems(cluster)
     if cluster.spec.install == "operator" and (found := operator_problem(cluster)):
         yield Problem(what=found[0], fix=found[1])

@@ -62,7 +62,7 @@ def node_feature_discovery(cluster: Cluster) -> list[Object]:
                 rule(["pods"], ["get"]),  # whose owner becomes that of the NodeFeature
             ],
         ),
-        daemon_set(cluster, WORKER, _worker(cluster)),
+        daemon_set(cluster, WORKER, _worker(cluster), gpu=False),
         *account(
             cluster,
             COLLECTOR,

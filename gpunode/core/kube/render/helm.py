@@ -62,7 +62,7 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
         "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
         "runtimeClassName": cluster.runtime_class or None,
         "priorityClassName": spec.device_plugin.priority_class,
-        "nodeSelector": dict(spec.node_selector),
+        "nodeSelector": cluster.gpu_selector,
         "affinity": plugin_affinity(cluster),
         "tolerations": tolerations(cluster),
         "gfd": {"enabled": spec.feature_discovery},
@@ -90,7 +90,7 @@ def exporter_values(cluster: Cluster) -> dict[str, Any]:
         "imagePullSecrets": _secrets(cluster),
         "runtimeClassName": cluster.runtime_class,
         "priorityClassName": cluster.spec.device_plugin.priority_class,
-        "nodeSelector": dict(cluster.spec.node_selector),
+        "nodeSelector": cluster.gpu_selector,
         "tolerations": tolerations(cluster),
         "kubeletPath": f"{cluster.spec.kubelet_dir}/pod-resources",
         "customMetrics": COUNTERS,  # the chart's own list lacks what the alerts read

@@ -1,6 +1,7 @@
 """Values for NVIDIA's GPU Operator, from the same spec: the alternative to gpunode's own objects.
 
-gpunode makes driver, toolkit and MIG layout on the host, so the operator is configured to leave these alone.
+gpunode makes driver, toolkit and MIG layout on the host, so the operator is configured to leave these alone; its MIG
+manager is on where `sharing.mig.manager` says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from gpunode.core.kube.render.dcgm import COUNTERS, node_relabeling
 from gpunode.core.kube.render.device_plugin import default_config, plugin_configs
 from gpunode.core.kube.render.dra import memory_gates, shares_memory
 from gpunode.core.kube.render.helm import Release
+from gpunode.core.kube.render.mig import COMPONENT as MIG_MANAGER
+from gpunode.core.kube.render.mig import mig_values
 from gpunode.core.kube.render.plugin_config import mig_strategy
 
 NAME = "gpu-operator"
@@ -22,6 +25,7 @@ _OPERANDS = {  # key of the values → component whose image it runs
     "gfd": "gpu-feature-discovery",
     "dcgmExporter": "dcgm-exporter",
     "draDriver": "dra-driver",
+    "migManager": MIG_MANAGER,
 }
 
 
@@ -34,6 +38,7 @@ def components(cluster: Cluster) -> tuple[str, ...]:
         "gpu-feature-discovery": spec.feature_discovery,
         "dcgm-exporter": spec.monitoring.enabled,
         "dra-driver": dra,
+        MIG_MANAGER: bool(cluster.mig_managed),
         "node-feature-discovery": spec.has_discovery_chart,
     }
     return tuple(name for name, wanted in on.items() if wanted)
@@ -63,7 +68,7 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
     values: dict[str, Any] = {
         "driver": {"enabled": False},
         "toolkit": {"enabled": False},
-        "migManager": {"enabled": False},
+        "migManager": mig_values(cluster),
         "nfd": {"enabled": spec.has_discovery_chart},
         "operator": {"runtimeClass": spec.runtime_class.name or "nvidia"},
         "mig": {"strategy": "mixed" if "mixed" in strategies else "single"},
@@ -100,7 +105,8 @@ def operator_values(cluster: Cluster) -> dict[str, Any]:
         }
     if spec.images.registry or spec.images.names or spec.images.pull_secrets:
         for key, component in _OPERANDS.items():
-            values.setdefault(key, {}).update(_image(cluster, component))
+            if component != MIG_MANAGER or cluster.mig_managed:
+                values.setdefault(key, {}).update(_image(cluster, component))
         repository, tag = cluster.image_parts("node-feature-discovery")
         image = {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy}
         secrets = [{"name": name} for name in spec.images.pull_secrets]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import ClassVar
 
 from ansible_collections.gpunode.node.plugins.action.activate import ActionModule as Activate
@@ -38,6 +39,10 @@ class ActionModule(Activate):
 
         _text, facts = self.probe("nvidia_smi", "sharing")
         outcome, text = self.node("mig.sh", mig_request(value, facts, script("mig.sh"), check=self.check))
+        if outcome.status == "changed" and not self.check and not value.get("gpus"):  # another tool has them now
+            outcome = replace(
+                outcome, message="gpunode makes no MIG instances here any more; those that are there stay"
+            )
         return self._yet(outcome), parse_activation(text)
 
     def _yet(self, outcome):

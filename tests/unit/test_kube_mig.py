@@ -1,0 +1,202 @@
+"""NVIDIA's MIG manager: it gets our layouts, nodes the label that names one, and nobody else cuts the same GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+from api_server import ApiServer
+from kube_cluster import foreign, mutating, node, put, rendered
+from rows import over
+
+from gpunode.core.kube.checks.preflight import with_nodes
+from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
+from gpunode.core.kube.render import node_wishes, render
+from gpunode.edge.kube.apply import remove
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.verify import ProofOptions, verify
+from gpunode.edge.kube.watch import Watcher, wanted_objects
+
+pytest_plugins = ("kube_fixtures",)
+
+CUT: dict[str, Any] = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"1g.10gb": 7}}}
+WHOLE: dict[str, Any] = {"strategy": "none", "mig": {"manager": "mig-manager", "profiles": {"1g.10gb": 0}}}
+
+
+def pool(**sharing: Any) -> dict[str, Any]:
+    return {"kubernetes": {"pool": "small"}, "sharing": sharing}
+
+
+def labels(server: ApiServer, name: str = "n1") -> dict[str, str]:
+    found = server.get("Node", name)
+    assert found is not None
+    return dict(found["metadata"].get("labels", {}))
+
+
+def gpu_node(**given: str) -> dict[str, Any]:
+    return node("n1", labels=given, allocatable={"nvidia.com/gpu": "7"})
+
+
+@over([None, "all-disabled"], name=str)
+def test_a_node_gets_the_label_of_its_pool_whoever_set_it_first(first: str | None) -> None:
+    """The GPU Operator gives every node all-disabled, by a field manager of its own."""
+    server, api = cluster()
+    try:
+        server.put(gpu_node())
+        if first:
+            put_label(server, first)
+        what = rendered(pool(**CUT), n1={})
+        rehearsed = put(api, what, dry_run=True)
+        assert rehearsed.problems == ()
+        assert labels(server).get(MIG_LABEL) == first
+        assert f"+    {MIG_LABEL}: small" in next(c.diff for c in rehearsed.changes if c.key.kind == "Node")
+        put(api, what, wait=False)
+        assert (labels(server)[MIG_LABEL], labels(server)[CLIENT_LABEL]) == ("small", "true")
+        assert {change.how for change in put(api, what).changes} == {"unchanged"}
+        put(api, rendered(pool(**WHOLE), n1={}), wait=False)
+        assert labels(server)[MIG_LABEL] == "all-disabled"
+        put(api, rendered(pool(strategy="none"), n1={}), wait=False)
+        assert {MIG_LABEL, CLIENT_LABEL} & set(labels(server)) == set()
+        assert {change.how for change in put(api, rendered(pool(strategy="none"), n1={})).changes} == {"unchanged"}
+        assert server.unexpected == []
+    finally:
+        server.close()
+
+
+def cluster() -> tuple[ApiServer, Api]:
+    from pathlib import Path
+    from tempfile import mkdtemp
+
+    from api_server import workloads_become_ready
+    from kube_cluster import quick
+
+    from gpunode.edge.kube.kubeconfig import connect
+
+    server = ApiServer()
+    server.controllers.append(workloads_become_ready)
+    return server, quick(connect(str(server.kubeconfig(Path(mkdtemp()) / "k")), timeout=2))
+
+
+def put_label(server: ApiServer, value: str) -> None:
+    """As the operator does: a field of its own."""
+    server.edit("Node", "n1", "", lambda item: item["metadata"]["labels"].update({MIG_LABEL: value}))
+    key = next(key for key in server.objects if key[1] == "nodes")
+    server.managers.setdefault(key, {})["gpu-operator"] = {("metadata", "labels", MIG_LABEL)}
+
+
+def test_what_remove_leaves_has_no_label_of_ours(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    put_label(server, "all-disabled")
+    put(api, rendered(pool(**CUT), n1={}), wait=False)
+    remove(api, "gpunode", notify=lambda _: None)
+    assert {MIG_LABEL, CLIENT_LABEL} & set(labels(server)) == set()
+
+
+def test_our_pods_make_room_for_the_manager_and_those_without_gpus_stay() -> None:
+    spec = pool(**CUT)
+    spec["kubernetes"] |= {"node_feature_discovery": True, "node_feature_discovery_install": "manifest"}
+    spec["kubernetes"]["monitoring"] = {"enabled": True}
+    sets = {i["metadata"]["name"]: i for i in rendered(spec).objects if i["kind"] == "DaemonSet"}
+    chosen = {name: CLIENT_LABEL in i["spec"]["template"]["spec"].get("nodeSelector", {}) for name, i in sets.items()}
+    assert chosen == {
+        "nvidia-device-plugin": True, "gpu-feature-discovery": True, "dcgm-exporter": True, "nfd-worker": False,
+    }  # fmt: skip
+
+
+def test_the_gpu_operator_gets_the_layouts_as_values() -> None:
+    spec = {**pool(**CUT), "kubernetes": {"pool": "small", "install": "operator", "images": {"registry": "r.lan"}}}
+    what = rendered(spec, n1={})
+    assert what.problems == ()
+    values = what.releases[0].values["migManager"]
+    assert (values["enabled"], values["image"], values["config"]["name"]) == (True, "k8s-mig-manager", "mig-layouts")
+    assert list(yaml.safe_load(values["config"]["data"]["config.yaml"])["mig-configs"]) == ["all-disabled", "small"]
+    assert what.nodes[0].labels == {MIG_LABEL: "small"}
+    assert rendered({"kubernetes": {"install": "operator"}}).releases[0].values["migManager"] == {"enabled": False}
+
+
+MANAGER = {"containers": [{"name": "m", "image": "nvcr.io/nvidia/cloud-native/k8s-mig-manager:v0.15.0"}]}
+
+
+@over([("gpunode", 1), ("mig-manager", 0)], name=lambda row: row[0])
+def test_a_manager_is_refused_where_hosts_cut_their_gpus(manager: str, problems: int) -> None:
+    server, api = cluster()
+    try:
+        server.put(gpu_node())
+        server.put(foreign("DaemonSet", "apps/v1", "mig", "nv", spec={"template": {"spec": MANAGER}}), "helm")
+        mig = {"manager": manager, "profiles": {"1g.10gb": 7}}
+        found = put(api, rendered(pool(strategy="mig", mig=mig), n1={}), wait=False).problems
+        assert len(found) == problems
+        if problems:
+            assert found[0].what.endswith("and gpunode cuts the GPUs of pool small on the hosts")
+            assert mutating(server) == []
+    finally:
+        server.close()
+
+
+REFUSED: list[tuple[str, dict[str, Any], str]] = [
+    ("small", {**CUT, "mig": {**CUT["mig"], "gpus": {"1": {}}}}, "cannot say «the others»"),
+    ("all-disabled", CUT, "a pool is named all-disabled"),
+]
+
+
+@over(REFUSED, name=lambda row: row[0])
+def test_what_the_managers_file_cannot_say_is_refused(name: str, sharing: dict[str, Any], what: str) -> None:
+    (problem,) = rendered({"kubernetes": {"pool": name}, "sharing": sharing}).problems
+    assert what in problem.what
+
+
+STATES: list[tuple[str, str, bool]] = [
+    ("success", "", False),
+    ("failed", f"{MIG_STATE} is failed", False),
+    ("pending", f"{MIG_STATE} is pending", True),
+    ("", f"{MIG_STATE} is missing: no MIG manager has answered", True),
+]
+
+
+@over(STATES, name=lambda row: row[0] or "none")
+def test_a_layout_that_is_not_in_force_is_found_and_not_proven(state: str, text: str, passes: bool) -> None:
+    server, api = cluster()
+    try:
+        given = {MIG_LABEL: "small", CLIENT_LABEL: "paused-for-mig-change" if state == "pending" else "true"}
+        server.put(gpu_node())
+        put(api, rendered(pool(**CUT), n1={}), wait=False)
+        found = {MIG_STATE: state} if state else {}
+        server.edit("Node", "n1", "", lambda item: item["metadata"]["labels"].update(given | found))
+        what = render(with_nodes(rendered(pool(**CUT), n1={}).cluster, []))
+        watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=tuple(node_wishes(what.cluster)))
+        watched.round()
+        first = [one.check for one in watched.found]
+        watched.round()
+        second = [(one.check, one.message) for one in watched.found]
+        message = f"the MIG layout small is not in force: {text}"
+        assert second == ([("kube.mig", message)] if text else [])
+        assert first == ([] if passes or not text else ["kube.mig"])
+        result = verify(api, what, ProofOptions(smoke=False), notify=lambda _: None)[1]
+        (check,) = [one for one in result.checks if one.id == "kube.mig"]
+        assert check.status == ("failed" if text else "passed")
+    finally:
+        server.close()
+
+
+def test_a_layout_without_a_label_is_no_business_of_ours(server: ApiServer, api: Api) -> None:
+    server.put(gpu_node())
+    what = rendered(pool(strategy="mig", mig={"profiles": {"1g.10gb": 7}}), n1={})
+    put(api, what, wait=False)
+    assert MIG_LABEL not in labels(server)
+    result = verify(api, what, ProofOptions(smoke=False), notify=lambda _: None)[1]
+    assert "kube.mig" not in {one.id for one in result.checks}
+
+
+@pytest.mark.parametrize("install", ["manifest", "helm"])
+def test_whoever_runs_the_manager_is_told_where_the_layouts_are(install: str) -> None:
+    spec = pool(**CUT)
+    spec["kubernetes"]["install"] = install
+    what = rendered(spec)
+    assert [n.what for n in what.notes if "MIG" in n.what] == [
+        "NVIDIA's MIG manager has to read the ConfigMap gpunode/mig-layouts"
+    ]
+    (config,) = [item for item in what.objects if item["metadata"]["name"] == "mig-layouts"]
+    assert yaml.safe_load(config["data"]["config.yaml"])["mig-configs"]["small"] == [
+        {"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 7}}
+    ]
