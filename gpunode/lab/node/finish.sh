@@ -14,10 +14,12 @@ remove_packages() {
 }
 
 # A privileged node shares this machine's devices and /sys: its udev would rename interfaces and change MAC addresses
-# (the first 25 s of packets are lost), its sysctl would write this machine's settings.
+# (the first 25 s of packets are lost), its sysctl would write this machine's settings, its binfmt would remove what this
+# machine has registered.
 mask_units() {
     for unit in systemd-udevd.service systemd-udev-trigger.service systemd-udev-settle.service \
-        systemd-udevd-kernel.socket systemd-udevd-control.socket systemd-sysctl.service \
+        systemd-udevd-kernel.socket systemd-udevd-control.socket systemd-sysctl.service systemd-binfmt.service \
+        proc-sys-fs-binfmt_misc.automount proc-sys-fs-binfmt_misc.mount \
         sys-kernel-debug.mount sys-kernel-tracing.mount sys-kernel-config.mount dev-hugepages.mount dev-mqueue.mount \
         sys-fs-fuse-connections.mount kmod-static-nodes.service modprobe@.service systemd-tmpfiles-setup-dev.service \
         getty.target console-getty.service systemd-logind.service systemd-firstboot.service systemd-pcrphase.service \
