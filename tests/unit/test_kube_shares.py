@@ -1,12 +1,14 @@
 """Shares of a GPU's memory by DRA on a real API server and scheduler: what verify proves, and what a closed gate does.
 
-Kubelets are a loop that says Running, and ResourceSlices are as NVIDIA's driver writes them; GPUNODE_KUBERNETES names
-the folder with the programs.
+Kubelets are a loop that says Running, and ResourceSlices are written here; GPUNODE_KUBERNETES names the folder with the
+programs.  With gpu-kubelet-plugin of NVIDIA's DRA driver and a mock of libnvidia-ml.so.1 in it, the slices are compared
+with the driver's own.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 from kube_cluster import rendered, silent
 
-from benchmarks.control_plane import ControlPlane, control_plane
+from benchmarks.control_plane import ControlPlane, control_plane, wait_for
 from benchmarks.sharing_under_load import DRA, History, bound_use, kubelets, make_nodes, post, resource_slice, server
 from gpunode.core.kube.checks.proofs import NAMESPACE
 from gpunode.core.kube.objects import thing
@@ -68,3 +70,46 @@ def test_a_server_with_the_gate_closed_is_refused(tmp_path: Path) -> None:
         what = rendered(SPEC, version=server(plane))
         (problem,) = apply(plane.api, what, notify=silent, timeout=30).problems
         assert "its feature gate DRAConsumableCapacity is off" in problem.what
+
+
+def test_the_driver_offers_gpus_as_the_slices_written_here(tmp_path: Path) -> None:
+    needed = [Path(PROGRAMS, name) for name in ("gpu-kubelet-plugin", "libnvidia-ml.so.1")]
+    if not all(path.exists() for path in needed):
+        pytest.skip("GPUNODE_KUBERNETES names no folder with NVIDIA's DRA driver and a mock of NVML")
+    root = tmp_path / "driver"
+    libraries, programs = root / "usr/lib/x86_64-linux-gnu", root / "usr/bin"
+    for folder in (libraries, programs, tmp_path / "registry"):
+        folder.mkdir(parents=True)
+    shutil.copy(needed[1], libraries)
+    hook = programs / "nvidia-smi"  # neither it nor the hook is run
+    hook.write_text("#!/bin/sh\n")
+    hook.chmod(0o755)
+    (release,) = rendered(SPEC, version="1.36").releases
+    with control_plane(Path(PROGRAMS), tmp_path / "plane") as plane:
+        make_nodes(plane.api, {}, count=1)
+        flags = {
+            "kubeconfig": plane.kubeconfig, "node-name": "gpu00", "image-name": "none", "cdi-root": tmp_path / "cdi",
+            "container-driver-root": root, "nvidia-driver-root": root, "nvidia-cdi-hook-path": hook,
+            "kubelet-plugins-directory-path": tmp_path / "plugins",
+            "kubelet-registrar-directory-path": tmp_path / "registry",
+        }  # fmt: skip
+        asked = {
+            "CONSUMABLE_SHARES": release.values["consumableShares"],
+            "FEATURE_GATES": ",".join(f"{gate}=true" for gate in release.values["featureGates"]),
+        }
+        plane.start(
+            "gpu-kubelet-plugin", *(f"--{name}={value}" for name, value in flags.items()),
+            environment={**asked, "LD_LIBRARY_PATH": str(libraries)},
+        )  # fmt: skip
+        path = f"/apis/{DRA}/resourceslices"
+        wait_for(lambda: plane.api.request("GET", path)["items"], "the driver's ResourceSlice", plane)
+        (live,) = plane.api.request("GET", path)["items"]
+    (ours, *_) = resource_slice("gpu00")["spec"]["devices"]
+    for device in live["spec"]["devices"]:
+        memory = device["capacity"]["memory"]
+        assert device["allowMultipleAllocations"] is ours["allowMultipleAllocations"] is True
+        assert device["attributes"]["type"] == ours["attributes"]["type"]
+        shape = ours["capacity"]["memory"]["requestPolicy"]
+        whole = {"default": memory["value"], "validRange": {**shape["validRange"], "max": memory["value"]}}
+        assert memory["requestPolicy"] == whole
+    assert live["spec"]["devices"] and live["spec"]["driver"] == DRIVER

@@ -208,6 +208,14 @@ def test_dra_devices_are_known_one_by_one(old: bool) -> None:
     assert (mig.resource, mig.allocated, [p.name for p in mig.pods]) == ("gpu.nvidia.com/mig", 1, ["(claim reserved)"])
 
 
+def test_devices_stand_in_the_order_of_their_numbers_however_the_driver_lists_them() -> None:
+    slices = [resource_slice("n1", 1, {f"gpu-{number}": "gpu" for number in (10, 2, 0, 1)})]
+    (found,) = usage([node("n1")], [], slices=slices, claims=[claim("a", "n1", "gpu-2", "p")]).nodes
+    assert [(gpu.name, gpu.allocated) for gpu in found.uses[0].gpus] == [
+        ("gpu-0", 0), ("gpu-1", 0), ("gpu-2", 1), ("gpu-10", 0),
+    ]  # fmt: skip
+
+
 def test_shares_of_memory_are_counted_by_gpu() -> None:
     slices = [resource_slice("n1", 1, {"gpu-0": "gpu", "gpu-1": "gpu", "gpu-2": "gpu"})]
     for device in slices[0]["spec"]["devices"]:

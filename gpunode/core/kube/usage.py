@@ -270,7 +270,7 @@ class _Taken:
 def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Iterator[Use]:
     """Devices that NVIDIA's driver offers on this node, by the kind that it gives them (gpu, mig)."""
     devices: dict[tuple[str, bool], list[_Device]] = {}
-    for device in _devices(node, slices):
+    for device in sorted(_devices(node, slices), key=_in_order):  # the driver lists them in any order
         devices.setdefault((device.kind, bool(device.memory)), []).append(device)
     taken = _taken(claims)
     for (kind, shared), there in sorted(devices.items()):
@@ -296,6 +296,13 @@ def _dra(node: str, slices: Sequence[Object], claims: Sequence[Object]) -> Itera
             ),
             unit="MiB" if shared else "",
         )
+
+
+def _in_order(device: _Device) -> list[tuple[int, str]]:
+    """By pool and name, whose numbers count as numbers: gpu-2 is before gpu-10."""
+    return [
+        (int(word), "") if word.isdecimal() else (0, word) for word in re.split(r"([0-9]{1,9})", "/".join(device.at))
+    ]
 
 
 def _amount(one: _Taken, device: _Device) -> int:
