@@ -14,6 +14,7 @@ from gpunode.core.errors import Exit
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.verify import ProofOptions, verify
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -98,6 +99,9 @@ def test_who_may_not_read_configmaps_sees_all_that_is_lacking(server: ApiServer,
     assert "get configmaps in gpunode" in problem.what and "create daemonsets.apps in gpunode" in problem.what
     (problem,) = remove(api, "gpunode", notify=silent).problems
     assert problem.what == "here may not get configmaps in gpunode"
+    cluster, *_ = verify(api, rendered(), ProofOptions(smoke=False), notify=silent)
+    assert cluster.outcome == "refused"
+    assert "get configmaps in gpunode" in next(one.message for one in cluster.checks if one.id == "kube.problem")
     assert mutating(server) == []
 
 

@@ -111,6 +111,21 @@ def test_a_container_without_the_folder_behind_the_link_is_found() -> None:
     assert len(unfed_readers(with_mounts())) == 1
 
 
+@by_name
+def test_what_a_service_sends_to_is_ready_when_it_answers(case: Case) -> None:
+    """A pod without a probe is ready before it serves."""
+    objects = case.render().objects
+    for service in (item for item in objects if item["kind"] == "Service"):
+        chosen = service["spec"]["selector"].items()
+        served = [
+            item["spec"]["template"]["spec"]
+            for item in objects
+            if item["kind"] in ("Deployment", "DaemonSet")
+            and chosen <= item["spec"]["template"]["metadata"]["labels"].items()
+        ]
+        assert [any("readinessProbe" in one for one in pod["containers"]) for pod in served] == [True]
+
+
 GPUSHARE = {"sharing": {"strategy": "gpushare"}}
 
 

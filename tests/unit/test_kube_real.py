@@ -1,0 +1,161 @@
+"""Pools by label, Node Feature Discovery, MIG labels and the watch on a real API server, with its rights and defaults.
+
+GPUNODE_KUBERNETES names the folder with the programs.  No controller makes pods: only what the API keeps is judged.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kube_cluster import node, put, rendered
+
+from benchmarks.control_plane import ControlPlane, control_plane
+from gpunode.core.kube import render
+from gpunode.core.kube.checks.preflight import with_nodes
+from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, POOL_LABEL
+from gpunode.core.kube.marks import node_key
+from gpunode.core.kube.render import Rendered, node_wishes, parse_marks
+from gpunode.edge.kube.apply import remove
+from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
+from gpunode.edge.kube.watch import Watcher, wanted_objects
+
+PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
+pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")
+
+CUT = {"strategy": "mig", "mig": {"manager": "mig-manager", "profiles": {"1g.10gb": 7}}}
+SPEC: dict[str, Any] = {
+    "kubernetes": {
+        "taint": True,
+        "node_feature_discovery": True,
+        "node_feature_discovery_install": "manifest",
+        "monitoring": {"enabled": True},
+        "watch": {"image": "registry.lan/gpunode:1"},
+        "pools": {"cut": {"nodes": "team in (a)", "sharing": CUT}, "whole": {"nodes": "team=b"}},
+    }
+}
+NFD = "/apis/nfd.k8s-sigs.io/v1alpha1"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    with control_plane(Path(PROGRAMS), tmp_path_factory.mktemp("real") / "plane", "--allow-privileged=true") as found:
+        yield found
+
+
+@pytest.fixture
+def api(plane: ControlPlane) -> Iterator[Api]:
+    """The API with two nodes, one of which has a first MIG label of the GPU Operator's."""
+    for name, team in (("n1", "a"), ("n2", "b")):
+        plane.api.request("POST", "/api/v1/nodes", body=node(name, labels={"team": team}))
+    labels = {"metadata": {"labels": {MIG_LABEL: "all-disabled"}}}
+    plane.api.request(
+        "PATCH", plane.api.path(node_key("n1")), query={"fieldManager": "gpu-operator"}, body=labels,
+        content="application/merge-patch+json",
+    )  # fmt: skip
+    yield connect(str(plane.kubeconfig))
+    remove(connect(str(plane.kubeconfig)), "gpunode", notify=lambda _: None)
+    for name in ("n1", "n2"):
+        plane.api.delete(node_key(name))
+
+
+def of_now(api: Api, spec: dict[str, Any]) -> Rendered:
+    what = rendered(spec, version=".".join(api.version().removeprefix("v").split(".")[:2]))
+    return render(with_nodes(what.cluster, api.items("/api/v1/nodes")))
+
+
+def labels_of(api: Api, name: str) -> dict[str, str]:
+    found = api.find(api.path(node_key(name))) or {}
+    return {key: value for key, value in found["metadata"]["labels"].items() if "nvidia" in key}
+
+
+def drift(watched: Watcher) -> dict[str, str]:
+    watched.round(once=True)
+    return {one.about: one.message for one in watched.found if one.check in ("kube.drift", "kube.pool")}
+
+
+def test_everything_is_taken_kept_and_given_back(api: Api) -> None:
+    """Also what a server makes of it: its defaults are no difference, in a second apply nor for the watch."""
+    what = of_now(api, SPEC)
+    applied = put(api, what, wait=False)
+    assert (applied.problems, applied.error) == ((), None)
+    client = {CLIENT_LABEL: "true"}
+    assert labels_of(api, "n1") == {POOL_LABEL: "cut", MIG_LABEL: "cut", **client}
+    assert labels_of(api, "n2") == {POOL_LABEL: "whole", **client}
+    again = put(api, of_now(api, SPEC), wait=False)
+    assert {str(one.key): one.diff for one in again.changes if one.how != "unchanged"} == {}
+    watched = Watcher(
+        api=api, wanted=wanted_objects(what.objects), marks=tuple(node_wishes(what.cluster)), namespace="gpunode"
+    )
+    assert drift(watched) == {
+        "pool cut": "none of its nodes offers a GPU: n1",
+        "pool whole": "none of its nodes offers a GPU: n2",
+    }
+    whole = {**SPEC, "kubernetes": {**SPEC["kubernetes"], "pools": {"whole": {"nodes": "team in (a, b)"}}}}
+    assert put(api, of_now(api, whole), wait=False).error is None
+    assert (labels_of(api, "n1"), labels_of(api, "n2")) == ({}, {})
+    assert remove(api, "gpunode", notify=lambda _: None).error is None
+    assert api.items("/apis/apiextensions.k8s.io/v1/customresourcedefinitions") == []
+
+
+def test_what_the_deployment_may_is_enough_and_it_finds_what_nobody_wants_any_more(
+    plane: ControlPlane, api: Api, tmp_path: Path
+) -> None:
+    put(api, of_now(api, SPEC), wait=False)
+    less = {**SPEC, "kubernetes": {**SPEC["kubernetes"], "monitoring": {"enabled": False}}}
+    config = next(o for o in of_now(api, less).objects if o["metadata"]["name"] == "watch-objects")["data"]
+    put(api, of_now(api, SPEC), wait=False)
+    token = plane.token_of("gpunode", "watch")
+    account = connect(str(plane.write_kubeconfig(tmp_path / "watch.conf", token)))
+    watched = Watcher(
+        api=account,
+        wanted=wanted_objects(yaml.safe_load_all(config["objects.yaml"])),
+        marks=parse_marks(config["nodes.json"], "nodes.json"),
+        events=True,
+    )
+    plane.api.request("POST", "/api/v1/nodes", body=node("n3", labels={"team": "b"}))
+    try:
+        found = drift(watched)
+    finally:
+        plane.api.delete(node_key("n3"))
+    assert watched.unread == ()
+    assert found.pop("node n3").startswith(f"the label {POOL_LABEL} is nothing, not whole; ")
+    stale = {about for about, text in found.items() if text.startswith("applied earlier")}
+    gone = {str(c.key) for c in put(api, of_now(api, less), dry_run=True).changes if c.how == "deleted"}
+    assert stale == gone != set()
+    assert {about for about in found if about not in stale} == {"pool cut", "pool whole"}
+    events = api.items("/api/v1/namespaces/default/events")
+    assert {event["involvedObject"]["name"] for event in events} >= {"n3"}
+
+
+FEATURES = {
+    "labels": {"nvidia.com/gpu.count": "8"},
+    "features": {
+        "flags": {"kernel.loadedmodule": {"elements": {"nvidia": {}}}},
+        "attributes": {"cpu.model": {"elements": {"vendor_id": "Intel"}}},
+        "instances": {"pci.device": {"elements": [{"attributes": {"class": "0302", "vendor": "10de"}}]}},
+    },
+}
+RULE = {"rules": [{"name": "gpu", "labels": {"a.example/b": "c"}, "matchFeatures": [
+    {"feature": "pci.device", "matchExpressions": {"vendor": {"op": "In", "value": ["10de"]}}}]}]}  # fmt: skip
+
+
+def test_the_resource_definitions_keep_all_that_node_feature_discovery_writes(api: Api) -> None:
+    put(api, of_now(api, SPEC), wait=False)
+    kept = []
+    for kind, spec, where in (
+        ("NodeFeature", FEATURES, f"{NFD}/namespaces/gpunode/nodefeatures"),
+        ("NodeFeatureRule", RULE, f"{NFD}/nodefeaturerules"),
+        ("NodeFeatureGroup", {"featureGroupRules": RULE["rules"]}, f"{NFD}/namespaces/gpunode/nodefeaturegroups"),
+    ):
+        body = {"apiVersion": "nfd.k8s-sigs.io/v1alpha1", "kind": kind, "metadata": {"name": "x"}, "spec": spec}
+        kept.append(api.request("POST", where, query={"fieldValidation": "Strict"}, body=body)["spec"] == spec)
+    status = {"status": {"nodes": [{"name": "n1"}]}}
+    path = f"{NFD}/namespaces/gpunode/nodefeaturegroups/x/status"
+    after = api.request("PATCH", path, body=status, content="application/merge-patch+json")
+    assert (kept, after["status"]) == ([True] * 3, status["status"])
