@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
 from api_server import ApiServer
-from kube_cluster import node, silent
+from kube_cluster import node, quick, silent
+from rows import over
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.draining import CORDONED
@@ -22,6 +24,7 @@ from gpunode.edge.fleet import provision as fleet
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan
 from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.nodes import ClusterNodes, concerns
 
 pytest_plugins = ("kube_fixtures",)
@@ -75,7 +78,8 @@ def test_a_node_is_emptied_and_given_back_when_its_gpus_are_there(server: ApiSer
     add(server)
     pod(server, "a")
     taken = nodes.take("10.1.1.1", FACTS, DRAIN)
-    assert (taken.node, taken.gpus, server.names("Pod")) == ("gpu1", 8, []) and unschedulable(server)
+    assert (taken.node, dict(taken.offers), server.names("Pod")) == ("gpu1", {"nvidia.com/gpu": 8}, [])
+    assert unschedulable(server)
     nodes.give_back(taken, DRAIN)
     assert not unschedulable(server)
 
@@ -89,6 +93,58 @@ def test_a_node_that_offers_fewer_gpus_stays_cordoned(server: ApiServer, nodes: 
     with pytest.raises(GpunodeError, match="offers 7"):
         nodes.give_back(taken, DRAIN)
     assert unschedulable(server)
+
+
+SHARED: list[tuple[str, dict[str, str]]] = [
+    ("renamed shares", {"nvidia.com/gpu.shared": "8", "nvidia.com/gpu": "0"}),
+    ("instances", {"nvidia.com/mig-1g.10gb": "7", "nvidia.com/mig-3g.40gb": "2"}),
+    ("memory", {"aliyun.com/gpu-mem": "160"}),
+]
+
+
+@over(SHARED, name=lambda row: row[0])
+def test_shares_and_instances_have_to_come_back_as_gpus_do(_name: str, offers: dict[str, str]) -> None:
+    """Also for the controller that goes on with what another one left."""
+    server = ApiServer()
+    try:
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k")), timeout=2))
+        server.put(node("gpu1", allocatable=offers))
+        taken = ClusterNodes(lambda: api, silent).take("gpu1", FACTS, DRAIN)
+        first = next(iter(offers))
+        server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={**offers, first: "1"}))
+        later = ClusterNodes(lambda: api, silent)
+        left = later.left("gpu1", FACTS)
+        assert left == taken
+        with pytest.raises(GpunodeError, match=f"offers 1 {first}, not {offers[first]}"):
+            later.give_back(left, DrainSpec(ready_timeout=1))
+        assert unschedulable(server)
+        server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable=offers))
+        later.give_back(left, DRAIN)
+        assert not unschedulable(server)
+    finally:
+        server.close()
+
+
+def test_where_the_layout_changes_any_gpus_will_do_and_none_will_not(server: ApiServer, api: Api) -> None:
+    add(server)
+    nodes = ClusterNodes(lambda: api, silent)
+    taken = nodes.take("gpu1", FACTS, DRAIN, relaid=True)
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={"nvidia.com/gpu": "0"}))
+    left = nodes.left("gpu1", FACTS)
+    assert left is not None
+    for found in (taken, left):
+        with pytest.raises(GpunodeError, match="offers 0 resources of GPUs, not 1"):
+            nodes.give_back(found, DrainSpec(ready_timeout=1))
+    server.edit("Node", "gpu1", "", lambda item: item["status"].update(allocatable={"nvidia.com/mig-1g.10gb": "7"}))
+    nodes.give_back(left, DRAIN)
+    assert not unschedulable(server)
+
+
+def test_a_mark_of_an_earlier_version_is_read(server: ApiServer, nodes: ClusterNodes) -> None:
+    cordoned(server, **{CORDONED: "gpunode gpus=4 boot=one host=one"})
+    left = nodes.left("gpu1", FACTS)
+    assert left is not None and dict(left.offers) == {"nvidia.com/gpu": 4}
 
 
 def test_a_cordon_of_somebody_else_stays(server: ApiServer, nodes: ClusterNodes) -> None:
@@ -180,7 +236,7 @@ def test_what_a_node_was_like_outlives_the_controller(server: ApiServer, api: Ap
 def test_a_mark_that_says_little_is_no_obstacle(annotation: str, server: ApiServer, nodes: ClusterNodes) -> None:
     cordoned(server, **{CORDONED: annotation})
     taken = nodes.take("gpu1", on_boot("one"), DRAIN)
-    assert taken.gpus == 8 and taken.ours
+    assert dict(taken.offers) == {"nvidia.com/gpu": 8} and taken.ours
 
 
 @pytest.mark.parametrize("mark", [{}, {CORDONED: ""}, {CORDONED: "gpunode gpus=8 boot=one host=one"}])

@@ -193,7 +193,7 @@ def test_it_waits_for_the_boot_the_kubelet_and_the_gpus(server: ApiServer, api: 
     for i, state in enumerate(states, 1):
         server.later(0.2 * i, lambda state=state: server.edit("Node", "gpu1", "", lambda o: o["status"].update(state)))
     reported: list[str] = []
-    assert wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, boot_id=old, timeout=10, notify=reported.append) == 8
+    wait_ready(api, "gpu1", {"nvidia.com/gpu": 8}, boot_id=old, timeout=10, notify=reported.append)
     assert reported == ["gpu1: has not booted yet", "gpu1: offers 0 nvidia.com/gpu, not 8", "gpu1: ready"]
 
 
@@ -210,4 +210,4 @@ def test_what_is_missing_is_said_at_the_timeout(
     server.put(node("gpu1", allocatable=allocatable))
     server.edit("Node", "gpu1", "", lambda o: o["status"].update(conditions=[{"type": "Ready", "status": ready}]))
     with pytest.raises(GpunodeError, match=says):
-        wait_ready(api, "gpu1", "nvidia.com/gpu", at_least=8, timeout=0.1, notify=silent)
+        wait_ready(api, "gpu1", {"nvidia.com/gpu": 8}, timeout=0.1, notify=silent)

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, drain_plan, pod_name
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import Key
+from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.usage import is_gpu_resource
 from gpunode.edge.kube.client import AGAIN, Api, ApiError, Retry
 
 Notify = Callable[[str], None]
+ANY = "resources of GPUs"
 _LOST_UPDATES = 5
 
 
@@ -96,54 +99,62 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
 def wait_ready(
     api: Api,
     node: str,
-    resource: str = "",
+    offers: Mapping[str, int] = {},
     *,
-    at_least: int = 1,
     boot_id: str = "",
     timeout: float = 900,
     notify: Notify,
-) -> int:
-    """Wait until the node is Ready and offers `at_least` of the resource (such as nvidia.com/gpu); how many it offers.
+) -> None:
+    """Wait until the node is Ready and offers as much of each resource: {"nvidia.com/gpu": 8}; {ANY: 1}: of any GPUs.
 
     `boot_id`: the one from before a reboot; what the node says while that is still so is old.  Raises GpunodeError.
     """
     last = ""
 
-    def judge(live: Object | None) -> int | None:
+    def judge(live: Object | None) -> bool | None:
         nonlocal last
-        now, offered = _state(live, resource, at_least, boot_id)
+        now = _state(live, offers, boot_id)
         if now != last:
             notify(f"{node}: {now or 'ready'}")
         last = now
-        return None if now else offered
+        return None if now else True
 
     found = api.follow(node_key(node), judge, timeout)
     if found is None:
         raise GpunodeError(
             f"{node} is not ready after {timeout:g} s: {last}",
-            expected=f"Ready, with at least {at_least} {resource}" if resource else "Ready",
+            expected=f"Ready, with at least {_amounts(offers)}" if offers else "Ready",
             fix=f"kubectl describe node {node}; gpunode verify {node}",
         )
-    return found
+
+
+def gpus_offered(live: Object) -> dict[str, int]:
+    """Resources of GPUs, shares and instances that a node's pods can have, with how many."""
+    listed = mapping(live, "status", "allocatable")
+    return {name: found for name in listed if is_gpu_resource(name) and (found := int(quantity(listed[name])))}
 
 
 # ---------------------------------------------------------------- helpers
 
 
-def _state(live: Object | None, resource: str, at_least: int, boot: str) -> tuple[str, int]:
-    """What is missing ("" for nothing), and how much is offered."""
+def _state(live: Object | None, offers: Mapping[str, int], boot: str) -> str:
+    """What is missing, "" for nothing."""
     if live is None:
-        return "is not in the cluster", 0
+        return "is not in the cluster"
     status = live.get("status") or {}
     ready: Object = next((c for c in status.get("conditions") or [] if c["type"] == "Ready"), {})
     if boot and (status.get("nodeInfo") or {}).get("bootID", "") == boot:
-        return "has not booted yet", 0
+        return "has not booted yet"
     if ready.get("status") != "True":
-        return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}", 0
-    offered = quantity((status.get("allocatable") or {}).get(resource, "0")) if resource else 0
-    if resource and offered < at_least:
-        return f"offers {offered} {resource}, not {at_least}", offered
-    return "", offered
+        return f"NotReady: {ready.get('message') or ready.get('reason') or 'it says nothing'}"
+    there = gpus_offered(live)
+    there[ANY] = sum(there.values())
+    less = [name for name, count in offers.items() if there.get(name, 0) < count]
+    return ", ".join(f"offers {there.get(name, 0)} {name}, not {offers[name]}" for name in less)
+
+
+def _amounts(offers: Mapping[str, int]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in offers.items())
 
 
 def _node(api: Api, node: str) -> Object:

@@ -13,16 +13,15 @@ from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions
 from gpunode.core.kube.marks import node_key
-from gpunode.core.kube.quantity import quantity
+from gpunode.core.kube.usage import WHOLE
 from gpunode.core.model import HostResult, NodeFacts, Plan
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.drain import Notify, cordon, drain, uncordon, wait_ready
+from gpunode.edge.kube.drain import ANY, Notify, cordon, drain, gpus_offered, uncordon, wait_ready
 
-GPU = "nvidia.com/gpu"
 _AT_ONCE = 20  # nodes that are drained side by side
 
 
@@ -32,14 +31,17 @@ class Taken:
 
     node: str
     ours: bool
-    gpus: int  # that it offered; 0: none, or it was not ready
+    offers: Mapping[str, int]  # resources of GPUs that it offered; {}: none, or it was not ready
+    relaid: bool = False  # what it offers changes: then any will do
     boot_id: str = ""  # as the cluster had it
     host_boot_id: str = ""  # as the host itself said
 
     @property
     def mark(self) -> str:
         """For the annotation of our cordon; `_taken` reads it."""
-        return f"gpunode gpus={self.gpus} boot={self.boot_id} host={self.host_boot_id}"
+        offers = ",".join(f"{resource}:{count}" for resource, count in self.offers.items())
+        offers = "changes" if self.relaid and self.offers else offers
+        return f"gpunode offers={offers} boot={self.boot_id} host={self.host_boot_id}"
 
     def stale(self, boot_id: str) -> str:
         """The boot that the cluster must no longer tell of, for a host whose boot is `boot_id` now; "" for any."""
@@ -61,11 +63,15 @@ class ClusterNodes:
         self._connect, self._notify = connect, notify
         self._names: Mapping[str, str] | None = None
 
-    def take(self, host: str, facts: NodeFacts, options: DrainSpec) -> Taken:
-        """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then."""
+    def take(self, host: str, facts: NodeFacts, options: DrainSpec, *, relaid: bool = False) -> Taken:
+        """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then.
+
+        `relaid`: how its GPUs are cut is about to change, and with it what the node offers.
+        """
         api = self._connect()
         node = self._node(api, host, facts)
         taken = _taken(api.find(api.path(node_key(node))), node, facts)
+        taken = replace(taken, relaid=taken.relaid or relaid)
         taken = replace(taken, ours=cordon(api, node, why=taken.mark))
         rules = DrainOptions(
             delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
@@ -92,12 +98,10 @@ class ClusterNodes:
         nothing.  Raises GpunodeError; the node then stays cordoned.
         """
         api = self._connect()
-        resource = GPU if taken.gpus else ""
         wait_ready(
             api,
             taken.node,
-            resource,
-            at_least=max(1, taken.gpus),
+            {ANY: 1} if taken.relaid and taken.offers else taken.offers,
             boot_id=taken.stale(boot_id),
             timeout=float(options.ready_timeout),
             notify=self._notify,
@@ -139,7 +143,8 @@ def claim_all(
         planned = hosts[host]
         if not concerns(drains[host], planned.facts, planned.plan):
             return
-        emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host]))
+        relaid = any(step.id == "sharing.mig" for step in planned.plan.steps)
+        emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host], relaid=relaid))
         if isinstance(emptied, GpunodeError):
             refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not started: {emptied}")
         else:
@@ -221,12 +226,20 @@ def _taken(live: Object | None, node: str, facts: NodeFacts) -> Taken:
     marks = (live["metadata"].get("annotations") or {}) if closed else {}
     then = dict(word.split("=", 1) for word in marks.get(CORDONED, "").split() if "=" in word)
     status = live.get("status") or {}
-    offered = quantity((status.get("allocatable") or {}).get(GPU, "0"))
-    gpus = then.get("gpus", "")
+    relaid = then.get("offers") == "changes"
     return Taken(
         node=node,
         ours=CORDONED in marks,
-        gpus=int(gpus) if gpus.isdecimal() else int(offered),
+        offers=_marked(then) or ({ANY: 1} if relaid else gpus_offered(live)),
+        relaid=relaid,
         boot_id=then.get("boot", (status.get("nodeInfo") or {}).get("bootID", "")),
         host_boot_id=then.get("host", facts.boot_id),
     )
+
+
+def _marked(then: Mapping[str, str]) -> dict[str, int]:
+    """What our mark says that a node offered; an earlier gpunode counted whole GPUs alone."""
+    if then.get("gpus", "").isdecimal():
+        return {WHOLE: int(then["gpus"])} if int(then["gpus"]) else {}
+    pairs = [pair.rpartition(":") for pair in then.get("offers", "").split(",")]
+    return {resource: int(count) for resource, _, count in pairs if resource and count.isdecimal()}
