@@ -208,6 +208,17 @@ def test_dra_devices_are_known_one_by_one(old: bool) -> None:
     assert (mig.resource, mig.allocated, [p.name for p in mig.pods]) == ("gpu.nvidia.com/mig", 1, ["(claim reserved)"])
 
 
+@pytest.mark.parametrize("details", [False, True])
+def test_a_gpu_whose_pods_hold_more_than_it_has_is_named(details: bool) -> None:
+    there = node("n1", allocatable={MEM: "32", "aliyun.com/gpu-count": "2"})
+    pods = [pod(name, "n1", {MEM: "9"}) for name in ("ending", "new")]
+    for one in pods:
+        one["metadata"]["annotations"] = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
+    text = usage_text(usage([there], pods), details=details)
+    assert text.splitlines()[-1] == "Over-committed: GPU0 of n1, 18 of 16 GiB"
+    assert "Over-committed" not in usage_text(usage([there], pods[:1]), details=details)
+
+
 def test_devices_stand_in_the_order_of_their_numbers_however_the_driver_lists_them() -> None:
     slices = [resource_slice("n1", 1, {f"gpu-{number}": "gpu" for number in (10, 2, 0, 1)})]
     (found,) = usage([node("n1")], [], slices=slices, claims=[claim("a", "n1", "gpu-2", "p")]).nodes

@@ -476,6 +476,11 @@ def _total(kind: Kind, rows: Sequence[tuple[NodeUse, Use]]) -> Iterator[str]:
     allocated, total = sum(use.allocated for _, use in rows), sum(use.total for _, use in rows)
     yield f"Allocated/Total {_TITLES[kind]} In Cluster:"
     yield f"{allocated}/{total} ({100 * allocated // total if total else 0}%)"
+    for node, use in rows:
+        for gpu in use.gpus:
+            if gpu.allocated > gpu.total:
+                name = gpu.name if use.kind == "dra-memory" else f"GPU{gpu.name}"
+                yield f"Over-committed: {name} of {node.name}, {gpu.allocated} of {gpu.total} {use.unit}"
 
 
 def _details(kind: Kind, rows: Sequence[tuple[NodeUse, Use]]) -> Iterator[str]:
