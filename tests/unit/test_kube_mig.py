@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+from pathlib import Path
+from tempfile import mkdtemp
 from typing import Any
 
 import pytest
 import yaml
-from api_server import ApiServer
-from kube_cluster import foreign, mutating, node, put, rendered
+from api_server import ApiServer, workloads_become_ready
+from kube_cases import CASES
+from kube_cluster import foreign, mutating, node, put, quick, rendered
 from rows import over
 
 from gpunode.core.kube.checks.preflight import with_nodes
@@ -15,6 +20,7 @@ from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
 from gpunode.core.kube.render import node_wishes, render
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.kubeconfig import connect
 from gpunode.edge.kube.verify import ProofOptions, verify
 from gpunode.edge.kube.watch import Watcher, wanted_objects
 
@@ -65,14 +71,6 @@ def test_a_node_gets_the_label_of_its_pool_whoever_set_it_first(first: str | Non
 
 
 def cluster() -> tuple[ApiServer, Api]:
-    from pathlib import Path
-    from tempfile import mkdtemp
-
-    from api_server import workloads_become_ready
-    from kube_cluster import quick
-
-    from gpunode.edge.kube.kubeconfig import connect
-
     server = ApiServer()
     server.controllers.append(workloads_become_ready)
     return server, quick(connect(str(server.kubeconfig(Path(mkdtemp()) / "k")), timeout=2))
@@ -200,3 +198,19 @@ def test_whoever_runs_the_manager_is_told_where_the_layouts_are(install: str) ->
     assert yaml.safe_load(config["data"]["config.yaml"])["mig-configs"]["small"] == [
         {"devices": "all", "mig-enabled": True, "mig-devices": {"1g.10gb": 7}}
     ]
+
+
+PARTED = os.environ.get("GPUNODE_MIG_PARTED", "")
+
+
+@pytest.mark.skipif(not PARTED, reason="GPUNODE_MIG_PARTED names no program nvidia-mig-parted")
+def test_nvidias_own_program_takes_the_layouts(tmp_path: Path) -> None:
+    case = next(case for case in CASES if case.folder.name == "mig-manager")
+    (config,) = [item["data"] for item in case.render().objects if item["metadata"]["name"] == "mig-layouts"]
+    file = tmp_path / "config.yaml"
+    file.write_text(config["config.yaml"])
+    codes = {
+        name: subprocess.run([PARTED, "assert", "--valid-config", "-f", file, "-c", name], check=False).returncode
+        for name in ("small", "mixed", "all-disabled", "of-no-pool")
+    }
+    assert codes == {"small": 0, "mixed": 0, "all-disabled": 0, "of-no-pool": 1}

@@ -272,4 +272,9 @@ def _notes(rendered: Rendered) -> tuple[str, ...]:
         command for request in rendered.nodes if not (request.hosts or request.selector) for command in request.commands
     ]
     marks = [f"without an inventory (-i) the nodes are yours to mark: {command}" for command in nodes]
-    return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks)
+    empty = [
+        f"pool {pool.name}: no node is chosen by {pool.selector!r} now; apply again when there is one"
+        for pool in rendered.cluster.pools
+        if pool.selector and not pool.hosts
+    ]
+    return (*(f"{note.what}: {note.why}" for note in rendered.notes), *helm, *marks, *empty)

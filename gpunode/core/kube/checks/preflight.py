@@ -143,7 +143,8 @@ def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str,
 def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
     """The cluster with the nodes that the selectors of its pools choose.
 
-    Raises RefusedError for a node of two pools, and InputError where no selector chooses any.
+    Raises RefusedError for a node of two pools, and InputError where no selector chooses any, unless Node Feature
+    Discovery comes with the same objects: its labels may be what is selected by.
     """
     pools = tuple(replace(pool, hosts=tuple(chosen_by(pool.selector, nodes))) if pool.selector else pool
                   for pool in cluster.pools)  # fmt: skip
@@ -159,7 +160,8 @@ def with_nodes(cluster: Cluster, nodes: Sequence[Object]) -> Cluster:
             fix="make the selectors of kubernetes.pools exclude each other, such as pool=a and pool!=a",
         )
     selectors = [pool.selector for pool in pools if pool.selector]
-    if selectors and not any(pool.hosts for pool in pools):
+    labels_to_come = cluster.spec.has_discovery_objects  # made by what this very apply brings
+    if selectors and not any(pool.hosts for pool in pools) and not labels_to_come:
         raise InputError(
             f"no node of the cluster is chosen by {' or '.join(map(repr, selectors))}",
             expected="a label selector of nodes that are there, such as gpu=yes or 'pool in (a, b)'",
