@@ -257,6 +257,29 @@ def test_evidence_has_the_newest_lines_and_says_how_many_there_are() -> None:
     assert [evidence.line for evidence in finding.evidence] == [*range(1041, 1041 - KEPT, -1)]
 
 
+@over(
+    [
+        'Error: default OCI runtime "nvidia" not found: invalid argument',
+        '{"log": "Error: default OCI runtime \\"nvidia\\" not found: invalid argument\\n", "stream": "stderr"}',
+        "Error: default OCI runtime &quot;nvidia&quot; not found",
+        "Error:\tdefault OCI runtime\u00a0“nvidia” not found",
+    ]
+)
+def test_a_line_is_shown_as_it_was_whatever_it_was_read_as(line: str) -> None:
+    for before in ("", 'another "line"\n', "a \\" + '"quote\\" &amp; more\n'):
+        (finding,) = diagnose(FAULTS, [scan(FAULTS, "log", [f"{before}\x1b[31m{line}\x1b[0m\n"])]).findings
+        assert finding.fault.id == "docker-unknown-runtime" and finding.evidence[0].text == line
+    long = f"{(chr(92) + chr(34)) * 3000} {line} {'&quot;quoted&quot; ' * 400}"
+    (finding,) = diagnose(FAULTS, [scan(FAULTS, "log", [long])]).findings
+    assert line in finding.evidence[0].text and finding.evidence[0].text in long
+
+
+def test_a_broken_line_is_shown_joined_with_its_own_quotation_marks() -> None:
+    text = 'Error: default OCI\n> runtime "nvidia" not found: invalid argument\n'
+    (finding,) = diagnose(FAULTS, [scan(FAULTS, "log", [text])]).findings
+    assert 'default OCI runtime "nvidia" not found' in finding.evidence[0].text
+
+
 def test_no_message_begins_in_the_ordinary_lines_of_a_long_log() -> None:
     """Words that every line has, such as gpu or init, make a bad text of a message: 100 MB would take minutes."""
     for line in ORDINARY:

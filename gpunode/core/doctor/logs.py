@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from gpunode.core.doctor.codes import XidSeen, add_code
 from gpunode.core.doctor.table import Faults, Found, Message
-from gpunode.core.doctor.text import Evidence, joined, plain, small, starts
+from gpunode.core.doctor.text import Evidence, joined, places, plain, small, starts, uncoloured
 
 KEPT = 5  # lines of evidence for one fault in one log, the newest
 PART = 1000  # characters of a line that are read for a pattern, and half of that on each side
@@ -70,15 +70,19 @@ class Scan:
     _codes: dict[tuple[int, bool], XidSeen] = field(default_factory=dict)
     _texts: set[str] = field(default_factory=set)  # that some message needs, and that were there
     _tail: str = ""
+    _shown_tail: str = ""  # the same as it was in the log
 
     def feed(self, chunk: str) -> None:
         """The next whole lines of the log."""
-        text = plain(chunk)
+        shown = uncoloured(chunk)
+        text = plain(shown)
         lower = small(text)
         self._texts.update(needed for _, needed in self.faults.needed.iter(lower))
+        lines = None if len(shown) == len(text) else shown.split("\n")  # else each letter is where it was
         for number, start, end, hits in self._hits(lower):
-            self._read_line(text, number, start, end, hits)
-        self._read_joined(text)
+            as_it_was = shown[start:end] if lines is None else lines[number - self._number - 1]
+            self._read_line(text[start:end], as_it_was, number, [(first - start, found) for first, found in hits])
+        self._read_joined(text, shown if lines is None else _aligned(text, lines))
         self._number += text.count("\n") + (not text.endswith("\n"))
 
     def found(self) -> dict[str, Shown]:
@@ -112,45 +116,49 @@ class Scan:
         if hits:
             yield number, start, end, hits
 
-    def _read_line(self, text: str, number: int, start: int, end: int, hits: list[tuple[int, Found]]) -> None:
-        for match in _longest(_matches(text, start, end, hits)):
+    def _read_line(self, line: str, shown: str, number: int, hits: list[tuple[int, Found]]) -> None:
+        place = places(shown) if len(shown) > max(len(line), PART) else None
+
+        def evidence(first: int) -> Evidence:
+            """The beginning of the line as it was; of a long one what is around the message."""
+            around = (place(first) if place else first) - _SHOWN // 2
+            begin = max(0, min(around, len(shown) - _SHOWN)) if len(shown) > PART else 0
+            return Evidence(source=self.source, line=number, text=shown[begin : begin + _SHOWN].strip())
+
+        for match in _longest(_matches(line, 0, len(line), hits)):
             lines = self._seen.setdefault(match.message.fault, _Lines())
-            lines.add(self._evidence(text, number, start, end, match.begin), match.message)
-        reporting = [(first, found) for first, found in hits if found.reports]
-        line = text[start:end] if reporting else ""
-        for first, found in reporting:
-            evidence = self._evidence(text, number, start, end, first)
+            lines.add(evidence(match.begin), match.message)
+        for first, found in hits:
             for report in found.reports:
-                if reported := report.pattern.match(line, first - start):
-                    add_code(self._codes, report, reported, evidence)
+                if reported := report.pattern.match(line, first):
+                    add_code(self._codes, report, reported, evidence(first))
 
-    def _evidence(self, text: str, number: int, start: int, end: int, first: int) -> Evidence:
-        """The beginning of the line; of a long one what is around the message."""
-        begin = start if end - start <= PART else max(start, min(first - _SHOWN // 2, end - _SHOWN))
-        return Evidence(source=self.source, line=number, text=text[begin : min(end, begin + _SHOWN)].strip())
+    def _read_joined(self, text: str, shown: str) -> None:
+        """Messages that go over the end of a line; those of the end of the last chunk were read with it.
 
-    def _read_joined(self, text: str) -> None:
-        """Messages that go over the end of a line; those of the end of the last chunk were read with it."""
-        old, text = self._tail.count("\n"), self._tail + text
+        `shown` is as long as the text: what was in the log, where that has each letter at the same place.
+        """
+        old, text, shown = self._tail.count("\n"), self._tail + text, self._shown_tail + shown
         number = self._number - old + 1
         for glue in (" ", ""):
             folded = joined(text, glue)
             hits = [(last - len(found.text) + 1, found) for last, found in self.faults.finder.iter(small(folded))]
             if not hits:
                 continue
+            seen_as = joined(shown, glue)
             breaks = starts(text, glue)
             for match in _longest(_matches(folded, 0, len(folded), self._over(hits, breaks))):
                 line = bisect(breaks, match.end - 1)
                 if bisect(breaks, match.begin) < line >= old:
                     lines = self._broken.setdefault(match.message.fault, _Lines())
-                    lines.add(self._joined_evidence(folded, number + line, match.begin), match.message)
+                    lines.add(self._joined_evidence(seen_as, number + line, match.begin), match.message)
             for first, found in hits:
                 for report in found.reports:
                     seen = report.pattern.match(folded, first)
                     line = bisect(breaks, seen.end() - 1) if seen else 0
                     if seen and bisect(breaks, first) < line >= old:
-                        add_code(self._codes, report, seen, self._joined_evidence(folded, number + line, first))
-        self._tail = text[-_TAIL:] if text.endswith("\n") else ""
+                        add_code(self._codes, report, seen, self._joined_evidence(seen_as, number + line, first))
+        self._tail, self._shown_tail = (text[-_TAIL:], shown[-_TAIL:]) if text.endswith("\n") else ("", "")
 
     def _over(self, hits: Iterable[tuple[int, Found]], breaks: Sequence[int]) -> Iterator[tuple[int, Found]]:
         """Texts that go over a break, and those whose pattern may; of faults that no whole line shows."""
@@ -163,6 +171,12 @@ class Scan:
         return Evidence(
             source=self.source, line=number, text=text[max(0, first - _SHOWN // 4) : first + _SHOWN].strip()
         )
+
+
+def _aligned(text: str, shown: Sequence[str]) -> str:
+    """Lines as they were, where each letter is at its place in the text; the text's own elsewhere."""
+    pairs = zip(text.split("\n"), shown, strict=True)
+    return "\n".join(old if len(old) == len(line) else line for line, old in pairs)
 
 
 def _matches(text: str, start: int, end: int, hits: Iterable[tuple[int, Found]]) -> Iterator[_Match]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 import string
+from bisect import bisect
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -12,6 +14,7 @@ _SMALL = str.maketrans(string.ascii_uppercase, string.ascii_lowercase)
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _ESCAPED = re.compile(r"""(?<!\\)\\+["']""")  # once, or as often as one log quotes another
 _ENTITIES = {"&quot;": "'", "&#39;": "'", "&apos;": "'", "&lt;": "<", "&gt;": ">", "&nbsp;": " ", "&amp;": "&"}
+_PIECES = re.compile(r".{1,20}\S*\s*", re.DOTALL)  # what becomes one letter is never cut: it has no spaces in it
 _WORDS = re.compile(r"(?<!\s)\s*\n[\s>|]*")  # between two words, by a mail program or a forum
 _EDGES = (" \n", "\r\n", "\n ", "\n>", "\n|", "\n\n")  # of lines with more at their ends than the break
 _LETTERS = re.compile(r"\r?\n(?:[>|]+ ?)?")  # anywhere, by a terminal
@@ -23,14 +26,37 @@ def plain(text: str) -> str:
     >>> plain('{"log": "docker: unknown runtime \\"nvidia\\""}')
     "{'log': 'docker: unknown runtime 'nvidia''}"
     """
-    if "\x1b" in text:
-        text = _ANSI.sub("", text)
+    text = uncoloured(text)
     if "&" in text:
         for entity, letter in _ENTITIES.items():
             text = text.replace(entity, letter)
     if "\\" in text:
         text = _ESCAPED.sub("'", text).replace("\\x0a", " ").replace("\\u003e", ">")
     return text.translate(_QUOTES)
+
+
+def uncoloured(text: str) -> str:
+    """The text without what a terminal reads as colours and movements."""
+    return _ANSI.sub("", text) if "\x1b" in text else text
+
+
+def places(line: str) -> Callable[[int], int]:
+    """Offset in what `plain` makes of a line → offset in the line, to a word: escapes and entities are longer there.
+
+    >>> places("&lt;a&gt; long word and what follows it &amp; " * 2)(60) > 60
+    True
+    """
+    pieces = [(piece.start(), len(plain(piece[0]))) for piece in _PIECES.finditer(line)]
+    ends = list(accumulate(length for _, length in pieces))
+
+    def place(offset: int) -> int:
+        number = bisect(ends, offset)
+        if number == len(ends):
+            return len(line)
+        start, length = pieces[number]
+        return start + offset - (ends[number] - length)
+
+    return place
 
 
 def small(text: str) -> str:
