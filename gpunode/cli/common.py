@@ -171,7 +171,7 @@ def spec_option(command: Command) -> Command:
     """`-c gpunode.yml`; the command gets the file's plain data as `spec_data` ({} without a file)."""
 
     return _spec_option(
-        "The desired state (docs/spec.md). Default: gpunode.yml of the current folder, if there is one."
+        "The desired state (gpunode explain). Default: gpunode.yml of the current folder, if there is one."
     )(command)
 
 

@@ -5,15 +5,11 @@ A test compares the files with what these functions give, so a page cannot rot.
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import json
 import sys
-import types
-import typing
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
 
 import click
 
@@ -25,7 +21,7 @@ from gpunode.cli.lazy import LOG_OPTIONS
 from gpunode.core.doctor.table import LAYERS, Xid
 from gpunode.core.errors import Exit
 from gpunode.core.knowledge import Knowledge
-from gpunode.core.spec import Spec
+from gpunode.core.spec.reference import Key, reference
 
 MEANING = {
     Exit.OK: "done, or nothing to do",
@@ -58,7 +54,7 @@ def pages(docs: Path) -> dict[str, str]:
 
 def spec_page() -> str:
     """Every key of gpunode.yml under a heading of its own: values, default and meaning."""
-    keys = "\n".join(_spec_keys(Spec, ""))
+    keys = "\n".join(map(_spec_text, reference()))
     return (
         f"# gpunode.yml\n\n{NOTE}\n"
         "An empty file is a valid one: every key has a default. An unknown key is refused, with the nearest known one. "
@@ -68,42 +64,9 @@ def spec_page() -> str:
     )
 
 
-def _spec_keys(kind: type, prefix: str) -> Iterator[str]:
-    hints = typing.get_type_hints(kind)
-    default = kind()
-    for field in dataclasses.fields(kind):
-        hint, doc = hints[field.name], field.metadata["doc"]
-        path = f"{prefix}{field.name}"
-        inner = _mapped_dataclass(hint)
-        record = hint if dataclasses.is_dataclass(hint) and isinstance(hint, type) else inner
-        yield f"{'###' if prefix else '##'} `{path}`\n\n{doc[0].upper()}{doc[1:]}.\n"
-        if record is None:
-            shown = json.dumps(getattr(default, field.name), ensure_ascii=False)
-            yield f"Values: {_values(hint)}. Default: `{shown}`.\n"
-        else:
-            yield from _spec_keys(record, f"{path}.NAME." if inner else f"{path}.")
-
-
-def _mapped_dataclass(hint: Any) -> type | None:
-    args = typing.get_args(hint)
-    last = args[-1] if len(args) == 2 else None
-    return last if isinstance(last, type) and dataclasses.is_dataclass(last) else None
-
-
-def _values(hint: Any) -> str:
-    """The type as a reader of YAML would say it."""
-    args = typing.get_args(hint)
-    if typing.get_origin(hint) is Literal:
-        return ", ".join(f"`{a}`" for a in args)
-    if typing.get_origin(hint) in (types.UnionType, typing.Union):
-        return ", ".join("`null`" if a is type(None) else _values(a) for a in args)
-    if typing.get_origin(hint) is tuple:
-        return f"list of {_values(args[0])}"
-    if dataclasses.is_dataclass(hint):
-        return f"{{{', '.join(field.name for field in dataclasses.fields(hint))}}}"
-    if len(args) == 2:
-        return f"mapping to {_values(args[1])}"
-    return {str: "text", bool: "`true`, `false`", int: "number"}.get(hint, str(hint))
+def _spec_text(key: Key) -> str:
+    text = f"{'###' if '.' in key.path else '##'} `{key.path}`\n\n{key.doc}\n"
+    return f"{text}\nValues: {key.values}. Default: `{key.default}`.\n" if key.values else text
 
 
 # ---------------------------------------------------------------- what doctor knows

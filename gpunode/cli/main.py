@@ -38,6 +38,7 @@ COMMANDS: Table = {
     "bundle": ("gpunode.cli.bundle:bundle", "Bundles with everything that nodes without a network need."),
     "knowledge": ("gpunode.cli.knowledge:knowledge", "The data that decisions rest on: rows, sources, age."),
     "lab": ("gpunode.cli.lab:lab", "Throw-away nodes with faked GPUs on this machine."),
+    "explain": ("gpunode.cli.explain:explain", "What a key of gpunode.yml means: values and default."),
     "man": ("gpunode.cli.man:man", "Print the manual page of a command, or write all of them."),
     "completion": ("gpunode.cli.completion:completion", "Print the completion script of a shell."),
     "version": ("gpunode.cli.about:version", "Show the versions of gpunode, Python and Ansible."),
@@ -49,7 +50,7 @@ SECTIONS = {
     "Fleets": ("runs", "lock", "check-boot"),
     "Kubernetes and this machine": ("kube", "runtime", "sharing", "selftest"),
     "Nodes without a network": ("bundle",),
-    "Without any node": ("solve", "knowledge", "lab"),
+    "Without any node": ("explain", "solve", "knowledge", "lab"),
     "About gpunode": ("man", "completion", "version", "help"),
 }
 

@@ -111,7 +111,7 @@ def spec_data(answers: Answers) -> dict[str, Any]:
 
 def spec_text(answers: Answers, found: Sequence[str] = ()) -> str:
     """A gpunode.yml with what each key means above it, and `found`, lines on the nodes as they are, at the top."""
-    head = ["Desired state of the nodes. Omitted keys use their defaults; docs/spec.md has all of them."]
+    head = ["Desired state of the nodes. Omitted keys use their defaults; gpunode explain shows all of them."]
     head += ["", "Found before this file was written:", *(f"  {line}" for line in found)] if found else []
     lines = [f"# {line}".rstrip() for line in head]
     return "\n".join([*lines, *_mapping(Spec, spec_data(answers), "")]) + "\n"

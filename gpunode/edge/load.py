@@ -170,7 +170,9 @@ def _spec_bytes(path: str | Path) -> bytes:
         raw = Path(path).read_bytes()
     except OSError as error:
         raise InputError(
-            f"cannot read {path}: {error.strerror}", expected="a YAML file (docs/spec.md)", fix="look at -c, --config"
+            f"cannot read {path}: {error.strerror}",
+            expected="a YAML file (gpunode explain has its keys)",
+            fix="give the path of a file that can be read",
         ) from error
     if len(raw) > MAX_SPEC:
         raise InputError(f"{path} has {len(raw)} bytes", expected=f"at most {MAX_SPEC}", fix="is it the right file?")

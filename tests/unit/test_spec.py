@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpunode.cli.main import cli
 from gpunode.core.errors import InputError, error_data
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.core.spec.reference import find_keys, reference
 
 ACCEPTED = [
     ({}, Spec()),
@@ -22,7 +27,7 @@ REFUSED = [
     ({"driver": {"flavour": "opne"}}, "driver.flavour is 'opne'", "did you mean 'open'?"),
     ({"driver": {"branch": "latest"}}, "driver.branch is 'latest'", "gpunode solve"),
     ({"driver": {"version": "new"}}, "driver.version is 'new'", ""),
-    ({"driver": []}, "driver is []", "docs/spec.md"),
+    ({"driver": []}, "driver is []", "gpunode explain driver"),
     ({"driver": {"hold": "yes"}}, "driver.hold is 'yes'", ""),
     ({"cuda": {"versions": ["12"]}}, "cuda.versions has '12'", ""),
     ({"cuda": {"versions": ["12.8"], "default": "13.0"}}, "cuda.default is '13.0'", ""),
@@ -103,3 +108,34 @@ def test_any_plain_data_is_read_or_refused_with_our_error(data: object) -> None:
         parse_spec(data)
     except InputError as error:
         assert error.what
+
+
+def explained(*words: str) -> str:
+    result = CliRunner().invoke(cli, ["explain", *words])
+    assert result.exit_code == 0, result.output
+    return result.output
+
+
+def test_every_key_of_the_file_is_explained_without_the_pages() -> None:
+    whole, top = explained("--recursive"), explained()
+    for key in reference():
+        assert key.path in whole.splitlines()
+        assert (key.path in top.splitlines()) == ("." not in key.path)
+        shown = explained(key.path)
+        assert shown.startswith(f"{key.path}\n    ") and (f"  default  {key.default}\n" in shown or not key.values)
+    assert "sources.NAME.url" in explained("sources") and explained("sources.mine.url") == explained("sources.NAME.url")
+
+
+def test_a_key_that_there_is_not_is_named_with_those_that_are_meant() -> None:
+    for key, says in {"branch": "did you mean driver.branch?", "zzz": "gpunode explain lists all keys"}.items():
+        with pytest.raises(InputError) as caught:
+            find_keys(key)
+        assert caught.value.fix == says
+
+
+def test_what_an_error_names_can_be_explained() -> None:
+    for spec in ({"driver": []}, {"kubernetes": []}, {"driver": {"qqq": 1}}, {"verify": {"smoke": 7}}):
+        with pytest.raises(InputError) as caught:
+            parse_spec(spec)
+        named = re.findall(r"gpunode explain ([\w.]+)", str(caught.value.fix))
+        assert named and all(explained(key) for key in named), caught.value

@@ -254,7 +254,7 @@ class _Reader:
             raise InputError(
                 f"{self.where}: {spot} is {value!r}",
                 expected=expected,
-                fix=f"{example}docs/spec.md has all keys",
+                fix=f"{example}{_explained(path)}",
             )
         return value
 
@@ -264,7 +264,7 @@ def _unknown(key: object, known: Iterable[str], *, path: str, where: str) -> Inp
     return InputError(
         f"{where}: unknown key {_join(path, key)!r}",
         expected=f"one of {', '.join(known)}",
-        fix=f"did you mean {_join(path, near[0])!r}?" if near else "remove it, or see docs/spec.md",
+        fix=f"did you mean {_join(path, near[0])!r}?" if near else f"remove it; {_explained(path)}",
     )
 
 
@@ -294,8 +294,13 @@ def _scalar(kind: Any, value: Any, *, path: str, where: str) -> Any:
     raise InputError(
         f"{where}: {path or 'the top level'} is {value!r}",
         expected={bool: "true or false", str: "a text", int: "a whole number"}.get(kind, str(kind)),
-        fix="see docs/spec.md",
+        fix=_explained(path),
     )
+
+
+def _explained(path: str) -> str:
+    """Where the key, or the keys in it, are documented."""
+    return f"see: gpunode explain {path.partition('[')[0]}".rstrip()
 
 
 def _join(path: str, key: object) -> str:

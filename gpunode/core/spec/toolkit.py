@@ -94,4 +94,6 @@ def check_toolkit(toolkit: ToolkitSpec, fabric: FabricSpec, where: str) -> None:
 
 def _check(where: str, key: str, value: Any, pattern: str, expected: str) -> None:
     if value is not None and not re.fullmatch(pattern, value):
-        raise InputError(f"{where}: {key} is {value!r}", expected=expected, fix="see docs/spec.md")
+        raise InputError(
+            f"{where}: {key} is {value!r}", expected=expected, fix=f"see: gpunode explain {key.partition('[')[0]}"
+        )
