@@ -88,15 +88,15 @@ def _undo(
     if check or not yes:
         found = undo(targets, what, check=True, diff=diff)
         if check or not any(result.changed for result in found):
-            _show(found, output_format)
+            _show(found, output_format, done=False)
             _next(found, output_format, what["verb"])
             return worst_exit(result.outcome for result in found)
         if output_format == "text":
-            _show(found, output_format)
+            _show(found, output_format, done=False)
         _ask(found)
     with running(output_format) as on_event:
         results = undo(targets, what, diff=diff and yes, on_event=on_event)
-    _show(results, output_format)
+    _show(results, output_format, done=True)
     _next(results, output_format, what["verb"])
     return worst_exit(result.outcome for result in results)
 
@@ -113,7 +113,7 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
         echo(f"next: gpunode {'detect' if verb == 'uninstall' else 'verify'} shows these hosts as they are now")
 
 
-def _show(results: list[HostResult], output_format: str) -> None:
+def _show(results: list[HostResult], output_format: str, *, done: bool) -> None:
     from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import causes
     from gpunode.core.report.text import MANY, results_data
@@ -128,7 +128,7 @@ def _show(results: list[HostResult], output_format: str) -> None:
             continue
         mark = Styled("ok", "green") if good else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f": {result.message}")
-        _show_changes(result.changed)
+        _show_changes(result.changed, done=done)
         for note in result.notes:
             echo(f"  note: {note}")
         for text in result.diffs:
@@ -137,13 +137,15 @@ def _show(results: list[HostResult], output_format: str) -> None:
         echo("\n".join([f"{len(bad)} hosts failed:", *causes(bad)]))
 
 
-def _show_changes(changed: tuple[str, ...]) -> None:
-    """Few lines as they are, many by kind."""
-    from gpunode.core.report.text import change_groups
+def _show_changes(changed: tuple[str, ...], *, done: bool) -> None:
+    """Few lines as they come, many by kind; all in one form: «would remove …», or «removed …»."""
+    from gpunode.core.report.text import change_groups, change_sentence
 
-    groups = change_groups(changed)
+    groups = {
+        name: [change_sentence(line, done=done) for line in lines] for name, lines in change_groups(changed).items()
+    }
     if len(changed) <= FEW or len(groups) == 1:
-        echo("".join(f"  {line}\n" for line in changed), nl=False)
+        echo("".join(f"  {change_sentence(line, done=done)}\n" for line in changed), nl=False)
         return
     for name, lines in groups.items():
         echo(f"  {name} ({len(lines)})")

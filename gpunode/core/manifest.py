@@ -79,10 +79,12 @@ def changed_hosts(manifest: Mapping[str, Any], hosts: Iterable[str]) -> list[str
     return found + ([f"not in the inventory any more: {_names(gone)}"] if gone else [])
 
 
-def changed_connections(manifest: Mapping[str, Any], connections: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def changed_connections(
+    planned: Mapping[str, Mapping[str, Any]], connections: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     """Which planned hosts are reached in another way by now: the same name may be another machine."""
     found = []
-    for host, old in manifest.get("connections", {}).items():
+    for host, old in planned.items():
         new = connections.get(host, old)
         for name in sorted({*old, *new}):
             if old.get(name) != new.get(name):

@@ -23,7 +23,7 @@ from gpunode.core.plan.playbook import HEADER, dump, make_playbook
 from gpunode.core.report.text import PLAN_FORMAT
 from gpunode.edge.detect import Detected, Targets, find_hosts
 from gpunode.edge.fleet.host_plan import HostPlan
-from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK
+from gpunode.edge.fleet.workflow import INVENTORY, MANIFEST, PLAN, PLAYBOOK, on_this_machine
 from gpunode.edge.ssh.shell import route
 
 
@@ -65,7 +65,10 @@ class SavedPlan:
         """The hosts that were planned, in that order.  Raises StaleError when others are meant, or reached, by now."""
         found = {host.host: host for host in find_hosts(targets)}
         reached = {name: route(host.target) for name, host in found.items() if host.target}
-        self._refuse([*changed_hosts(self.manifest, found), *changed_connections(self.manifest, reached)])
+        planned = {
+            host: on_this_machine(values, self.folder) for host, values in self.manifest.get("connections", {}).items()
+        }
+        self._refuse([*changed_hosts(self.manifest, found), *changed_connections(planned, reached)])
         return [found[host] for host in self.manifest["hosts"]]
 
     def check(self, hosts: Sequence[HostPlan]) -> None:

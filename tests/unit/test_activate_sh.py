@@ -103,6 +103,21 @@ def test_all_that_was_loaded_upon_the_old_driver_is_loaded_upon_the_new_one(node
     assert first == dict.fromkeys(modules, "loaded"), "the journal says that they were loaded before"
 
 
+def test_what_is_in_force_is_named(node: Path) -> None:
+    value = {"load": ["nvidia", "nvidia_uvm"], "unload": ["nouveau"], "version": "580.95.05"}
+    outcome, _ = run(node, "nvidia nvidia_uvm", activate_request(value))
+    assert (outcome.status, outcome.message) == (
+        "unchanged",
+        "nvidia 580.95.05, nvidia_uvm loaded; nouveau not loaded",
+    )
+    outcome, _ = run(node, "nvidia", activate_request({**value, "version": "580.178.04"}))
+    assert outcome.message == "nvidia 580.178.04, nvidia_uvm loaded; nouveau not loaded"
+    host = Path("/proc/sys/kernel/hostname").read_text().strip()
+    value = {"sysctl": {"kernel.hostname": host}, "alternatives": {"nowhere": f"{node}/gone"}}
+    outcome, _ = run(node, "", activate_request(value, check=True))
+    assert outcome.message == f"kernel.hostname = {host}"
+
+
 def test_a_module_that_the_new_driver_lacks_is_named(node: Path) -> None:
     (node / "lacks").write_text("nvidia_fs\n")
     (node / "module/nvidia_fs/holders").mkdir(parents=True)

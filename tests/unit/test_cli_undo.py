@@ -89,7 +89,15 @@ def test_much_is_shown_by_kind_and_counted_in_the_question(monkeypatch: pytest.M
     lines = result.output.splitlines()
     headings = [line for line in lines if line.startswith("  ") and line.endswith(")") and not line.startswith("   ")]
     assert headings[:5] == ["  services (1)", "  modules (2)", "  files (1)", "  packages (10)", "  settings (1)"]
-    assert lines[lines.index("  settings (1)") + 1] == "    remove the group nvidia"
+    asked = next(number for number, line in enumerate(lines) if line.startswith("Undo this on 1 host"))
+    before, after = lines[:asked], lines[asked:]
+    assert before[before.index("  settings (1)") + 1] == "    would remove the group nvidia"
+    assert after[after.index("  settings (1)") + 1] == "    removed the group nvidia"
+    inner = [line for line in lines if line.startswith("    ")]
+    assert len(inner) == 2 * len(MUCH)
+    verbs = ("would ", "stopped ", "rewrote ", "unloaded ", "rebuilt ", "removed ", "released the hold on ")
+    assert all(line.strip().startswith(verbs) for line in inner), inner
+    assert not any("would" in line for line in after)
     assert "Undo this on 1 host (1 service, 2 modules, 1 file, 10 packages, 1 setting)? [y/N]: y" in result.output
     assert lines[-1] == "next: gpunode detect shows these hosts as they are now"
 

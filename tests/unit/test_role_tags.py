@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpunode.core.model import Plan, Step
+from gpunode.core.plan.playbook import dump, make_playbook
 from gpunode.core.plan.steps import ROLES
 
 ROOT = Path(__file__).parents[2]
@@ -114,3 +116,23 @@ def test_the_parts_and_their_tags_can_be_listed(site: Path) -> None:
     assert all(f"gpunode_{role}" in listed for role in NAMES)
     tasks = play(site, "--list-tasks", "--tags", "gpunode_toolkit").stdout
     assert "Install the NVIDIA Container Toolkit" in tasks and "Install the NVIDIA driver" not in tasks
+
+
+def test_the_parts_of_a_plan_folder_are_chosen_by_the_same_tags_and_the_check_of_the_node_stays(site: Path) -> None:
+    steps = (
+        Step(role="preflight", option="expect", title="t", value={}),
+        Step(role="driver", option="packages", title="t", value={}),
+        Step(role="toolkit", option="packages", title="t", value={}),
+    )
+    plan = Plan(host="localhost", steps=steps)
+    (site / "site.yml").write_text(dump(make_playbook([plan])).replace("hosts: gpunode_localhost", "hosts: all"))
+
+    def chosen(*arguments: str) -> set[str]:
+        listed = play(site, "--list-tasks", *arguments).stdout
+        titles = re.findall(r"^      gpunode\.node\.(\w+) : (?!Validating)", listed, re.MULTILINE)
+        return set(titles)
+
+    assert chosen() == {"preflight", "driver", "toolkit"}
+    assert chosen("--tags", "gpunode_driver") == {"preflight", "driver"}
+    assert chosen("--skip-tags", "gpunode_driver") == {"preflight", "toolkit"}
+    assert chosen("--tags", "gpunode_preflight") == {"preflight"}

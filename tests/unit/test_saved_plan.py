@@ -127,6 +127,53 @@ def test_a_host_that_is_reached_in_another_way_is_not_the_one_that_was_reviewed(
     assert result.return_value == 0, result.output
 
 
+@pytest.mark.parametrize("same_layout", [True, False])
+def test_a_plan_names_its_keys_so_that_another_machine_finds_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, same_layout: bool
+) -> None:
+    """A repository with inventory, keys and plan is cloned elsewhere, by somebody with a home folder of their own."""
+    for name in ("mine", "yours"):
+        (tmp_path / name / "repo/keys").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(tmp_path / "mine"))
+    site = Site(tmp_path / "mine/repo", monkeypatch)
+    own, common = "keys/id" if same_layout else "elsewhere", "-o IdentityFile=~/.ssh/id -o ProxyJump=me@gate"
+
+    def write(repository: Path) -> None:
+        key, home = repository / ("keys/id"), Path.home()
+        host = {"ansible_ssh_private_key_file": str(key), "ansible_ssh_common_args": common.replace("~", str(home))}
+        (repository / "hosts.yml").write_text(yaml.safe_dump({"all": {"hosts": {"gpu1": host}}}))
+
+    write(tmp_path / "mine/repo")
+    site.plan()
+    written = (site.review / "manifest.json").read_text()
+    assert str(tmp_path) not in written and "keys/id" in written and "~/.ssh/id" in written
+    shutil.copytree(site.review, tmp_path / "yours/repo/review")
+    monkeypatch.setenv("HOME", str(tmp_path / "yours"))
+    there = tmp_path / "yours/repo"
+    write(there)
+    if not same_layout:
+        (there / "hosts.yml").write_text((there / "hosts.yml").read_text().replace("keys/id", own))
+    site.review, site.inventory = there / "review", there / "hosts.yml"
+    if same_layout:
+        result = site.provision()
+        assert result.return_value == 0, result.output
+    else:
+        site.refused(f"gpu1: ansible_ssh_private_key_file was {there}/keys/id, is {there}/elsewhere")
+
+
+def test_a_plan_of_before_with_whole_paths_is_applied_as_well(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, monkeypatch)
+    host = {"ansible_host": "10.0.0.1", "ansible_ssh_private_key_file": str(tmp_path / "id")}
+    site.inventory.write_text(yaml.safe_dump({"all": {"hosts": {"gpu1": host}}}))
+    site.plan()
+    path = site.review / "manifest.json"
+    data = json.loads(path.read_text())
+    data["connections"]["gpu1"]["ansible_ssh_private_key_file"] = str(tmp_path / "id")
+    path.write_text(json.dumps(data))
+    result = site.provision()
+    assert result.return_value == 0, result.output
+
+
 @pytest.fixture
 def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Site:
     made = Site(tmp_path, monkeypatch)

@@ -404,7 +404,7 @@ def test_parts_are_undone_alone_and_the_toolkit_not_under_an_engine() -> None:
     )
     assert back(text, parts=("driver",)).packages.value == {"remove": ["driver"], "purge": ["driver"]}
     assert [p.fix for p in back(text, parts=("toolkit",)).problems] == [
-        "undo that as well: --part toolkit --part runtime"
+        "undo the part runtime together with the part toolkit"
     ]
     assert back(text, parts=("toolkit", "runtime")).problems == ()
 

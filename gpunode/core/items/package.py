@@ -109,7 +109,12 @@ class NoPackage(Item):
 def repositories_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
     """Packages that set up repositories, in a transaction of their own."""
     found = [item.package for item in mine if isinstance(item, Package)]
-    return {"install": [{"name": one.name, "version": one.version} for one in found], "proxy": case.spec.proxy}
+    return {"install": [_named(one) for one in found], "proxy": case.spec.proxy}
+
+
+def _named(package: PackageWant) -> dict[str, Any]:
+    """Its name, and its version where the plan decides that: else the package manager takes the newest."""
+    return {"name": package.name} | ({"version": package.version} if package.version else {})
 
 
 def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
@@ -127,7 +132,7 @@ def value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, Any]:
         "after": [item.name for item in case.of(role, "repositories") if case.pending(item)],
     }
     return {
-        "install": [{"name": one.name, "version": one.version, "hold": one.hold} for one in wanted],
+        "install": [{**_named(one), "hold": one.hold} for one in wanted],
         "remove": gone,
         **{key: found for key, found in optional.items() if found},
         "refresh": [key.name for key in case.items if key.name in sources],

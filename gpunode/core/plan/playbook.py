@@ -21,6 +21,7 @@ HEADER = """\
 # Written by gpunode.  Run it with:  ansible-playbook playbook.yml  (in this folder)
 # The controller needs the Python package gpunode, which brings the roles, in the version that manifest.json names.
 # Users, become and passwords come from your inventory, which ansible.cfg names.
+# Parts are chosen by tags: --tags gpunode_driver, --skip-tags gpunode_runtime; --list-tags shows them.
 # Every value is a literal that `gpunode plan` decided; hosts with the same plan share a play.
 # A text that could be read as a template is tagged !unsafe: Ansible takes it as it is, and evaluates nothing in it.
 """
@@ -127,10 +128,11 @@ def _play(group: str, members: list[Plan]) -> dict[str, Any]:
 
 def _role(name: str, plan: Plan) -> dict[str, Any] | None:
     if name == "preflight":
-        return {"role": "gpunode.node.preflight"}  # its values are the hosts' own, see make_inventory
+        # its values are the hosts' own, see make_inventory; no choice of tags leaves the check out
+        return {"role": "gpunode.node.preflight", "tags": ["always", "gpunode_preflight"]}
     mine = sorted((s for s in plan.steps if s.role == name), key=lambda s: _is_long(s.value))
     values = {f"{s.role}_{s.option}": s.value for s in mine}
-    return {"role": f"gpunode.node.{name}", "vars": values} if values else None
+    return {"role": f"gpunode.node.{name}", "tags": f"gpunode_{name}", "vars": values} if values else None
 
 
 def _is_long(value: Any) -> bool:

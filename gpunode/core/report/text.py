@@ -150,6 +150,48 @@ def change_groups(changed: Iterable[str]) -> dict[str, list[str]]:
     return {name: lines for name, lines in found.items() if lines}
 
 
+# base form, and the past; lines of the scripts have one of these or the third person
+_VERBS = {
+    **{verb: f"{verb}d" for verb in ("remove", "disable", "enable", "change", "upgrade", "downgrade", "purge")},
+    **{verb: f"{verb}d" for verb in ("create", "close", "release")},
+    **{verb: f"{verb}ed" for verb in ("install", "unload", "load", "start", "restart", "link", "renew", "fetch")},
+    **{verb: f"{verb}ed" for verb in ("clear", "finish")},
+    **{"stop": "stopped", "hold": "held", "build": "built", "rebuild": "rebuilt", "rewrite": "rewrote"},
+    **{"write": "wrote", "forget": "forgot", "take": "took", "run": "ran", "undo": "undid", "set": "set"},
+    "reset": "reset",
+}
+_BASE = {form: verb for verb, past in _VERBS.items() for form in (verb, past, f"{verb}s", f"{verb}es")}
+# lines without a verb in front, as one with it
+_WITHOUT_VERB = (
+    (re.compile(r"no longer held: (.*)|unhold (.*)"), r"release the hold on \1\2"),
+    (re.compile(r"restart of (.*)"), r"restart \1"),
+    (re.compile(r"initramfs rebuilt \((.*)\)"), r"rebuild the initramfs (\1)"),
+    (re.compile(r"initramfs of (.*)"), r"rebuild the initramfs of \1"),
+    (re.compile(r"(\S+) = (.*)"), r"set \1 = \2"),
+    (re.compile(r"(/\S+) is (.*) again"), r"set \1 to \2 again"),
+)
+
+
+def change_sentence(line: str, *, done: bool) -> str:
+    """A line of what a script changes, or would change, in one form of its verb; others stay as they are.
+
+    >>> [change_sentence(line, done=False) for line in ("removes /etc/x", "stop docker.service")]
+    ['would remove /etc/x', 'would stop docker.service']
+    >>> [change_sentence(line, done=True) for line in ("remove the user dcgm", "enable and start a.service")]
+    ['removed the user dcgm', 'enabled and started a.service']
+    """
+    for pattern, text in _WITHOUT_VERB:
+        line = pattern.sub(text, line) if pattern.fullmatch(line) else line
+    words = line.split(" ")
+    if words[0] not in _BASE:
+        return line
+    verbs = (0, 2) if words[1:2] == ["and"] and words[2] in _BASE else (0,)
+    for place in verbs:
+        base = _BASE.get(words[place], words[place])
+        words[place] = _VERBS.get(base, base) if done else base
+    return " ".join(words) if done else f"would {' '.join(words)}"
+
+
 def counted_changes(changed: Iterable[str]) -> str:
     """How many of each kind: «60 packages, 1 service, 12 files»."""
     groups = change_groups(changed)

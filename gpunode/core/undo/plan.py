@@ -230,7 +230,7 @@ def _kept_packages(recall: JournalSnapshot, scope: Scope) -> list[Problem]:
     if scope.whole or scope.to or not engines or not any(r.part == "toolkit" for r in scope.records):
         return []
     what = f"the container engines are configured for the toolkit: {', '.join(sorted(engines))}"
-    return [Problem(what=what, fix="undo that as well: --part toolkit --part runtime")]
+    return [Problem(what=what, fix="undo the part runtime together with the part toolkit")]
 
 
 # ---------------------------------------------------------------- files

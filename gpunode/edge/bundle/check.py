@@ -32,7 +32,11 @@ class Bundles:
             return (found,)
         place, manifest = found
         target = _target(facts, manifest)
-        wants = [PackageWant(name=one["name"], version=one["version"]) for value in values for one in value["install"]]
+        wants = [
+            PackageWant(name=one["name"], version=one.get("version", ""))
+            for value in values
+            for one in value["install"]
+        ]
         if problems := lacking(manifest, target, wants):
             return problems
         if (spec.bundle, target) not in self._whole:

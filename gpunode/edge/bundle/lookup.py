@@ -102,7 +102,7 @@ def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "") ->
 def _wanted(solution: Solution, plan: Plan, knowledge: Knowledge) -> dict[str, list[PackageWant]]:
     """Repository → what the plan installs from it; nothing of what comes from the distribution."""
     steps = [step.value.get("install", ()) for step in plan.steps if step.option == "packages"]
-    installed = {(one["name"], one["version"]) for install in steps for one in install}
+    installed = {(one["name"], one.get("version", "")) for install in steps for one in install}
     found: dict[str, list[PackageWant]] = {}
     for repository, want in _parts(solution):
         if (want.name, want.version) in installed and not _of_distribution(want.name, knowledge):

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -86,7 +87,8 @@ def write_plan(folder: Path, hosts: Sequence[HostPlan], targets: Targets, desire
     }
     errors = [h.host for h in hosts if not h.planned]
     lock = None if desired.lock is None else lock_text(desired.lock)
-    own = {h.host: route(h.detected.target) for h in hosts if h.planned and h.detected.target} if sources else {}
+    targets_by_host = {h.host: h.detected.target for h in hosts if h.planned and h.detected.target}
+    own = {host: portable(route(target), folder) for host, target in targets_by_host.items()} if sources else {}
     manifest = make_manifest(plans, errors, files, gpunode=__version__, limit=targets.limit, lock=lock, connections=own)
     for name, text in {**files, MANIFEST: _json(manifest)}.items():
         write_private(folder / name, text)
@@ -99,6 +101,39 @@ def _json(data: Any) -> str:
 def _from(folder: Path, sources: Sequence[str]) -> list[str]:
     """Inventories as paths from the folder, as Ansible reads ansible.cfg: both can be moved or cloned together."""
     return [source if source.endswith(",") else os.path.relpath(source, folder.resolve()) for source in sources]
+
+
+_PATHS = re.compile(r"(?<![\w~./-])(/[^\s'\"]+)")  # in arguments of ssh, too: -i /a/key, -o IdentityFile=/a/key
+_RELATIVE = re.compile(r"(?<![\w~./-])(~|\.\.?)(/[^\s'\"]+)")
+_HAVE_PATHS = ("ansible_ssh_private_key_file", "ansible_ssh_args")
+
+
+def portable(connection: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """How a host is reached, with paths that hold on another machine: from the home folder, or from the plan's.
+
+    Keys of a repository that has the plan, too, lie where the repository is; those of a person at home.
+    """
+    folder = folder.resolve()
+    home = Path.home().resolve()
+
+    def shorter(found: re.Match[str]) -> str:
+        path = Path(os.path.normpath(found[1]))
+        common = Path(os.path.commonpath([path, folder]))
+        if common not in (home, *home.parents):
+            return f"./{os.path.relpath(path, folder)}"
+        return f"~/{path.relative_to(home)}" if path.is_relative_to(home) else found[1]
+
+    return {name: _PATHS.sub(shorter, text) if name in _HAVE_PATHS else text for name, text in connection.items()}
+
+
+def on_this_machine(connection: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """What `portable` has written, with the paths of this machine; absolute ones of older plans stay."""
+
+    def whole(found: re.Match[str]) -> str:
+        start = str(Path.home().resolve()) if found[1] == "~" else f"{folder.resolve()}/{found[1]}"
+        return os.path.normpath(start + found[2])
+
+    return {name: _RELATIVE.sub(whole, text) if name in _HAVE_PATHS else text for name, text in connection.items()}
 
 
 def inventory_sources(targets: Targets) -> list[str]:

@@ -380,6 +380,32 @@ restarts() {
   done
 }
 
+# in_force: what was asked for and is there, such as «nvidia 595.91.07, nvidia_uvm loaded; docker.service running»
+in_force() {
+  for module in $(requested load); do
+    loaded "$module" || continue
+    [ "$module" != nvidia ] || module="nvidia $(module_version)"
+    echo "loaded ${module% }"
+  done >"$GPUNODE_IN/.in_force"
+  for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done >>"$GPUNODE_IN/.in_force"
+  for unit in $(requested services); do echo "running $unit"; done >>"$GPUNODE_IN/.in_force"
+  for unit in $(requested enable); do echo "enabled $unit"; done >>"$GPUNODE_IN/.in_force"
+  requested alternatives | while read -r name path; do
+    [ ! -e "$path" ] || [ "$(readlink -f "/usr/local/$name")" != "$(readlink -f "$path")" ] || echo "- /usr/local/$name leads to $path"
+  done >>"$GPUNODE_IN/.in_force"
+  requested sysctl | while read -r key wanted; do echo "- $key = $wanted"; done >>"$GPUNODE_IN/.in_force"
+  [ -z "$(requested links)" ] || echo "- links of the GPUs in /dev/char" >>"$GPUNODE_IN/.in_force"
+  awk '
+    { state = $1; rest = substr($0, length($1) + 2) }
+    /^not loaded / { state = "not loaded"; rest = substr($0, 12) }
+    !(state in names) { order[++n] = state }
+    { names[state] = names[state] (state in names && names[state] != "" ? ", " : "") rest }
+    END {
+      for (i = 1; i <= n; i++) printf "%s%s%s", (i > 1 ? "; " : ""), names[order[i]], (order[i] == "-" ? "" : " " order[i])
+      if (!n) printf "nothing to load, start or set"
+    }' "$GPUNODE_IN/.in_force"
+}
+
 # ---------------------------------------------------------------- main
 
 version=$(word version)
@@ -405,6 +431,6 @@ if [ -n "$reboot_reason" ]; then
   [ "$steps" = 0 ] && finish unchanged "reboot needed: $reboot_reason"
   finish changed "reboot needed: $reboot_reason"
 fi
-[ "$steps" = 0 ] && finish unchanged "everything is active"
+[ "$steps" = 0 ] && finish unchanged "$(in_force)"
 checking && finish changed "$steps change(s) would be made"
-finish changed "everything is active"
+finish changed "$(in_force)"
