@@ -85,7 +85,7 @@ def plan(facts: NodeFacts, url: str, **more: Any) -> Plan:
 
 def installs(found: Plan, name: str) -> str:
     steps = [step.value["install"] for step in found.steps if step.option == "packages"]
-    return next(str(one["version"]) for install in steps for one in install if one["name"] == name)
+    return next(str(one.get("version", "")) for install in steps for one in install if one["name"] == name)
 
 
 def fill(root: Path, cuda: Sequence[tuple[str, str]], tools: Sequence[tuple[str, str]], **form: Any) -> None:
