@@ -50,6 +50,7 @@ QUIET, LONGEST = 15.0, 300.0  # seconds without a change after which nothing mor
 NAMESPACE = "default"
 PODS_PATH = f"/api/v1/namespaces/{NAMESPACE}/pods"
 DRA = "resource.k8s.io/v1"
+FIRST_WITH_SHARES = 36  # minor version that has them on by default
 MANIFEST = """apiVersion: v1
 kind: Pod
 metadata: {name: kube-scheduler, namespace: kube-system}
@@ -343,6 +344,10 @@ def server(plane: ControlPlane) -> str:
     return found[1]
 
 
+def server_minor(plane: ControlPlane) -> int:
+    return int(server(plane).partition(".")[2])
+
+
 def scheduler_configuration(plane: ControlPlane, url: str) -> Path:
     """What `gpunode kube scheduler configure` writes next to kubeadm's manifest, with the kubeconfig that is here."""
     root = plane.folder / "root"
@@ -493,6 +498,9 @@ def gpushare_rows(plane: ControlPlane, measure: Callable[..., None], **how: obje
 
 
 def dra_rows(plane: ControlPlane, measure: Callable[..., None], **how: object) -> None:
+    if server_minor(plane) < FIRST_WITH_SHARES:
+        log(f"passed over: Kubernetes 1.{server_minor(plane)} knows no shares of a device's memory")
+        return
     with by_dra(plane) as way:
         measure(plane, way, **how)
 

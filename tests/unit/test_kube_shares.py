@@ -8,7 +8,9 @@ with the driver's own.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -17,7 +19,17 @@ import pytest
 from kube_cluster import rendered, silent
 
 from benchmarks.control_plane import ControlPlane, control_plane, wait_for
-from benchmarks.sharing_under_load import DRA, History, bound_use, kubelets, make_nodes, post, resource_slice, server
+from benchmarks.sharing_under_load import (
+    DRA,
+    FIRST_WITH_SHARES,
+    History,
+    bound_use,
+    kubelets,
+    make_nodes,
+    post,
+    resource_slice,
+    server,
+)
 from gpunode.core.kube.checks.proofs import NAMESPACE
 from gpunode.core.kube.objects import thing
 from gpunode.core.kube.render.dra import DRIVER
@@ -29,6 +41,16 @@ PROGRAMS = os.environ.get("GPUNODE_KUBERNETES", "")
 SPEC = {"sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
 pytestmark = pytest.mark.skipif(not PROGRAMS, reason="GPUNODE_KUBERNETES names no folder with Kubernetes' programs")
 GATE = "--feature-gates=DRAConsumableCapacity"
+
+
+@pytest.fixture(autouse=True)
+def _new_enough() -> None:
+    said = subprocess.run(
+        [f"{PROGRAMS}/kube-apiserver", "--version"], capture_output=True, text=True, check=True
+    ).stdout
+    found = re.search(r"v1\.(\d+)", said)
+    if not found or int(found[1]) < FIRST_WITH_SHARES:
+        pytest.skip(f"GPUNODE_KUBERNETES names no folder with Kubernetes 1.{FIRST_WITH_SHARES} or newer")
 
 
 @contextmanager
