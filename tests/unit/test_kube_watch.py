@@ -311,6 +311,42 @@ def test_a_node_that_no_device_plugin_of_ours_selects_may_have_lost_its_gpus(ser
     assert seen(watcher(api, spec)) == {}
 
 
+def test_a_node_of_a_pool_that_never_offered_a_gpu_is_found_when_that_lasts(server: ApiServer, api: Api) -> None:
+    """The other nodes of its pool do: the pool as a whole is well."""
+    for name in ("gpu1", "gpu2"):
+        server.put(gpu_node(name) if name == "gpu1" else node(name))
+    what = rendered({"kubernetes": {"pools": {"a": {"nodes": "kubernetes.io/os!=windows"}}}})
+    watched = Watcher(api=api, wanted=wanted_objects(what.objects), marks=tuple(node_wishes(what.cluster)))
+    put(api, what)
+    assert watched.round() == ()
+    (turn,) = watched.round()
+    assert (turn.finding.about, turn.finding.message) == ("node gpu2", "it is in the pool a, and offers no GPU")
+    down = node("gpu2")
+    down["status"]["conditions"] = [{"type": "Ready", "status": "False", "reason": "KubeletNotReady"}]
+    server.put(down)
+    assert ("kube.node", "node gpu2") in {turn.finding.name for turn in watched.round()}
+
+
+def test_devices_of_a_dra_driver_that_go_are_found(tmp_path: Path) -> None:
+    server = ApiServer(resources=DRA)
+    try:
+        api = quick(connect(str(server.kubeconfig(tmp_path / "k"))))
+        server.put(node("gpu1"))
+        watched = Watcher(api=api, wanted={})
+        found = []
+        for count in (2, 1, 1, 0, 2):
+            devices = [{"name": f"gpu-{i}", "attributes": {"type": {"string": "gpu"}}} for i in range(count)]
+            pool = {"name": "gpu1", "generation": 1, "resourceSliceCount": 1}
+            spec = {"driver": "gpu.nvidia.com", "nodeName": "gpu1", "pool": pool, "devices": devices}
+            server.put({"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": {"name": "s"},
+                        "spec": spec})  # fmt: skip
+            found.append([turn.finding.message for turn in watched.round() if turn.state == "found"])
+    finally:
+        server.close()
+    lost = "{} of {} gpu.nvidia.com/gpu are offered"
+    assert found == [[], [lost.format(1, 2)], [], [lost.format(0, 2)], []]
+
+
 def test_instances_are_compared_with_what_is_counted_of_their_profile() -> None:
     mig = "nvidia.com/mig-1g.10gb"
     item = node("gpu1", labels={f"{mig}.count": "7", f"{mig}.replicas": "2", COUNT: "1"}, allocatable={mig: "12"})

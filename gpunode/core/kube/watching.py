@@ -67,11 +67,17 @@ class Look:
     usage: Usage
     marks: Sequence[NodeWish] | None = None
     recorded: Inventory = field(default_factory=Inventory)
+    most: Mapping[str, Mapping[str, int]] = field(default_factory=dict)  # devices that a node has offered so far
     recently: str = ""
 
     @cached_property
     def wishes(self) -> dict[str, tuple[NodeWish, ...]]:
         return wished(self.marks or (), self.nodes)
+
+    def pool_of(self, node: Object) -> str:
+        """The pool that a node is in by the spec, else the one that it is marked for; "" for none."""
+        wishes = self.wishes.get(node["metadata"]["name"])
+        return wishes[0].pool if wishes else pool_of(node)
 
     @property
     def plugins(self) -> dict[Key, Object]:
@@ -324,19 +330,51 @@ def _nodes(look: Look, before: Look | None) -> Iterator[Finding]:
         counted = quantity(labels.get(COUNT_LABEL, "0"))
         expected = _has_plugin(look, node) and not _offers_anything(look, name)
         left = [resource for resource in capacity if resource.startswith(_OFFERED[:2])] if expected else []
-        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left):
+        pool = "" if _offers_anything(look, name) else look.pool_of(node)  # whose nodes should offer GPUs
+        fewer = _fewer_devices(name, look)
+        if not (any(capacity.values()) or counted or any(earlier.get(name, {}).values()) or left or pool or fewer):
             continue
         if why := _not_ready(node):
             fix = f"kubectl describe node {name}; the kubelet's log on it"
             yield Finding(check="kube.node", about=f"node {name}", message=why, fix=fix, key=node_key(name))
             continue
-        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {}))]
+        lost = [*_unhealthy(node, capacity), *_fewer(labels, counted, capacity, earlier.get(name, {})), *fewer]
         if left and not lost:  # a kubelet keeps the resource of a device plugin that went, with 0, until it restarts
             lost = [f"no {', '.join(left)} any more"]
+        new = bool(pool) and not lost  # its device plugin may just be starting
+        if new:
+            lost = [f"it is in the pool {printable(pool)}, and offers no GPU"]
         if lost:
             fix = f"the log of the device plugin's pod on {name}; gpunode verify and gpunode doctor for it"
             text = "; ".join(lost)
-            yield Finding(check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name))
+            yield Finding(
+                check="kube.gpus", about=f"node {name}", message=text, fix=fix, key=node_key(name), passing=new
+            )
+
+
+def _fewer_devices(name: str, look: Look) -> list[str]:
+    """What a DRA driver offers no longer: its slices are no resource of the node, and nobody else counts them."""
+    now, most = devices(look.usage).get(name, {}), look.most.get(name, {})
+    less = [(what, count) for what, count in most.items() if now.get(what, 0) < count]
+    return [f"{now.get(what, 0)} of {count} {what} are offered" for what, count in less]
+
+
+def devices(usage: Usage) -> dict[str, dict[str, int]]:
+    """Node → resource of its DRA driver → how many."""
+    return {
+        node.name: {use.resource: use.total for use in node.uses if use.kind == "dra"}
+        for node in usage.nodes
+        if any(use.kind == "dra" for use in node.uses)
+    }
+
+
+def most_devices(before: Mapping[str, Mapping[str, int]], usage: Usage) -> dict[str, dict[str, int]]:
+    """The most that each node has offered so far."""
+    found = {name: dict(most) for name, most in before.items()}
+    for name, now in devices(usage).items():
+        known = found.setdefault(name, {})
+        known |= {what: max(count, known.get(what, 0)) for what, count in now.items()}
+    return found
 
 
 def _mig(look: Look) -> Iterator[Finding]:
@@ -417,8 +455,7 @@ def _pools(look: Look) -> Iterator[Finding]:
     """Pools whose nodes offer nothing at all."""
     members: dict[str, list[Object]] = defaultdict(list)
     for node in look.nodes:
-        wishes = look.wishes.get(node["metadata"]["name"])
-        if pool := wishes[0].pool if wishes else pool_of(node):
+        if pool := look.pool_of(node):
             members[pool].append(node)
     able = {use.name for use in look.usage.nodes if use.is_ready and any(one.total for one in use.uses)}
     for pool, nodes in members.items():

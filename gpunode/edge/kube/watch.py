@@ -17,7 +17,7 @@ from gpunode.core.kube.render import MARKS, NodeWish, parse_marks
 from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.render.watch import is_watch, namespaces_of
 from gpunode.core.kube.usage import Usage
-from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, settled, turns
+from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, most_devices, settled, turns
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.apply import pods_of
 from gpunode.edge.kube.client import Api, ApiError, Retry
@@ -49,6 +49,7 @@ class Watcher:
     usage: Usage | None = None
     _raw: tuple[Finding, ...] = ()
     _look: Look | None = field(default=None, repr=False)
+    _most: Mapping[str, Mapping[str, int]] = field(default_factory=dict, repr=False)
     _sent: dict[tuple[str, str], datetime] = field(default_factory=dict)  # finding → when its Event was written
 
     def round(self, *, once: bool = False) -> tuple[Turn, ...]:
@@ -58,12 +59,13 @@ class Watcher:
         """
         recently = (self.clock() - _RECENT).strftime(_TIME)
         look, self.unread = read_look(self.api, self.wanted, self.namespace, recently)
-        look = replace(look, marks=self.marks)
+        look = replace(look, marks=self.marks, most=self._most)
         now = findings(look, self._look)
         fresh = now if once else settled(now, self._raw)
         changed = turns(self.found, fresh)
         self.found, self._raw, self._look = fresh, now, look
         self.usage, self.read_at = look.usage, self.clock()
+        self._most = most_devices(self._most, look.usage)
         if self.events:
             self._write_events(changed)
         return changed
