@@ -1,6 +1,6 @@
 """Terminal output of .ci/demo.sh → an SVG for the README: `picture.py OUTPUT SVG`.
 
-The text is the demo's own, shortened: some lines of each command's output, and long lines are cut.
+The text is the demo's own, shortened: some lines of each command's output, and long lines end with a whole phrase.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ KEPT = {
     "provision": r"demo-1: (\S+\] )?(Install the NVIDIA driver|\w+ the (container engines|nvidia runtime)|ok|nothing)",
     "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }
+COMMAND = "bold #7ee787"  # read on the picture's own dark background, whatever the page has around it
 FOLDER = re.compile(r"\S*/lab/labs/demo/")
 
 
@@ -42,13 +43,24 @@ def shortened(lines: list[str]) -> list[str]:
     return [lines[1], *(line for line in lines[2:] if re.match(KEPT.get(verb, ""), Text.from_ansi(line).plain))]
 
 
+def fitted(text: Text) -> Text:
+    """The line, or as many of its phrases as there is room for."""
+    if text.cell_len <= WIDTH:
+        return text
+    ends = [end.start() for end in re.finditer(r" · |, | \(|; ", text.plain) if end.start() <= WIDTH - 2]
+    text.truncate(max(ends, default=WIDTH - 2))
+    return text.append(" …")
+
+
 def main(output: str, svg: str) -> None:
     console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
     for part in sections(Path(output).read_text()):
         for line in shortened(part):
             text = Text.from_ansi(line)
-            text.truncate(WIDTH, overflow="ellipsis")
-            console.print(text, soft_wrap=True)
+            if text.plain.startswith("$ "):
+                text = Text(text.plain, style=COMMAND)
+            console.print(fitted(text), soft_wrap=True)
+    console.print()  # room below the last line
     console.save_svg(svg, title="make demo")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
+
 import click
 
 from gpunode.cli.common import format_option
@@ -22,13 +25,32 @@ def version(output_format: str) -> int:
         "gpunode": __version__,
         "python": platform.python_version(),
         "ansible-core": installed("ansible-core"),
+        "ansible-playbook": str(own_playbook_command()),
         "knowledge": str(load_knowledge().as_of),
     }
     if output_format == "json":
         print_json(found)
     else:
         echo("\n".join(f"{name} {text}" for name, text in found.items()))
+        if other := other_playbook_command():
+            echo(
+                f"note: ansible-playbook on the PATH is {other}, of another installation: gpunode does not use it. "
+                f"It may be too old for a plan folder; run those with {own_playbook_command()}"
+            )
     return 0
+
+
+def own_playbook_command() -> Path:
+    """The ansible-playbook that gpunode runs: that of its own environment."""
+    return Path(sys.executable).with_name("ansible-playbook")
+
+
+def other_playbook_command() -> str:
+    """The ansible-playbook that a shell would run, where it is of another installation; else ""."""
+    import shutil
+
+    found = shutil.which("ansible-playbook")
+    return found if found and Path(found).resolve() != own_playbook_command().resolve() else ""
 
 
 @click.command("help", epilog="Examples:\n\n\b\n  gpunode help\n  gpunode help provision\n  gpunode help kube apply")

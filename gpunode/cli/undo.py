@@ -105,7 +105,10 @@ def _next(results: list[HostResult], output_format: str, verb: str) -> None:
     """The command that follows, where there is one."""
     if output_format != "text":
         return
-    if any(result.outcome not in ("ok", "pending") for result in results):
+    bad = [result for result in results if result.outcome not in ("ok", "pending")]
+    if bad and all(result.outcome == "unreachable" for result in bad):
+        echo(f"next: gpunode detect says what keeps gpunode from reaching them; then gpunode {verb} again")
+    elif bad:
         echo(f"next: gpunode doctor shows causes on hosts that failed; gpunode {verb} goes on where it stopped")
     elif any(result.outcome == "pending" for result in results):
         echo(f"next: gpunode {verb} without --check does it, and asks first")

@@ -134,7 +134,7 @@
     const open = button.getAttribute("aria-expanded") === "true";
     button.setAttribute("aria-expanded", String(!open));
     if (open) row.nextElementSibling.remove();
-    else row.after(detail(data.hosts[row.dataset.n], row.cells.length));
+    else row.after(detail(data.hosts[row.dataset.n], [...row.cells].filter((one) => one.offsetWidth).length));
   });
 
   // ---- filters: words, pool, state, and what was picked among problems and versions

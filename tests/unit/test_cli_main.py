@@ -15,8 +15,10 @@ from pathlib import Path
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from gpunode import __version__
+from gpunode.cli.about import own_playbook_command
 from gpunode.cli.common import report_exception, report_usage, worst_exit
 from gpunode.cli.main import COMMANDS, SECTIONS, cli, main
 from gpunode.core.errors import Exit, InputError, InterruptedByUser, RefusedError, StaleError, UnreachableError
@@ -83,7 +85,20 @@ def test_the_version_is_the_packages(run_gpunode: Run) -> None:
 def test_version_as_a_command_says_what_a_bug_report_needs(run_gpunode: Run) -> None:
     assert run_gpunode("version").stdout.startswith(f"gpunode {__version__}\npython 3.")
     found = json.loads(run_gpunode("version", "--format", "json").stdout)
-    assert found["gpunode"] == __version__ and set(found) == {"gpunode", "python", "ansible-core", "knowledge"}
+    assert found["gpunode"] == __version__
+    assert set(found) == {"gpunode", "python", "ansible-core", "ansible-playbook", "knowledge"}
+    assert Path(found["ansible-playbook"]).is_file()
+
+
+def test_another_ansible_on_the_path_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    own, other = own_playbook_command(), tmp_path / "ansible-playbook"
+    monkeypatch.setenv("PATH", f"{own.parent}:{tmp_path}")
+    assert "note:" not in CliRunner().invoke(cli, ["version"]).output
+    other.write_text("#!/bin/sh\n")
+    other.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{own.parent}")
+    shown = CliRunner().invoke(cli, ["version"]).output
+    assert f"note: ansible-playbook on the PATH is {other}" in shown and shown.rstrip().endswith(f"with {own}")
 
 
 @pytest.mark.parametrize("words", [[], ["provision"], ["kube", "apply"]], ids=" ".join)

@@ -164,6 +164,7 @@ def test_a_host_that_ansible_never_reached_and_one_that_refused_are_named(
         (("--check",), {"n1": HostRun()}, "n1: ok: as it was"),
         (("--yes",), {"n1": DONE}, "next: gpunode detect"),
         (("--yes",), {"n1": HostRun(exit=Exit.FAILED, message="m")}, "next: gpunode doctor"),
+        (("--yes",), {"n1": HostRun(exit=Exit.UNREACHABLE, message="m")}, "next: gpunode detect says what keeps"),
     ],
 )
 def test_the_next_command_is_named(

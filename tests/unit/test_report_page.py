@@ -337,3 +337,19 @@ def test_an_open_card_has_no_hole_where_its_headline_was(page: Browser) -> None:
     first = page.execute_script("return document.querySelector('section:has(#pools-title) th:nth-child(3)').innerText")
     assert first.startswith("healthy")
     page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_on_a_phone_each_host_has_its_state_and_what_happened_without_scrolling(page: Browser) -> None:
+    metrics = {"width": 390, "height": 800, "deviceScaleFactor": 1, "mobile": True}
+    page.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
+    page.execute_script("document.querySelector('#table .open').click()")
+    cells = page.execute_script(
+        "const row = document.querySelector('#table > tbody > tr[data-n]');"
+        "const right = row.closest('section').getBoundingClientRect().right;"
+        "return [...row.cells].filter(c => c.offsetWidth)"
+        ".map(c => [c.offsetWidth, c.getBoundingClientRect().right <= right])"
+    )
+    assert [inside for _, inside in cells] == [True, True, True] and cells[2][0] > 130, cells
+    assert page.execute_script("return document.documentElement.scrollWidth") == 390
+    assert page.execute_script("return document.querySelector('.detail td').colSpan") == 3
+    page.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})

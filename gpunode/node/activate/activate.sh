@@ -382,19 +382,21 @@ restarts() {
 
 # in_force: what was asked for and is there, such as «nvidia 595.91.07, nvidia_uvm loaded; docker.service running»
 in_force() {
-  for module in $(requested load); do
-    loaded "$module" || continue
-    [ "$module" != nvidia ] || module="nvidia $(module_version)"
-    echo "loaded ${module% }"
-  done >"$GPUNODE_IN/.in_force"
-  for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done >>"$GPUNODE_IN/.in_force"
-  for unit in $(requested services); do echo "running $unit"; done >>"$GPUNODE_IN/.in_force"
-  for unit in $(requested enable); do echo "enabled $unit"; done >>"$GPUNODE_IN/.in_force"
-  requested alternatives | while read -r name path; do
-    [ ! -e "$path" ] || [ "$(readlink -f "/usr/local/$name")" != "$(readlink -f "$path")" ] || echo "- /usr/local/$name leads to $path"
-  done >>"$GPUNODE_IN/.in_force"
-  requested sysctl | while read -r key wanted; do echo "- $key = $wanted"; done >>"$GPUNODE_IN/.in_force"
-  [ -z "$(requested links)" ] || echo "- links of the GPUs in /dev/char" >>"$GPUNODE_IN/.in_force"
+  {
+    for module in $(requested load); do
+      loaded "$module" || continue
+      [ "$module" != nvidia ] || module="nvidia $(module_version)"
+      echo "loaded ${module% }"
+    done
+    for module in $(requested unload); do loaded "$module" || echo "not loaded $module"; done
+    for unit in $(requested services); do echo "running $unit"; done
+    for unit in $(requested enable); do echo "enabled $unit"; done
+    requested alternatives | while read -r name path; do
+      [ ! -e "$path" ] || [ "$(readlink -f "/usr/local/$name")" != "$(readlink -f "$path")" ] || echo "- /usr/local/$name leads to $path"
+    done
+    requested sysctl | while read -r key wanted; do echo "- $key = $wanted"; done
+    [ -z "$(requested links)" ] || echo "- links of the GPUs in /dev/char"
+  } >"$GPUNODE_IN/.in_force"
   awk '
     { state = $1; rest = substr($0, length($1) + 2) }
     /^not loaded / { state = "not loaded"; rest = substr($0, 12) }

@@ -37,7 +37,8 @@ class ActionModule(NodeAction):
         """What was installed, in place of «packages are up to date»."""
         from gpunode.core.items.package import installed_text
 
-        wanted = [item["name"] if isinstance(item, dict) else item for item in value.get("install") or ()]
+        rows = [item if isinstance(item, dict) else {"name": item} for item in value.get("install") or ()]
+        wanted = [row["name"] for row in sorted(rows, key=lambda row: not row.get("version"))]  # not headers, say
         text = installed_text(result["changes"], wanted)
         if not text or not result["changed"] or self.check:
             return result
