@@ -83,6 +83,19 @@ def put_label(server: ApiServer, value: str) -> None:
     server.managers.setdefault(key, {})["gpu-operator"] = {("metadata", "labels", MIG_LABEL)}
 
 
+def test_a_node_is_labelled_when_the_managers_have_its_layout(server: ApiServer, api: Api) -> None:
+    """A manager that does not know the layout fails, and waits for another label."""
+    server.put(gpu_node())
+    put(api, rendered(pool(**CUT), n1={}), wait=False)
+    order = [line.partition("?")[0] for line in mutating(server) if "mig-layouts" in line or "/nodes/" in line]
+    assert order == ["PATCH /api/v1/namespaces/gpunode/configmaps/mig-layouts", "PATCH /api/v1/nodes/n1"]
+    assert api.pauses.count(90.0) == 1  # type: ignore[attr-defined]
+    other = {**CUT, "mig": {**CUT["mig"], "profiles": {"1g.10gb": 6}}}
+    put(api, rendered(pool(**other), n1={}), wait=False)  # its label stays
+    put(api, rendered(pool(**other), n1={}), wait=False)
+    assert api.pauses.count(90.0) == 1  # type: ignore[attr-defined]
+
+
 def test_what_remove_leaves_has_no_label_of_ours(server: ApiServer, api: Api) -> None:
     server.put(gpu_node())
     put_label(server, "all-disabled")

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
-from kube_cluster import node, put, rendered
+from kube_cluster import node, put, quick, rendered
 
 from benchmarks.control_plane import ControlPlane, control_plane
 from gpunode.core.kube import render
@@ -58,7 +58,7 @@ def api(plane: ControlPlane) -> Iterator[Api]:
         "PATCH", plane.api.path(node_key("n1")), query={"fieldManager": "gpu-operator"}, body=labels,
         content="application/merge-patch+json",
     )  # fmt: skip
-    yield connect(str(plane.kubeconfig))
+    yield quick(connect(str(plane.kubeconfig)))
     remove(connect(str(plane.kubeconfig)), "gpunode", notify=lambda _: None)
     for name in ("n1", "n2"):
         plane.api.delete(node_key(name))

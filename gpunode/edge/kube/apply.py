@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from gpunode.core.errors import GpunodeError, InterruptedByUser
 from gpunode.core.kube.applied import Applied, Change, How
 from gpunode.core.kube.checks.ready import WORKLOADS, Readiness, last_warning, pods_trouble, readiness
-from gpunode.core.kube.cluster import Object
+from gpunode.core.kube.cluster import MIG_LABEL, Object
 from gpunode.core.kube.marks import left_over, node_key, node_labels, overwritten, taints_patch
 from gpunode.core.kube.owned import (
     Inventory,
@@ -19,6 +19,7 @@ from gpunode.core.kube.owned import (
     is_ours,
 )
 from gpunode.core.kube.render import Rendered
+from gpunode.core.kube.render.mig import LAYOUTS
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.preflight import (
     Ground,
@@ -31,6 +32,9 @@ from gpunode.edge.kube.preflight import (
 )
 
 Notify = Callable[[str], None]
+# A ConfigMap is renewed in pods after the kubelet's sync period (1 min) and the delay of its cache:
+# https://kubernetes.io/docs/concepts/configuration/configmap/#mounted-configmaps-are-updated-automatically
+LAYOUTS_SECONDS = 90.0
 GONE_SECONDS = 120.0  # that a deletion may take
 
 
@@ -87,17 +91,34 @@ def _apply_all(run: _Run, namespace: str, ground: Ground) -> None:
     for key in first:
         _apply_one(run, ground, key, planned[key])
     _record(run.api, ground.before + ground.after, namespace)
+    early = [key for key in ground.wanted if key.kind == "ConfigMap" and key.name == LAYOUTS]
+    for key in early:
+        _apply_one(run, ground, key, planned[key])
+    if any(planned[key] in ("created", "changed") for key in early):
+        _let_layouts_arrive(run, ground)
     for name, (labels, taints) in marks_to_set(ground).items():
         _mark(run.api, name, labels, taints, ground.before.nodes.get(name, NodeMarks()))
         run.add(node_key(name), planned[node_key(name)])
     for key in ground.wanted:
-        if key not in first:
+        if key not in (*first, *early):
             _apply_one(run, ground, key, planned[key])
     stays = tuple(key for key in ground.stale if not _delete_ours(run, key, ground.stale))
     _record(run.api, Inventory(objects=stays) + ground.after, namespace)
     for place in ground.places:
         if place != inventory_key(namespace):
             run.api.delete(place)
+
+
+def _let_layouts_arrive(run: _Run, ground: Ground) -> None:
+    """Before nodes are labelled: a MIG manager that has not got a layout yet fails, and does not try again."""
+    waits = [
+        name
+        for name, (labels, _) in marks_to_set(ground).items()
+        if labels.get(MIG_LABEL) != (ground.nodes[name]["metadata"].get("labels") or {}).get(MIG_LABEL)
+    ]
+    if waits:
+        run.notify(f"{LAYOUTS}: {LAYOUTS_SECONDS:g} s until the kubelets have given it to the MIG managers")
+        run.api.pause(LAYOUTS_SECONDS)
 
 
 def _apply_one(run: _Run, ground: Ground, key: Key, planned: How) -> None:
