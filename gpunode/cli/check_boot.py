@@ -9,7 +9,7 @@ import click
 
 from gpunode.cli.common import PROBES, format_option, show_errors, target_options, with_probes, worst_exit
 from gpunode.cli.lazy import Verb
-from gpunode.cli.output import echo, print_json
+from gpunode.cli.output import echo, fitted, print_json, terminal_width
 from gpunode.core.errors import GpunodeError, error_data
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def check_boot(targets: Targets, probes: tuple[Path, ...], output_format: str) -
         print_json({"hosts": data})
     else:
         for host, checks in good:
-            echo(f"{host}\n{checks_text(checks)}")
+            echo(f"{host}\n{fitted(checks_text(checks), terminal_width())}")
         show_errors(errors)
     failed = any(check.status == "failed" for _, checks in good for check in checks)
     return worst_exit([error.outcome for _, error in errors] + ["failed"] * failed)

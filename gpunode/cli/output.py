@@ -7,7 +7,10 @@ finds every other way out).
 
 from __future__ import annotations
 
+import re
+import shutil
 import sys
+import textwrap
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +20,8 @@ from gpunode.core.printable import json_text, printable
 
 if TYPE_CHECKING:
     from rich.console import Console, ConsoleRenderable
+
+_COLUMN = re.compile(r"^ +|(?<=\S)  +")  # what stands before a column
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,37 @@ def echo(*parts: str | Styled, err: bool = False, nl: bool = True, over: bool = 
     """Print a line of these parts; with `over` it takes the place of the terminal's last line."""
     text = "".join(map(_shown, parts))
     click.echo(f"\r\033[K{text}" if over else text, err=err, nl=nl)
+
+
+def fitted(text: str, width: int) -> str:
+    """Text whose longer lines are broken between words, each part under the column that it belongs to.
+
+    >>> print(fitted("  ok   driver.smi   nvidia-smi sees all GPUs", 36))
+      ok   driver.smi   nvidia-smi sees
+                        all GPUs
+    """
+    lines = []
+    for line in text.split("\n"):
+        columns = [found.end() for found in _COLUMN.finditer(line) if found.end() <= width * 2 // 3]
+        lines += (
+            textwrap.wrap(
+                line,
+                width,
+                subsequent_indent=" " * max(columns, default=2),
+                break_long_words=False,
+                break_on_hyphens=False,
+                drop_whitespace=True,
+                replace_whitespace=False,
+            )
+            if len(line) > width
+            else [line]
+        )
+    return "\n".join(lines)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal that results are printed to; where there is none, no line is too long."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else 1 << 16
 
 
 def _shown(part: str | Styled) -> str:

@@ -23,7 +23,7 @@ from gpunode.cli.common import (
 from gpunode.cli.image import image_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
-from gpunode.cli.output import echo, print_json
+from gpunode.cli.output import echo, fitted, print_json, terminal_width
 
 if TYPE_CHECKING:
     from gpunode.core.errors import GpunodeError
@@ -155,14 +155,14 @@ def show_plans(hosts: list[HostPlan], detail: Detail) -> list[HostPlan]:
         chosen = versions.get(alike[0].host, "")
         text = isolated("", partial(class_text, alike, chosen=chosen, detail=detail))
         if not isinstance(text, GpunodeError):
-            echo(text)
+            echo(text if detail.diff else fitted(text, terminal_width()))
             continue
         for one in alike:  # that cannot be shown together
             text = isolated(one.host, partial(class_text, [one], chosen=chosen, detail=detail))
             if isinstance(text, GpunodeError):
                 broken[one.host] = text
             else:
-                echo(text)
+                echo(text if detail.diff else fitted(text, terminal_width()))
     for host, error in broken.items():
         show_error(error, host=host)
     return [replace(h, planned=None, error=broken[h.host]) if h.host in broken else h for h in hosts]

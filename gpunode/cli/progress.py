@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpunode.cli.output import fitted
 from gpunode.cli.terminal import say, screen
 from gpunode.core.printable import printable
 from gpunode.core.report.text import MANY
@@ -234,7 +235,7 @@ def _live(board: Board) -> Iterator[_Shown]:
     def keep(text: str) -> None:
         if text:
             colour = {"✗": "red", "✓": "green"}.get(text[0], "")
-            line = Text(text)
+            line = Text(fitted(text, console.width))
             line.stylize(colour, 0, 1)
             console.print(line, soft_wrap=True)
 

@@ -13,7 +13,7 @@ from gpunode.cli.image import expected_options, image_options
 from gpunode.cli.kube.options import cluster_options
 from gpunode.cli.lazy import Verb
 from gpunode.cli.lock import locked_option
-from gpunode.cli.output import Styled, echo, print_json
+from gpunode.cli.output import Styled, echo, fitted, print_json, terminal_width
 from gpunode.cli.plan import plan_summary, show_plans, step_titles, why_options
 from gpunode.cli.rollout import rollout_options, with_log
 
@@ -139,14 +139,16 @@ def provision(
     return worst_exit(r.outcome for r in results)
 
 
-def show_results(results: list[HostResult], output_format: str) -> None:
-    """What came of each host: a line each, with failed checks below; of many hosts, numbers and causes.
+def show_results(results: list[HostResult], output_format: str, *, passed: bool = False) -> None:
+    """What came of each host: a line each, with its checks below; of many hosts, numbers and causes.
+
+    Of several hosts, checks that passed are counted; with `passed` they are listed.
 
     Of a run that left hosts behind, also which, and the command to go on.
     """
     from gpunode.core.errors import Exit
     from gpunode.core.report.fleet import fleet_text, resume_command, unfinished_text
-    from gpunode.core.report.text import MANY, checks_text, results_data
+    from gpunode.core.report.text import MANY, checks_text, counted, results_data
 
     if output_format == "json":
         run, command = resume_command(results)
@@ -155,8 +157,11 @@ def show_results(results: list[HostResult], output_format: str) -> None:
     for result in results if len(results) <= MANY else ():
         mark = Styled("ok", "green") if result.ok else Styled(f"exit {Exit.of(result.outcome)}", "red")
         echo(f"{result.host}: ", mark, f"{',' if result.ok and result.changed else ':'} {result.message}")
-        if result.checks:
-            echo(checks_text(result.checks))
+        checks = [one for one in result.checks if passed or one.status != "passed" or len(results) == 1]
+        if checks:
+            echo(fitted(checks_text(checks), terminal_width()))
+        if len(checks) < len(result.checks):
+            echo(f"  {counted(len(result.checks) - len(checks), 'check')} passed")
     if len(results) > MANY:
         echo(fleet_text(results))
     if text := unfinished_text(results):
@@ -203,6 +208,6 @@ def ask(hosts: list[HostPlan]) -> None:
             expected="a terminal, or --yes",
             fix="read the plan above, then add --yes; nothing was touched",
         )
-    echo(plan_summary(hosts))
+    echo(fitted(plan_summary(hosts), terminal_width()))
     if not click.confirm("Apply?"):
         raise InterruptedByUser("declined; nothing was touched")

@@ -7,8 +7,10 @@ import threading
 import pytest
 
 from gpunode.cli import progress
+from gpunode.cli.output import fitted
 from gpunode.cli.progress import Board, fleet, probing, running
-from gpunode.core.model import HostResult
+from gpunode.cli.provision import show_results
+from gpunode.core.model import Check, HostResult
 from gpunode.edge.ansible.runner import Event
 from gpunode.edge.detect import Detected
 
@@ -160,3 +162,32 @@ def test_without_a_terminal_a_silent_run_of_many_hosts_says_its_counts(monkeypat
         callbacks.event(Event(host="gpu1", kind="started", role="driver", task="Load it"))
         assert enough.wait(30)
     assert printed[-1] == "0 of 100 done, 0 failed, 1 running (0s)"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_no_word_is_cut_at_the_edge_of_a_terminal(width: int) -> None:
+    text = (
+        "gpu1: driver 595.91.07 open, toolkit 1.20.1 · 9 steps · restarts containerd, docker · reboots if needed\n"
+        "  ok         containerd.cri-nvidia        the CRI (nvidia handler, /usr/bin/nvidia-runtime) ran a container\n"
+        "      disturbs: restarts containerd.service: running containers keep running; restarts docker.service: none"
+    )
+    shown = fitted(text, width)
+    assert shown.split() == text.split() and fitted(text, 200) == text
+    assert max(map(len, shown.split("\n"))) <= max(width, 34 + len("/usr/bin/nvidia-runtime)"))
+    after = [line for line in shown.split("\n")[1:] if line.startswith(" " * 41)]
+    assert all(line.strip() for line in after)
+
+
+def test_of_several_hosts_what_passed_is_counted_and_the_rest_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    checks = (
+        Check(id="driver.smi", status="passed", message="seen"),
+        Check(id="docker.gpus", status="not-proven", message="not seen", fix="look"),
+    )
+    hosts = [HostResult(host=name, message="done", checks=checks) for name in ("a", "b")]
+    show_results(hosts, "text")
+    several = capsys.readouterr().out
+    assert several.count("1 check passed") == 2 and several.count("docker.gpus") == 2 and "driver.smi" not in several
+    show_results(hosts[:1], "text")
+    assert "driver.smi" in capsys.readouterr().out
+    show_results(hosts, "text", passed=True)
+    assert capsys.readouterr().out.count("driver.smi") == 2
