@@ -24,7 +24,8 @@ _DISTRO = click.option(
     metavar="DISTRO",
     shell_complete=complete_lab_distros,
     help="debian:12, debian:13, debian:13+forky (newer engines), debian:12+non-free or debian:13+non-free (their own "
-    "driver), ubuntu:22.04, ubuntu:24.04, ubuntu:26.04, rocky:8, rocky:9, rocky:10, fedora:43, sles:15 or arch.",
+    "driver), debian:12+arm64 (aarch64, emulated by QEMU), ubuntu:22.04, ubuntu:24.04, ubuntu:26.04, rocky:8, "
+    "rocky:9, rocky:10, fedora:43, sles:15 or arch.",
 )
 _SHAPE = (
     click.option(

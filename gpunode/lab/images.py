@@ -62,9 +62,13 @@ class Release:
     vendor: str = "debian"  # whose archive it comes from
     looks_like: str = ""  # the Ubuntu that it says it is: ubuntu/VERSION.os-release
     family: str = ""  # how packages are made and named: families/NAME.toml, families/finish.sh
+    arch: str = "amd64"  # arm64: its programs run by gpunode.lab.emulation, but for NATIVE
     non_free: bool = False  # stand-ins of Debian's own driver, among the node's sources from the start
 
 
+# Programs of an emulated node that this machine's own architecture runs: the emulator knows neither the system calls
+# that make a container's namespaces nor netfilter's.
+NATIVE = ("/usr/sbin/runc", "/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi")
 BUILD = ("fakeroot", "gcc", "gnupg", "make", "zstd")
 RPM = ("createrepo-c", "rpm", *BUILD)
 ROCKY = Release(codename="bookworm", family="rhel", packages=("dnf", "dnf-plugins-core", "dkms", *RPM))
@@ -79,6 +83,7 @@ RELEASES = {
     "debian:12": Release(codename="bookworm"),
     "debian:13": TRIXIE,
     "debian:12+non-free": Release(codename="bookworm", non_free=True),
+    "debian:12+arm64": Release(codename="bookworm", arch="arm64"),
     "debian:13+non-free": replace(TRIXIE, non_free=True),
     "debian:13+forky": replace(TRIXIE, newer="forky", borrowed=("containerd", "runc", "docker.io", "docker-cli")),
     "ubuntu:22.04": Release(codename="jammy", vendor="ubuntu", packages=UBUNTU),
@@ -109,6 +114,11 @@ def plain(distro: str) -> str:
     return distro.partition("+")[0]
 
 
+def served(distro: str) -> str:
+    """Whose packages such a node takes: those of its distribution, `debian:12`, or of another architecture of it."""
+    return distro if RELEASES[distro].arch != "amd64" else plain(distro)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variant:
     """What kind of node: distro (one of RELEASES), the engines it has, whether it has a python3.
@@ -124,8 +134,9 @@ class Variant:
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
             raise InputError(f"distro {self.distro!r}", expected=f"one of {', '.join(RELEASES)}")
-        if self.real_driver and (RELEASES[self.distro].family or RELEASES[self.distro].vendor != "debian"):
-            raise InputError(f"the real driver on {self.distro}", expected="a Debian: its packages are Debian's")
+        release = RELEASES[self.distro]
+        if self.real_driver and (release.family or release.vendor != "debian" or release.arch != "amd64"):
+            raise InputError(f"the real driver on {self.distro}", expected="a Debian of amd64: these are its packages")
         unknown = [name for name in self.engines if name not in ENGINES]
         if unknown:
             raise InputError(f"engine {unknown[0]!r}", expected=f"none, or some of {', '.join(ENGINES)}")
@@ -172,9 +183,26 @@ def ensure_image(variant: Variant, debs: Sequence[Path], *, log: Log) -> str:
         if podman("image", "exists", tag, check=False).returncode:
             _ensure_base(base, variant, archive, log)
             log(f"making the node image {variant.name}")
-            _finish(base, tag, variant, archive=archive, source=source, debs=debs)
+            native = native_tree(variant, archive, log) if RELEASES[variant.distro].arch != "amd64" else ""
+            _finish(base, tag, variant, archive=archive, source=source, debs=debs, native=native)
             _drop_older(tag)
         return tag
+
+
+def serving_image(variant: Variant, image: str, *, log: Log) -> str:
+    """The image that the package repository is served by: one that runs also when nothing is emulated any more."""
+    if RELEASES[variant.distro].arch == "amd64":
+        return image
+    with machine.lock("images", log=log):
+        return native_tree(variant, machine.archive(), log)
+
+
+def native_tree(variant: Variant, archive: machine.Archive, log: Log) -> str:
+    """The plain tree of the same release for this machine's own architecture."""
+    same = replace(variant, distro=plain(variant.distro))
+    base = _base_tag(same, archive)
+    _ensure_base(base, same, archive, log)
+    return base
 
 
 # ---------------------------------------------------------------- the plain Debian tree
@@ -197,14 +225,17 @@ def _packages(variant: Variant) -> list[str]:
 def _base_tag(variant: Variant, archive: machine.Archive) -> str:
     name = f"{_words(_tree_of(variant.distro))}-base" + ("-real-driver" if variant.real_driver else "")
     borrowed = RELEASES[variant.distro].borrowed
-    return f"{PREFIX}/{name}:{_digest(_suites(variant, archive), _packages(variant), *borrowed, archive.settings)}"
+    arch = RELEASES[variant.distro].arch
+    other = () if arch == "amd64" else (arch,)
+    inputs = (_suites(variant, archive), _packages(variant), *borrowed, archive.settings, *other)
+    return f"{PREFIX}/{name}:{_digest(*inputs)}"
 
 
 def _tree_of(distro: str) -> str:
     """The first distro with the same plain tree: they share it."""
 
     def inputs(release: Release) -> tuple[object, ...]:
-        return release.codename, release.packages, release.newer, release.borrowed
+        return release.codename, release.packages, release.newer, release.borrowed, release.arch
 
     return next(name for name, release in RELEASES.items() if inputs(release) == inputs(RELEASES[distro]))
 
@@ -237,6 +268,8 @@ def _bootstrap(tar: Path, variant: Variant, archive: machine.Archive) -> None:
     new = tar.with_suffix(".new.tar")
     command = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', *options]
     command += [f"--include={','.join(_packages(variant))}"]
+    # mmdebstrap would ask for the package arch-test, whose question the registration has answered
+    command += [f"--architectures={release.arch}", "--skip=check/qemu"] if release.arch != "amd64" else []
     if release.newer:
         _require_suite(release.newer, archive)
         lines.append(f"deb {archive.main} {release.newer} main")
@@ -285,7 +318,14 @@ def _require_suite(suite: str, archive: machine.Archive) -> None:
 
 
 def _finish(
-    base: str, tag: str, variant: Variant, *, archive: machine.Archive, source: Path, debs: Sequence[Path]
+    base: str,
+    tag: str,
+    variant: Variant,
+    *,
+    archive: machine.Archive,
+    source: Path,
+    debs: Sequence[Path],
+    native: str = "",
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as folder:
         build = Path(folder)
@@ -306,12 +346,15 @@ def _finish(
         if looks_like := RELEASES[variant.distro].looks_like:
             shutil.copy(source / f"ubuntu/{looks_like}.os-release", build / "os-release")
             shutil.copy(source / "ubuntu/50unattended-upgrades", build)
+        mounts = ["-v", f"{build}:/build:ro"]
+        if native:
+            (build / "native").write_text("".join(f"{path}\n" for path in NATIVE))
+            mounts += ["--mount", f"type=image,source={native},destination=/native"]
         container = f"gpunode-lab-image-{variant.name}"
         podman("rm", "--force", "--ignore", container)
         try:
-            mount = f"{build}:/build:ro"
             command = " && ".join(f"sh {script}" for script in scripts)
-            podman("run", "--name", container, "--network=none", "-v", mount, base, "sh", "-c", command)
+            podman("run", "--name", container, "--network=none", *mounts, base, "sh", "-c", command)
             podman("commit", "--quiet", "--change", 'CMD ["/usr/local/lib/gpunode-lab/boot"]', container, tag)
             podman("tag", tag, f"{tag.rpartition(':')[0]}:latest")
         finally:

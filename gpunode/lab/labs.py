@@ -159,7 +159,7 @@ def platform(
     image, info = image_of(request.variant, log)
     node = replace(request, image=image)
     with machine.lock("state", log=log):
-        url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+        url = _serve(node, log)
         _ensure_key()
         nodes.remove([name])
         nodes.save(replace(node, sources=spec_sources(info, node.distro, url)))
@@ -170,7 +170,7 @@ def platform(
 def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _remove_abandoned(log)
-        url = network.ensure_repository(asked.image, machine.places().repository, network.ensure_network(), log=log)
+        url = _serve(asked, log)
         _ensure_key()
         sources = {} if asked.real_driver else spec_sources(info, asked.distro, url)
         new = _reserve(replace(asked, sources=sources), count)
@@ -180,6 +180,12 @@ def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
     with machine.lock("state", log=log):
         _write_files(log)
     return load_lab(asked.name)
+
+
+def _serve(node: Node, log: Log) -> str:
+    """Serve the package repository, by an image of such a node; its URL."""
+    image = images.serving_image(node.variant, node.image, log=log)
+    return network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
 
 
 def _reserve(asked: Node, count: int) -> list[Node]:
@@ -334,6 +340,7 @@ def down(names: Iterable[str] = (), *, everything: bool = False, log: Log = prin
 
 def _take_away(names: Sequence[str], log: Log) -> None:
     nodes.remove(names)
+    nodes.release_emulation(log=log)
     if nodes.load_nodes():
         _write_files(log)
     elif shutil.which("podman"):
@@ -364,7 +371,7 @@ def _reset(node: Node, log: Log) -> Node:
     log(f"resetting {node.name}")
     image, info = image_of(node.variant, log)
     with machine.lock("state", log=log):
-        url = network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+        url = _serve(replace(node, image=image), log)
         nodes.remove([node.name])
         fresh = replace(node, image=image, host_keys=(), maker=os.getpid())
         nodes.save(fresh)

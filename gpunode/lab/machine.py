@@ -113,9 +113,9 @@ def _refuse_full_disk(nodes: int) -> None:
         )
 
 
-def install_missing_packages(log: Log) -> None:
+def install_missing_packages(log: Log, *more: str) -> None:
     """Install by apt what the lab needs and this machine lacks, saying so first."""
-    missing = [name for name in PACKAGES if not _installed(name)]
+    missing = [name for name in (*PACKAGES, *more) if not _installed(name)]
     if not missing:
         return
     log(f"installing with apt-get: {' '.join(missing)}")

@@ -17,9 +17,9 @@ from typing import Any
 import cattrs
 
 from gpunode.core.errors import GpunodeError
-from gpunode.lab import families, hardware, machine
+from gpunode.lab import emulation, families, hardware, machine
 from gpunode.lab.images import ENGINES, RELEASES, Variant
-from gpunode.lab.machine import podman
+from gpunode.lab.machine import Log, podman
 from gpunode.lab.network import LABEL, address_of, network_name
 from gpunode.lab.packages import RepositorySource
 
@@ -76,6 +76,12 @@ def load_nodes() -> list[Node]:
     return sorted(nodes, key=lambda node: (node.lab, len(node.name), node.name))
 
 
+def release_emulation(*, log: Log) -> None:
+    """Without a node that needs it this machine emulates nothing."""
+    if not any(RELEASES[node.distro].arch != "amd64" for node in load_nodes()):
+        emulation.release(log=log)
+
+
 def save(node: Node) -> None:
     machine.write(node.directory / "node.json", json.dumps(dataclasses.asdict(node), indent=2) + "\n")
 
@@ -93,6 +99,8 @@ def prepare(node: Node, own: Sequence[RepositorySource], url: str, repository: P
     machine.write(seed / "root/.ssh/authorized_keys", public_key)
     machine.write(seed / "home/admin/.ssh/authorized_keys", public_key)
     family = RELEASES[node.distro].family
+    if RELEASES[node.distro].arch != "amd64":
+        emulation.register()
     if family:
         some = families.seed(family, own, url, (repository / own[0].key).read_text())
         for name, text in some.items():

@@ -6,8 +6,8 @@ import json
 import re
 import shutil
 import tomllib
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import Deb, SigningKey
 from gpunode.lab.packages_runfile import write_runfiles
-from gpunode.lab.packages_table import Row, digest_of, files_of, fill, rows, texts_in
+from gpunode.lab.packages_table import ARCHITECTURES, Row, digest_of, files_of, fill, rows, texts_in
 from gpunode.lab.packages_ubuntu import CODENAMES, ubuntu_rows
 
 ORIGINS = {
@@ -29,7 +29,7 @@ ORIGINS = {
 
 @dataclass(frozen=True, kw_only=True)
 class RepositorySource:
-    """One repository: `path` and `key` are relative to the directory, `distro` "" serves all of them."""
+    """One repository: `path` and `key` are relative to the directory, `distro` "" serves all of amd64."""
 
     name: str
     distro: str
@@ -53,7 +53,7 @@ class RepositoryInfo:
         return tuple(self.directory / name for name in self.base[distro])
 
 
-def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str], None] = print) -> RepositoryInfo:
+def build_repository(directory: Path, *, log: Callable[[str], None] = print) -> RepositoryInfo:
     """Build all repositories in `directory`; at once done when it already holds what would be built.
 
     Needs gpg.  The keys are made for this build, and their secret halves thrown away.  Raises GpunodeError.
@@ -63,7 +63,7 @@ def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str
         tables = [path.read_bytes() for path in sorted(lab.glob("packages*.toml"))]
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
         ubuntu = texts_in(lab / "ubuntu")
-        digest = digest_of(arch, texts | ubuntu, *tables, *code)
+        digest = digest_of("", texts | ubuntu, *tables, *code)
     stamp = directory / "built.json"
     if stamp.exists() and (built := json.loads(stamp.read_text()))["digest"] == digest:
         return load(directory, built)
@@ -73,7 +73,7 @@ def build_repository(directory: Path, *, arch: str = "amd64", log: Callable[[str
     contents = tomllib.loads(ubuntu["contents.toml"].decode())
     for version in CODENAMES:
         found += ubuntu_rows(version, ubuntu[f"{version}.packages"].decode(), contents)
-    sources, base = _write_all(directory, found, texts, arch)
+    sources, base = _write_all(directory, found, texts)
     write_runfiles(directory, texts)
     built = {"digest": digest, "sources": [asdict(source) for source in sources], "base": base}
     stamp.write_text(json.dumps(built, indent=1))
@@ -134,10 +134,18 @@ class _Place:
     """Where one source's packages for one distribution go: the paths of NVIDIA's and Debian's own servers."""
 
     name: str
-    distro: str  # "" serves all
+    distro: str  # "" serves all of amd64
     path: str
     suite: str = "/"  # a flat repository
     components: tuple[str, ...] = ()
+    arch: str = "amd64"
+
+    def rows(self, found: Iterable[Row]) -> list[Row]:
+        """The rows of its packages, with the values of its architecture."""
+        distros = (self.distro,) if self.name == "kernels" else (self.distro, self.distro.partition("+")[0])
+        values = ARCHITECTURES[self.arch]
+        mine = (row for row in found if row.source == self.name and any(row.is_for(distro) for distro in distros))
+        return [replace(row, values={**row.values, **values}) for row in mine]
 
 
 NON_FREE = ("contrib", "non-free", "non-free-firmware")
@@ -145,6 +153,14 @@ PLACES = (
     _Place(name="nvidia-cuda", distro="debian:12", path="cuda/repos/debian12/x86_64"),
     _Place(name="nvidia-cuda", distro="debian:13", path="cuda/repos/debian13/x86_64"),
     _Place(name="nvidia-container-toolkit", distro="", path="libnvidia-container/stable/deb/amd64"),
+    _Place(name="nvidia-cuda", distro="debian:12+arm64", path="cuda/repos/debian12/sbsa", arch="arm64"),
+    _Place(
+        name="nvidia-container-toolkit",
+        distro="debian:12+arm64",
+        path="libnvidia-container/stable/deb/arm64",
+        arch="arm64",
+    ),
+    _Place(name="kernels", distro="debian:12+arm64", path="kernels/debian12-arm64", arch="arm64"),
     _Place(name="kernels", distro="debian:12", path="kernels/debian12"),
     _Place(name="kernels", distro="debian:13", path="kernels/debian13"),
     _Place(name="non-free", distro="debian:12", path="debian", suite="bookworm", components=NON_FREE),
@@ -169,7 +185,7 @@ PLACES = (
 
 
 def _write_all(
-    directory: Path, found: list[Row], texts: Mapping[str, bytes], arch: str
+    directory: Path, found: list[Row], texts: Mapping[str, bytes]
 ) -> tuple[list[RepositorySource], dict[str, list[str]]]:
     sources, base = [], {}
     keys: dict[str, SigningKey] = {}
@@ -178,11 +194,12 @@ def _write_all(
             keys[name] = packages_deb.make_key(Path(home), f"gpunode lab stand-in for {name}")
         packages_deb.public_keys(directory / "keys", keys)
         for place in PLACES:
-            chosen = [row for row in found if row.source == place.name and row.is_for(place.distro)]
-            debs = [_deb(row, texts, arch) for row in chosen]
+            chosen = place.rows(found)
+            debs = [_deb(row, texts, place.arch) for row in chosen]
             key = keys[place.name]
-            _write_place(directory / place.path, place, chosen, debs, key, arch)
-            source = RepositorySource(**asdict(place), key=f"keys/{place.name}.asc", fingerprint=key.fingerprint)
+            _write_place(directory / place.path, place, chosen, debs, key)
+            stated = {name: value for name, value in asdict(place).items() if name != "arch"}
+            source = RepositorySource(**stated, key=f"keys/{place.name}.asc", fingerprint=key.fingerprint)
             sources.append(source)
             if place.name == "kernels":
                 base[place.distro] = [f"{place.path}/{file}" for file in _base(chosen, debs)]
@@ -190,17 +207,17 @@ def _write_all(
     return sources, base
 
 
-def _write_place(folder: Path, place: _Place, chosen: list[Row], debs: list[Deb], key: SigningKey, arch: str) -> None:
+def _write_place(folder: Path, place: _Place, chosen: list[Row], debs: list[Deb], key: SigningKey) -> None:
     origin = ORIGINS[place.name]
     if not place.components:
-        packages_deb.write_flat_repository(folder, debs, origin=origin, key=key, arch=arch)
+        packages_deb.write_flat_repository(folder, debs, origin=origin, key=key, arch=place.arch)
         return
     pairs = list(zip(chosen, debs, strict=True))
     components = {
         name: [deb for row, deb in pairs if row.package.get("component", "non-free") == name]
         for name in place.components
     }
-    packages_deb.write_suite(folder, place.suite, components, origin=origin, key=key, arch=arch)
+    packages_deb.write_suite(folder, place.suite, components, origin=origin, key=key, arch=place.arch)
 
 
 def _base(found: list[Row], debs: list[Deb]) -> list[str]:
@@ -210,6 +227,6 @@ def _base(found: list[Row], debs: list[Deb]) -> list[str]:
         "initramfs-tools",
         r"linux-modules-\d.*",
         r"linux-image-(\{release\}|\d.*)",
-        "linux-image-(amd64|virtual)",
+        r"linux-image-(\{arch\}|virtual)",
     )
     return [file for pattern in wanted for name, file in firsts if re.fullmatch(pattern, name)]

@@ -5,12 +5,13 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-SHT_PROGBITS, SHT_STRTAB, SHF_ALLOC, ET_REL, EM_X86_64 = 1, 3, 2, 1, 62
+SHT_PROGBITS, SHT_STRTAB, SHF_ALLOC, ET_REL = 1, 3, 2, 1
+MACHINES = {"x86_64": 62, "aarch64": 183}  # EM_X86_64, EM_AARCH64
 _SECTION = "<IIQQQQIIQQ"
 
 
-def module_elf(info: Sequence[str]) -> bytes:
-    """The bytes of a relocatable x86_64 ELF object whose section .modinfo holds `info` (`version=580.95.05`, …).
+def module_elf(info: Sequence[str], machine: str = "x86_64") -> bytes:
+    """The bytes of a relocatable ELF object for that machine; its section .modinfo holds `info`: `version=580.95.05`, …
 
     modinfo, depmod and modprobe read it as they read a real module; no kernel would load it (System V ABI, chapter 4).
     """
@@ -31,5 +32,5 @@ def module_elf(info: Sequence[str]) -> bytes:
         for name, kind, flags, offset, size in sections
     )
     ident = b"\x7fELF" + bytes([2, 1, 1]) + bytes(9)
-    fields = (ET_REL, EM_X86_64, 1, 0, 0, start + len(body) + len(padding), 0, 64, 0, 0, 64, len(sections), 3)
+    fields = (ET_REL, MACHINES[machine], 1, 0, 0, start + len(body) + len(padding), 0, 64, 0, 0, 64, len(sections), 3)
     return ident + struct.pack("<HHIQQQIHHHHHH", *fields) + body + padding + table

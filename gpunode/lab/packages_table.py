@@ -12,6 +12,11 @@ from gpunode.lab.packages_deb import File
 from gpunode.lab.packages_elf import module_elf
 
 LIBRARIES = "usr/lib/x86_64-linux-gnu"
+# The values of rows that differ by architecture, by Debian's name of it; `target` is CUDA's.
+ARCHITECTURES = {
+    "amd64": {"arch": "amd64", "machine": "x86_64", "target": "x86_64-linux"},
+    "arm64": {"arch": "arm64", "machine": "aarch64", "target": "sbsa-linux"},
+}
 
 
 def texts_in(folder: Path) -> dict[str, bytes]:
@@ -57,7 +62,8 @@ def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
             having = tuple(version.get("distros", (group["distro"],) if "distro" in group else ()))
             if distro and having and distro not in having:
                 continue
-            values = {**more, **{name: value for name, value in version.items() if name != "distros"}}
+            own = {name: value for name, value in version.items() if name != "distros"}
+            values = {**ARCHITECTURES["amd64"], **more, **own}
             for package in packages:
                 if distro not in package.get("distros", (distro,)):
                     continue
@@ -77,6 +83,8 @@ def rows(table: Mapping[str, Any], distro: str = "") -> Iterator[Row]:
 
 def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mapping[str, bytes]) -> dict[str, File]:
     """The files of a package by path without leading slash: texts, links, libraries and kernel modules."""
+    machine = values.get("machine", "x86_64")
+    libraries = LIBRARIES.replace("x86_64", machine)
     found = {f"usr/share/doc/{package['name'].format(**values)}/README": File(data=b"A stand-in of the gpunode lab.\n")}
     for path, text in package.get("files", {}).items():
         data = fill(texts[text.format(**values)], values)
@@ -85,12 +93,14 @@ def files_of(package: Mapping[str, Any], values: Mapping[str, str], texts: Mappi
         found[path.format(**values)] = File(target=target.format(**values))
     for soname in package.get("libraries", ()):
         library = f"{soname.partition('.so.')[0]}.so.{values['version']}"
-        found[f"{LIBRARIES}/{library}"] = File(data=module_elf([f"description=gpunode lab stand-in {library}"]))
-        found[f"{LIBRARIES}/{soname}"] = File(target=library)
+        data = module_elf([f"description=gpunode lab stand-in {library}"], machine)
+        found[f"{libraries}/{library}"] = File(data=data)
+        found[f"{libraries}/{soname}"] = File(target=library)
     for path, flavour in package.get("drivers", {}).items():
         found |= driver_modules(path.format(**values), values, flavour)
     for module in package.get("modules", ()):
-        found[f"usr/lib/modules/{values['release']}/kernel/{module}.ko"] = File(data=_module(module, values["release"]))
+        data = _module(module, values["release"], machine)
+        found[f"usr/lib/modules/{values['release']}/kernel/{module}.ko"] = File(data=data)
     return found
 
 
@@ -104,7 +114,7 @@ def driver_modules(folder: str, values: Mapping[str, str], flavour: str) -> dict
         info = [*(gpus if name == "nvidia" else ()), f"version={values['version']}", f"license={flavour}"]
         info += [f"depends={needed}", *([f"softdep=pre: {needed.replace(',', ' ')}"] if needed else [])]
         info += [f"name={name}", f"vermagic={values['release']} SMP preempt mod_unload modversions "]
-        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info))
+        found[f"{folder}/{name.replace('_', '-')}.ko"] = File(data=module_elf(info, values.get("machine", "x86_64")))
     return found
 
 
@@ -115,7 +125,7 @@ def fill(text: bytes, values: Mapping[str, str]) -> bytes:
     return text
 
 
-def _module(path: str, release: str) -> bytes:
+def _module(path: str, release: str, machine: str) -> bytes:
     name = path.rpartition("/")[2]
     aliases = {"nouveau": ["alias=pci:v000010DEd*sv*sd*bc03sc*i*"]}.get(name, [])
     needs = {"nouveau": "drm", "br_netfilter": "bridge"}.get(name, "")
@@ -131,5 +141,6 @@ def _module(path: str, release: str) -> bytes:
             "intree=Y",
             f"name={name}",
             f"vermagic={release} SMP preempt mod_unload modversions ",
-        ]
+        ],
+        machine,
     )

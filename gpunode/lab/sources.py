@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from gpunode.lab import families, images, machine, packages
+from gpunode.lab import emulation, families, images, machine, nodes, packages
 from gpunode.lab.images import Variant
 from gpunode.lab.machine import Log
 from gpunode.lab.packages import RepositoryInfo, RepositorySource
@@ -13,16 +13,23 @@ from gpunode.lab.packages import RepositoryInfo, RepositorySource
 
 def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
     """The image of such nodes and the package repository, both made when they are missing."""
+    arch = images.RELEASES[variant.distro].arch
     with machine.lock("repository", log=log):
-        machine.install_missing_packages(log)
+        machine.install_missing_packages(log, *(() if arch == "amd64" else (emulation.PACKAGE,)))
         machine.raise_inotify_limit(log)
         info = packages.build_repository(machine.places().repository, log=log)
         family = images.RELEASES[variant.distro].family
         if family:
             folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
             info = families.build(variant.distro, family, folder, images.ensure_tree(variant, log=log), log=log)
-    debs = () if variant.real_driver else info.base_packages(images.plain(variant.distro))
-    return images.ensure_image(variant, debs, log=log), info
+    debs = () if variant.real_driver else info.base_packages(images.served(variant.distro))
+    if arch == "amd64":
+        return images.ensure_image(variant, debs, log=log), info
+    emulation.register(log=log)
+    try:
+        return images.ensure_image(variant, debs, log=log), info
+    finally:
+        nodes.release_emulation(log=log)
 
 
 def image_name(
@@ -42,7 +49,7 @@ def image_name(
 def own_sources(info: RepositoryInfo, distro: str) -> list[RepositorySource]:
     """What a node of that distro has among its sources from the start."""
     names = ("kernels", "builder", "restricted", *(("non-free",) if images.RELEASES[distro].non_free else ()))
-    return [s for s in info.sources if s.name in names and s.distro in ("", images.plain(distro))]
+    return [s for s in info.sources if s.name in names and _serves(s, distro)]
 
 
 def spec_sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[str, str]]:
@@ -50,6 +57,10 @@ def spec_sources(info: RepositoryInfo, distro: str, url: str) -> dict[str, dict[
     return {
         source.name: {"url": f"{url}/{source.path}", "key": f"{url}/{source.key}", "fingerprint": source.fingerprint}
         for source in info.sources
-        if source.name not in ("kernels", "non-free", "restricted", "builder", "epel")
-        and source.distro in ("", images.plain(distro))
+        if source.name not in ("kernels", "non-free", "restricted", "builder", "epel") and _serves(source, distro)
     }
+
+
+def _serves(source: RepositorySource, distro: str) -> bool:
+    """Whether a node of that distro takes packages from there; what has no distro serves all of amd64."""
+    return source.distro == images.served(distro) or (not source.distro and images.RELEASES[distro].arch == "amd64")

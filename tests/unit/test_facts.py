@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -217,6 +218,13 @@ def test_wsl_and_containers_are_distinguished(name: str, virtualization: str, co
 
 def test_a_jetson_is_known_by_its_device_tree() -> None:
     assert facts_of("jetson-orin").tegra.startswith("NVIDIA Jetson Orin Nano")
+
+
+def test_an_igx_is_a_tegra_board_also_with_a_graphics_card() -> None:
+    text = text_of("jetson-orin")
+    text = re.sub(r"^\| compatible .*$", "| compatible nvidia,p3740-0002+p3701-0008 nvidia,tegra234", text, flags=re.M)
+    text = re.sub(r"^\| model .*$", "| model NVIDIA IGX Orin Development Kit", text, flags=re.M)
+    assert parse_probe(text).tegra == "NVIDIA IGX Orin Development Kit"
 
 
 def sections(**content: str) -> str:

@@ -7,6 +7,7 @@ import tomllib
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,7 +15,7 @@ from gpunode.core.model import Kernel, PackageWant
 from gpunode.core.solve import SolveRequest, solve
 from gpunode.core.spec import CudaSpec, DriverSpec
 from gpunode.edge.load import load_knowledge
-from gpunode.lab import packages_ubuntu
+from gpunode.lab import images, packages_ubuntu
 from gpunode.lab.images import COMMON, RELEASES
 from gpunode.lab.packages import PLACES
 from gpunode.lab.packages_table import Row, files_of, rows, texts_in
@@ -33,11 +34,10 @@ def repositories() -> dict[tuple[str, str], list[Row]]:
     """The rows of each stub repository of NVIDIA by its distribution and source."""
     found: dict[tuple[str, str], list[Row]] = defaultdict(list)
     apt = [row for path in sorted(LAB.glob("packages*.toml")) for row in rows(table(path.name))]
-    distros = sorted({place.distro for place in PLACES if place.name == "nvidia-cuda"})
-    for distro in distros:
-        for row in apt:
-            if row.is_for(distro):
-                found[distro, row.source].append(row)
+    served = {place.distro for place in PLACES if place.name == "nvidia-cuda"}
+    for place in PLACES:
+        for distro in served if not place.distro else {place.distro} & served:
+            found[distro, place.name] += place.rows(apt)
     for family in ("rhel", "sles"):
         some = table(f"families/{family}.toml")
         for distro in some["distros"]:
@@ -54,6 +54,12 @@ def numbers(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split("."))
 
 
+def request(distro: str, **wishes: Any) -> SolveRequest:
+    """What the solver is asked for such a node."""
+    plain, _, variant = distro.partition("+")
+    return SolveRequest(distro=plain, arch="aarch64" if variant == "arm64" else "x86_64", gpus=(H100,), **wishes)
+
+
 def drivers(distro: str) -> set[int]:
     return {int(row.values["branch"]) for row in STUBS[distro, "nvidia-cuda"] if "branch" in row.values}
 
@@ -64,7 +70,7 @@ def toolkits(distro: str) -> set[str]:
 
 @pytest.mark.parametrize("distro", DISTROS)
 def test_the_driver_branches_are_those_that_the_index_of_the_real_repository_has(distro: str) -> None:
-    row = KNOWLEDGE.distro(distro)
+    row = KNOWLEDGE.distro(images.plain(distro))
     assert row is not None
     oldest, newest = row.branches
     outside = {branch for branch in drivers(distro) if branch < oldest or branch > (newest or branch)}
@@ -74,7 +80,7 @@ def test_the_driver_branches_are_those_that_the_index_of_the_real_repository_has
 
 @pytest.mark.parametrize("distro", DISTROS)
 def test_the_cuda_toolkits_are_those_that_the_index_of_the_real_repository_has(distro: str) -> None:
-    row = KNOWLEDGE.distro(distro)
+    row = KNOWLEDGE.distro(images.plain(distro))
     assert row is not None
     oldest, newest = row.cuda
     held = toolkits(distro)
@@ -106,7 +112,7 @@ def lacking(distro: str, source: str, packages: Sequence[PackageWant]) -> list[P
 def test_what_the_solver_takes_of_the_driver_is_there_by_name_and_version(distro: str, flavour: str) -> None:
     for branch in sorted(drivers(distro)):
         wish = DriverSpec(branch=str(branch), flavour=flavour)
-        solution = solve(SolveRequest(distro=distro, gpus=(H100,), driver=wish), KNOWLEDGE)
+        solution = solve(request(distro, driver=wish), KNOWLEDGE)
         assert solution.driver and solution.toolkit, solution.problems
         assert solution.driver.repository == "nvidia-cuda"
         assert lacking(distro, "nvidia-cuda", solution.driver.packages) == [], f"{branch} {flavour}"
@@ -117,7 +123,7 @@ def test_what_the_solver_takes_of_the_driver_is_there_by_name_and_version(distro
 def test_what_the_solver_takes_of_cuda_is_there_by_name_and_version(distro: str) -> None:
     for version in sorted(toolkits(distro)):
         wish = CudaSpec(versions=(version,))
-        solution = solve(SolveRequest(distro=distro, gpus=(H100,), cuda=wish), KNOWLEDGE)
+        solution = solve(request(distro, cuda=wish), KNOWLEDGE)
         assert solution.cuda, solution.problems
         assert lacking(distro, "nvidia-cuda", solution.cuda.packages) == []
 
@@ -133,6 +139,19 @@ def test_every_dependency_of_a_stub_leads_to_a_stub_or_to_the_distribution(distr
         for text in row.package.get("depends", ()):
             choices = [word.split()[0] for word in text.format(**row.values).split("|")]
             assert any(c in names or FROM_DISTRIBUTION.fullmatch(c) for c in choices), f"{row.name}: {text}"
+
+
+def test_what_is_served_for_aarch64_is_made_for_it() -> None:
+    texts = texts_in(LAB / "standins/packages")
+    held = {row.name: row for source in ("nvidia-cuda", "kernels") for row in STUBS["debian:12+arm64", source]}
+    assert {"linux-image-arm64", "linux-headers-arm64", "nvidia-open"} <= held.keys()
+    assert not any("amd64" in name for name in held)
+    files = files_of(held["libcuda1"].package, held["libcuda1"].values, texts)
+    [library] = [file for path, file in files.items() if path.startswith("usr/lib/aarch64-linux-gnu/") and file.data]
+    assert library.data[18:20] == b"\xb7\x00", "e_machine: EM_AARCH64"
+    row = held["cuda-toolkit-12-8-config-common"]
+    files = files_of(row.package, row.values, texts)
+    assert files["usr/local/cuda-12.8/lib64"].target == "targets/sbsa-linux/lib"
 
 
 # ---------------------------------------------------------------- Ubuntu's own kernels and drivers

@@ -53,6 +53,16 @@ start_kernel() {
     show "$lab/sys/module" /sys/module
 }
 
+# An emulated processor, which /proc/cpuinfo does not know: containerd asks there which variant of arm64 it is.
+start_processor() {
+    [ "$(uname -m)" = aarch64 ] || return 0
+    {
+        printf 'processor\t: 0\nBogoMIPS\t: 2000.00\nFeatures\t: fp asimd aes pmull sha1 sha2 crc32 atomics cpuid\n'
+        printf 'CPU implementer\t: 0x41\nCPU architecture: 8\nCPU variant\t: 0x0\nCPU part\t: 0xd4f\nCPU revision\t: 0\n'
+    } >"$lab/cpuinfo"
+    show "$lab/cpuinfo" /proc/cpuinfo
+}
+
 # Once in a node's life: what is its own (seed/: authorized keys, repositories) and its ssh host keys.
 first_boot() {
     [ ! -e /etc/ssh/ssh_host_ed25519_key ] || return 0
@@ -74,6 +84,7 @@ load_hardware_modules() {
 
 protect_machine
 start_kernel
+start_processor
 first_boot
 load_hardware_modules
 exec /sbin/init

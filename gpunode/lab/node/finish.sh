@@ -90,7 +90,29 @@ install_standins() {
     done
 }
 
+# An emulated node: programs that this machine's own architecture runs, with the libraries they need, from its tree.
+take_native() {
+    [ -e "$build/native" ] || return 0
+    loader=/usr/lib64/ld-linux-x86-64.so.2
+    libraries=/usr/lib/x86_64-linux-gnu
+    mkdir -p "$libraries" "${loader%/*}"
+    [ -e /lib64 ] || ln -s usr/lib64 /lib64
+    cp -L "/native$libraries/${loader##*/}" "$loader"
+    while read -r program; do
+        dpkg-divert --quiet --local --rename --divert "$program.real" --add "$program"
+        cp "/native$program" "$program"
+        "$loader" --library-path "/native$libraries" --list "/native$program" |
+            sed -n 's,.* => \(/native[^ ]*\) .*,\1,p' | while read -r library; do cp -L "$library" "$libraries/"; done
+    done <"$build/native"
+    # A unit's credentials need a mount namespace of their own, which the emulator cannot make.
+    for unit in systemd-sysusers systemd-tmpfiles-setup; do
+        mkdir -p "/etc/systemd/system/$unit.service.d"
+        printf '[Service]\nLoadCredential=\n' >"/etc/systemd/system/$unit.service.d/gpunode-lab.conf"
+    done
+}
+
 remove_packages
+take_native
 mask_units
 load_modules_by_modprobe
 set_up_login

@@ -173,7 +173,12 @@ start_nvidia() {
     log "NVRM: loading NVIDIA UNIX $(banner "$flavour")  $version  Release Build"
 }
 
-banner() { [ "$1" = open ] && echo "Open Kernel Module for x86_64" || echo "x86_64 Kernel Module"; }
+banner() {
+    case $1 in
+        open) echo "Open Kernel Module for $(uname -m)" ;;
+        *) echo "$(uname -m) Kernel Module" ;;
+    esac
+}
 
 # fill_proc VERSION FLAVOUR: /proc/driver/nvidia
 fill_proc() {
