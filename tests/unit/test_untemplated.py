@@ -123,6 +123,8 @@ OTHER_WRITERS = {
     "scheduler_config.py": "kube-scheduler",
     "yamltext.py": "k3s, k0s, the kubelet",
     "__init__.py": "Kubernetes",
+    "plain.py": "Kubernetes",
+    "mig.py": "NVIDIA's MIG manager",
     "device_plugin.py": "the device plugin",
     "starter.py": "gpunode.yml",
     "sharing.py": "nvidia-mig-parted",
