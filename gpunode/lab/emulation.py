@@ -33,7 +33,7 @@ def register(*, log: Log = lambda _: None) -> None:
     """See to it that this machine runs aarch64 programs; RefusedError, with what to do, where it cannot."""
     with machine.lock("emulation", log=log):
         folder, name = _folder(), _name()
-        if (folder / name).exists():
+        if folder.is_mount() and (folder / name).exists():
             return
         if not RULE.exists():
             raise RefusedError(
@@ -42,6 +42,8 @@ def register(*, log: Log = lambda _: None) -> None:
                 fix=f"apt-get install {PACKAGE}",
             )
         _mount(folder)
+        if (folder / name).exists():  # it outlived an earlier mount, as it does where this machine has one of its own
+            return
         try:
             (folder / "register").write_text(rule_for(name, RULE.read_text()))
         except OSError as error:

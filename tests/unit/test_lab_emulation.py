@@ -57,6 +57,13 @@ def test_what_is_registered_is_not_registered_again(kernel: Path) -> None:
     assert not (kernel / "register").exists()
 
 
+def test_a_registration_that_outlived_its_mount_is_taken_over(kernel: Path) -> None:
+    kernel.mkdir(parents=True)
+    (kernel / emulation._name()).write_text("enabled\n")
+    emulation.register()
+    assert kernel.is_mount() and not (kernel / "register").exists()
+
+
 def test_nothing_stays_when_the_last_node_is_gone(kernel: Path) -> None:
     emulation.register()
     emulation.release(log=print)
