@@ -68,7 +68,12 @@ class Release:
 
 # Programs of an emulated node that this machine's own architecture runs: the emulator knows neither the system calls
 # that make a container's namespaces nor netfilter's.
-NATIVE = ("/usr/sbin/runc", "/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi")
+NATIVE = (
+    "/usr/bin/containerd-shim-runc-v2",
+    "/usr/sbin/runc",
+    "/usr/sbin/xtables-legacy-multi",
+    "/usr/sbin/xtables-nft-multi",
+)
 BUILD = ("fakeroot", "gcc", "gnupg", "make", "zstd")
 RPM = ("createrepo-c", "rpm", *BUILD)
 ROCKY = Release(codename="bookworm", family="rhel", packages=("dnf", "dnf-plugins-core", "dkms", *RPM))

@@ -99,6 +99,7 @@ take_native() {
     [ -e /lib64 ] || ln -s usr/lib64 /lib64
     cp -L "/native$libraries/${loader##*/}" "$loader"
     while read -r program; do
+        [ -e "$program" ] || continue
         dpkg-divert --quiet --local --rename --divert "$program.real" --add "$program"
         cp "/native$program" "$program"
         "$loader" --library-path "/native$libraries" --list "/native$program" |
