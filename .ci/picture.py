@@ -1,6 +1,6 @@
 """Terminal output of .ci/demo.sh → an SVG for the README: `picture.py OUTPUT SVG`.
 
-The text is the demo's own, shortened: some lines of each command's output, and long lines end with a whole phrase.
+The text is the demo's own, shortened: some lines of each command's output, and long lines are broken between words.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ KEPT = {
     "verify": r"demo-1: ok|  ok +(driver.smi|docker.gpus-all) ",
 }
 COMMAND = "bold #7ee787"  # read on the picture's own dark background, whatever the page has around it
+INDENT = " " * 8
 FOLDER = re.compile(r"\S*/lab/labs/demo/")
 
 
@@ -43,13 +44,12 @@ def shortened(lines: list[str]) -> list[str]:
     return [lines[1], *(line for line in lines[2:] if re.match(KEPT.get(verb, ""), Text.from_ansi(line).plain))]
 
 
-def fitted(text: Text) -> Text:
-    """The line, or as many of its phrases as there is room for."""
+def fitted(text: Text, console: Console) -> list[Text]:
+    """The line, broken between words where it is too long."""
     if text.cell_len <= WIDTH:
-        return text
-    ends = [end.start() for end in re.finditer(r" · |, | \(|; ", text.plain) if end.start() <= WIDTH - 2]
-    text.truncate(max(ends, default=WIDTH - 2))
-    return text.append(" …")
+        return [text]
+    first, *rest = text.wrap(console, WIDTH - len(INDENT))
+    return [first, *(Text(INDENT).append_text(part) for part in rest)]
 
 
 def main(output: str, svg: str) -> None:
@@ -59,7 +59,8 @@ def main(output: str, svg: str) -> None:
             text = Text.from_ansi(line)
             if text.plain.startswith("$ "):
                 text = Text(text.plain, style=COMMAND)
-            console.print(fitted(text), soft_wrap=True)
+            for part_of_line in fitted(text, console):
+                console.print(part_of_line, soft_wrap=True)
     console.print()  # room below the last line
     console.save_svg(svg, title="make demo")
 

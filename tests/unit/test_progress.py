@@ -161,7 +161,7 @@ def test_without_a_terminal_a_silent_run_of_many_hosts_says_its_counts(monkeypat
     with fleet("text", {f"gpu{n}": ["Load it"] for n in range(100)}) as callbacks:
         callbacks.event(Event(host="gpu1", kind="started", role="driver", task="Load it"))
         assert enough.wait(30)
-    assert printed[-1] == "0 of 100 done, 0 failed, 1 running (0s)"
+    assert "0 of 100 done, 0 failed, 1 running (0s)" in printed
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])

@@ -34,13 +34,16 @@ log_of() {
 
 # ---------------------------------------------------------------- driver, CUDA, toolkit, DCGM
 
+# gpus_text: «the GPU», «all 8 GPUs»
+gpus_text() { if [ "$gpus" = 1 ]; then echo "the GPU"; else echo "all $gpus GPUs"; fi; }
+
 driver_check() {
   [ "$gpus" -gt 0 ] || return 0
   have nvidia-smi || { check driver.smi failed "nvidia-smi is not installed" "gpunode provision"; return; }
   out=$(bounded 60 nvidia-smi -L) || { check driver.smi failed "nvidia-smi fails: $(last_line "$out")" "dmesg on the node shows NVRM and Xid lines"; return; }
   seen=$(printf '%s\n' "$out" | grep -c '^GPU ')
   if [ "$seen" = "$gpus" ]; then
-    check driver.smi passed "nvidia-smi sees the $gpus GPUs that are on PCI"
+    check driver.smi passed "nvidia-smi sees $(gpus_text) on PCI"
   else
     check driver.smi failed "nvidia-smi sees $seen GPUs, and PCI has $gpus" "see dmesg for NVRM and Xid lines; reseat or replace a GPU that fell off the bus"
   fi
@@ -116,7 +119,7 @@ judge() {
   inside=$(printf '%s\n' "$2" | grep -c '^GPU ')
   if [ "$gpus" -eq 0 ] || { [ "${4:-}" = runc ] && [ "$inside" = 0 ]; }; then return 0; fi
   if [ "$inside" = "$gpus" ]; then
-    check "$1.gpus" passed "the container sees $gpus GPUs"
+    check "$1.gpus" passed "the container sees $(gpus_text)"
   elif [ "$inside" = 0 ]; then
     check "$1.gpus" not-proven "the container sees neither nvidia-smi nor /dev/nvidia0" "NVIDIA's runtime puts them there; is it the real one?"
   else
