@@ -129,8 +129,10 @@ def plan(
     return worst_exit(h.outcome for h in hosts)
 
 
-def show_plans(hosts: list[HostPlan], detail: Detail) -> list[HostPlan]:
+def show_plans(hosts: list[HostPlan], detail: Detail, *, converged: bool = True) -> list[HostPlan]:
     """Plans on stdout, each class of hosts once; hosts in error on stderr, of many among the plans, by cause.
+
+    Without `converged` those with nothing to do are left to the results, which name their warnings, too.
 
     Returns the hosts; one whose plan cannot be shown is in error, since nobody could read it.
     """
@@ -152,6 +154,8 @@ def show_plans(hosts: list[HostPlan], detail: Detail) -> list[HostPlan]:
             return hosts
     broken: dict[str, GpunodeError] = {h.host: h.error for h in hosts if h.error}
     for alike in plan_classes(plans, versions):
+        if not converged and not any(plan.steps or plan.problems for plan in alike):
+            continue
         chosen = versions.get(alike[0].host, "")
         text = isolated("", partial(class_text, alike, chosen=chosen, detail=detail))
         if not isinstance(text, GpunodeError):

@@ -114,7 +114,7 @@ def provision(
     if reviewed:
         reviewed.check(hosts)
     if output_format == "text":
-        hosts = show_plans(hosts, detail)
+        hosts = show_plans(hosts, detail, converged=False)
     if targets.local and not any(h.planned and (h.planned.facts.gpus or h.planned.spec.image.gpus) for h in hosts):
         echo("This machine has no NVIDIA GPU. A throw-away node that has one: gpunode provision --lab", err=True)
     if any(h.plan and h.plan.steps for h in hosts) and not (yes or check):

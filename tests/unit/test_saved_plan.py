@@ -188,6 +188,15 @@ def test_a_plan_that_nothing_has_happened_to_runs_with_the_playbook_that_was_rev
     assert site.playbooks == [(site.review / "playbook.yml").read_text()]
 
 
+def test_a_host_with_nothing_to_do_is_named_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site(tmp_path, monkeypatch)
+    site.kind = "converged"
+    shown = site.gpunode("provision", "-i", str(site.inventory), "--yes").output
+    named = [line for line in shown.splitlines() if "gpu1" in line and "nothing to do" in line]
+    assert len(named) == 1 and named[0].startswith("gpu1: ok: nothing to do"), shown
+    assert "gpu1, gpu2: nothing to do" in site.gpunode("plan", "-i", str(site.inventory)).output
+
+
 def test_the_folder_is_read_once_so_what_changes_while_the_question_waits_does_not_count(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
