@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_provision import TREE, Node, failed, make_it_so
+from test_provision import Node, make_it_so
 
 from gpunode.lab import emulation, labs
 
@@ -30,18 +30,21 @@ def test_a_node_is_an_aarch64_to_all_that_asks(node: Node) -> None:
     assert host["facts"]["arch"] == "aarch64"
 
 
-def test_from_nvidias_repository_for_servers_to_proven_pods_and_back(node: Node) -> None:
+def test_from_nvidias_repository_for_servers_to_proven_pods_and_back(node: Node, run_gpunode: Any) -> None:
     before = node.sh(PACKAGES)
     make_it_so(node, {"driver.smi", "containerd.binary", "containerd.cri-nvidia", "cuda.nvcc-12.8"})
     sources = node.sh("cat /etc/apt/sources.list.d/*nvidia*")
     assert "/debian12/sbsa" in sources and "stable/deb/arm64" in sources and "x86_64" not in sources
     assert "aarch64" in node.sh("cat /proc/driver/nvidia/version")
     assert "aarch64" in node.sh("file=$(modinfo -n nvidia); od -An -tx1 -j18 -N2 $file | grep -q 'b7 00' && uname -m")
-    undone = node.json("uninstall", "--yes")
-    assert not failed(undone)
+    undone = run_gpunode("uninstall", "-i", node.lab.inventory, "--yes", "--format", "json")
+    [host] = json.loads(undone.stdout)["hosts"]
+    assert host["changed"]
     left = set(node.sh(PACKAGES).splitlines()) - set(before.splitlines())
     assert not [line for line in left if "nvidia" in line or "cuda" in line]
-    assert "nvidia" not in node.sh(f"{TREE} | cut -d ' ' -f 1 | grep -v /var/lib/gpunode || true")
+    assert "nvidia" not in node.sh(
+        "cat /proc/modules; ls /etc/apt/sources.list.d /etc/containerd/conf.d 2>/dev/null || true"
+    )
 
 
 def test_with_the_last_node_the_emulation_ends(node: Node) -> None:
