@@ -68,17 +68,27 @@ def lab() -> None:
 @click.argument("count", default=1, type=click.IntRange(1, 20), metavar="[N]")
 @options(_DISTRO, *_SHAPE, *_HARDWARE)
 @click.option("--name", default="gpunode", show_default=True, metavar="PREFIX", help="Nodes are called PREFIX-1 …")
+@click.option(
+    "--kubernetes",
+    default="",
+    metavar="DIR|VERSION",
+    help="The nodes are a cluster: a folder with the programs of Kubernetes and etcd, or a version to fetch (1.36).",
+)
 @format_option("text", "json")
-def up(count: int, name: str, gpus: tuple[str, ...], nouveau: bool, output_format: str, **shape: Any) -> None:
+def up(
+    count: int, name: str, gpus: tuple[str, ...], nouveau: bool, kubernetes: str, output_format: str, **shape: Any
+) -> None:
     """See to it that N nodes are up; those that are already stay as they are."""
     from gpunode.lab import up as lab_up
 
-    made = lab_up(count, name=name, gpus=gpus, nouveau=nouveau, log=_log, **_shape(**shape))
+    made = lab_up(count, name=name, gpus=gpus, nouveau=nouveau, kubernetes=kubernetes, log=_log, **_shape(**shape))
     if output_format == "json":
         print_json(_lab_data(made))
         return
     _print_nodes(made.nodes)
     echo(f"\ninventory: {made.inventory}\nspec:      {made.spec}")
+    if kubernetes:
+        echo(f"kubectl:   export KUBECONFIG={made.kubeconfig}")
     echo(f"try next:  gpunode plan -i {made.inventory} -c {made.spec}")
 
 
@@ -194,18 +204,20 @@ def _node_data(node: Node) -> dict[str, Any]:
         "engines": list(node.engines),
         "python": node.python,
         "gpus": list(node.gpus),
+        "kubernetes": "control plane" if node.control else "node" if node.kubernetes else "",
     }
 
 
 def _lab_data(made: Lab) -> dict[str, Any]:
-    files = {name: str(getattr(made, name)) for name in ("inventory", "spec", "ssh_config", "known_hosts")}
+    names = ["inventory", "spec", "ssh_config", "known_hosts", *(["kubeconfig"] if made.kubeconfig.exists() else [])]
+    files = {name: str(getattr(made, name)) for name in names}
     return {"lab": made.name, "nodes": [_node_data(node) for node in made.nodes], **files}
 
 
 def _print_nodes(nodes: Any, states: dict[str, str] | None = None) -> None:
     for node in nodes:
-        engines = ",".join(node.engines) or "no engines"
-        gpus = ",".join(node.gpus) or "no GPU"
+        engines = "control plane" if node.control else ",".join(node.engines) or "no engines"
+        gpus = "of Kubernetes" if node.control else ",".join(node.gpus) or "no GPU"
         state = f"  {states.get(node.name, 'missing')}" if states is not None else ""
         echo(f"{node.name:<16}{node.address:<16}{node.distro:<17}{engines:<19}{gpus}{state}")
 

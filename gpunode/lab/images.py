@@ -40,6 +40,7 @@ COMMON = (
     "systemd",
     "systemd-sysv",
 )
+KUBERNETES = ("conntrack", "containernetworking-plugins", "ethtool", "socat")  # what a kubelet and pods need besides
 PURGE = {
     "docker": ("docker.io", "docker-cli"),
     "containerd": ("containerd", "runc"),
@@ -129,12 +130,14 @@ class Variant:
     """What kind of node: distro (one of RELEASES), the engines it has, whether it has a python3.
 
     `real_driver`: Debian's non-free repositories and a real kernel package instead of the stand-ins.
+    `kubernetes`: with what a kubelet needs of the distribution, and with containerd.
     """
 
     distro: str = "debian:12"
     engines: tuple[str, ...] = ENGINES
     python: bool = True
     real_driver: bool = False
+    kubernetes: bool = False
 
     def __post_init__(self) -> None:
         if self.distro not in RELEASES:
@@ -142,6 +145,10 @@ class Variant:
         release = RELEASES[self.distro]
         if self.real_driver and (release.family or release.vendor != "debian" or release.arch != "amd64"):
             raise InputError(f"the real driver on {self.distro}", expected="a Debian of amd64: these are its packages")
+        if self.kubernetes and (release.family or release.arch != "amd64"):
+            raise InputError(f"a cluster of {self.distro} nodes", expected="a Debian or an Ubuntu of amd64")
+        if self.kubernetes and "containerd" not in self.engines:
+            raise InputError("a cluster of nodes without containerd", expected="--engines with containerd")
         unknown = [name for name in self.engines if name not in ENGINES]
         if unknown:
             raise InputError(f"engine {unknown[0]!r}", expected=f"none, or some of {', '.join(ENGINES)}")
@@ -161,6 +168,7 @@ class Variant:
         parts += ["no-docker"] if self.engines == ("containerd",) else ["no-engines"] if not self.engines else []
         parts += [] if self.python else ["no-python"]
         parts += ["real-driver"] if self.real_driver else []
+        parts += ["kubernetes"] if self.kubernetes else []
         return "-".join(parts)
 
 
@@ -224,11 +232,13 @@ def _suites(variant: Variant, archive: machine.Archive) -> list[tuple[str, str, 
 
 def _packages(variant: Variant) -> list[str]:
     kernel = ["linux-image-amd64"] if variant.real_driver else []
-    return [*COMMON, *RELEASES[variant.distro].packages, *kernel]
+    kubernetes = KUBERNETES if variant.kubernetes else ()
+    return [*COMMON, *RELEASES[variant.distro].packages, *kernel, *kubernetes]
 
 
 def _base_tag(variant: Variant, archive: machine.Archive) -> str:
     name = f"{_words(_tree_of(variant.distro))}-base" + ("-real-driver" if variant.real_driver else "")
+    name += "-kubernetes" if variant.kubernetes else ""
     borrowed = RELEASES[variant.distro].borrowed
     arch = RELEASES[variant.distro].arch
     other = () if arch == "amd64" else (arch,)

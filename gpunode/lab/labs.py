@@ -17,6 +17,7 @@ from typing import Any, TypedDict, Unpack
 
 from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser
 from gpunode.lab import files, hardware, images, machine, network, nodes
+from gpunode.lab.kubernetes import cluster
 from gpunode.lab.machine import Log
 from gpunode.lab.nodes import Node
 from gpunode.lab.packages import RepositoryInfo
@@ -51,6 +52,11 @@ class Lab:
     def spec(self) -> Path:
         return self.directory / "gpunode.yml"
 
+    @property
+    def kubeconfig(self) -> Path:
+        """The administrator's, of a lab with Kubernetes."""
+        return self.directory / "kubeconfig"
+
     def run(self, node: Node | str, command: str, *, stdin: str = "") -> subprocess.CompletedProcess[str]:
         """Run a shell command on a node as root, over ssh."""
         name = node if isinstance(node, str) else node.name
@@ -77,7 +83,8 @@ class Lab:
 class Shape(TypedDict, total=False):
     """What a node is like; what is not given is a Debian 12 with Python, containerd, Docker and one H100.
 
-    `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`.
+    `gpus` are words such as `h100` or `10de:2204`, one per GPU; `engines` some of `containerd` and `docker`;
+    `kubernetes` a folder with its programs or a version: the nodes are a cluster then.
     """
 
     distro: str
@@ -86,6 +93,7 @@ class Shape(TypedDict, total=False):
     engines: Sequence[str]
     python: bool
     real_driver: bool
+    kubernetes: str
 
 
 def up(
@@ -103,6 +111,8 @@ def up(
     request = _request(name, **shape)
     _check(request, count)
     machine.refuse_unfit_machine(nodes=count)
+    if request.kubernetes:
+        request = replace(request, kubernetes=str(cluster.programs(request.kubernetes, log=log)))
     with _all_or_nothing(name, log):
         image, info = image_of(request.variant, log)
         return _up(replace(request, image=image), count, info, log)
@@ -173,10 +183,17 @@ def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
         url = _serve(asked, log)
         _ensure_key()
         sources = {} if asked.real_driver else spec_sources(info, asked.distro, url)
+        control = _reserve_control(asked) if asked.kubernetes else None
         new = _reserve(replace(asked, sources=sources), count)
+    if control:
+        log(f"starting the control plane of Kubernetes: {control.name}")
+        nodes.save(cluster.start_control_plane(control, own_sources(info, control.distro), url))
     if new:
         log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
+    machine.weigh(len(nodes.load_nodes()))
     _make_all(new, info, url)
+    if asked.kubernetes and new:
+        cluster.connect(_ready(asked.lab))
     with machine.lock("state", log=log):
         _write_files(log)
     return load_lab(asked.name)
@@ -186,6 +203,18 @@ def _serve(node: Node, log: Log) -> str:
     """Serve the package repository, by an image of such a node; its URL."""
     image = images.serving_image(node.variant, node.image, log=log)
     return network.ensure_repository(image, machine.places().repository, network.ensure_network(), log=log)
+
+
+def _reserve_control(asked: Node) -> Node | None:
+    """Write down the machine of the control plane; None when it is there."""
+    control = cluster.describe(asked)
+    have = {node.name: node for node in nodes.load_nodes()}
+    if control.name in have:
+        _check_same(have[control.name], control)
+        return None
+    control = replace(control, maker=os.getpid())
+    nodes.save(control)
+    return control
 
 
 def _reserve(asked: Node, count: int) -> list[Node]:
@@ -204,7 +233,7 @@ def _reserve(asked: Node, count: int) -> list[Node]:
 
 
 def _check_same(node: Node, asked: Node) -> None:
-    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau")
+    shape = ("distro", "engines", "python", "real_driver", "gpus", "nouveau", "kubernetes")
     other = [f"{key} {getattr(node, key)!r}" for key in shape if getattr(node, key) != getattr(asked, key)]
     if other:
         raise InputError(
@@ -223,8 +252,12 @@ def _make_all(new: Sequence[Node], info: RepositoryInfo, url: str) -> None:
         if stop.is_set():
             return
         nodes.prepare(node, own_sources(info, node.distro), url, machine.places().repository)
+        if node.kubernetes:
+            cluster.prepare(node)
         started = nodes.start(node)
         nodes.wait_until_up(started, given_up=stop.is_set)
+        if node.kubernetes and not stop.is_set():
+            cluster.join(started)
         if stop.is_set():
             return
         nodes.save(replace(started, maker=0, host_keys=nodes.read_host_keys(started)))
@@ -255,8 +288,13 @@ def _ensure_key() -> None:
 
 def load_lab(name: str) -> Lab:
     """The lab of that name, as it is now."""
-    members = tuple(node for node in nodes.load_nodes() if node.lab == name and not node.maker)
+    members = tuple(node for node in _ready(name) if not node.control)
     return Lab(name=name, nodes=members, directory=machine.places().state / "labs" / name)
+
+
+def _ready(lab: str) -> list[Node]:
+    """The machines of a lab that are not being made, the control plane's among them."""
+    return [node for node in nodes.load_nodes() if node.lab == lab and not node.maker]
 
 
 def find(names: Iterable[str]) -> list[Node]:
@@ -290,17 +328,20 @@ def _write_files(log: Log) -> None:
     _write_set(state, by_lab, log)
     for lab, members in by_lab.items():
         _write_set(state / "labs" / lab, {lab: members}, log)
+        for control in (node for node in members if node.control):
+            machine.write(state / "labs" / lab / "kubeconfig", cluster.kubeconfig(control).read_text())
 
 
 def _write_set(directory: Path, by_lab: dict[str, list[Node]], log: Log) -> None:
-    members = [node for some in by_lab.values() for node in some]
+    machines = [node for some in by_lab.values() for node in some]
+    members = [node for node in machines if not node.control]
     # A node has a gpunode_spec of its own only where the lab mixes releases whose repositories differ.
     first = members[0].sources if members else {}
     shared = {name: source for name, source in first.items() if all(n.sources.get(name) == source for n in members)}
     specs = {node.name: {"sources": node.sources} for node in members if node.sources != shared}
-    addresses = {lab: {node.name: node.address for node in some} for lab, some in by_lab.items()}
-    by_name = {node.name: node.address for node in members}
-    keys = [(node.name, node.address, node.host_keys) for node in members]
+    addresses = {lab: {node.name: node.address for node in some if not node.control} for lab, some in by_lab.items()}
+    by_name = {node.name: node.address for node in machines}
+    keys = [(node.name, node.address, node.host_keys) for node in machines]
     key, known_hosts = machine.places().key, directory / "known_hosts"
     machine.write(directory / "hosts.yml", files.inventory(addresses, specs, key=key, known_hosts=known_hosts))
     machine.write(directory / "known_hosts", files.known_hosts(keys))
@@ -362,6 +403,9 @@ def reset(names: Iterable[str], *, log: Log = print) -> list[Node]:
     """Put nodes back to their fresh image, with the same name and address; their host keys are new."""
     found = []
     for node in find(names):
+        if node.control:
+            log(f"{node.name} stays: a new one would not know the cluster any more")
+            continue
         with _all_or_nothing(node.lab, log):
             found.append(_reset(node, log))
     return found
@@ -376,6 +420,8 @@ def _reset(node: Node, log: Log) -> Node:
         fresh = replace(node, image=image, host_keys=(), maker=os.getpid())
         nodes.save(fresh)
     _make_all([fresh], info, url)
+    if node.kubernetes:
+        cluster.connect(_ready(node.lab))
     with machine.lock("state", log=log):
         _write_files(log)
     return find([node.name])[0]

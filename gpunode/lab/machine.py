@@ -141,6 +141,18 @@ def raise_inotify_limit(log: Log) -> None:
         log(f"that was not possible ({error}): more than a dozen nodes may fail to start")
 
 
+def weigh(nodes: int, cgroups: Path = Path("/sys/fs/cgroup")) -> None:
+    """Let nodes have as much CPU as this machine's own processes, one for one.
+
+    All lie in one cgroup of podman's, which counts as a single process otherwise: beside a build they would starve.
+    """
+    weights = (cgroups / "cpu/libpod_parent/cpu.shares", 1024), (cgroups / "libpod_parent/cpu.weight", 100)
+    for path, one in weights:  # cgroup v1, v2
+        with contextlib.suppress(OSError):
+            if int(path.read_text()) < one * nodes:
+                path.write_text(str(one * nodes))
+
+
 # ---------------------------------------------------------------- Debian's archive, as this machine reaches it
 
 

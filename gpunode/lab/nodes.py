@@ -40,6 +40,8 @@ class Node:
     real_driver: bool = False
     gpus: tuple[str, ...] = ()
     nouveau: bool = False
+    kubernetes: str = ""  # the folder of its programs, when it belongs to a cluster
+    control: bool = False  # it runs the cluster's control plane and is no node of it
     sources: Mapping[str, Mapping[str, str]] = field(default_factory=dict)  # what its gpunode.yml says of repositories
     host_keys: tuple[str, ...] = ()  # "ssh-ed25519 AAAA…"
     maker: int = 0
@@ -48,6 +50,12 @@ class Node:
     def container(self) -> str:
         """Its name for podman: that of the node, and what sets this state folder apart."""
         return self.name + machine.places().suffix
+
+    @property
+    def number(self) -> int:
+        """The number at the end of its name; 0 for one without."""
+        last = self.name.rpartition("-")[2]
+        return int(last) if last.isdigit() else 0
 
     @property
     def directory(self) -> Path:
@@ -60,7 +68,13 @@ class Node:
 
     @property
     def variant(self) -> Variant:
-        return Variant(distro=self.distro, engines=self.engines, python=self.python, real_driver=self.real_driver)
+        return Variant(
+            distro=self.distro,
+            engines=self.engines,
+            python=self.python,
+            real_driver=self.real_driver,
+            kubernetes=bool(self.kubernetes),
+        )
 
     @property
     def abandoned(self) -> bool:
@@ -128,7 +142,8 @@ def _seed_sources(seed: Path, own: Sequence[RepositorySource], url: str, reposit
 def volumes(node: Node) -> list[str]:
     """The node's bind mounts.  Overlay cannot lie on overlay, so the engines' folders are this machine's, too."""
     folders = {"lab": "/lab", "containerd": "/var/lib/containerd", "docker": "/var/lib/docker"}
-    return [f"{node.directory / name}:{path}" for name, path in folders.items()]
+    own = [f"{node.directory / name}:{path}" for name, path in folders.items()]
+    return [*own, f"{node.kubernetes}:/opt/kubernetes:ro"] if node.kubernetes else own
 
 
 ENVIRONMENT = {"container": "podman", "SYSTEMD_CGROUP_ENABLE_LEGACY_FORCE": "1"}

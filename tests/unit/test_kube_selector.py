@@ -75,7 +75,7 @@ def test_only_the_chosen_nodes_have_to_offer_gpus(server: ApiServer, tmp_path: P
     server.edit("Node", "a", "", lambda item: item["status"].update(allocatable=lost))
     failed = run(server, tmp_path, "verify", *chosen, spec={})
     assert failed.return_value == Exit.FAILED
-    assert "a offers nothing of the kind gpu (none)" in " ".join(failed.output.split())
+    assert "a offers no GPUs" in " ".join(failed.output.split())
 
 
 @pytest.mark.usefixtures("nodes")
@@ -129,7 +129,7 @@ def test_each_node_of_pools_by_label_is_proven_under_its_pool(server: ApiServer,
     found = {
         name: [(one["id"], one["status"], one["message"]) for one in host["checks"]] for name, host in hosts.items()
     }
-    assert found["pool a"] == [("kube.allocatable", "failed", "n1 offers nothing of the kind gpu (none)")]
+    assert found["pool a"] == [("kube.allocatable", "failed", "n1 offers no GPUs")]
     assert found["pool b"] == [("kube.allocatable", "passed", "4 nvidia.com/gpu")]
     assert found["pool c"] == [("kube.allocatable", "not-proven", "no node of the cluster is chosen by 'x=y'")]
 

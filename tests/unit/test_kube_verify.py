@@ -176,7 +176,7 @@ def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -
     what = rendered({}, gpu1={}, gpu2={})
     apply(api, what, timeout=5, notify=silent)
     found = of(verify(api, what, ProofOptions(smoke=False), notify=silent))
-    assert found["kube.allocatable"] == ("failed", "gpu1 offers nothing of the kind gpu (none)")
+    assert found["kube.allocatable"] == ("failed", "gpu1 offers no GPUs")
 
 
 def test_a_node_that_is_not_ready_offers_nothing(server: ApiServer, api: Api) -> None:
@@ -187,7 +187,7 @@ def test_a_node_that_is_not_ready_offers_nothing(server: ApiServer, api: Api) ->
     what = rendered({}, gpu1={}, gpu2={})
     apply(api, what, timeout=5, notify=silent)
     found = of(verify(api, what, ProofOptions(smoke=False), notify=silent))
-    assert found["kube.allocatable"] == ("failed", "gpu2 (NotReady) offers nothing of the kind gpu (none)")
+    assert found["kube.allocatable"] == ("failed", "gpu2 (NotReady) offers no GPUs")
 
 
 def test_each_node_is_proven_by_itself(server: ApiServer, api: Api) -> None:
@@ -305,7 +305,7 @@ def test_a_driver_that_offers_whole_devices_is_no_driver_of_shares(server: ApiSe
     apply(api, what, timeout=5, notify=silent)
     (pool,) = [r for r in verify(api, what, ProofOptions(timeout=5), notify=silent) if r.host == "pool default"]
     (check,) = pool.checks
-    assert (check.id, check.message) == ("kube.allocatable", "no node offers nothing of the kind dra-memory (dra)")
+    assert (check.id, check.message) == ("kube.allocatable", "no node offers GPUs by dra")
     assert check.fix.startswith("the DRA driver offers whole devices: install it with the values")
 
 

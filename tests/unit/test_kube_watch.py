@@ -128,7 +128,21 @@ def test_a_plugin_that_crashes_is_found_at_once_and_a_rollout_after_a_second_loo
     assert [one.finding.check for one in fresh.round()] == ["kube.ready"]
 
 
+def shared_before(allocatable: str) -> dict[str, Any]:
+    """A node whose GPUs were offered as shares of another name before."""
+    item = gpu_node(allocatable=allocatable)
+    for amounts in (item["status"]["capacity"], item["status"]["allocatable"]):
+        amounts["nvidia.com/gpu.shared"] = "0" if amounts is item["status"]["allocatable"] else "16"
+    return item
+
+
 NODES: list[tuple[str, dict[str, Any], str]] = [
+    ("offered under another name now", shared_before("4"), ""),
+    (
+        "and lost since",
+        shared_before("0"),
+        "0 of 4 nvidia.com/gpu can be allocated; 0 of 16 nvidia.com/gpu.shared can be allocated",
+    ),
     ("unhealthy", gpu_node(capacity="4", allocatable="3"), "3 of 4 nvidia.com/gpu can be allocated"),
     ("fewer than counted", gpu_node(**{COUNT: "8"}), "4 nvidia.com/gpu are offered, and 8 GPUs are counted there"),
     (

@@ -110,6 +110,18 @@ def a_node_whose_pods_go(folder: Path, *, lose: int, at: str, process: str = "ku
     return smoked(folder, {"runtimes": ["containerd"], "image": "a/b", "toolkit": False, **defaults})
 
 
+def test_a_container_says_that_it_ran_when_it_has_listed_its_gpus(tmp_path: Path) -> None:
+    """A kubelet kills it at any point: what it has printed by then must not count as a container without GPUs."""
+    (inside,) = [line for line in script("smoke.sh").splitlines() if line.startswith("INSIDE=")]
+    fake_program(tmp_path, "nvidia-smi", "echo GPU 0: NVIDIA H100; echo GPU 1: NVIDIA H100")
+    done = subprocess.run(
+        ["sh", "-c", f'{inside}\nsh -c "$INSIDE"'],
+        env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout.splitlines()[-1] == "gpunode-smoke-ran"
+    assert done.stdout.count("GPU ") == 2
+
+
 @pytest.mark.parametrize("at", ["created", "started", "torn", "inspected", "ran", "ended"])
 @pytest.mark.parametrize("lose", [1, 5])
 def test_a_pod_that_a_kubelet_removed_is_tried_again(at: str, lose: int, tmp_path: Path) -> None:

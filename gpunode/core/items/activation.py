@@ -116,9 +116,11 @@ def enabled_of(items: Iterable[Item]) -> list[str]:
     return [item.unit for item in items if isinstance(item, Enabled)]
 
 
-def step(value: Callable[[Case, str, Sequence[Item]], Any]) -> StepKind:
-    """The step that activates what a role has brought; `value` is the role's own."""
-    return StepKind(shape=SHAPE, action="activate", argument="activate", value=value)
+def step(
+    value: Callable[[Case, str, Sequence[Item]], Any], disrupts: Callable[[Case, Sequence[Item]], str] | None = None
+) -> StepKind:
+    """The step that activates what a role has brought; `value` is the role's own, and what it disturbs."""
+    return StepKind(shape=SHAPE, action="activate", argument="activate", value=value, disrupts=disrupts)
 
 
 @dataclass(frozen=True, kw_only=True)

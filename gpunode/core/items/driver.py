@@ -238,4 +238,26 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
-ACTIVATION = activation_step(activation_value)
+def disruption(case: Case, mine: Sequence[Item]) -> str:
+    """Nothing can use the GPU while a driver that is loaded, or nouveau, is exchanged; the node may have to reboot."""
+    if not case.spec.image.load:
+        return ""
+    reboot = "" if case.spec.reboot == "never" else ", or the node reboots"
+    if case.facts.driver.loaded:
+        other = any(isinstance(item, Version | LoadedFlavour | InForce) and case.pending(item) for item in mine)
+        if other or _another_driver(case):
+            return f"exchanges the driver {case.facts.driver.loaded}: what uses the GPU has to end{reboot}"
+    if case.facts.driver.nouveau:
+        return f"takes the GPU from nouveau: what uses it has to end{reboot}"
+    return ""
+
+
+def _another_driver(case: Case) -> bool:
+    """Whether packages or a runfile bring another driver than the one that is loaded: of a branch, or the exact one."""
+    driver, loaded, asked = case.solution.driver, case.facts.driver.loaded, case.spec.driver.version
+    if driver is None or driver.method not in ("packages", "runfile"):
+        return False
+    return asked != loaded if asked else loaded.partition(".")[0] != str(driver.branch)
+
+
+ACTIVATION = activation_step(activation_value, disruption)

@@ -412,6 +412,9 @@ def _unhealthy(node: Object, capacity: Mapping[str, int]) -> Iterator[str]:
     """A device plugin takes a GPU that is not healthy out of what can be allocated."""
     good = offered(node, "allocatable")
     for resource, count in capacity.items():
+        twin = resource.removesuffix(".shared") if resource.endswith(".shared") else f"{resource}.shared"
+        if not good.get(resource) and good.get(twin):
+            continue  # offered under its other name now: a kubelet keeps the former one, with 0, until it restarts
         if good.get(resource, 0) < count:
             yield f"{good.get(resource, 0)} of {count} {resource} can be allocated"
 

@@ -29,6 +29,7 @@ Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
+OFFER_SECONDS = 30.0  # until a kubelet has told of the GPUs of a device plugin that has just started
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,18 +110,31 @@ def _pool(
     notify(f"pool {pool.name}: looking at what it offers")
     nodes = api.items("/api/v1/nodes", odd=[]) if pool.hosts or cuts(pool.sharing) else []
     names, lost = node_names(pool.hosts, nodes) if pool.hosts else ({}, [])
-    found = read_usage(api, configs=plugin_configs(rendered.cluster))
+    found, there, offered = _settled(api, rendered, pool, names, min(OFFER_SECONDS, run.timeout) if run else 0)
     odd |= dict.fromkeys(found.errors)
-    there = _offered(pool, found, names)
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
     mine = [node for node in nodes if not pool.has_known_nodes or node["metadata"]["name"] in names.values()]
     checks += _mig(pool, mine)
-    checks.append(allocatable(pool, there, names, found) if pool.hosts or not pool.selector else _no_node(pool))
+    checks.append(offered)
     if run and there:
         for proof in proofs(rendered.cluster, pool, there):
             checks.append(run.prove(proof) if isinstance(proof, Proof) else proof)
             notify(f"pool {pool.name}: {checks[-1].id}: {checks[-1].status}")
     return _result(f"pool {pool.name}", checks)
+
+
+def _settled(
+    api: Api, rendered: Rendered, pool: Pool, names: Mapping[str, str], seconds: float
+) -> tuple[Usage, list[tuple[str, Use]], Check]:
+    """What the pool offers, and the check of it; asked again for so many seconds while it offers too little."""
+    deadline = api.clock() + seconds
+    while True:
+        found = read_usage(api, configs=plugin_configs(rendered.cluster))
+        there = _offered(pool, found, names)
+        offered = allocatable(pool, there, names, found) if pool.hosts or not pool.selector else _no_node(pool)
+        if offered.status != "failed" or api.clock() >= deadline:
+            return found, there, offered
+        api.pause(1)
 
 
 def _mig(pool: Pool, nodes: list[Object]) -> Iterator[Check]:

@@ -8,7 +8,8 @@ OWN_IMAGE=localhost/gpunode-smoke:1
 NAME=gpunode-smoke
 # Inside the container: what GPUs does it see?  The first line proves that it ran at all.
 # shellcheck disable=SC2016  # for the container's shell
-INSIDE='echo gpunode-smoke-ran; if command -v nvidia-smi >/dev/null; then nvidia-smi -L; else for d in /dev/nvidia[0-9]*; do [ -e "$d" ] && echo "GPU $d"; done; fi; exit 0'
+# the mark comes last: a kubelet may kill the container in the middle of the list
+INSIDE='if command -v nvidia-smi >/dev/null; then nvidia-smi -L; else for d in /dev/nvidia[0-9]*; do [ -e "$d" ] && echo "GPU $d"; done; fi; echo gpunode-smoke-ran; exit 0'
 
 # check ID STATUS MESSAGE [FIX]
 check() { say check "$1|$2|$(printf '%s' "$3" | tr '|' '/')|$(printf '%s' "${4:-}" | tr '|' '/')"; }

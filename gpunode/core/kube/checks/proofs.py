@@ -70,18 +70,18 @@ def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str
     """Whether every node of the pool (where the inventory names them) offers what its sharing should."""
     down = {node.name for node in found.nodes if not node.is_ready}
     silent = sorted({names[host] for host in pool.hosts if host in names} - {node for node, use in there if use.total})
-    what = " or ".join(kinds(pool))
+    what = "GPUs" + ("" if pool.sharing.strategy == "none" else f" by {pool.sharing.strategy}")
     if silent or not any(use.total for _, use in there):
         fix = "gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE"
         if pool.sharing.strategy == "dra":
             fix = "gpunode kube status; the log of the DRA driver's pod on that node; gpunode verify NODE"
         if "dra-memory" in kinds(pool) and any(use.kind == "dra" for node in found.nodes for use in node.uses):
             fix = _WHOLE_DEVICES
-        who = ", ".join(f"{node} (NotReady)" if node in down else node for node in silent) or "no node"
+        who = ", ".join(f"{node} (NotReady)" if node in down else node for node in silent)
         return Check(
             id="kube.allocatable",
             status="failed",
-            message=f"{who} offers nothing of the kind {what} ({pool.sharing.strategy})",
+            message=f"{who} offers no {what}" if who else f"no node offers {what}",
             fix=fix,
         )
     totals: Counter[str] = Counter()

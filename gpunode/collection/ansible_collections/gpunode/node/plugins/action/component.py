@@ -52,9 +52,12 @@ class ActionModule(NodeAction):
         from gpunode.edge.load import load_scheduler_rules
 
         paths = set(component_paths(value))
+        sections = ("kubernetes",) if kind == "kubelet" and not value.get("server_version") else ()
         while True:
-            _text, facts = self.probe(paths=paths)
+            _text, facts = self.probe(*sections, paths=paths)
             there = {path: file.data or b"" for path, file in facts.files.items()}
+            if sections:
+                value = value | {"server_version": facts.kubernetes.kubelet}
             target = component_target(kind, value, there, load_scheduler_rules())
             named = {path for one in records(facts.files, target.label).values() for path in one}
             wanted = {*target.files(there), *named}

@@ -1,0 +1,65 @@
+"""Images that a lab cluster has from the start, made from programs: no registry is asked.
+
+A folder of programs may also hold ready archives (`docker save`) in images/, which every node gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from gpunode.edge.load import load_kube_knowledge
+from gpunode.lab.kubernetes.archives import write_archive
+from gpunode.lab.kubernetes.binaries import Binaries
+
+PLUGIN = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon")
+EXTENDER = "gpushare-sche-extender"
+# The sample adds two vectors with CUDA, which the lab does not have: this passes where the pod was given a GPU.
+SAMPLE = """#!/bin/sh
+ls /dev/nvidia[0-9]* >/dev/null 2>&1 || { echo "no GPU was given to this container"; exit 1; }
+echo "[gpunode lab stand-in: no vectors were added] Test PASSED"
+"""
+
+
+def make_images(binaries: Binaries, busybox: Path, folder: Path) -> list[Path]:
+    """Write what is missing in `folder`: archives of the scheduler, the sample, and of programs that are there."""
+    makers: dict[str, Callable[[Path], None]] = {
+        f"kube-scheduler-{binaries.version}.tar": lambda path: _scheduler(path, binaries),
+        "cuda-sample.tar": lambda path: _sample(path, busybox),
+    }
+    if all(binaries.optional(name) for name in PLUGIN):
+        makers["nvidia-device-plugin.tar"] = lambda path: _plugin(path, binaries, busybox)
+    if binaries.optional(EXTENDER):
+        makers["gpushare-extender.tar"] = lambda path: _extender(path, binaries)
+    for name, make in makers.items():
+        if not (folder / name).exists():
+            make(folder / name)
+    return [folder / name for name in makers]
+
+
+def _scheduler(path: Path, binaries: Binaries) -> None:
+    program = {"/usr/local/bin/kube-scheduler": binaries.folder / "kube-scheduler"}
+    write_archive(path, [f"registry.k8s.io/kube-scheduler:{binaries.version}"], program)
+
+
+def _sample(path: Path, busybox: Path) -> None:
+    contents: dict[str, Path | str] = {"/bin/sh": busybox, "/bin/ls": busybox, "/cuda-samples/vectorAdd": SAMPLE}
+    write_archive(path, [_image("cuda-sample")], contents, entrypoint=["/cuda-samples/vectorAdd"])
+
+
+def _plugin(path: Path, binaries: Binaries, busybox: Path) -> None:
+    programs: dict[str, Path | str] = {f"/usr/bin/{name}": binaries.folder / name for name in PLUGIN}
+    environment = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility,compute"}
+    names = [_image("nvidia-device-plugin")]
+    write_archive(
+        path, names, {**programs, "/bin/sh": busybox}, entrypoint=["nvidia-device-plugin"], environment=environment
+    )
+
+
+def _extender(path: Path, binaries: Binaries) -> None:
+    program = {f"/usr/bin/{EXTENDER}": binaries.folder / EXTENDER}
+    write_archive(path, [_image("gpushare-extender")], program, entrypoint=[EXTENDER])
+
+
+def _image(component: str) -> str:
+    return load_kube_knowledge().images[component]

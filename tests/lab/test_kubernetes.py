@@ -1,0 +1,397 @@
+"""gpunode on a real cluster: API server, controller manager, scheduler, kubelets and NVIDIA's device plugin.
+
+GPUNODE_KUBERNETES names a folder with the programs of Kubernetes and etcd, and for most tests also NVIDIA's
+nvidia-device-plugin, config-manager, gpu-feature-discovery and mps-control-daemon, a mock libnvidia-ml.so.1, and
+gpushare-sche-extender; without it this is skipped.  Not real: the GPUs, the nvidia runtime (the lab's stub) and CUDA.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import FOLDER, REASON, Cluster, wait_for
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
+
+GPU = "nvidia.com/gpu"
+MEMORY = "aliyun.com/gpu-mem"
+ROLLOUT = {
+    "waves": [1, "100%"],
+    "max_unavailable": 1,
+    "max_failures": 0,
+    "drain": {"when": "disruptive", "timeout": 120},
+}
+OLD = {"kubernetes": {}, "driver": {"branch": "580"}}
+CASES = sorted(Path(__file__).parents[1].glob("cases/kube/*/case.yml"))
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    lab_up: Callable[..., Lab],
+    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
+    controller: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Cluster:
+    lab = lab_up(2, name="t-kube", kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
+    return Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
+
+
+@pytest.fixture(scope="module")
+def nodes(cluster: Cluster) -> Cluster:
+    """The cluster, its nodes provisioned."""
+    cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", cluster.spec(OLD), "--yes")
+    return cluster
+
+
+@pytest.fixture
+def clean(nodes: Cluster) -> Iterator[Cluster]:
+    """The provisioned cluster; what the test applied is removed afterwards."""
+    yield nodes
+    nodes.kube("remove", nodes.spec({"kubernetes": {}}, "remove.yml"))
+
+
+# ---------------------------------------------------------------- the nodes
+
+
+def test_the_lab_has_a_real_control_plane(cluster: Cluster) -> None:
+    assert cluster.ready() == {"t-kube-1": "True", "t-kube-2": "True"}
+    version = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["gitVersion"]
+    assert (
+        version in subprocess.run([f"{FOLDER}/kubelet", "--version"], capture_output=True, text=True, check=True).stdout
+    )
+    wait_for(lambda: "Running" in cluster.kubectl("-n", "kube-system", "get", "pod", "kube-scheduler-t-kube-1"))
+    done = cluster.lab.run("t-kube-2", "ip route get 10.244.1.5")
+    assert cluster.lab.nodes[0].address in done.stdout
+
+
+def test_nodes_with_a_running_kubelet_are_provisioned_and_verified_again_and_again(nodes: Cluster) -> None:
+    spec = nodes.spec(OLD)
+    again = nodes.gpunode("provision", "-i", nodes.lab.inventory, "-c", spec, "--yes")
+    assert "nothing to do" in again.stdout, again.stdout
+    for _ in range(3):
+        done = nodes.gpunode("verify", "-i", nodes.lab.inventory, "-c", spec, "--format", "json", exit=None)
+        hosts = json.loads(done.stdout)["hosts"]
+        failed = [(h["host"], c["id"], c["message"]) for h in hosts for c in h["checks"] if c["status"] == "failed"]
+        assert not failed  # a pod that the kubelet took away is not proven, never failed
+        assert {host["exit"] for host in hosts} == {0}
+
+
+# ---------------------------------------------------------------- what the API server takes
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.parent.name for case in CASES])
+def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_path: Path) -> None:
+    """Rendered for this server's version, by its own validation of fields; kinds that only a CRD brings aside."""
+    asked = yaml.safe_load(case.read_text())
+    server = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]
+    minor = int("".join(filter(str.isdigit, server["minor"])))
+    oldest = asked.get("servers", {}).get("from", "1.0") if isinstance(asked.get("servers"), dict) else "1.0"
+    if minor < int(str(oldest).split(".")[1]):
+        pytest.skip(f"the case is for {oldest} and later")
+    spec = cluster.spec(asked["spec"], "case.yml")
+    words: list[object] = ["kube", "render", "-c", spec, "--server-version", f"1.{minor}", "-o", tmp_path / "out"]
+    if asked.get("hosts"):
+        inventory = tmp_path / "hosts.yml"
+        hosts = {name: {"gpunode_spec": own} for name, own in asked["hosts"].items()}
+        inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        words += ["-i", inventory]
+    cluster.gpunode(*words)
+    served = set(cluster.kubectl("api-resources", "-o", "name").split())
+    texts = [path.read_text() for path in sorted((tmp_path / "out").rglob("*.y*ml")) if "values" not in path.name]
+    objects = [item for text in texts for item in yaml.safe_load_all(text) if item and "apiVersion" in item]
+    spaces = {item["metadata"]["namespace"] for item in objects if "namespace" in item.get("metadata", {})}
+    spaces -= {"kube-system", "default"}
+    for space in spaces:
+        cluster.kubectl("create", "namespace", space, check=False)
+    kinds = {
+        line.split()[-1]
+        for line in cluster.kubectl("api-resources", "--no-headers").splitlines()
+        if line and not line.isspace()
+    }
+    assert served and kinds
+    known = [item for item in objects if item["kind"] in kinds]
+    if known:
+        checked = yaml.safe_dump_all(known)
+        cluster.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=checked)
+    if spaces:
+        cluster.kubectl("delete", "namespace", *spaces)
+
+
+def test_strict_validation_is_live(cluster: Cluster) -> None:
+    bad = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "default"}, "dat": {}}
+    words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
+    assert "dat" in cluster.kubectl(*words, stdin=yaml.safe_dump(bad), check=False)
+
+
+# ---------------------------------------------------------------- NVIDIA's device plugin
+
+
+def test_whole_gpus_from_apply_to_a_pod(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    assert "5 created" in clean.kube("apply", spec).stdout
+    again = clean.kube("apply", spec).stdout
+    assert "nothing to do" in again
+    found = clean.checks("verify", spec)  # at once: the kubelets may not have told of the GPUs yet
+    assert _failed(found) == []
+    proven = {name: message for name, _, message in found["pool default"]}
+    assert proven["kube.allocatable"] in (f"2 {GPU}", f"4 {GPU}")
+    assert proven["kube.which-gpu"].startswith("a container gets exactly one GPU: GPU-")
+    assert clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"}
+    assert "0/4" in clean.kube_text("status")
+    assert "nothing to do" not in clean.kube("remove", spec).stdout
+    assert clean.get("namespaces", "--field-selector=metadata.name=gpunode")["items"] == []
+
+
+def test_each_node_is_proven(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    found = clean.checks("verify", spec, "--each-node")
+    assert _failed(found) == []
+    assert {"node t-kube-1", "node t-kube-2"} <= set(found)
+
+
+def test_two_pools_and_a_working_pool_keeps_its_gpus(clean: Cluster) -> None:
+    """Finding: config-manager writes a link into a folder that the plugin did not mount, and every plugin ended."""
+    whole = clean.spec({"kubernetes": {}})
+    clean.kube("apply", whole)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+    pools = {
+        "whole": {"nodes": "kubernetes.io/hostname=t-kube-1"},
+        "sliced": {
+            "nodes": "kubernetes.io/hostname=t-kube-2",
+            "sharing": {"strategy": "time-slicing", "replicas": 4},
+        },
+    }
+    spec = clean.spec({"kubernetes": {"pools": pools}})
+    clean.kube("apply", spec)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "8"})
+    found = clean.checks("verify", spec)
+    assert _failed(found) == []
+    assert ("kube.shared-gpu", "passed") in {(name, status) for name, status, _ in found["pool sliced"]}
+
+
+def test_shares_of_another_name_of_which_a_pod_gets_one(clean: Cluster) -> None:
+    sharing = {
+        "strategy": "time-slicing",
+        "replicas": 4,
+        "rename_by_default": True,
+        "fail_requests_greater_than_one": True,
+    }
+    spec = clean.spec({"kubernetes": {}, "sharing": sharing})
+    clean.kube("apply", spec)
+    shared = f"{GPU}.shared"
+    wait_for(lambda: clean.allocatable(shared) == {"t-kube-1": "8", "t-kube-2": "8"})
+    assert _failed(clean.checks("verify", spec)) == []
+    clean.apply(_pod("greedy", {shared: 2}))
+    wait_for(lambda: "maximum request size" in clean.get("pod", "greedy")["status"].get("message", ""))
+    clean.kubectl("delete", "pod", "greedy", "--wait=false")
+
+
+def test_a_plugin_that_cannot_start_is_told_with_the_last_line_of_its_log(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    config = clean.get("-n", "gpunode", "configmap", "device-plugin-config")
+    name = next(iter(config["data"]))
+    broken = json.dumps({"data": {name: "version: v1\nflags: {migStrategy: bogus}\n"}})
+    clean.kubectl("-n", "gpunode", "patch", "configmap", "device-plugin-config", "--type=merge", "-p", broken)
+    clean.kubectl("-n", "gpunode", "delete", "pod", "--all")
+    wait_for(
+        lambda: (
+            "CrashLoopBackOff" in clean.kubectl("-n", "gpunode", "get", "pod")
+            or "Error" in clean.kubectl("-n", "gpunode", "get", "pod")
+        )
+    )
+    found = clean.checks("verify", spec, "--no-smoke")
+    ready = [message for name, status, message in found["cluster"] if name == "kube.ready" and status == "failed"]
+    assert any("bogus" in message or "unknown" in message.lower() for message in ready), ready
+
+
+def test_the_watch_reports_drift_and_a_node_that_lost_its_gpus(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+    assert clean.kube("watch", spec, "--once").stdout.count("\n") <= 1
+    clean.kubectl("-n", "gpunode", "delete", "daemonset", "nvidia-device-plugin")
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "0", "t-kube-2": "0"}, 150)
+    found = clean.kube("watch", spec, "--once", "--events", exit=1).stdout
+    assert "DaemonSet gpunode/nvidia-device-plugin" in found, found
+    reasons = {
+        event["reason"]
+        for event in clean.get("-A", "events")["items"]
+        if "gpunode" in event["source"].get("component", "") or "gpunode" in event.get("reportingComponent", "")
+    }
+    assert reasons
+
+
+# ---------------------------------------------------------------- kubelet
+
+KUBELET = """
+- hosts: t-kube-2
+  gather_facts: false
+  roles:
+    - role: gpunode.node.kubelet
+      vars: {kubelet_edit: %s}
+"""
+
+
+def test_the_kubelet_takes_its_settings_and_gives_them_back(nodes: Cluster, tmp_path: Path) -> None:
+    files = "cat /var/lib/kubelet/config.yaml /var/lib/kubelet/kubeadm-flags.env; cat /etc/default/kubelet 2>/dev/null"
+    before = nodes.lab.run("t-kube-2", files).stdout
+    play = tmp_path / "kubelet.yml"
+    asked = {"state": "present", "node_labels": {"example.com/rack": "r7"}, "system_reserved": {"memory": "200Mi"}}
+    play.write_text(KUBELET % json.dumps(asked))
+    assert "changed=" in nodes.play(play)
+    memory = nodes.get("node", "t-kube-2")["status"]["capacity"]["memory"]
+    wait_for(lambda: nodes.get("node", "t-kube-2")["status"]["allocatable"]["memory"] != memory)
+    assert nodes.lab.run("t-kube-2", files).stdout != before
+    wait_for(lambda: set(nodes.ready().values()) == {"True"})
+    play.write_text(KUBELET % json.dumps({"state": "absent"}))
+    nodes.play(play)
+    assert nodes.lab.run("t-kube-2", files).stdout == before
+    wait_for(lambda: set(nodes.ready().values()) == {"True"})
+
+
+# ---------------------------------------------------------------- gpushare
+
+
+@pytest.fixture(scope="module")
+def manifest(nodes: Cluster) -> str:
+    return nodes.lab.run("t-kube-1", "cat /etc/kubernetes/manifests/kube-scheduler.yaml").stdout
+
+
+@pytest.mark.skipif(not Path(FOLDER, "gpushare-sche-extender").exists(), reason=f"{REASON} with gpushare-sche-extender")
+def test_gpushare_packs_pods_by_memory_and_leaves_the_scheduler_as_it_was(clean: Cluster, manifest: str) -> None:
+    """Its device plugin is not built (its NVML of 2018 does not link): the nodes' capacity is written in its place."""
+    spec = clean.spec({"kubernetes": {}, "sharing": {"strategy": "gpushare"}})
+    clean.kube("apply", spec, "--no-wait")
+    for name in ("t-kube-1", "t-kube-2"):
+        capacity = {"status": {"capacity": {MEMORY: "32", "aliyun.com/gpu-count": "2"}}}
+        clean.kubectl("patch", "node", name, "--subresource=status", "--type=merge", "-p", json.dumps(capacity))
+    clean.play("playbooks/scheduler.yml", "-e", "gpunode_control_plane=t-kube-1", "-e", f"gpunode_config={spec}",
+               "-e", json.dumps({"gpunode_scheduler": {"state": "present", "proxy_mode": "iptables"}}))  # fmt: skip
+    assert clean.lab.run("t-kube-1", "cat /etc/kubernetes/manifests/kube-scheduler.yaml").stdout != manifest
+    wait_for(lambda: clean.get("-n", "gpunode", "deploy")["items"][0]["status"].get("readyReplicas") == 1, 120)
+    for name, memory in (("three", 3), ("five", 5), ("too-large", 17)):
+        clean.apply(_pod(name, {MEMORY: memory}))
+    wait_for(lambda: {p["spec"].get("nodeName") is not None for p in _pods(clean, "three", "five")} == {True})
+    cards = {p["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for p in _pods(clean, "three", "five")}
+    assert len(cards) == 1, "both on one GPU, as bin packing has it"
+    (large,) = _pods(clean, "too-large")
+    assert "nodeName" not in large["spec"]
+    assert "8/16" in clean.kube_text("status")
+    clean.kubectl("delete", "pod", "three", "five", "too-large", "--wait=false", "--force")
+    clean.play("playbooks/scheduler.yml", "-e", "gpunode_control_plane=t-kube-1", "-e", f"gpunode_config={spec}",
+               "-e", json.dumps({"gpunode_scheduler": {"state": "absent"}}))  # fmt: skip
+    assert clean.lab.run("t-kube-1", "cat /etc/kubernetes/manifests/kube-scheduler.yaml").stdout == manifest
+    for name in ("t-kube-1", "t-kube-2"):
+        gone = [{"op": "remove", "path": f"/status/capacity/aliyun.com~1gpu-{what}"} for what in ("mem", "count")]
+        clean.kubectl("patch", "node", name, "--subresource=status", "--type=json", "-p", json.dumps(gone))
+
+
+# ---------------------------------------------------------------- faults
+
+
+def test_a_node_that_is_not_ready_offers_nothing(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+    clean.lab.run("t-kube-2", "systemctl stop kubelet")
+    try:
+        wait_for(lambda: clean.ready()["t-kube-2"] != "True", 120)
+        words = ("verify", "-c", spec, "-i", clean.lab.inventory, "--no-smoke", "--format", "json")
+        done = clean.gpunode("kube", *words, exit=None)
+        pool = next(host for host in json.loads(done.stdout)["hosts"] if host["host"].startswith("pool"))
+        (check,) = [one for one in pool["checks"] if one["id"] == "kube.allocatable"]
+        assert (check["status"], check["message"]) == ("failed", "t-kube-2 (NotReady) offers no GPUs")
+        assert "NotReady" in clean.kube_text("status")
+    finally:
+        clean.lab.run("t-kube-2", "systemctl start kubelet")
+    wait_for(lambda: set(clean.ready().values()) == {"True"})
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+
+
+def test_gpus_come_back_after_a_reboot_without_a_hand(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = clean.lab.run("t-kube-2", boot).stdout
+    clean.lab.run("t-kube-2", "systemctl reboot")
+    wait_for(lambda: clean.lab.run("t-kube-2", boot).stdout not in ("", before))
+    wait_for(lambda: clean.lab.run("t-kube-2", "systemctl is-active kubelet").stdout.strip() == "active")
+    wait_for(lambda: _failed(clean.checks("verify", spec)) == [], 120)
+
+
+def test_an_api_server_killed_in_the_middle_of_apply_loses_nothing(clean: Cluster) -> None:
+    spec = clean.spec({"kubernetes": {}})
+    control = "t-kube-control"
+    clean.lab.run(control, "systemctl kill -s KILL kube-apiserver")
+    clean.kube("apply", spec, "--no-wait", exit=None)  # while it comes back
+    wait_for(lambda: "ok" in clean.kubectl("get", "--raw=/readyz", check=False))
+    clean.kube("apply", spec)
+    assert "nothing to do" in clean.kube("apply", spec).stdout
+
+
+# ---------------------------------------------------------------- rollout in a running cluster
+
+
+def test_the_driver_of_a_running_cluster_is_upgraded_node_by_node(clean: Cluster) -> None:
+    """Drain within a PodDisruptionBudget, change of the branch, GPUs back, the node given back; then the next.
+
+    The controller is killed when it has begun; the run that resumes gives back what was taken.
+    """
+    spec = clean.spec({"kubernetes": {}})
+    clean.kube("apply", spec)
+    wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
+    labels = {"app": "work"}
+    container = {"name": "c", "image": _SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
+                 "resources": {"limits": {GPU: 1}}}  # fmt: skip
+    template = {"metadata": {"labels": labels},
+                "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}  # fmt: skip
+    deployment = {"apiVersion": "apps/v1", "kind": "Deployment", "metadata": {"name": "work", "namespace": "default"},
+                  "spec": {"replicas": 2, "selector": {"matchLabels": labels}, "template": template}}  # fmt: skip
+    budget = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget",
+              "metadata": {"name": "work", "namespace": "default"},
+              "spec": {"minAvailable": 1, "selector": {"matchLabels": labels}}}  # fmt: skip
+    clean.apply(deployment, budget)
+    wait_for(lambda: clean.get("deploy", "work")["status"].get("readyReplicas") == 2)
+    new = clean.spec({"kubernetes": {}, "driver": {"branch": "595"}, "rollout": ROLLOUT}, "new.yml")
+    with clean.killed("provision", "-i", clean.lab.inventory, "-c", new, "--yes"):
+        wait_for(lambda: [one for one in clean.get("nodes")["items"] if one["spec"].get("unschedulable")])
+        time.sleep(5)
+    clean.gpunode("runs", "resume", "last", "--yes")
+    for node in ("t-kube-1", "t-kube-2"):
+        assert " 595." in clean.lab.run(node, "cat /proc/driver/nvidia/version").stdout
+        assert "unschedulable" not in clean.get("node", node)["spec"]
+    wait_for(lambda: clean.get("deploy", "work")["status"].get("readyReplicas") == 2)
+    assert _failed(clean.checks("verify", new)) == []
+    clean.kubectl("delete", "deploy,pdb", "work", "--wait=false")
+
+
+# ---------------------------------------------------------------- helpers
+
+_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
+
+
+def _failed(found: dict[str, list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    return [check for checks in found.values() for check in checks if check[1] != "passed"]
+
+
+def _pod(name: str, limits: dict[str, int]) -> dict[str, Any]:
+    container = {"name": "c", "image": _SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
+                 "resources": {"limits": limits}}  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
+            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}  # fmt: skip
+
+
+def _pods(cluster: Cluster, *names: str) -> list[dict[str, Any]]:
+    return [cluster.get("pod", name) for name in names]
