@@ -61,7 +61,7 @@ def driver_choice(
     if fabric_choice is None:
         return None
     fabric, services = fabric_choice
-    unheld = (*case.distro.needs, *(built.tools if built else ()))
+    unheld = (*case.distro.needs, *(built.tools if built else ()), *_of_one_kernel(case, wants))
     packages = tuple(
         PackageWant(name=p.name, version=p.version, hold=case.request.driver.hold and p.name not in unheld)
         for p in (*wants, *fabric)
@@ -96,6 +96,12 @@ def driver_choice(
         repository_files=built.files if built else (),
         builder=builder(case, built),
     )
+
+
+def _of_one_kernel(case: Case, wants: Sequence[PackageWant]) -> tuple[str, ...]:
+    """Modules named after a kernel: they follow the driver that is held, and a metapackage brings those of the next."""
+    endings = tuple(f"-{kernel.release}" for kernel in case.request.kernels or ())
+    return tuple(want.name for want in wants if endings and want.name.endswith(endings))
 
 
 def _names(packages: Sequence[PackageWant]) -> str:
