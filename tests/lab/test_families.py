@@ -128,7 +128,7 @@ def installed(lines: list[str], verb: str) -> set[str]:
 
 
 def test_a_new_node_comes_to_proven_pods_and_a_second_run_does_nothing(node: Node) -> None:
-    assert node.sh("command -v python3 apt-get dpkg dkms || true") == ""
+    assert node.sh("command -v python3 apt-get dpkg dkms gcc cc make || true") == ""
     before = node.tree()
     plan = node.json("plan", exit=3)
     assert plan["problems"] == []

@@ -99,7 +99,7 @@ def has(held: list[Row], want: PackageWant) -> bool:
 
 # What comes from the distribution itself.
 FROM_DISTRIBUTION = re.compile(
-    r"dkms|make|kmod|kernel-default-devel|initramfs-tools|linux-initramfs-tool|dracut|.*-plugin-versionlock"
+    r"dkms|gcc|make|kmod|kernel-default-devel|initramfs-tools|linux-initramfs-tool|dracut|.*-plugin-versionlock"
 )
 
 

@@ -23,9 +23,13 @@ hide_python() {
     rm -f /usr/bin/python3* /usr/bin/pydoc3* /usr/bin/py3*
 }
 
-# The package dkms brings a link to it.
-hide_dkms() {
-    mkdir -p /usr/lib/gpunode-lab && mv /usr/sbin/dkms /usr/lib/gpunode-lab/dkms
+# The packages of these names bring links to them: no cloud image has a compiler, nor DKMS.
+hide_builders() {
+    mkdir -p /usr/lib/gpunode-lab
+    [ ! -e /usr/sbin/dkms ] || mv /usr/sbin/dkms /usr/lib/gpunode-lab/dkms
+    mv /usr/bin/make /usr/lib/gpunode-lab/make
+    ln -s "$(readlink -f /usr/bin/gcc)" /usr/lib/gpunode-lab/gcc && rm /usr/bin/gcc
+    rm -f /usr/bin/cc
 }
 
 use_rpm() {
@@ -42,7 +46,6 @@ become_rhel() {
     for conf in /etc/dnf/plugins/local.conf /etc/dnf/libdnf5-plugins/local.conf; do
         [ ! -e "$conf" ] || sed -i '/^\[main\]/,/^$/ s/^enabled *=.*/enabled = false/' "$conf"
     done
-    hide_dkms
     [ ! -e /usr/bin/dnf5 ] || ln -sf dnf5 /usr/bin/dnf
     rm -f /etc/yum.repos.d/*
 }
@@ -63,7 +66,6 @@ become_arch() {
         pacman --noconfirm --upgrade --nodeps --nodeps --overwrite '*' "$package"
     done
     install -D -m 644 "$build/extra.db" /var/lib/pacman/sync/extra.db
-    hide_dkms
     pacman-key --init >/dev/null 2>&1
     pacman-key --add "$build/key.asc" >/dev/null 2>&1
     pacman-key --lsign-key "$(gpg --batch --with-colons --show-keys "$build/key.asc" | sed -n 's/^fpr:*\([0-9A-F]*\):.*/\1/p' | head -n 1)" >/dev/null 2>&1
@@ -71,5 +73,6 @@ become_arch() {
 }
 
 "become_$family"
+hide_builders
 remove_debian
 hide_python
