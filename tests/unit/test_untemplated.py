@@ -131,6 +131,9 @@ OTHER_WRITERS = {
     "extras.py": "skopeo",
     "files.py": "the lab: no text of a node",
     "molecule.py": "the lab: no text of a node",
+    "pki.py": "kubeconfigs of the lab",
+    "seeds.py": "kubelets of the lab",
+    "driver.py": "the lab's mock of NVML",
 }
 
 
