@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -50,4 +51,7 @@ def test_with_the_last_node_the_emulation_ends(node: Node) -> None:
     assert folder.is_mount()
     labs.down([node.lab.nodes[0].name], log=lambda _: None)
     others = [one for one in labs.nodes.load_nodes() if one.distro.endswith("+arm64")]
+    deadline = time.monotonic() + 600  # where another lab is making an image, it ends with that
+    while folder.is_mount() != bool(others) and time.monotonic() < deadline:
+        time.sleep(1)
     assert folder.is_mount() == bool(others)
