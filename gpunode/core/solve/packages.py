@@ -160,9 +160,21 @@ def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
     for kernel in case.request.kernels:
         match = re.match(family["kernel"], kernel.release)
         flavour = match["flavour"] if match else "generic"
+        followed = _followed(case, flavour)
         hwe = flavour.startswith("generic") and not kernel.release.startswith(f"{case.distro.ga_kernel}.")
-        found.append(f"{flavour}-hwe-{case.distro.key.partition(':')[2]}" if hwe else flavour)
+        found.append(followed or (f"{flavour}-hwe-{case.distro.key.partition(':')[2]}" if hwe else flavour))
     return found or ["generic"]
+
+
+def _followed(case: Case, flavour: str) -> str:
+    """The line of kernels that the node's own metapackage follows: azure-lts-24.04 of linux-image-azure-lts-24.04.
+
+    Of one flavour there are several, and each brings another kernel: modules have to come with the same.  "" where no
+    such metapackage is installed.
+    """
+    line = re.compile(rf"linux-image-({re.escape(flavour)}-(?:lts-|hwe-)?\d[\d.]*)")
+    lines = [match[1] for name in sorted(case.request.installed) if (match := line.fullmatch(name))]
+    return "" if not lines or f"linux-image-{flavour}" in case.request.installed else lines[-1]
 
 
 def _debian_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
