@@ -105,7 +105,6 @@ def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_pat
         inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
         words += ["-i", inventory]
     cluster.gpunode(*words)
-    served = set(cluster.kubectl("api-resources", "-o", "name").split())
     texts = [path.read_text() for path in sorted((tmp_path / "out").rglob("*.y*ml")) if "values" not in path.name]
     objects = [item for text in texts for item in yaml.safe_load_all(text) if item and "apiVersion" in item]
     spaces = {item["metadata"]["namespace"] for item in objects if "namespace" in item.get("metadata", {})}
@@ -117,7 +116,7 @@ def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_pat
         for line in cluster.kubectl("api-resources", "--no-headers").splitlines()
         if line and not line.isspace()
     }
-    assert served and kinds
+    assert "DaemonSet" in kinds
     known = [item for item in objects if item["kind"] in kinds]
     if known:
         checked = yaml.safe_dump_all(known)

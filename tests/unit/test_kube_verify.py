@@ -170,6 +170,22 @@ def test_where_all_gpus_are_busy_it_stays_unproven(server: ApiServer, api: Api) 
     assert results[-1].outcome == "ok"
 
 
+def test_gpus_that_a_kubelet_reports_a_little_later_are_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1"))
+    what = rendered({}, gpu1={})
+    apply(api, what, timeout=5, notify=silent)
+    pauses: list[float] = []
+
+    def report(seconds: float) -> None:
+        pauses.append(seconds)
+        server.put(node("gpu1", allocatable={GPU: "8"}))
+
+    api.pause = report
+    Nodes(server)
+    found = of(verify(api, what, ProofOptions(timeout=5), notify=silent))
+    assert pauses and found["kube.allocatable"] == ("passed", f"8 {GPU}")
+
+
 def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1"))
     server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))

@@ -29,7 +29,7 @@ Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
-OFFER_SECONDS = 30.0  # until a kubelet has told of the GPUs of a device plugin that has just started
+OFFER_SECONDS = 30.0  # until a kubelet reports the GPUs of a device plugin that has just started
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import shlex
 import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -85,10 +84,11 @@ def join(node: Node) -> None:
     control = _control(node)
     _wait(lambda: _kubectl(control, "get", f"node/{node.name}"), f"{node.name} to register")
     if node.number == 1:
-        _kubectl(control, "label", "--overwrite", f"node/{node.name}", "node-role.kubernetes.io/control-plane=")
+        label = ("label", "--overwrite", f"node/{node.name}", "node-role.kubernetes.io/control-plane=")
+        _wait(lambda: _kubectl(control, *label), f"the label of {node.name}")
     ready = _kubectl(control, "wait", "--for=condition=Ready", f"node/{node.name}", f"--timeout={SECONDS}s")
     if ready:
-        raise GpunodeError(f"{node.name} did not become Ready: {ready}; {_last_words(node, 'kubelet')}")
+        raise GpunodeError(f"{node.name} did not become Ready: {ready}; {_last_words(node)}")
     if node.number == 1:
         version = folder_of(node.kubernetes).version
         # another --cert-dir: with a certificate but no key of the authority kubeadm asks for all the others
@@ -142,6 +142,6 @@ def _wait(complaint: Callable[[], str], what: str) -> None:
         time.sleep(0.3)
 
 
-def _last_words(node: Node, unit: str) -> str:
-    said = podman("exec", node.container, "journalctl", "-u", shlex.quote(unit), "-n", "5", "-o", "cat", check=False)
+def _last_words(node: Node) -> str:
+    said = podman("exec", node.container, "journalctl", "-u", "kubelet", "-n", "5", "-o", "cat", check=False)
     return "; ".join(said.stdout.strip().splitlines())

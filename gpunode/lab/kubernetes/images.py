@@ -21,8 +21,8 @@ echo "[gpunode lab stand-in: no vectors were added] Test PASSED"
 """
 
 
-def make_images(binaries: Binaries, busybox: Path, folder: Path) -> list[Path]:
-    """Write what is missing in `folder`: archives of the scheduler, the sample, and of programs that are there."""
+def make_images(binaries: Binaries, busybox: Path, folder: Path) -> None:
+    """Write archives of the scheduler, the sample, and of the programs that are there into `folder`."""
     makers: dict[str, Callable[[Path], None]] = {
         f"kube-scheduler-{binaries.version}.tar": lambda path: _scheduler(path, binaries),
         "cuda-sample.tar": lambda path: _sample(path, busybox),
@@ -32,9 +32,7 @@ def make_images(binaries: Binaries, busybox: Path, folder: Path) -> list[Path]:
     if binaries.optional(EXTENDER):
         makers["gpushare-extender.tar"] = lambda path: _extender(path, binaries)
     for name, make in makers.items():
-        if not (folder / name).exists():
-            make(folder / name)
-    return [folder / name for name in makers]
+        make(folder / name)
 
 
 def _scheduler(path: Path, binaries: Binaries) -> None:
