@@ -13,7 +13,7 @@ from gpunode.lab import Lab
 EXTENDED = {
     f"test_{name}"
     for name in "air_gap driver_settings fabric_node families fleet_faults fleet_kill golden_image hostile_node "
-    "aarch64 how_to kubernetes kubernetes_engines metrics migration package_faults runfile selftest sharing shards "
+    "aarch64 how_to metrics migration package_faults runfile selftest sharing shards "
     "ubuntu unattended_upgrades uninstall".split()
 }
 
@@ -21,7 +21,7 @@ EXTENDED = {
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         module = getattr(getattr(item, "module", None), "__name__", "").rpartition(".")[2]
-        if module in EXTENDED:
+        if module in EXTENDED or module.startswith("test_kubernetes"):
             item.add_marker("extended")
 
 
