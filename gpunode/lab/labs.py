@@ -187,11 +187,14 @@ def _up(asked: Node, count: int, info: RepositoryInfo, log: Log) -> Lab:
         new = _reserve(replace(asked, sources=sources), count)
     if control:
         log(f"starting the control plane of Kubernetes: {control.name}")
-        nodes.save(cluster.start_control_plane(control, own_sources(info, control.distro), url))
+        started = cluster.start_control_plane(control, own_sources(info, control.distro), url)
+        nodes.save(replace(started, maker=os.getpid()))  # it goes with its nodes, should they not come up
     if new:
         log(f"starting {len(new)} node{'s'[: len(new) > 1]}: {' '.join(node.name for node in new)}")
     machine.weigh(len(nodes.load_nodes()))
     _make_all(new, info, url)
+    if control:
+        nodes.save(started)
     if asked.kubernetes and new:
         cluster.connect(_ready(asked.lab))
     with machine.lock("state", log=log):

@@ -19,7 +19,11 @@ import yaml
 from gpunode.lab import Lab
 
 FOLDER = os.environ.get("GPUNODE_KUBERNETES", "")
+OTHERS = [one for one in os.environ.get("GPUNODE_KUBERNETES_OTHERS", "").split(":") if one]  # of other releases
 REASON = "GPUNODE_KUBERNETES names no folder with the programs of Kubernetes"
+
+GPU = "nvidia.com/gpu"
+SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -120,3 +124,24 @@ def wait_for(what: Callable[[], object], seconds: float = 90) -> None:
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.5)
+
+
+def failed(found: Mapping[str, list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
+    """The checks of `Cluster.checks` that did not pass."""
+    return [check for checks in found.values() for check in checks if check[1] != "passed"]
+
+
+def pod(name: str, limits: Mapping[str, int], **metadata: object) -> dict[str, Any]:
+    """A pod that sleeps."""
+    container = {
+        "name": "c",
+        "image": SAMPLE,
+        "command": ["sh", "-c", "exec sleep 3600"],
+        "resources": {"limits": dict(limits)},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": name, "namespace": "default", **metadata},
+        "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]},
+    }

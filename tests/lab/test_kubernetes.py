@@ -16,13 +16,12 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster import FOLDER, REASON, Cluster, wait_for
+from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
 from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
-GPU = "nvidia.com/gpu"
 MEMORY = "aliyun.com/gpu-mem"
 ROLLOUT = {
     "waves": [1, "100%"],
@@ -31,7 +30,6 @@ ROLLOUT = {
     "drain": {"when": "disruptive", "timeout": 120},
 }
 OLD = {"kubernetes": {}, "driver": {"branch": "580"}}
-CASES = sorted(Path(__file__).parents[1].glob("cases/kube/*/case.yml"))
 
 
 @pytest.fixture(scope="module")
@@ -88,43 +86,6 @@ def test_nodes_with_a_running_kubelet_are_provisioned_and_verified_again_and_aga
 # ---------------------------------------------------------------- what the API server takes
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case.parent.name for case in CASES])
-def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_path: Path) -> None:
-    """Rendered for this server's version, by its own validation of fields; kinds that only a CRD brings aside."""
-    asked = yaml.safe_load(case.read_text())
-    server = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]
-    minor = int("".join(filter(str.isdigit, server["minor"])))
-    oldest = asked.get("servers", {}).get("from", "1.0") if isinstance(asked.get("servers"), dict) else "1.0"
-    if minor < int(str(oldest).split(".")[1]):
-        pytest.skip(f"the case is for {oldest} and later")
-    spec = cluster.spec(asked["spec"], "case.yml")
-    words: list[object] = ["kube", "render", "-c", spec, "--server-version", f"1.{minor}", "-o", tmp_path / "out"]
-    if asked.get("hosts"):
-        inventory = tmp_path / "hosts.yml"
-        hosts = {name: {"gpunode_spec": own} for name, own in asked["hosts"].items()}
-        inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
-        words += ["-i", inventory]
-    cluster.gpunode(*words)
-    texts = [path.read_text() for path in sorted((tmp_path / "out").rglob("*.y*ml")) if "values" not in path.name]
-    objects = [item for text in texts for item in yaml.safe_load_all(text) if item and "apiVersion" in item]
-    spaces = {item["metadata"]["namespace"] for item in objects if "namespace" in item.get("metadata", {})}
-    spaces -= {"kube-system", "default"}
-    for space in spaces:
-        cluster.kubectl("create", "namespace", space, check=False)
-    kinds = {
-        line.split()[-1]
-        for line in cluster.kubectl("api-resources", "--no-headers").splitlines()
-        if line and not line.isspace()
-    }
-    assert "DaemonSet" in kinds
-    known = [item for item in objects if item["kind"] in kinds]
-    if known:
-        checked = yaml.safe_dump_all(known)
-        cluster.kubectl("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-", stdin=checked)
-    if spaces:
-        cluster.kubectl("delete", "namespace", *spaces)
-
-
 def test_strict_validation_is_live(cluster: Cluster) -> None:
     bad = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "default"}, "dat": {}}
     words = ("apply", "--server-side", "--dry-run=server", "--validate=strict", "-f", "-")
@@ -134,13 +95,13 @@ def test_strict_validation_is_live(cluster: Cluster) -> None:
 # ---------------------------------------------------------------- NVIDIA's device plugin
 
 
-def test_whole_gpus_from_apply_to_a_pod(clean: Cluster) -> None:
+def test_whole_gpus_from_apply_to_apod(clean: Cluster) -> None:
     spec = clean.spec({"kubernetes": {}})
     assert "5 created" in clean.kube("apply", spec).stdout
     again = clean.kube("apply", spec).stdout
     assert "nothing to do" in again
     found = clean.checks("verify", spec)  # at once: the kubelets may not have told of the GPUs yet
-    assert _failed(found) == []
+    assert failed(found) == []
     proven = {name: message for name, _, message in found["pool default"]}
     assert proven["kube.allocatable"] in (f"2 {GPU}", f"4 {GPU}")
     assert proven["kube.which-gpu"].startswith("a container gets exactly one GPU: GPU-")
@@ -154,7 +115,7 @@ def test_each_node_is_proven(clean: Cluster) -> None:
     spec = clean.spec({"kubernetes": {}})
     clean.kube("apply", spec)
     found = clean.checks("verify", spec, "--each-node")
-    assert _failed(found) == []
+    assert failed(found) == []
     assert {"node t-kube-1", "node t-kube-2"} <= set(found)
 
 
@@ -174,7 +135,7 @@ def test_two_pools_and_a_working_pool_keeps_its_gpus(clean: Cluster) -> None:
     clean.kube("apply", spec)
     wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "8"})
     found = clean.checks("verify", spec)
-    assert _failed(found) == []
+    assert failed(found) == []
     assert ("kube.shared-gpu", "passed") in {(name, status) for name, status, _ in found["pool sliced"]}
 
 
@@ -189,8 +150,8 @@ def test_shares_of_another_name_of_which_a_pod_gets_one(clean: Cluster) -> None:
     clean.kube("apply", spec)
     shared = f"{GPU}.shared"
     wait_for(lambda: clean.allocatable(shared) == {"t-kube-1": "8", "t-kube-2": "8"})
-    assert _failed(clean.checks("verify", spec)) == []
-    clean.apply(_pod("greedy", {shared: 2}))
+    assert failed(clean.checks("verify", spec)) == []
+    clean.apply(pod("greedy", {shared: 2}))
     wait_for(lambda: "maximum request size" in clean.get("pod", "greedy")["status"].get("message", ""))
     clean.kubectl("delete", "pod", "greedy", "--wait=false")
 
@@ -280,7 +241,7 @@ def test_gpushare_packs_pods_by_memory_and_leaves_the_scheduler_as_it_was(clean:
     assert clean.lab.run("t-kube-1", "cat /etc/kubernetes/manifests/kube-scheduler.yaml").stdout != manifest
     wait_for(lambda: clean.get("-n", "gpunode", "deploy")["items"][0]["status"].get("readyReplicas") == 1, 120)
     for name, memory in (("three", 3), ("five", 5), ("too-large", 17)):
-        clean.apply(_pod(name, {MEMORY: memory}))
+        clean.apply(pod(name, {MEMORY: memory}))
     wait_for(lambda: {p["spec"].get("nodeName") is not None for p in _pods(clean, "three", "five")} == {True})
     cards = {p["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for p in _pods(clean, "three", "five")}
     assert len(cards) == 1, "both on one GPU, as bin packing has it"
@@ -327,7 +288,7 @@ def test_gpus_come_back_after_a_reboot_without_a_hand(clean: Cluster) -> None:
     clean.lab.run("t-kube-2", "systemctl reboot")
     wait_for(lambda: clean.lab.run("t-kube-2", boot).stdout not in ("", before))
     wait_for(lambda: clean.lab.run("t-kube-2", "systemctl is-active kubelet").stdout.strip() == "active")
-    wait_for(lambda: _failed(clean.checks("verify", spec)) == [], 120)
+    wait_for(lambda: failed(clean.checks("verify", spec)) == [], 120)
 
 
 def test_an_api_server_killed_in_the_middle_of_apply_loses_nothing(clean: Cluster) -> None:
@@ -352,7 +313,7 @@ def test_the_driver_of_a_running_cluster_is_upgraded_node_by_node(clean: Cluster
     clean.kube("apply", spec)
     wait_for(lambda: clean.allocatable(GPU) == {"t-kube-1": "2", "t-kube-2": "2"})
     labels = {"app": "work"}
-    container = {"name": "c", "image": _SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
+    container = {"name": "c", "image": SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
                  "resources": {"limits": {GPU: 1}}}  # fmt: skip
     template = {"metadata": {"labels": labels},
                 "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}  # fmt: skip
@@ -372,24 +333,11 @@ def test_the_driver_of_a_running_cluster_is_upgraded_node_by_node(clean: Cluster
         assert " 595." in clean.lab.run(node, "cat /proc/driver/nvidia/version").stdout
         assert "unschedulable" not in clean.get("node", node)["spec"]
     wait_for(lambda: clean.get("deploy", "work")["status"].get("readyReplicas") == 2)
-    assert _failed(clean.checks("verify", new)) == []
+    assert failed(clean.checks("verify", new)) == []
     clean.kubectl("delete", "deploy,pdb", "work", "--wait=false")
 
 
 # ---------------------------------------------------------------- helpers
-
-_SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
-
-
-def _failed(found: dict[str, list[tuple[str, str, str]]]) -> list[tuple[str, str, str]]:
-    return [check for checks in found.values() for check in checks if check[1] != "passed"]
-
-
-def _pod(name: str, limits: dict[str, int]) -> dict[str, Any]:
-    container = {"name": "c", "image": _SAMPLE, "command": ["sh", "-c", "exec sleep 3600"],
-                 "resources": {"limits": limits}}  # fmt: skip
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"},
-            "spec": {"terminationGracePeriodSeconds": 1, "containers": [container]}}  # fmt: skip
 
 
 def _pods(cluster: Cluster, *names: str) -> list[dict[str, Any]]:

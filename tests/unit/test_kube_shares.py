@@ -30,7 +30,7 @@ from benchmarks.sharing_under_load import (
     resource_slice,
     server,
 )
-from gpunode.core.kube.checks.proofs import NAMESPACE
+from gpunode.core.kube.checks.proof_rules import NAMESPACE
 from gpunode.core.kube.objects import thing
 from gpunode.core.kube.render.dra import DRIVER
 from gpunode.edge.kube.apply import apply

@@ -641,3 +641,21 @@ def test_a_bug_met_in_one_proof_is_its_own_and_its_pods_go(
     assert found["kube.which-gpu"][0] == "failed" and "unexpected KeyError" in found["kube.which-gpu"][1]
     assert found["kube.too-many-stays-pending"][0] == "passed"
     assert server.names("Pod") == []
+
+
+@pytest.mark.parametrize("rule", ["passed", "pending"])
+def test_a_pod_that_a_gate_holds_back_proves_nothing(rule: proof_rules.Rule) -> None:
+    """It is not scheduled either, and was once taken for the proof that too large a request stays Pending."""
+    condition = {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}
+    held = {
+        "metadata": {"name": "p"},
+        "spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]},
+        "status": {"phase": "Pending", "conditions": [condition]},
+    }
+    until: proof_rules.Until = "unschedulable" if rule == "pending" else "ended"
+    assert not proof_rules.is_done(until, held)
+    proof = proof_rules.Proof(id="kube.x", title="a pod runs", until=until, rule=rule, pods=("p",))
+    check = proof_rules.judge(proof, proof_rules.Seen(pods=(held,), logs=("",)))
+    assert check.status == "not-proven"
+    assert "scheduling gate kueue.x-k8s.io/admission" in check.message
+    assert "gpunode-verify" in check.fix

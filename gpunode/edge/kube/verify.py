@@ -9,9 +9,9 @@ from functools import partial
 
 from gpunode.core.errors import GpunodeError, RefusedError, UnreachableError
 from gpunode.core.kube.checks.preflight import Right, mig_state, node_names
-from gpunode.core.kube.checks.proof_rules import Proof, Seen, is_done, judge
-from gpunode.core.kube.checks.proofs import NAMESPACE, allocatable, namespace_object, node_proofs, offers, proofs
-from gpunode.core.kube.checks.ready import WORKLOADS
+from gpunode.core.kube.checks.proof_rules import NAMESPACE, Proof, Seen, is_done, judge
+from gpunode.core.kube.checks.proofs import allocatable, namespace_object, node_proofs, offers, proofs
+from gpunode.core.kube.checks.ready import WORKLOADS, gates
 from gpunode.core.kube.cluster import MIG_LABEL, Object, Pool
 from gpunode.core.kube.owned import Key, is_ours, key_of
 from gpunode.core.kube.render import Rendered
@@ -29,6 +29,7 @@ Notify = Callable[[str], None]
 _NAMESPACE = Key("v1", "Namespace", "", NAMESPACE)
 ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespace
 GONE_SECONDS = 180.0
+GATE_SECONDS = 20.0  # until a controller has let a new pod go
 OFFER_SECONDS = 30.0  # until a kubelet reports the GPUs of a device plugin that has just started
 
 
@@ -235,7 +236,10 @@ class _Runner:
                 last[0] = live
                 return True if is_done(proof.until, live) else None
 
-            self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
+            held = min(self.timeout, GATE_SECONDS)  # a queue that lets pods of no queue go does so at once
+            self.api.follow(_pod(name), until, max(0.0, deadline - self.timeout + held - self.api.clock()))
+            if not (last[0] and (is_done(proof.until, last[0]) or gates(last[0]))):
+                self.api.follow(_pod(name), until, max(0.0, deadline - self.api.clock()))
             pods.append(last[0])
         waits = [n for n, live in zip(proof.pods, pods, strict=True) if live and not is_done(proof.until, live)]
         claims = [key_of(item) for item in proof.objects if item["kind"] == "ResourceClaim"]

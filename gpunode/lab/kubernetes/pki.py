@@ -76,16 +76,15 @@ def make(folder: Path, address: str) -> Authority:
 
     `address` is the API server's.
     """
-    key = ec.generate_private_key(ec.SECP256R1())
-    name = x509.Name([_common_name("kubernetes")])
-    own = _certificate(name, name, key).add_extension(x509.BasicConstraints(True, None), True)
-    _write(folder, "ca", own.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _pem(key))
-    authority = Authority(folder=folder, server=f"https://{address}:6443")
+    server = f"https://{address}:6443"
+    authority = _authority(folder, "kubernetes", server)
     names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
     served: list[x509.GeneralName] = [x509.DNSName(name) for name in (*names, "localhost")]
     served += [x509.IPAddress(ipaddress.ip_address(one)) for one in (address, SERVICE_ADDRESS, "127.0.0.1")]
     _write(folder, "apiserver", *authority._issue("kube-apiserver", (), ExtendedKeyUsageOID.SERVER_AUTH, served))
     _write(folder, "kubelet-client", *authority.identity("kube-apiserver-kubelet-client", ["system:masters"]))
+    front_proxy = _authority(folder / "front-proxy", "front-proxy-ca", server)  # of aggregated API servers
+    _write(folder, "front-proxy-client", *front_proxy.identity("front-proxy-client"))
     accounts = ec.generate_private_key(ec.SECP256R1())
     public = accounts.public_key().public_bytes(
         serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo
@@ -93,6 +92,14 @@ def make(folder: Path, address: str) -> Authority:
     machine.write(folder / "sa.pub", public.decode())
     machine.write(folder / "sa.key", _pem(accounts).decode())
     return authority
+
+
+def _authority(folder: Path, name: str, server: str) -> Authority:
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([_common_name(name)])
+    own = _certificate(subject, subject, key).add_extension(x509.BasicConstraints(True, None), True)
+    _write(folder, "ca", own.sign(key, hashes.SHA256()).public_bytes(serialization.Encoding.PEM), _pem(key))
+    return Authority(folder=folder, server=server)
 
 
 def _certificate(subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -> x509.CertificateBuilder:

@@ -101,7 +101,9 @@ def kubelet_configuration(minor: int) -> dict[str, object]:
 
 def kubelet_flags(minor: int) -> str:
     """What older kubelets do not take from their configuration."""
-    return "" if minor >= 27 else f"--container-runtime-endpoint={RUNTIME}"
+    remote = [] if minor >= 24 else ["--container-runtime=remote"]  # else Docker
+    endpoint = [] if minor >= 27 else [f"--container-runtime-endpoint={RUNTIME}"]
+    return " ".join([*remote, *endpoint])
 
 
 def pods_network(number: int) -> dict[str, object]:

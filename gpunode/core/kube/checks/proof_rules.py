@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.kube.checks.ready import pod_trouble, unschedulable
+from gpunode.core.kube.checks.ready import gates, pod_trouble, unschedulable
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.render.gpushare import MEMORY
 from gpunode.core.kube.usage import consumed_memory
 from gpunode.core.model import Check
 
+NAMESPACE = "gpunode-verify"
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _SMI = re.compile(r"^\s*(GPU|MIG)\b.*\(UUID: ([^)]+)\)", re.MULTILINE)
 Until = Literal["ended", "running", "unschedulable"]
@@ -56,7 +57,7 @@ def is_done(until: Until, live: Object | None) -> bool:
     if phase in ("Succeeded", "Failed"):
         return True
     if until == "unschedulable":
-        return bool(unschedulable(live) or live["spec"].get("nodeName"))
+        return bool(live["spec"].get("nodeName") or (unschedulable(live) and not gates(live)))
     return until == "running" and phase == "Running" and _all_ready(live)
 
 
@@ -66,7 +67,16 @@ def _all_ready(live: Object) -> bool:
 
 
 def judge(proof: Proof, seen: Seen) -> Check:
-    """What the pods proved."""
+    """What the pods proved; nothing, where something else keeps them from the scheduler."""
+    held = {name: gates(live) for name, live in zip(proof.pods, seen.pods, strict=True) if live and gates(live)}
+    if held:
+        name, names = next(iter(held.items()))
+        return Check(
+            id=proof.id,
+            status="not-proven",
+            message=f"{proof.title}: pod {name} is held back by the scheduling gate {', '.join(names)}",
+            fix=f"have what sets that gate pass over the namespace {NAMESPACE} (Kueue: managedJobsNamespaceSelector)",
+        )
     undone = [
         f"{name}: {_why(live, seen.warnings.get(name, ''))}"
         for name, live in zip(proof.pods, seen.pods, strict=True)

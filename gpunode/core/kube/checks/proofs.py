@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from gpunode.core.kube.checks.proof_rules import Proof
+from gpunode.core.kube.checks.proof_rules import NAMESPACE, Proof
 from gpunode.core.kube.cluster import OWNED, Cluster, Object, Pool
 from gpunode.core.kube.objects import pod, selector
 from gpunode.core.kube.render.dra import DRIVER, claim, claim_template
@@ -18,7 +18,6 @@ from gpunode.core.kube.render.gpushare import MEMORY
 from gpunode.core.kube.usage import Kind, Usage, Use
 from gpunode.core.model import Check
 
-NAMESPACE = "gpunode-verify"
 IMAGE = "cuda-sample"
 _MIB_OF_GIB = 1024
 _OF_A_NODE = ("kube.vectoradd", "kube.which-gpu", "kube.dra-claim")

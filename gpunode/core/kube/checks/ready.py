@@ -96,10 +96,22 @@ def crash_loop(pod: Object, recently: str) -> str:
     return ""
 
 
+def gates(pod: Object) -> tuple[str, ...]:
+    """The scheduling gates that keep the scheduler from looking at a pod, such as `kueue.x-k8s.io/admission`."""
+    return tuple(str(gate.get("name")) for gate in (pod.get("spec") or {}).get("schedulingGates") or [])
+
+
 def unschedulable(pod: Object) -> str:
-    """The scheduler's message, where it found no node; "" otherwise."""
+    """The scheduler's message, where it found no node, or the gates that keep the pod from it; "" otherwise.
+
+    >>> unschedulable({"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/admission"}]}, "status": {"conditions": [
+    ...     {"type": "PodScheduled", "status": "False", "reason": "SchedulingGated"}]}})
+    'scheduling gate kueue.x-k8s.io/admission: its controller has not let the pod go yet'
+    """
     for condition in (pod.get("status") or {}).get("conditions") or []:
         if condition.get("type") == "PodScheduled" and condition.get("status") == "False":
+            if names := gates(pod):
+                return _short(f"scheduling gate {', '.join(names)}: its controller has not let the pod go yet")
             return str(condition.get("message") or condition.get("reason") or "unschedulable")
     return ""
 

@@ -1,0 +1,194 @@
+"""gpunode on a cluster of each release of Kubernetes that is at hand: one node, its oldest and newest releases alike.
+
+GPUNODE_KUBERNETES_OTHERS names folders as GPUNODE_KUBERNETES does, with a colon between.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import FOLDER, GPU, OTHERS, REASON, Cluster, failed, pod, wait_for
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
+
+CASES = sorted(Path(__file__).parents[1].glob("cases/kube/*/case.yml"))
+STRICT_FROM = 25  # fieldValidation of the API server; before, server-side apply refuses unknown fields by itself
+MEMORY = "aliyun.com/gpu-mem"
+MANIFEST = "/etc/kubernetes/manifests/kube-scheduler.yaml"
+UNIT = "/etc/systemd/system/kube-scheduler.service"
+AS_UNIT = f"""set -e
+mv {MANIFEST} /root/kube-scheduler.yaml
+ln -sf /opt/kubernetes/kube-scheduler /usr/bin/kube-scheduler
+cat >{UNIT} <<END
+[Unit]
+Description=Kubernetes scheduler
+
+[Service]
+ExecStart=/usr/bin/kube-scheduler \\\\
+  --authentication-kubeconfig=/etc/kubernetes/scheduler.conf \\\\
+  --authorization-kubeconfig=/etc/kubernetes/scheduler.conf \\\\
+  --kubeconfig=/etc/kubernetes/scheduler.conf \\\\
+  --leader-elect=false
+Restart=always
+
+[Install]
+WantedBy=multi-user.target
+END
+systemctl daemon-reload
+systemctl enable --now kube-scheduler 2>/dev/null
+"""
+AS_POD = f"""systemctl disable --now kube-scheduler
+rm {UNIT}
+systemctl daemon-reload
+mv /root/kube-scheduler.yaml {MANIFEST}
+"""
+
+
+@pytest.fixture(scope="module", params=[FOLDER, *OTHERS], ids=lambda folder: Path(folder).name)
+def cluster(
+    request: pytest.FixtureRequest,
+    lab_up: Callable[..., Lab],
+    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
+    controller: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Cluster]:
+    name = "t-kube-" + Path(request.param).name.replace(".", "-")
+    options: dict[str, Any] = {"gpus": ("h100", "h100"), "engines": ("containerd",)}
+    with lab_up(1, name=name, kubernetes=request.param, **options) as lab:
+        yield Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
+
+
+@pytest.fixture(scope="module")
+def provisioned(cluster: Cluster) -> Cluster:
+    spec = cluster.spec({"kubernetes": {}})
+    cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", spec, "--yes")
+    return cluster
+
+
+def minor_of(cluster: Cluster) -> int:
+    server = json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]
+    return int("".join(filter(str.isdigit, server["minor"])))
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case.parent.name for case in CASES])
+def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_path: Path) -> None:
+    """Rendered for this server's version, by its own validation of fields; kinds that only a CRD brings aside."""
+    asked = yaml.safe_load(case.read_text())
+    minor = minor_of(cluster)
+    oldest = asked.get("servers", {}).get("from", "1.0") if isinstance(asked.get("servers"), dict) else "1.0"
+    if minor < int(str(oldest).split(".")[1]):
+        pytest.skip(f"the case is for {oldest} and later")
+    spec = cluster.spec(asked["spec"], "case.yml")
+    words: list[object] = ["kube", "render", "-c", spec, "--server-version", f"1.{minor}", "-o", tmp_path / "out"]
+    if asked.get("hosts"):
+        inventory = tmp_path / "hosts.yml"
+        hosts = {name: {"gpunode_spec": own} for name, own in asked["hosts"].items()}
+        inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+        words += ["-i", inventory]
+    cluster.gpunode(*words)
+    texts = [path.read_text() for path in sorted((tmp_path / "out").rglob("*.y*ml")) if "values" not in path.name]
+    objects = [item for text in texts for item in yaml.safe_load_all(text) if item and "apiVersion" in item]
+    spaces = {item["metadata"]["namespace"] for item in objects if "namespace" in item.get("metadata", {})}
+    spaces -= {"kube-system", "default"}
+    for space in spaces:
+        cluster.kubectl("create", "namespace", space, check=False)
+    kinds = {line.split()[-1] for line in cluster.kubectl("api-resources", "--no-headers").splitlines() if line.strip()}
+    assert "DaemonSet" in kinds
+    known = [item for item in objects if item["kind"] in kinds]
+    if known:
+        checked = yaml.safe_dump_all(known)
+        validate = "--validate=strict" if minor >= STRICT_FROM else "--validate=false"
+        cluster.kubectl("apply", "--server-side", "--dry-run=server", validate, "-f", "-", stdin=checked)
+    if spaces:
+        cluster.kubectl("delete", "namespace", *spaces)
+
+
+def test_an_unknown_field_is_refused(cluster: Cluster) -> None:
+    """Else the test above would prove nothing."""
+    bad = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": "default"}, "dat": {}}
+    validate = "--validate=strict" if minor_of(cluster) >= STRICT_FROM else "--validate=false"
+    words = ("apply", "--server-side", "--dry-run=server", validate, "-f", "-")
+    assert "dat" in cluster.kubectl(*words, stdin=yaml.safe_dump(bad), check=False)
+
+
+def test_from_new_nodes_to_a_pod_with_a_gpu(provisioned: Cluster) -> None:
+    spec = provisioned.spec({"kubernetes": {}})
+    again = provisioned.gpunode("provision", "-i", provisioned.lab.inventory, "-c", spec, "--yes")
+    assert "nothing to do" in again.stdout, again.stdout
+    provisioned.kube("apply", spec)
+    assert "nothing to do" in provisioned.kube("apply", spec).stdout
+    assert failed(provisioned.checks("verify", spec)) == []
+    assert list(provisioned.allocatable(GPU).values()) == ["2"]
+    assert "0/2" in provisioned.kube_text("status")
+    provisioned.kube("remove", spec)
+    assert provisioned.get("namespaces", "--field-selector=metadata.name=gpunode")["items"] == []
+
+
+@pytest.mark.parametrize("way", ["static pod", "unit"])
+def test_the_scheduler_packs_by_memory_and_is_given_back_to_the_byte(way: str, provisioned: Cluster) -> None:
+    """As kubeadm's static pod, and as a unit of systemd; its device plugin is played by a patch of the node."""
+    if not Path(FOLDER, "gpushare-sche-extender").exists():
+        pytest.skip(f"{REASON} with gpushare-sche-extender")
+    (node,) = provisioned.lab.nodes
+    path = MANIFEST if way == "static pod" else UNIT
+    if way == "unit":
+        assert provisioned.lab.run(node, AS_UNIT).returncode == 0
+    try:
+        before = provisioned.lab.run(node, f"cat {path}").stdout
+        version = {} if way == "static pod" else {"server_version": f"1.{minor_of(provisioned)}"}
+        packs_by_memory(provisioned, {"state": "present", "proxy_mode": "iptables", **version})
+        assert provisioned.lab.run(node, f"cat {path}").stdout != before
+        assert "gpushare" in provisioned.lab.run(node, "cat /etc/kubernetes/*sched*").stdout
+        scheduler(provisioned, {"state": "absent", **version})
+        assert provisioned.lab.run(node, f"cat {path}").stdout == before
+        provisioned.apply(pod("plain", {}))  # what was given back schedules
+        wait_for(lambda: provisioned.get("pod", "plain")["spec"].get("nodeName"))
+        provisioned.kubectl("delete", "pod", "plain", "--wait=false")
+    finally:
+        if way == "unit":
+            provisioned.lab.run(node, AS_POD)
+
+
+def packs_by_memory(cluster: Cluster, edit: dict[str, str]) -> None:
+    """Pods of 3 and 5 of 16 GiB on one GPU, one of 17 on none."""
+    spec = cluster.spec({"kubernetes": {}, "sharing": {"strategy": "gpushare"}})
+    cluster.kube("apply", spec, "--no-wait")
+    (node,) = cluster.lab.nodes
+    capacity = {"status": {"capacity": {MEMORY: "32", "aliyun.com/gpu-count": "2"}}}
+    patch(cluster, node.name, "merge", capacity)
+    scheduler(cluster, edit)
+    wait_for(lambda: cluster.get("-n", "gpunode", "deploy")["items"][0]["status"].get("readyReplicas") == 1, 120)
+    wanted = {"three": 3, "five": 5, "too-large": 17}
+    cluster.apply(*(pod(name, {MEMORY: memory}) for name, memory in wanted.items()))
+    small = ("three", "five")
+    wait_for(lambda: all(cluster.get("pod", name)["spec"].get("nodeName") for name in small))
+    cards = {cluster.get("pod", name)["metadata"]["annotations"]["ALIYUN_COM_GPU_MEM_IDX"] for name in small}
+    assert len(cards) == 1, "both on one GPU, as bin packing has it"
+    assert "nodeName" not in cluster.get("pod", "too-large")["spec"]
+    assert "8/16" in cluster.kube_text("status")
+    cluster.kubectl("delete", "pod", *wanted, "--force", "--grace-period=0")
+    cluster.kube("remove", spec)
+    gone = [{"op": "remove", "path": f"/status/capacity/aliyun.com~1gpu-{what}"} for what in ("mem", "count")]
+    patch(cluster, node.name, "json", gone)
+
+
+def patch(cluster: Cluster, node: str, kind: str, change: object) -> None:
+    """Of a node's status; by the newest kubectl, since those before 1.24 cannot."""
+    words = ("patch", "node", node, "--subresource=status", f"--type={kind}", "-p", json.dumps(change))
+    cluster.kubectl(*words)
+
+
+def scheduler(cluster: Cluster, edit: dict[str, str]) -> None:
+    """The playbook that edits kube-scheduler, on the lab's node."""
+    (node,) = cluster.lab.nodes
+    spec = cluster.spec({"kubernetes": {}, "sharing": {"strategy": "gpushare"}})
+    cluster.play("playbooks/scheduler.yml", "-e", f"gpunode_control_plane={node.name}", "-e", f"gpunode_config={spec}",
+                 "-e", json.dumps({"gpunode_scheduler": edit}))  # fmt: skip
