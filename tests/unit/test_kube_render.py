@@ -126,6 +126,34 @@ def test_what_a_service_sends_to_is_ready_when_it_answers(case: Case) -> None:
         assert [any("readinessProbe" in one for one in pod["containers"]) for pod in served] == [True]
 
 
+MPS = {"sharing": {"strategy": "mps", "replicas": 4}}
+
+
+def _terms(objects: Any) -> list[list[str]]:
+    """Keys of the node selector terms of the MPS control daemon's pod."""
+    (daemon,) = [item for item in objects if item["metadata"]["name"] == "mps-control-daemon"]
+    affinity = daemon["spec"]["template"]["spec"]["affinity"]["nodeAffinity"]
+    terms = affinity["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    return [[one["key"] for one in term["matchExpressions"]] for term in terms]
+
+
+def test_unmarked_nodes_get_the_mps_daemon_where_their_configuration_is_mps() -> None:
+    label = "nvidia.com/device-plugin.config"
+    assert _terms(rendered(MPS).objects) == [[label], ["nvidia.com/mps.capable"]]
+    mps = MPS | {"kubernetes": {"pool": "mps"}}
+    assert _terms(rendered({}, a={}, b=mps).objects) == [[label]], "they get the pool default, which has whole GPUs"
+    other = {"kubernetes": {"pool": "other"}}
+    assert _terms(rendered({}, a=MPS, b=other).objects) == [[label], ["nvidia.com/mps.capable", label]]
+
+
+def test_the_mps_daemons_pod_takes_what_it_mounted_on_the_host_away() -> None:
+    (daemon,) = [item for item in rendered(MPS).objects if item["metadata"]["name"] == "mps-control-daemon"]
+    pod = daemon["spec"]["template"]["spec"]
+    mounts, ends = pod["initContainers"][0], pod["containers"][-1]
+    assert (mounts["name"], ends["name"]) == ("mount-shm", "clean-up")
+    assert mounts["volumeMounts"] == ends["volumeMounts"], "what it unmounts, it unmounts on the host"
+
+
 GPUSHARE = {"sharing": {"strategy": "gpushare"}}
 
 

@@ -186,6 +186,25 @@ def test_gpus_that_a_kubelet_reports_a_little_later_are_waited_for(server: ApiSe
     assert pauses and found["kube.allocatable"] == ("passed", f"8 {GPU}")
 
 
+def test_a_plugin_that_waits_for_its_mps_daemon_is_waited_for(server: ApiServer, api: Api) -> None:
+    """It asks once, and again after 30 s."""
+    server.put(node("gpu1"))
+    what = rendered({"sharing": {"strategy": "mps", "replicas": 4}}, gpu1={})
+    apply(api, what, timeout=5, notify=silent)
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+
+    real = api.clock
+    api.pause, api.clock = wait, lambda: real() + sum(waited)
+    Nodes(server)
+    results = verify(api, what, ProofOptions(timeout=300), notify=silent)
+    assert 60 < sum(waited) < 90
+    (check,) = [one for result in results for one in result.checks if one.id == "kube.allocatable"]
+    assert "MPS control daemon" in check.fix
+
+
 def test_a_pool_that_offers_nothing_fails_by_name(server: ApiServer, api: Api) -> None:
     server.put(node("gpu1"))
     server.put(node("gpu2", address="10.0.0.2", allocatable={GPU: "8"}))

@@ -238,6 +238,7 @@ def test_an_archive_holds_programs_with_their_libraries(tmp_path: Path) -> None:
             tmp_path / name,
             ["x/y:1"],
             {"/bin/true": Path("/bin/true"), "/run.sh": "#!/bin/sh\n"},
+            links={"/bin/sh": "true"},
             entrypoint=["/run.sh"],
         )
     assert (tmp_path / "one.tar").read_bytes() == (tmp_path / "two.tar").read_bytes()
@@ -249,6 +250,7 @@ def test_an_archive_holds_programs_with_their_libraries(tmp_path: Path) -> None:
     assert config["rootfs"]["diff_ids"] == [f"sha256:{hashlib.sha256(layer).hexdigest()}"]
     with tarfile.open(fileobj=io.BytesIO(layer)) as tar:
         names = tar.getnames()
+        assert tar.getmember("bin/sh").linkname == "true"
     assert {"bin/true", "run.sh"} < set(names)
     assert any("libc.so" in name for name in names)
 
@@ -265,7 +267,10 @@ def test_what_a_container_is_told_of_its_gpus_is_what_the_node_has(tmp_path: Pat
     assert config["devices"][1]["pci"]["device_id"] == 0x27B810DE
     assert config["devices"][1]["compute_capability"] == {"major": 8, "minor": 9}
     assert config["system"]["driver_version"] == "@driver@"
-    listed = driver.list_gpus(rows).replace("/dev/nvidia", f"{tmp_path}/dev-")
+    listed = driver.list_gpus(rows).replace("/dev/nvidia", f"{tmp_path}/dev-").replace(driver.MODE, f"{tmp_path}/mode")
     (tmp_path / "dev-1").touch()
     done = subprocess.run(["sh", "-c", listed, "nvidia-smi", "-L"], capture_output=True, text=True, check=True)
     assert done.stdout == f"GPU 1: NVIDIA L4 (UUID: {rows[1][2]})\n"
+    words = ["-i", rows[1][2], "-c", "EXCLUSIVE_PROCESS"]
+    subprocess.run(["sh", "-c", listed, "nvidia-smi", *words], capture_output=True, check=True)
+    assert (tmp_path / "mode").read_text() == "Exclusive_Process\n"

@@ -31,6 +31,7 @@ ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespa
 GONE_SECONDS = 180.0
 GATE_SECONDS = 20.0  # until a controller has let a new pod go
 OFFER_SECONDS = 30.0  # until a kubelet reports the GPUs of a device plugin that has just started
+RETRY_SECONDS = 35.0  # until a device plugin that did not find its MPS control daemon has tried again
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,7 +112,8 @@ def _pool(
     notify(f"pool {pool.name}: looking at what it offers")
     nodes = api.items("/api/v1/nodes", odd=[]) if pool.hosts or cuts(pool.sharing) else []
     names, lost = node_names(pool.hosts, nodes) if pool.hosts else ({}, [])
-    found, there, offered = _settled(api, rendered, pool, names, min(OFFER_SECONDS, run.timeout) if run else 0)
+    patience = OFFER_SECONDS + (RETRY_SECONDS if pool.sharing.strategy == "mps" else 0)
+    found, there, offered = _settled(api, rendered, pool, names, min(patience, run.timeout) if run else 0)
     odd |= dict.fromkeys(found.errors)
     checks = [Check(id="kube.node", status="failed", message=p.what, fix=p.fix) for p in lost]
     mine = [node for node in nodes if not pool.has_known_nodes or node["metadata"]["name"] in names.values()]

@@ -18,10 +18,13 @@ def write_archive(
     names: Sequence[str],
     contents: Mapping[str, Path | str],
     *,
+    links: Mapping[str, str] | None = None,
     entrypoint: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
 ) -> None:
     """Write an image of one layer.  `contents`: path in the image → a file of this machine, or a script's text.
+
+    `links`: path in the image → what the symbolic link points to.
 
     Programs bring the libraries that ldd names.  The same input gives the same bytes.
     """
@@ -32,6 +35,10 @@ def write_archive(
             info = tarfile.TarInfo(name.lstrip("/"))
             info.size, info.mode = len(data), 0o755
             tar.addfile(info, io.BytesIO(data))
+        for name, target in sorted((links or {}).items()):
+            info = tarfile.TarInfo(name.lstrip("/"))
+            info.type, info.linkname = tarfile.SYMTYPE, target
+            tar.addfile(info)
     blob = layer.getvalue()
     settings = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", **(environment or {})}
     config = json.dumps(

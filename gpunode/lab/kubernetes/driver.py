@@ -18,10 +18,26 @@ from gpunode.lab import machine
 VERSION = "@driver@"  # the stub of nvidia-container-runtime puts the loaded driver's version here
 ARCHITECTURES = {"6.1": "pascal", "7.0": "volta", "7.5": "turing", "8.0": "ampere", "8.6": "ampere", "8.9": "ada"}
 ARCHITECTURES |= {"9.0": "hopper", "10.0": "blackwell"}
-SMI = """#!/bin/sh
-# Lab stand-in for nvidia-smi in a container: `nvidia-smi -L` lists the GPUs whose device file is here.
-[ "$1" = -L ] || { echo "nvidia-smi (gpunode lab stand-in): in a container it only knows -L" >&2; exit 1; }
-show() { [ ! -e "/dev/nvidia$1" ] || echo "GPU $1: $3 (UUID: $2)"; }
+MODE = "/run/gpunode-lab-compute-mode"  # in a container: the node's /lab/standin-compute-mode
+SMI = f"""#!/bin/sh
+# Lab stand-in for nvidia-smi in a container: `nvidia-smi -L` lists the GPUs whose device file is here, -c sets the
+# compute mode.
+show() {{ [ ! -e "/dev/nvidia$1" ] || echo "GPU $1: $3 (UUID: $2)"; }}
+only=''
+while [ $# -gt 0 ]; do
+    case $1 in
+    -L) break ;;
+    -i) only=$2; shift ;;
+    -c)
+        case $2 in DEFAULT) mode=Default ;; EXCLUSIVE_PROCESS) mode=Exclusive_Process ;; *) exit 2 ;; esac
+        echo "$mode" >{MODE} && echo "Set compute mode to $2 for GPU $only." && echo "All done."
+        exit
+        ;;
+    *) set -- ;;
+    esac
+    shift
+done
+[ "$1" = -L ] || {{ echo "nvidia-smi (gpunode lab stand-in): in a container it only knows -L and -c" >&2; exit 1; }}
 """
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from gpunode.edge.load import load_kube_knowledge
+from gpunode.lab import machine
 from gpunode.lab.kubernetes.archives import write_archive
 from gpunode.lab.kubernetes.binaries import Binaries
 
@@ -46,11 +47,22 @@ def _sample(path: Path, busybox: Path) -> None:
 
 
 def _plugin(path: Path, binaries: Binaries, busybox: Path) -> None:
+    """With BusyBox where NVIDIA's image has it: the MPS daemon needs mount and tail."""
     programs: dict[str, Path | str] = {f"/usr/bin/{name}": binaries.folder / name for name in PLUGIN}
-    environment = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "utility,compute"}
+    environment = {
+        "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin:/busybox",
+        "NVIDIA_VISIBLE_DEVICES": "all",
+        "NVIDIA_DRIVER_CAPABILITIES": "utility,compute",
+    }
     names = [_image("nvidia-device-plugin")]
+    applets = machine.run(str(busybox), "--list").stdout.split()
     write_archive(
-        path, names, {**programs, "/bin/sh": busybox}, entrypoint=["nvidia-device-plugin"], environment=environment
+        path,
+        names,
+        {**programs, "/busybox/busybox": busybox},
+        links={"/bin/sh": "/busybox/sh", **{f"/busybox/{name}": "busybox" for name in applets if name != "busybox"}},
+        entrypoint=["nvidia-device-plugin"],
+        environment=environment,
     )
 
 

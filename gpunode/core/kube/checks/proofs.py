@@ -72,6 +72,8 @@ def allocatable(pool: Pool, there: Sequence[tuple[str, Use]], names: Mapping[str
     what = "GPUs" + ("" if pool.sharing.strategy == "none" else f" by {pool.sharing.strategy}")
     if silent or not any(use.total for _, use in there):
         fix = "gpunode kube status; the log of the device plugin's pod on that node; gpunode verify NODE"
+        if pool.sharing.strategy == "mps":
+            fix = "gpunode kube status; the logs of the device plugin's and the MPS control daemon's pods on that node"
         if pool.sharing.strategy == "dra":
             fix = "gpunode kube status; the log of the DRA driver's pod on that node; gpunode verify NODE"
         if "dra-memory" in kinds(pool) and any(use.kind == "dra" for node in found.nodes for use in node.uses):

@@ -30,8 +30,25 @@ from gpunode.core.kube.render.plugin_config import MPS_ROOT, mig_strategy, plugi
 
 PLUGIN, DISCOVERY, MPS = "nvidia-device-plugin", "gpu-feature-discovery", "mps-control-daemon"
 CONFIG = "device-plugin-config"
+MPS_LABEL = "nvidia.com/mps.capable"  # by GPU Feature Discovery, through Node Feature Discovery
 _PRIVILEGED = {"privileged": True}
 _AVAILABLE = "available-configs"  # every pool's configuration, mounted at the path of that name
+
+
+# At the pod's end: when the daemons have quit (.started goes then), what NVIDIA's program leaves on the host goes, too.
+# The folder itself stays, as the device plugin has it mounted.
+_CLEAN_UP = """\
+clean_up() {
+  tries=15
+  while [ "$tries" != 0 ] && ls /mps/*/*/.started; do tries=$((tries - 1)); sleep 1; done >/dev/null 2>&1
+  sleep 1
+  umount /mps/shm
+  rm -rf /mps/.ready /mps/shm /mps/nvidia.com
+  exit 0
+}
+trap clean_up TERM
+while :; do sleep 3600 & wait $!; done
+"""
 
 
 def plugin_configs(cluster: Cluster) -> dict[str, str]:
@@ -72,8 +89,19 @@ def plugin_affinity(cluster: Cluster) -> Object:
 
 
 def mps_affinity(cluster: Cluster) -> Object:
-    names = [pool.name for pool in cluster.pools_of("mps")]
-    return node_affinity({"key": POOL_LABEL, "operator": "In", "values": names})
+    """Nodes whose pool shares by MPS; of those without a pool, where that is the default, those that GFD calls capable.
+
+    Not all of those: the daemon ends with an error on a node without a GPU.
+    """
+    shared = cluster.pools_of("mps")
+    names = [pool.name for pool in shared]
+    found = node_affinity({"key": POOL_LABEL, "operator": "In", "values": names})
+    if default_config(cluster) in names:
+        others = not_on([pool for pool in cluster.pools if pool not in shared])
+        capable = {"key": MPS_LABEL, "operator": "In", "values": ["true"]}
+        terms = found["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+        terms.append({"matchExpressions": [capable, *others]})
+    return found
 
 
 def mig_environment(cluster: Cluster) -> list[Object]:
@@ -149,6 +177,12 @@ def _mps_daemon(cluster: Cluster) -> Object:
         securityContext=_PRIVILEGED,
         volumeMounts=[mount("mps-root", "/mps", mountPropagation="Bidirectional")],
     )  # fmt: skip
+    clean_up = container(
+        cluster, MPS, "clean-up",
+        command=["sh", "-c", _CLEAN_UP],
+        securityContext=_PRIVILEGED,
+        volumeMounts=[mount("mps-root", "/mps", mountPropagation="Bidirectional")],
+    )  # fmt: skip
     main = container(
         cluster, MPS, MPS,
         command=["mps-control-daemon"],
@@ -161,7 +195,7 @@ def _mps_daemon(cluster: Cluster) -> Object:
         volumeMounts=[*_mps_mounts(), *config.mounts],
     )  # fmt: skip
     spec = _pod(
-        cluster, config, [main], [*_mps_volumes(), *config.volumes],
+        cluster, config, [main, clean_up], [*_mps_volumes(), *config.volumes],
         first=[prepare], affinity=mps_affinity(cluster), hostPID=True,
     )  # fmt: skip
     return daemon_set(cluster, MPS, spec, annotations=config.annotations)
