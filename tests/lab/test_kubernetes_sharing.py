@@ -56,7 +56,7 @@ def clean(node: Cluster) -> Iterator[Cluster]:
 
 def test_a_client_of_mps_gets_its_share_and_the_daemon(clean: Cluster) -> None:
     spec = _applied(clean, MPS)
-    found = clean.checks("verify", spec)  # at once: the plugin has not found the daemon yet, and tries again later
+    found = _verified(clean, spec)  # at once: the plugin has not found the daemon yet, and tries again later
     assert _failed(found) == []
     said = {name: message for name, _, message in found["pool default"]}
     assert said["kube.allocatable"] == f"8 {GPU}"
@@ -89,10 +89,10 @@ def test_from_mps_to_slices_to_whole_gpus_nothing_of_the_daemon_stays(clean: Clu
     assert _left(clean) == ("", "")
     assert _compute_mode(clean) == "Default"
     wait_for(lambda: clean.allocatable(GPU) == {NODE: "6"})
-    assert _failed(clean.checks("verify", spec)) == []
+    assert _failed(_verified(clean, spec)) == []
     whole = _applied(clean, {"strategy": "none"})
     wait_for(lambda: clean.allocatable(GPU) == {NODE: "2"})
-    assert _failed(clean.checks("verify", whole)) == []
+    assert _failed(_verified(clean, whole)) == []
     _applied(clean, MPS)
     wait_for(lambda: clean.allocatable(GPU) == {NODE: "8"})
     clean.kube("remove", whole)
@@ -151,6 +151,10 @@ def _applied(cluster: Cluster, sharing: dict[str, Any], **kubernetes: Any) -> Pa
     spec = cluster.spec({"kubernetes": kubernetes, "sharing": sharing})
     cluster.kube("apply", spec, "-i", cluster.lab.inventory)
     return spec
+
+
+def _verified(cluster: Cluster, spec: Path) -> dict[str, list[tuple[str, str, str]]]:
+    return cluster.checks("verify", spec, "-i", cluster.lab.inventory)
 
 
 def _left(cluster: Cluster) -> tuple[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 from gpunode.core.cdi import made_by_ctk
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
@@ -30,6 +30,7 @@ from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Setting
 from gpunode.core.model import Edit, NodeFacts, PackageWant, Problem, Reason, Runtime, RuntimeName
+from gpunode.core.numbers import release
 from gpunode.core.spec import RuntimeSpec, Spec
 from gpunode.core.validation import check_one, flag, mapping, rows, text
 
@@ -169,11 +170,23 @@ def requests(facts: NodeFacts, spec: Spec) -> Iterator[tuple[RuntimeRequest, Run
             RuntimeRequest(
                 runtime=name,
                 default_runtime=default_runtime(facts, name, engine.default_runtime),
-                cdi=engine.cdi,
+                cdi=engine.cdi if engine.cdi is not None else _cdi_of_pods(facts, spec, name),
                 cgroup_driver=driver if driver in ("systemd", "cgroupfs") else "",  # type: ignore[arg-type]
             ),
             engine,
         )
+
+
+def _cdi_of_pods(facts: NodeFacts, spec: Spec, name: str) -> Literal[True] | None:
+    """CDI where the device plugin names a pod's GPUs by it: containerd 1.7 has it off, and passes over the names.
+
+    Docker takes no CDI devices from a kubelet.
+    """
+    plugin, engine = spec.kubernetes.device_plugin, kubelet_engine(facts)
+    if not plugin.by_cdi or not engine or engine.name != name or name == "docker":
+        return None
+    without = name == "containerd" and (0, 0) < release(engine.version) < (1, 7)
+    return True if plugin.by_cdi_alone or not without else None  # an engine that has none refuses it
 
 
 def manages(facts: NodeFacts, name: str, engine: RuntimeSpec) -> bool:
@@ -203,6 +216,8 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
     why = (Reason(what="cgroup driver", why=f"{sentence}: it gets the kubelet's"),) if sentence else ()
     if engine.default_runtime == "auto":
         why = (*why, Reason(what="default runtime", why=default_reason(facts, request.runtime)))
+    if request.cdi and engine.cdi is None:
+        why = (*why, Reason(what="CDI", why="kubernetes.device_plugin.device_list_strategy names GPUs by it"))
     yield Configured(request=request, edit=edit, reasons=(*edit.reasons, *why))
 
 

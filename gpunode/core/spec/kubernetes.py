@@ -106,6 +106,16 @@ class DevicePluginSpec:
     pass_device_specs: bool = option(False, "give device files to the kubelet too, for its static CPU manager")
     priority_class: str = option("system-node-critical", "PriorityClass of the pods; empty for none")
 
+    @property
+    def by_cdi(self) -> bool:
+        """Whether some containers learn of their GPUs by CDI; the plugin writes CDI specifications then."""
+        return any(strategy.startswith("cdi-") for strategy in self.device_list_strategy)
+
+    @property
+    def by_cdi_alone(self) -> bool:
+        """Whether an engine without CDI would give containers no GPUs, or those that their image asks for."""
+        return all(strategy.startswith("cdi-") for strategy in self.device_list_strategy)
+
 
 @dataclass(frozen=True, kw_only=True)
 class GpushareSpec:

@@ -11,9 +11,11 @@ from gpunode.core.kube.applied import Change
 from gpunode.core.kube.checks.preflight import (
     GPU_OPERATOR,
     Right,
+    cdi_problems,
     foreign_problem,
     memory_claim,
     memory_problems,
+    needs_cdi,
     node_names,
     other_problems,
     selector_problems,
@@ -151,7 +153,8 @@ def _rights(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Right]:
     for key in ground.stale:
         if api.resource(key.api, key.kind):
             yield right_of(api, key, "delete")
-    if any(pool.has_known_nodes for pool in rendered.cluster.pools) or ground.before.nodes:
+    known = any(pool.has_known_nodes for pool in rendered.cluster.pools)
+    if known or ground.before.nodes or needs_cdi(rendered.cluster):
         yield Right("list", "", "nodes")
     if any(request.hosts for request in rendered.nodes) or ground.before.nodes:
         yield Right("patch", "", "nodes")
@@ -215,7 +218,8 @@ def _others(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
 def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     hosts = [host for pool in rendered.cluster.pools for host in pool.hosts]
     spec = rendered.cluster.spec
-    if not (hosts or ground.before.nodes or spec.node_selector or spec.runtime_class.node_selector):
+    selects = spec.node_selector or spec.runtime_class.node_selector
+    if not (hosts or ground.before.nodes or selects or needs_cdi(rendered.cluster)):
         return
     nodes = api.items("/api/v1/nodes")
     ground.nodes = {node["metadata"]["name"]: node for node in nodes}
@@ -223,6 +227,8 @@ def _nodes(api: Api, rendered: Rendered, ground: Ground) -> Iterator[Problem]:
     names, lost = node_names(hosts, nodes)
     yield from lost
     ground.pool_nodes = sorted(set(names.values()))
+    by_plugin = {names.get(host, "") for pool in rendered.cluster.plugin_pools for host in pool.hosts}
+    yield from cdi_problems(rendered.cluster, nodes, sorted(filter(None, by_plugin)))
     for request in rendered.nodes:
         ground.marks |= {names[host]: (request.labels, request.taints) for host in request.hosts if host in names}
 

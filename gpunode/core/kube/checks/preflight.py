@@ -17,6 +17,7 @@ from gpunode.core.kube.render.dra import DRIVER, claim, shares_memory
 from gpunode.core.kube.selector import fits as selected
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.model import Problem
+from gpunode.core.numbers import release
 from gpunode.core.printable import printable
 from gpunode.core.sharing.rules import cuts
 
@@ -114,6 +115,54 @@ def memory_problems(cluster: Cluster, kept: Object) -> Iterator[Problem]:
 
 
 # ---------------------------------------------------------------- nodes
+
+# The first versions that take CDI devices from the kubelet: containerd docs/cri/config.md, CRI-O's crio.conf.5
+_CDI_SINCE = {"containerd": (1, 7), "cri-o": (1, 24)}
+_KUBELET_CDI = (
+    1,
+    28,
+)  # https://kubernetes.io/docs/reference/command-line-tools-reference/feature-gates/ DevicePluginCDIDevices
+
+
+def needs_cdi(cluster: Cluster) -> bool:
+    """Whether containers get their GPUs by CDI alone."""
+    return bool(cluster.plugin_pools) and cluster.spec.device_plugin.by_cdi_alone
+
+
+def cdi_problems(cluster: Cluster, nodes: Sequence[Object], chosen: Sequence[str]) -> Iterator[Problem]:
+    """Nodes whose engine or kubelet knows no CDI: their containers would get no GPUs, or all that an image asks for.
+
+    `chosen`: the nodes of the pools, [] where nobody names them; then it is a problem where no node has CDI.
+    """
+    if not needs_cdi(cluster):
+        return
+    mine = [node for node in nodes if not chosen or node["metadata"]["name"] in chosen]
+    mine = [node for node in mine if fits(cluster.spec.node_selector, node)] if not chosen else mine
+    lacking = {node["metadata"]["name"]: why for node in mine if (why := _without_cdi(cluster, node))}
+    if lacking and (chosen or len(lacking) == len(mine)):
+        names = list(lacking)
+        more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+        strategy = ", ".join(cluster.spec.device_plugin.device_list_strategy)
+        yield Problem(
+            what=f"device_list_strategy {strategy} takes CDI, and {', '.join(names[:5])}{more} cannot: "
+            f"{'; '.join(sorted(set(lacking.values())))}",
+            fix="set kubernetes.device_plugin.device_list_strategy: [envvar], or upgrade these nodes",
+        )
+
+
+def _without_cdi(cluster: Cluster, node: Object) -> str:
+    """Why a node's containers cannot get devices by CDI; "" where they can, or nobody knows."""
+    info = mapping(node, "status", "nodeInfo")
+    engine, _, version = str(info.get("containerRuntimeVersion", "")).partition("://")
+    since = _CDI_SINCE.get(engine, (0, 0))
+    if (0, 0) < release(version) < since:
+        return printable(f"{engine} {version} has no CDI ({since[0]}.{since[1]} has)")
+    kubelet = str(info.get("kubeletVersion", ""))
+    if "cdi-annotations" not in cluster.spec.device_plugin.device_list_strategy and (
+        (0, 0) < release(kubelet) < _KUBELET_CDI
+    ):
+        return printable(f"its kubelet {kubelet} passes no CDI devices on (1.28 does by a feature gate, 1.29 always)")
+    return ""
 
 
 def node_names(hosts: Iterable[str], nodes: Sequence[Object]) -> tuple[dict[str, str], list[Problem]]:

@@ -110,14 +110,9 @@ def mig_environment(cluster: Cluster) -> list[Object]:
     return env(NVIDIA_MIG_MONITOR_DEVICES="all") if cut else []
 
 
-def by_cdi(cluster: Cluster) -> bool:
-    """Whether the plugin writes CDI specifications: it has to see the host's files under /driver-root for them."""
-    return any(strategy.startswith("cdi-") for strategy in cluster.spec.device_plugin.device_list_strategy)
-
-
 def _plugin(cluster: Cluster) -> Object:
     mps = bool(cluster.pools_of("mps"))
-    cdi = by_cdi(cluster)
+    cdi = cluster.spec.device_plugin.by_cdi  # the plugin has to see the host's files under /driver-root for that
     security = _least(cluster)
     config = _config(cluster, PLUGIN, "nvidia-device-plugin", security)
     main = container(

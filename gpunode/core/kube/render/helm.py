@@ -10,7 +10,7 @@ from typing import Any
 from gpunode.core.knowledge.kubernetes import Chart, KubeKnowledge
 from gpunode.core.kube.cluster import Cluster, tolerations
 from gpunode.core.kube.render.dcgm import COUNTERS, EXPORTER, node_relabeling
-from gpunode.core.kube.render.device_plugin import PLUGIN, by_cdi, default_config, plugin_affinity, plugin_configs
+from gpunode.core.kube.render.device_plugin import PLUGIN, default_config, plugin_affinity, plugin_configs
 from gpunode.core.kube.render.discovery import LABELS, PCI
 from gpunode.core.kube.render.dra import dra_values
 from gpunode.core.model import Problem
@@ -58,7 +58,7 @@ def device_plugin_values(cluster: Cluster) -> dict[str, Any]:
     return {
         "image": {"repository": repository, "tag": tag, "pullPolicy": spec.images.pull_policy},
         "imagePullSecrets": _secrets(cluster),
-        **({"nvidiaDriverRoot": "/"} if by_cdi(cluster) else {}),
+        **({"nvidiaDriverRoot": "/"} if cluster.spec.device_plugin.by_cdi else {}),
         "config": {"map": plugin_configs(cluster), "default": default_config(cluster)},
         "runtimeClassName": cluster.runtime_class or None,
         "priorityClassName": spec.device_plugin.priority_class,
