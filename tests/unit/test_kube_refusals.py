@@ -73,6 +73,45 @@ def test_refused_before_anything_is_changed(case: str, tmp_path: Path) -> None:
         server.close()
 
 
+def node_of(engine: str, kubelet: str = "v1.34.1", name: str = "gpu1") -> dict[str, Any]:
+    found = node(name)
+    found["status"]["nodeInfo"] = {"containerRuntimeVersion": engine, "kubeletVersion": kubelet}
+    return found
+
+
+CDI: dict[str, tuple[str, str, list[str], str]] = {
+    "an engine before CDI": ("containerd://1.6.20~ds1", "v1.34.1", ["cdi-cri"], "containerd 1.6.20~ds1 has no CDI"),
+    "annotations, too": ("containerd://1.6.20", "v1.34.1", ["cdi-annotations"], "containerd 1.6.20 has no CDI"),
+    "an old kubelet": ("containerd://1.7.24", "v1.27.3", ["cdi-cri"], "its kubelet v1.27.3 passes no CDI devices on"),
+    "an old kubelet passes annotations on": ("containerd://1.7.24", "v1.27.3", ["cdi-annotations"], ""),
+    "a variable beside it": ("containerd://1.6.20", "v1.34.1", ["cdi-cri", "envvar"], ""),
+    "an engine with CDI": ("containerd://2.1.4", "v1.34.1", ["cdi-cri"], ""),
+    "an engine that is not known": ("youki://0.1", "v1.34.1", ["cdi-cri"], ""),
+}
+
+
+@pytest.mark.parametrize("hosts", [{"gpu1": {}}, {}], ids=["inventory", "no inventory"])
+@pytest.mark.parametrize("case", CDI)
+def test_gpus_by_cdi_are_refused_where_a_node_has_none(
+    case: str, hosts: dict[str, Any], server: ApiServer, api: Api
+) -> None:
+    """Nothing tells later: containers get no GPUs, or all that their image asks for."""
+    engine, kubelet, strategies, why = CDI[case]
+    server.put(node_of(engine, kubelet))
+    spec = {"kubernetes": {"device_plugin": {"device_list_strategy": strategies}}}
+    problems = [problem.what for problem in put(api, rendered(spec, **hosts)).problems]
+    assert len(problems) == bool(why)
+    assert all(f"takes CDI, and gpu1 cannot: {why}" in what for what in problems)
+
+
+def test_of_unknown_nodes_one_with_cdi_is_enough(server: ApiServer, api: Api) -> None:
+    server.put(node_of("containerd://1.6.20"))
+    server.put(node_of("containerd://1.7.24", name="gpu2"))
+    spec = {"kubernetes": {"device_plugin": {"device_list_strategy": ["cdi-cri"]}}}
+    assert put(api, rendered(spec)).problems == ()
+    assert len(put(api, rendered(spec, gpu1={}, gpu2={})).problems) == 1
+
+
 def test_hosts_that_are_no_nodes_tell_of_the_wrong_context(server: ApiServer, api: Api) -> None:
     server.put(node("web1"))
     applied = put(api, rendered({"kubernetes": {"node_selector": {"gpu": "true"}}}, gpu1={}, gpu2={}))

@@ -186,6 +186,17 @@ def test_gpus_that_a_kubelet_reports_a_little_later_are_waited_for(server: ApiSe
     assert pauses and found["kube.allocatable"] == ("passed", f"8 {GPU}")
 
 
+def test_a_list_of_gpus_that_takes_the_driver_a_while_is_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(node("gpu1", allocatable={GPU: "8"}))
+    Nodes(server)
+    read, late = api.log, iter(["", "", ""])
+    api.log = lambda namespace, name: (
+        read(namespace, name) if name != "which-gpu" else next(late, read(namespace, name))
+    )
+    assert of(prove(api, {}))["kube.which-gpu"] == ("passed", "a container gets exactly one GPU: GPU-gpu1-0 on gpu1")
+    assert next(late, "all read") == "all read"
+
+
 def test_a_plugin_that_waits_for_its_mps_daemon_is_waited_for(server: ApiServer, api: Api) -> None:
     """It asks once, and again after 30 s."""
     server.put(node("gpu1"))

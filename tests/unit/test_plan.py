@@ -324,6 +324,28 @@ def test_the_default_runtime_is_nvidia_where_a_kubelets_pods_need_it(
     assert {name: found[name] for name in found if name in ("containerd", "docker")} == want
 
 
+@pytest.mark.parametrize(
+    ("node", "version", "strategies", "want"),
+    [
+        ("debian12-kubeadm-two-engines", "1.7.24", ["envvar"], None),
+        ("debian12-kubeadm-two-engines", "1.7.24", ["cdi-cri"], True),
+        ("debian12-kubeadm-two-engines", "1.7.24", ["cdi-annotations", "envvar"], True),
+        ("debian12-kubeadm-two-engines", "1.6.20", ["cdi-cri"], True),  # which is refused then
+        ("debian12-kubeadm-two-engines", "1.6.20", ["cdi-cri", "envvar"], None),
+        ("debian12-stock-engines", "1.7.24", ["cdi-cri"], None),
+    ],
+)
+def test_an_engine_takes_cdi_where_the_device_plugin_names_gpus_by_it(
+    node: str, version: str, strategies: list[str], want: bool | None
+) -> None:
+    """containerd 1.7 has it off, and passes over the kubelet's CDI devices without a word."""
+    facts = probe(node)
+    engines = tuple(replace(one, version=version) if one.name == "containerd" else one for one in facts.runtimes)
+    spec = parse_spec({"kubernetes": {"device_plugin": {"device_list_strategy": strategies}}})
+    found = {request.runtime: request.cdi for request, _ in requests(replace(facts, runtimes=engines), spec)}
+    assert found["containerd"] is want
+
+
 def test_a_class_keeps_its_name_when_its_steps_change_and_when_only_some_hosts_are_run() -> None:
     def plans(packages: str) -> list[Plan]:
         one = Step(role="cuda", option="packages", title="Install", value={"install": packages})

@@ -31,6 +31,7 @@ ACCOUNT_SECONDS = 60.0  # until Kubernetes has made the account of a new namespa
 GONE_SECONDS = 180.0
 GATE_SECONDS = 20.0  # until a controller has let a new pod go
 OFFER_SECONDS = 30.0  # until a kubelet reports the GPUs of a device plugin that has just started
+LIST_SECONDS = 60.0  # until nvidia-smi has listed the GPUs of a container
 RETRY_SECONDS = 35.0  # until a device plugin that did not find its MPS control daemon has tried again
 
 
@@ -248,15 +249,19 @@ class _Runner:
         return Seen(
             pods=tuple(pods),
             claims=tuple(self.api.find(self.api.path(key)) for key in claims),
-            logs=tuple(self._log(name, proof) for name in proof.pods),
+            logs=tuple(self._log(name, proof, deadline) for name in proof.pods),
             warnings={name: pod_warning(self.api, NAMESPACE, name) for name in waits},
         )
 
-    def _log(self, name: str, proof: Proof) -> str:
+    def _log(self, name: str, proof: Proof, deadline: float) -> str:
+        """What the pod wrote.  One that runs on has to list its GPUs first, which takes the driver some seconds."""
         if proof.until == "unschedulable":
             return ""
+        last = min(deadline, self.api.clock() + LIST_SECONDS)
         try:
-            return self.api.log(NAMESPACE, name)
+            while not (log := self.api.log(NAMESPACE, name)) and proof.lists_gpus and self.api.clock() < last:
+                self.api.pause(0.5)
+            return log
         except ApiError as error:
             return error.what  # no log yet: what the pod says of itself tells more
 

@@ -34,6 +34,11 @@ class Proof:
     objects: tuple[Object, ...] = ()
     pods: tuple[str, ...] = ()
 
+    @property
+    def lists_gpus(self) -> bool:
+        """Whether it goes by the GPUs that its pods list in their logs."""
+        return self.rule in ("one-gpu", "shared")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Seen:
