@@ -142,6 +142,21 @@ def test_a_node_changes_its_pool_and_with_it_how_its_gpus_are_shared(clean: Clus
     clean.kubectl("label", "node", NODE, "kind-")
 
 
+# ---------------------------------------------------------------- without CDI
+
+
+def test_gpus_by_cdi_are_refused_on_an_engine_without_cdi(clean: Cluster) -> None:
+    """containerd 1.6: its containers would get no GPUs, and nothing would say so."""
+    plugin = {"device_plugin": {"device_list_strategy": ["cdi-cri"]}}
+    spec = clean.spec({"kubernetes": plugin})
+    for words in ((), ("-i", clean.lab.inventory)):
+        refused = clean.kube("apply", spec, *words, exit=5)
+        assert f"{NODE} cannot: containerd 1.6" in refused.stdout + refused.stderr
+    planned = clean.gpunode("plan", "-i", clean.lab.inventory, "-c", spec, exit=None)
+    assert planned.returncode != 0
+    assert "has no CDI" in planned.stdout + planned.stderr
+
+
 # ---------------------------------------------------------------- helpers
 
 _READY = "jsonpath={.status.numberReady}/{.status.desiredNumberScheduled}"

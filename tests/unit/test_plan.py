@@ -19,8 +19,21 @@ import yaml
 
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.facts import VOLATILE, VOLATILE_DRIVER, parse_probe
+from gpunode.core.items import toolkit
 from gpunode.core.items.engine import requests
-from gpunode.core.model import GpuContainer, NodeFacts, NvmlGpu, Plan, Running, Step, Topology, Xid
+from gpunode.core.items.item import Question
+from gpunode.core.model import (
+    GpuContainer,
+    NodeFacts,
+    NvmlGpu,
+    Plan,
+    Problem,
+    Running,
+    Solution,
+    Step,
+    Topology,
+    Xid,
+)
 from gpunode.core.plan.playbook import classes, dump, group_names, make_inventory, make_playbook
 from gpunode.core.plan.steps import BY_ID
 from gpunode.core.report.text import Detail, plan_data, plan_text
@@ -31,6 +44,9 @@ from gpunode.edge.desired import DesiredState, Planned
 CASES = Path(__file__).parents[1] / "cases"
 PLANS = sorted(p.parent for p in CASES.glob("plans/*/case.yml"))
 KEY = b"-----BEGIN PGP PUBLIC KEY BLOCK-----\n(a key)\n-----END PGP PUBLIC KEY BLOCK-----\n"
+
+
+MOUNTS = "accept_nvidia_visible_devices_as_volume_mounts"
 
 
 @cache
@@ -344,6 +360,26 @@ def test_an_engine_takes_cdi_where_the_device_plugin_names_gpus_by_it(
     spec = parse_spec({"kubernetes": {"device_plugin": {"device_list_strategy": strategies}}})
     found = {request.runtime: request.cdi for request, _ in requests(replace(facts, runtimes=engines), spec)}
     assert found["containerd"] is want
+
+
+@pytest.mark.parametrize(
+    ("strategies", "asked", "settings", "problems"),
+    [
+        (["envvar"], None, {}, 0),
+        (["volume-mounts"], None, {MOUNTS: True}, 0),
+        (["volume-mounts", "envvar"], True, {MOUNTS: True}, 0),
+        (["volume-mounts"], False, {MOUNTS: False}, 1),
+    ],
+)
+def test_the_toolkit_takes_gpus_by_mounts_where_the_device_plugin_gives_them_so(
+    strategies: list[str], asked: bool | None, settings: dict[str, bool], problems: int
+) -> None:
+    plugin = {"device_plugin": {"device_list_strategy": strategies}}
+    spec = parse_spec({"kubernetes": plugin, "toolkit": {"config": {MOUNTS: asked}}})
+    question = Question(facts=probe("debian12-kubeadm-two-engines"), spec=spec, solution=Solution(), templates={})
+    found = list(toolkit.wanted(question))
+    assert next((one.settings for one in found if isinstance(one, toolkit.Config)), {}) == settings
+    assert len([one for one in found if isinstance(one, Problem) and "volume-mounts" in one.what]) == problems
 
 
 def test_a_class_keeps_its_name_when_its_steps_change_and_when_only_some_hosts_are_run() -> None:

@@ -32,6 +32,7 @@ SHAPE = mapping(
     f"Settings of {CONFIG}, by the keys of C(toolkit.config) in gpunode.yml.",
     **{one.name: _key(_KINDS[one.name], one.metadata["doc"]) for one in fields(ToolkitConfigSpec)},
 )
+_BY_MOUNTS = "accept_nvidia_visible_devices_as_volume_mounts"
 _BOUND = re.compile(r"\+docker(\d[\d.]*)")  # 2.0.3+docker18.09.2-1 asks for that docker-ce and no other
 
 
@@ -63,10 +64,19 @@ def wanted(asked: Question) -> Found:
     goes with the first packages that are installed, those of the driver.
     """
     facts, spec, solution = asked.facts, asked.spec, asked.solution
-    if settings := spec.toolkit.config.settings:
+    by_mounts = facts.kubernetes.present and "volume-mounts" in spec.kubernetes.device_plugin.device_list_strategy
+    settings = {**({_BY_MOUNTS: True} if by_mounts else {}), **spec.toolkit.config.settings}
+    if by_mounts and not settings[_BY_MOUNTS]:
+        what = f"device_list_strategy volume-mounts with toolkit.config.{_BY_MOUNTS}: false: pods would get no GPUs"
+        yield Problem(what=what, fix="take one of both out of gpunode.yml")
+    if settings:
         edit = config_edit(facts, settings)
         yield from edit.problems
-        yield Config(settings=settings, edit=edit, reasons=(*edit.reasons, *config_hints(facts, spec)))
+        reasons = (*edit.reasons, *config_hints(facts, spec))
+        if by_mounts and _BY_MOUNTS not in spec.toolkit.config.settings:
+            strategy = "kubernetes.device_plugin.device_list_strategy has volume-mounts, which the runtime passes over"
+            reasons = (*reasons, Reason(what=_BY_MOUNTS, why=f"{strategy} unless that is set"))
+        yield Config(settings=settings, edit=edit, reasons=reasons)
     toolkit = solution.toolkit
     if toolkit is None:
         return
