@@ -190,9 +190,11 @@ def test_a_list_of_gpus_that_takes_the_driver_a_while_is_waited_for(server: ApiS
     server.put(node("gpu1", allocatable={GPU: "8"}))
     Nodes(server)
     read, late = api.log, iter(["", "", ""])
-    api.log = lambda namespace, name: (
-        read(namespace, name) if name != "which-gpu" else next(late, read(namespace, name))
-    )
+
+    def log(namespace: str, name: str) -> str:
+        return read(namespace, name) if name != "which-gpu" else next(late, read(namespace, name))
+
+    api.log = log  # type: ignore[assignment, method-assign]
     assert of(prove(api, {}))["kube.which-gpu"] == ("passed", "a container gets exactly one GPU: GPU-gpu1-0 on gpu1")
     assert next(late, "all read") == "all read"
 

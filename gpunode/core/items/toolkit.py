@@ -12,7 +12,7 @@ from gpunode.core.edits.target import probed_files, problem_of, texts
 from gpunode.core.errors import GpunodeError
 from gpunode.core.items.item import Case, Found, Item, KeyOf, Question, StepKind
 from gpunode.core.items.package import NoPackage, Package
-from gpunode.core.model import Edit, NodeFacts, Reason
+from gpunode.core.model import Edit, NodeFacts, Problem, Reason
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.toolkit import ToolkitConfigSpec
 from gpunode.core.validation import Shape, flag, mapping, text
