@@ -6,6 +6,7 @@ GPUNODE_KUBERNETES_OTHERS names folders as GPUNODE_KUBERNETES does, with a colon
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -93,22 +94,26 @@ def test_every_object_is_accepted_strictly(case: Path, cluster: Cluster, tmp_pat
         hosts = {name: {"gpunode_spec": own} for name, own in asked["hosts"].items()}
         inventory.write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
         words += ["-i", inventory]
-    cluster.gpunode(*words)
+    done = cluster.gpunode(*words, exit=None)
+    needs = re.search(r"needs Kubernetes 1[.]([0-9]+)", done.stderr)
+    if done.returncode == 5 and needs and int(needs[1]) > minor:
+        return  # refused with the reason: the answer for such a server
+    assert done.returncode == 0, done.stderr
     texts = [path.read_text() for path in sorted((tmp_path / "out").rglob("*.y*ml")) if "values" not in path.name]
     objects = [item for text in texts for item in yaml.safe_load_all(text) if item and "apiVersion" in item]
     spaces = {item["metadata"]["namespace"] for item in objects if "namespace" in item.get("metadata", {})}
     spaces -= {"kube-system", "default"}
-    for space in spaces:
-        cluster.kubectl("create", "namespace", space, check=False)
     kinds = {line.split()[-1] for line in cluster.kubectl("api-resources", "--no-headers").splitlines() if line.strip()}
     assert "DaemonSet" in kinds
-    known = [item for item in objects if item["kind"] in kinds]
-    if known:
-        checked = yaml.safe_dump_all(known)
-        validate = "--validate=strict" if minor >= STRICT_FROM else "--validate=false"
+    checked = yaml.safe_dump_all([item for item in objects if item["kind"] in kinds])
+    validate = "--validate=strict" if minor >= STRICT_FROM else "--validate=false"
+    for space in spaces:
+        cluster.kubectl("create", "namespace", space)
+    try:
         cluster.kubectl("apply", "--server-side", "--dry-run=server", validate, "-f", "-", stdin=checked)
-    if spaces:
-        cluster.kubectl("delete", "namespace", *spaces)
+    finally:
+        if spaces:
+            cluster.kubectl("delete", "namespace", *spaces)
 
 
 def test_an_unknown_field_is_refused(cluster: Cluster) -> None:

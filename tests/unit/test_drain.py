@@ -113,6 +113,19 @@ def test_a_pod_that_does_not_go_is_named(server: ApiServer, api: Api) -> None:
     assert len(evictions) == 1
 
 
+def test_a_pod_that_has_ended_and_only_has_a_finalizer_is_not_waited_for(server: ApiServer, api: Api) -> None:
+    """A Job's, whose controller is refused by a webhook that runs on this very node."""
+    owner(server)
+    over = {"deletionTimestamp": "2026-01-01T00:00:00Z", "finalizers": ["batch.kubernetes.io/job-tracking"]}
+    server.put(pod("done", "Job", phase="Failed", metadata=over))
+    assert drain(api, "gpu1", QUICK, notify=silent) == ("team/done",)
+    running = pod("runs", "Job", phase="Failed", metadata=over)
+    running["status"]["containerStatuses"] = [{"name": "c", "state": {"running": {}}}]
+    server.put(running)
+    with pytest.raises(GpunodeError, match="team/runs is terminating"):
+        drain(api, "gpu1", QUICK, notify=silent)
+
+
 def test_a_pod_of_the_same_name_that_came_after_is_not_waited_for(server: ApiServer, api: Api) -> None:
     server.put(pod("db-0", "StatefulSet"))
 

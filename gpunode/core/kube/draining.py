@@ -63,6 +63,16 @@ def pod_name(pod: Object) -> str:
     return f"{pod['metadata']['namespace']}/{pod['metadata']['name']}"
 
 
+def is_over(pod: Object) -> bool:
+    """Deleted, its containers have ended, and only a finalizer keeps the object: nothing of it is on the node.
+
+    A Job's controller takes its finalizer away when it may write again, which a webhook on that node can keep it from.
+    """
+    status = pod.get("status") or {}
+    runs = any("running" in (one.get("state") or {}) for one in status.get("containerStatuses") or ())
+    return bool(pod["metadata"].get("deletionTimestamp")) and status.get("phase") in _ENDED and not runs
+
+
 def _refusal(pod: Object, daemon_sets: Set[tuple[str, str]], options: DrainOptions) -> str:
     if _is_daemon(pod):
         if _daemon_set(pod) not in daemon_sets:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, drain_plan, pod_name
+from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, drain_plan, is_over, pod_name
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.plain import mapping
@@ -82,7 +82,7 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
                 stated[uid] = "is terminating"
                 del due[uid]
                 notify(f"{node}: evicting {pod_name(waiting[uid])}")
-        alive = {pod["metadata"]["uid"] for pod in _pods(api, node)}
+        alive = {pod["metadata"]["uid"] for pod in _pods(api, node) if not is_over(pod)}
         waiting = {uid: pod for uid, pod in waiting.items() if uid in alive}
         due = {uid: at for uid, at in due.items() if uid in alive}
         if waiting and api.clock() >= deadline:

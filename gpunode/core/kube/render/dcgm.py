@@ -222,7 +222,7 @@ def _counters(cluster: Cluster) -> Object:
 
 
 def _service(cluster: Cluster) -> Object:
-    port = {"name": "metrics", "port": PORT, "targetPort": "metrics"}
+    port = {"name": "metrics", "port": PORT, "targetPort": "metrics", "protocol": "TCP"}
     spec = {"selector": selector(EXPORTER), "ports": [port]}
     return thing("Service", "v1", EXPORTER, EXPORTER, {"spec": spec}, namespace=cluster.spec.namespace)
 

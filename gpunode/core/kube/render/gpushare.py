@@ -73,7 +73,8 @@ def gpushare(cluster: Cluster) -> list[Object]:
 
 
 def _service(cluster: Cluster) -> Object:
-    port = {"name": "http", "port": PORT, "targetPort": "http", "nodePort": cluster.spec.gpushare.node_port}
+    node_port = cluster.spec.gpushare.node_port
+    port = {"name": "http", "port": PORT, "targetPort": "http", "protocol": "TCP", "nodePort": node_port}
     spec = {"type": "NodePort", "selector": selector(EXTENDER), "ports": [port]}
     return thing("Service", "v1", EXTENDER, EXTENDER, {"spec": spec}, namespace=cluster.spec.namespace)
 

@@ -127,7 +127,7 @@ def _role(cluster: Cluster, objects: Sequence[Object]) -> list[Object]:
 
 
 def _service(cluster: Cluster) -> Object:
-    ports = [{"name": "metrics", "port": PORT, "targetPort": "metrics"}]
+    ports = [{"name": "metrics", "port": PORT, "targetPort": "metrics", "protocol": "TCP"}]
     body = {"spec": {"selector": selector(NAME), "ports": ports}}
     return thing("Service", "v1", NAME, NAME, body, namespace=cluster.spec.namespace)
 
