@@ -97,6 +97,7 @@ def _extender(cluster: Cluster) -> Object:
         cluster, containers=[main], gpu=False,
         serviceAccountName=EXTENDER,
         priorityClassName="system-cluster-critical",
+        terminationGracePeriodSeconds=5,  # it does not hear SIGTERM: as long does every removal and update wait
         hostNetwork=True,  # kube-scheduler asks it even while the pod network is down
         affinity=affinity,
         tolerations=tolerations(cluster, *tolerated),
