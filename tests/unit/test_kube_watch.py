@@ -814,3 +814,24 @@ def test_addresses_that_are_none_are_bad_input(listen: str) -> None:
 
     with pytest.raises(InputError), serving(Metrics(Watcher(api=None, wanted={})), listen):  # type: ignore[arg-type]
         pass
+
+
+def test_a_gpu_whose_pods_hold_more_than_it_has_is_found_when_that_lasts(server: ApiServer, api: Api) -> None:
+    memory = {"aliyun.com/gpu-mem": "32", "aliyun.com/gpu-count": "2"}
+    server.put(node("gpu1", allocatable=memory))
+    for name, amount in (("a", "9"), ("b", "8"), ("c", "16")):
+        asks = {"limits": {"aliyun.com/gpu-mem": amount}}
+        server.put({
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "namespace": "team",
+                         "annotations": {"ALIYUN_COM_GPU_MEM_IDX": "1" if name == "c" else "0"}},
+            "spec": {"nodeName": "gpu1", "containers": [{"name": "c", "resources": asks}]},
+            "status": {"phase": "Running"},
+        })  # fmt: skip
+    watched = Watcher(api=api, wanted={})
+    assert watched.round() == ()
+    (turn,) = watched.round()
+    assert (turn.finding.about, turn.finding.message) == ("GPU 0 of node gpu1", "its pods hold 17 of 16 GiB")
+    server.objects.clear()
+    assert [turn.state for turn in watched.round()] == ["gone"]

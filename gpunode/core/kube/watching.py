@@ -109,6 +109,7 @@ def findings(look: Look, before: Look | None = None) -> tuple[Finding, ...]:
         *_marks(look),
         *_stale_marks(look),
         *_nodes(look, before),
+        *_overcommitted(look),
         *_mig(look),
         *_pools(look),
         *_waiting(look),
@@ -375,6 +376,22 @@ def most_devices(before: Mapping[str, Mapping[str, int]], usage: Usage) -> dict[
         known = found.setdefault(name, {})
         known |= {what: max(count, known.get(what, 0)) for what, count in now.items()}
     return found
+
+
+def _overcommitted(look: Look) -> Iterator[Finding]:
+    """GPUs that gpushare's extender gave more of away than they have, as it does while pods end."""
+    for node in look.usage.nodes:
+        for use in node.uses:
+            full = [gpu for gpu in use.gpus if use.kind == "gpushare" and gpu.allocated > gpu.total]
+            for gpu in full:
+                yield Finding(
+                    check="kube.gpus",
+                    about=f"GPU {printable(gpu.name)} of node {node.name}",
+                    message=printable(f"its pods hold {gpu.allocated} of {gpu.total} {use.unit or use.resource}"),
+                    fix=f"gpunode kube status -d {node.name} names the pods: end one of them",
+                    key=node_key(node.name),
+                    passing=True,
+                )
 
 
 def _mig(look: Look) -> Iterator[Finding]:
