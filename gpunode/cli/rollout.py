@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import re
+import signal
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +16,9 @@ import click
 from gpunode.cli.common import Command, options
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from types import FrameType
+
     from gpunode.core.model import HostResult
     from gpunode.edge.ansible.runner import Event
     from gpunode.edge.fleet.events import EventLog
@@ -87,7 +93,8 @@ def run_options(command: Command) -> Command:
         deadline, path = given.pop("deadline"), given.pop("events_file")
         events = _event_log(path) if path else None
         try:
-            return command(*args, deadline=deadline or math.inf, events=events, **given)
+            with _terminable():
+                return command(*args, deadline=deadline or math.inf, events=events, **given)
         finally:
             if events:
                 events.close()
@@ -114,7 +121,28 @@ def with_log(callbacks: RunCallbacks, log: EventLog | None) -> RunCallbacks:
         callbacks.result(ended)
         log.host(ended)
 
-    return replace(callbacks, event=event, wave=wave, result=result)
+    def node(host: str, what: str) -> None:
+        callbacks.node(host, what)
+        log.node(host, what)
+
+    return replace(callbacks, event=event, wave=wave, result=result, node=node)
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """SIGTERM does what Ctrl-C does: what runs is ended, nodes that nothing was changed on are given back."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _interrupt(_signal: int, _frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
 
 
 def _event_log(path: Path) -> EventLog:

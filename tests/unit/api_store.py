@@ -238,7 +238,14 @@ class ApiStore:
             raise Refusal(400, "BadRequest", f"no kind {body['kind']} of {body['apiVersion']}")
         if self.budgets.get(pod, 0):
             self.budgets[pod] -= 1
-            raise Refusal(429, "TooManyRequests", "Cannot evict pod as it would violate the pod's disruption budget.")
+            causes = [
+                {
+                    "reason": "DisruptionBudget",
+                    "message": "The disruption budget calm needs 2 healthy pods and has 2 currently",
+                }
+            ]
+            said = "Cannot evict pod as it would violate the pod's disruption budget."
+            raise Refusal(429, "TooManyRequests", said, causes)
         if not (body.get("deleteOptions") or {}).get("dryRun"):
             self.gone(key)
         return {"kind": "Status", "status": "Success"}

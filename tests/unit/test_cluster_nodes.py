@@ -25,7 +25,7 @@ from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.fleet.workflow import HostPlan
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.nodes import ClusterNodes, concerns
+from gpunode.edge.kube.nodes import ClusterNodes, Worker, claim_all, concerns
 
 pytest_plugins = ("kube_fixtures",)
 
@@ -176,6 +176,79 @@ def test_a_kubelet_of_another_cluster_is_refused(server: ApiServer, nodes: Clust
         nodes.take("gpu1", FACTS, DRAIN)
 
 
+# ---------------------------------------------------------------- whose it is
+
+
+def worker(name: str, **more: Any) -> Worker:
+    return Worker(controller=name, run=f"run-of-{name}", **more)
+
+
+def test_a_node_that_another_controller_has_in_work_is_left_alone(server: ApiServer, api: Api) -> None:
+    """Else the first one would let pods come while the second one changes the driver below them."""
+    add(server)
+    one, two = (ClusterNodes(lambda: api, silent, worker(name)) for name in ("one", "two"))
+    taken = one.take("gpu1", FACTS, DRAIN)
+    with pytest.raises(RefusedError, match="was cordoned by run run-of-one of the controller one") as caught:
+        two.take("gpu1", FACTS, DRAIN)
+    assert "--break-lock" in caught.value.fix and two.left("gpu1", FACTS) is None and unschedulable(server)
+    again = ClusterNodes(lambda: api, silent, Worker(controller="one", run="resumed")).take("gpu1", FACTS, DRAIN)
+    assert again == replace(taken, run="resumed")
+    third = ClusterNodes(lambda: api, silent, worker("two", take_over=True))
+    over = third.take("gpu1", FACTS, DRAIN)
+    one.give_back(again, DRAIN)
+    assert unschedulable(server), "it was taken over"
+    third.give_back(over, DRAIN)
+    assert not unschedulable(server)
+
+
+def test_a_node_that_was_begun_with_is_not_open_when_it_cannot_be_emptied_again(server: ApiServer, api: Api) -> None:
+    add(server)
+    nodes = ClusterNodes(lambda: api, silent, worker("one"))
+    taken = nodes.take("gpu1", FACTS, DRAIN)
+    assert taken.begun
+    pod(server, "late")
+    server.budgets["team/late"] = 10**6
+    with pytest.raises(GpunodeError, match=r"stays cordoned: an earlier run has begun to change it"):
+        nodes.take("gpu1", FACTS, replace(DRAIN, timeout=1))
+    assert unschedulable(server)
+
+
+def test_a_budget_that_lasts_gives_the_node_back_and_that_is_said(server: ApiServer, nodes: ClusterNodes) -> None:
+    add(server)
+    pod(server, "a")
+    server.budgets["team/a"] = 10**6
+    with pytest.raises(GpunodeError, match=r"team/a Cannot evict .*budget calm.*node gpu1 is uncordoned again"):
+        nodes.take("gpu1", FACTS, replace(DRAIN, timeout=1))
+    assert not unschedulable(server)
+
+
+RIGHTS = [
+    ("create pods/eviction", "create pods/eviction in team", False),
+    ("create pods/eviction $", "", True),  # in the namespaces that matter it may
+    ("patch nodes", "patch nodes", False),
+]
+
+
+@over(RIGHTS, name=lambda row: row[0])
+def test_a_right_that_lacks_is_said_before_anything_is_changed(denied: str, says: str, goes: bool) -> None:
+    server = ApiServer()
+    try:
+        with TemporaryDirectory() as folder:
+            api = quick(connect(str(server.kubeconfig(Path(folder) / "k")), timeout=2))
+        add(server)
+        pod(server, "a")
+        server.denied.append(denied)
+        nodes = ClusterNodes(lambda: api, silent)
+        if goes:
+            nodes.check({"gpu1": FACTS}, {"gpu1": DRAIN})
+            return
+        with pytest.raises(RefusedError, match=says):
+            nodes.check({"gpu1": FACTS}, {"gpu1": DRAIN})
+        assert not [r for r in server.requests if r.startswith(("PATCH", "DELETE"))]
+    finally:
+        server.close()
+
+
 # ---------------------------------------------------------------- reboots
 
 
@@ -310,6 +383,29 @@ def test_a_node_that_was_rebooted_is_not_given_back_by_what_it_said_before(
     boot(server, "two")
     result, _ = provision(api, tmp_path, monkeypatch, now=on_boot("two"))
     assert result.outcome == "ok" and not unschedulable(server)
+
+
+def test_a_node_that_was_left_is_given_back_after_steps_that_disturb_nobody(server: ApiServer, api: Api) -> None:
+    add(server)
+    nodes = ClusterNodes(lambda: api, silent, worker("one"))
+    nodes.take("gpu1", FACTS, DRAIN)
+    calm = replace(PLAN, steps=(replace(STEP, disruptive=""),))
+    planned = Planned(plan=calm, facts=FACTS, spec=DesiredState(SPEC).spec(), solution=None)  # type: ignore[arg-type]
+    hosts, drains = {"gpu1": planned}, {"gpu1": DRAIN}
+    assert claim_all(nodes, hosts, drains) == ({}, {})
+    taken, refused = claim_all(nodes, hosts, drains, {"gpu1"})
+    assert taken["gpu1"].node == "gpu1" and not refused
+
+
+def test_without_the_right_to_evict_provision_changes_nothing_and_begins_no_run(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    pod(server, "a")
+    server.denied.append("create pods/eviction")
+    result, played = provision(api, tmp_path, monkeypatch)
+    assert result.outcome == "refused" and "may not create pods/eviction" in result.message and played == []
+    assert Runs().latest() == [] and not [r for r in server.requests if r.startswith("PATCH")]
 
 
 def test_a_node_that_failed_stays_cordoned_and_that_is_said(

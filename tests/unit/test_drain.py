@@ -8,7 +8,7 @@ import pytest
 from api_server import ApiServer, Fault
 from kube_cluster import node, silent
 
-from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError, InterruptedByUser, RefusedError, UnreachableError
 from gpunode.core.kube.draining import CORDONED, DrainOptions, drain_plan, pod_name
 from gpunode.edge.kube.client import Api, ApiError
 from gpunode.edge.kube.drain import cordon, drain, uncordon, wait_ready
@@ -93,8 +93,12 @@ def test_a_disruption_budget_is_waited_for(server: ApiServer, api: Api) -> None:
     reported: list[str] = []
     assert drain(api, "gpu1", QUICK, notify=reported.append) == ("team/a", "team/b")
     assert reported[0] == "gpu1: evicting team/a"
-    refused = "gpu1: team/b: Cannot evict pod as it would violate the pod's disruption budget. (tried again in 0.01 s)"
-    assert reported[1:] == [refused] * 3 + ["gpu1: evicting team/b"]
+    waits = (
+        "gpu1: waiting for team/b: Cannot evict pod as it would violate the pod's disruption budget. "
+        "The disruption budget calm needs 2 healthy pods and has 2 currently "
+        "(tried every 0.01 s, until 3 s have passed)"
+    )
+    assert reported[1:] == [waits, "gpu1: evicting team/b"], "once, however often it is tried"
 
 
 def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, api: Api) -> None:
@@ -102,6 +106,32 @@ def test_a_budget_that_never_allows_it_ends_at_the_timeout(server: ApiServer, ap
     server.budgets["team/a"] = 10**6
     with pytest.raises(GpunodeError, match=r"not drained after 0.3 s: team/a Cannot evict pod"):
         drain(api, "gpu1", DrainOptions(timeout=0.3, retry=0.01), notify=silent)
+
+
+def test_an_api_server_that_goes_away_is_waited_for(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.put(node("gpu1"))
+    api.version()
+    reported: list[str] = []
+    long = api.patient(5, stopped=lambda: False, notify=reported.append)
+    server.faults.append(Fault("/eviction", 0, times=9))  # more than a request is tried for
+    assert drain(long, "gpu1", QUICK, notify=silent) == ("team/a",)
+    assert len(reported) == 1 and reported[0].endswith("(it is waited for)")
+    server.faults.append(Fault("^PATCH", 0, times=9))
+    with pytest.raises(UnreachableError):
+        cordon(api, "gpu1")
+
+
+def test_a_wait_ends_at_once_when_the_run_is_cancelled(server: ApiServer, api: Api) -> None:
+    server.put(pod("a"))
+    server.put(node("gpu1"))
+    server.budgets["team/a"] = 10**6
+    stops = iter([False] * 5)
+    long = api.patient(60, stopped=lambda: next(stops, True), notify=silent)
+    with pytest.raises(InterruptedByUser):
+        drain(long, "gpu1", DrainOptions(timeout=60, retry=0.01), notify=silent)
+    with pytest.raises(InterruptedByUser):
+        wait_ready(long, "gpu1", {"nvidia.com/gpu": 8}, timeout=60, notify=silent)
 
 
 def test_a_pod_that_does_not_go_is_named(server: ApiServer, api: Api) -> None:

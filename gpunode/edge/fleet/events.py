@@ -36,6 +36,9 @@ class EventLog:
         data = {key: value for key, value in asdict(event).items() if key not in ("kind", "result")}
         self._write("task", outcome=event.kind, **data)
 
+    def node(self, host: str, what: str) -> None:
+        self._write("node", host=host, what=what)
+
     def host(self, result: HostResult) -> None:
         failed = [check.id for check in result.checks if check.status == "failed"]
         self._write(

@@ -42,6 +42,7 @@ class Hooks:
     on_start: Callable[[Job], None] = lambda job: None
     on_end: Callable[[Sequence[HostResult]], None] = lambda results: None
     on_wave: Callable[[str, int, str], None] = lambda pool, wave, what: None  # what: begins, waits, verified, stopped
+    on_tick: Callable[[], None] = lambda: None  # now and then, while something runs
 
 
 class Rollout:
@@ -77,6 +78,7 @@ class Rollout:
                     for future in done:
                         self._take(running.pop(future), future)
                     self._watch_the_clock()
+                    self.hooks.on_tick()
             except BaseException:
                 self.cancelled.set()
                 for future, what in running.items():

@@ -40,12 +40,12 @@ from gpunode.edge.fleet.workflow import (
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
-from gpunode.edge.kube.nodes import ClusterNodes, claim_all, open_again, release_all
+from gpunode.edge.kube.nodes import ClusterNodes, Worker, claim_all, concerns, open_again, release_all
 from gpunode.edge.lease import give_back, may_hold
 from gpunode.edge.report_data import keep_results
 from gpunode.edge.saved import SavedPlan
 from gpunode.edge.secrets import handed_over
-from gpunode.edge.state import StateError, append_private, new_run, next_generation, write_private
+from gpunode.edge.state import StateError, append_private, controller_name, new_run, next_generation, write_private
 
 CHECK = RolloutSpec(max_failures="100%")  # a rehearsal disturbs nobody: all at once
 
@@ -75,13 +75,15 @@ class RunOptions:
 class RunCallbacks:
     """Functions that a run calls, from several threads: with each event of Ansible, wave, result of a host, notice.
 
-    `wave` gets the pool, the number of the wave from 0, and what happens to it; `notice` a sentence for a person.
+    `wave` gets the pool, the number of the wave from 0, and what happens to it; `notice` a sentence for a person;
+    `node` a host and what happens to its node of a cluster: cordoned, drained, given back.
     """
 
     event: Callable[[Event], None] = lambda event: None
     wave: Callable[[str, int, str], None] = lambda pool, wave, what: None
     result: Callable[[HostResult], None] = lambda result: None
     notice: Callable[[str], None] = lambda text: None
+    node: Callable[[str, str], None] = lambda host, what: None
 
 
 def provision(
@@ -102,12 +104,19 @@ def provision(
     how, callbacks = options or RunOptions(), callbacks or RunCallbacks()
     over = parse_rollout(how.rollout, "the options of provision")
     todo = {h.host: h for h in hosts if h.planned and h.planned.plan.steps}
-    nodes = ClusterNodes(how.cluster or connect, callbacks.notice)
+    worker = Worker(controller="" if how.check else controller_name(), take_over=targets.break_lock)
+    nodes = ClusterNodes(how.cluster or connect, callbacks.notice, worker)
     quiet = [h for h in hosts if h.host not in todo]
     expected = expected_gpus(hosts)
     untouched = {h.host: _untouched(h, expected.get(h.host)) for h in quiet} | (
         {} if how.check else open_again(_planned(quiet), nodes)
     )
+    asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
+    drains = {host: spec.drain for host, spec in asked.items()}
+    if not how.check and (closed := _not_drainable(todo, drains, nodes)):
+        untouched |= closed
+        todo = {name: host for name, host in todo.items() if name not in closed}
+        quiet = [h for h in hosts if h.host not in todo]
     if not todo:
         return [untouched[h.host] for h in hosts]
     own = new_run()
@@ -118,12 +127,11 @@ def provision(
             write_private(own / name, text)
         if not saved.sources:  # hosts that were named on the command line
             targets = replace(targets, inventory=(str(own / INVENTORY),))
-    asked = {h.host: replace(h.planned.spec.rollout, **over) for h in todo.values() if h.planned}
-    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items()], how.last)
+    pools = make_pools([(host, CHECK if how.check else spec) for host, spec in asked.items() if host in todo], how.last)
     run = _Run(
         name=own.name, own=own, targets=targets, desired=desired, options=how,
         todo=todo, callbacks=callbacks, runs=None if how.check else Runs(),
-        drains={host: spec.drain for host, spec in asked.items()}, nodes=nodes,
+        drains=drains, worker=worker,
         generation=next_generation(), expected=expected,
         groups=group_names(_plan(h) for h in todo.values()),
     )  # fmt: skip
@@ -152,7 +160,7 @@ class _Run:
     todo: Mapping[str, HostPlan]
     callbacks: RunCallbacks
     drains: Mapping[str, DrainSpec]
-    nodes: ClusterNodes
+    worker: Worker
     expected: Mapping[str, Expected]
     groups: Mapping[str, str]  # the inventory's groups of the classes
     generation: int  # orders the runs of this controller, on the nodes
@@ -163,14 +171,21 @@ class _Run:
     _began: dict[str, float] = field(default_factory=dict)
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _cancelled: threading.Event = field(default_factory=threading.Event)
+    _unfinished: frozenset[str] = frozenset()  # hosts that an earlier run began with
+
+    def __post_init__(self) -> None:
+        self.nodes = ClusterNodes(self.options.cluster or connect, self.callbacks.notice)
 
     def go(self, pools: Sequence[Pool], deadline: float, untouched: Sequence[tuple[HostPlan, HostResult]]) -> Progress:
         classes = {host: class_key(_plan(h)) for host, h in self.todo.items()}
         hooks = Hooks(
-            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.callbacks.wave
-        )
+            do=self._do, verify=self._verify, on_start=self._started, on_end=self._ended, on_wave=self.callbacks.wave,
+            on_tick=self._tick,
+        )  # fmt: skip
         rollout = Rollout(pools, classes, hooks, forks=self.targets.forks, deadline=deadline)
         self._cancelled = rollout.cancelled
+        worker = replace(self.worker, run=self.name, stage=self._staged, cancelled=rollout.cancelled)
+        self.nodes = ClusterNodes(self.options.cluster or connect, self.callbacks.notice, worker)
         (self.own / "hosts").mkdir(mode=0o700, exist_ok=True)
         if self.runs:
             self._begin(self.runs, pools, classes, untouched)
@@ -208,6 +223,7 @@ class _Run:
             rows.append(replace(end, exit=int(Exit.of(result.outcome)), message=result.message))
         planned = [*self.todo.values(), *(host for host, _ in untouched)]
         runs.keep({_found(h): h.planned.facts for h in planned if h.planned})
+        self._unfinished = frozenset(runs.unfinished(self.todo))
         runs.begin(self.name, "provision", self._request(), this_process(), rows)
 
     def _finish(self, status: str) -> None:
@@ -232,7 +248,9 @@ class _Run:
     def _do(self, job: Job) -> Results:
         """Empty the hosts that are nodes of a cluster, run Ansible on the job's hosts, and give the nodes back."""
         planned = {host: found for host in job.hosts if (found := self.todo[host].planned)}
-        taken, refused = ({}, {}) if self.options.check else claim_all(self.nodes, planned, self.drains)
+        taken, refused = (
+            ({}, {}) if self.options.check else claim_all(self.nodes, planned, self.drains, self._unfinished)
+        )
         left = tuple(host for host in job.hosts if host not in refused)
         simulated = isolated("", lambda: self._play(replace(job, hosts=left))) if left else {}
         if isinstance(simulated, GpunodeError):  # what was refused, and what is cordoned, is reported all the same
@@ -334,12 +352,29 @@ class _Run:
                 with contextlib.suppress(StateError):  # a full disk ends no play; the host's end will say it
                     self.runs.step(self.name, event.host, event.task)
             if event.kind not in ("started", "skipped"):
-                with (
-                    contextlib.suppress(OSError),
-                    append_private(self.own / "hosts" / f"{event.host.replace('/', '_')}.log") as log,
-                ):
-                    log.write(f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}\n")
+                self._log(
+                    event.host, f"{event.kind} {event.role}: {event.task} ({event.seconds:.1f} s) {event.message}"
+                )
             self.callbacks.event(event)
+
+    def _staged(self, host: str, what: str) -> None:
+        """What happens to a host's node of the cluster; on disk before the next thing happens."""
+        with self._lock:
+            if self.runs:
+                with contextlib.suppress(StateError):
+                    self.runs.step(self.name, host, f"node {what}", now=True)
+            self._log(host, f"node {what}")
+            self.callbacks.node(host, what)
+
+    def _log(self, host: str, line: str) -> None:
+        path = self.own / "hosts" / f"{host.replace('/', '_')}.log"
+        with contextlib.suppress(OSError), append_private(path) as log:
+            log.write(f"{line}\n")
+
+    def _tick(self) -> None:
+        if self.runs:
+            with contextlib.suppress(StateError):
+                self.runs.flush()
 
     def _ended(self, results: Sequence[HostResult]) -> None:
         now = time.monotonic()
@@ -361,6 +396,18 @@ class _Run:
     def of_run(self, result: HostResult) -> HostResult:
         """With the run that it is part of; check mode is none."""
         return replace(result, run=self.name) if self.runs else result
+
+
+def _not_drainable(
+    todo: Mapping[str, HostPlan], drains: Mapping[str, DrainSpec], nodes: ClusterNodes
+) -> dict[str, HostResult]:
+    """Hosts that would be drained, where the cluster does not let us: said before anything is changed."""
+    planned = _planned(list(todo.values()))
+    facts = {h: p.facts for h, p in planned.items() if concerns(drains[h], p.facts, p.plan)}
+    error = isolated("", lambda: nodes.check(facts, drains)) if facts else None
+    if error is None:
+        return {}
+    return {h: HostResult(host=h, outcome=error.outcome, message=f"not started: {error}") for h in facts}
 
 
 def _repeatable(targets: Targets) -> dict[str, Any]:

@@ -276,11 +276,16 @@ class Runs:
                 [(states[r.host], run, r.host) for r in ends if r.host in states],
             )
 
-    def step(self, run: str, host: str, text: str) -> None:
-        """What a host is doing; written with the next change, or after a second."""
+    def step(self, run: str, host: str, text: str, *, now: bool = False) -> None:
+        """What a host is doing; written with the next change, or by `flush` after a second, or `now`."""
         with self._lock:
             self._steps[run, host] = text
-            late = time.monotonic() - self._flushed > _LAG
+        self.flush(0 if now else _LAG)
+
+    def flush(self, after: float = _LAG) -> None:
+        """Write what hosts are doing, where that was last written `after` seconds ago."""
+        with self._lock:
+            late = bool(self._steps) and time.monotonic() - self._flushed >= after
         if late:
             with self._changes():
                 pass

@@ -5,6 +5,8 @@ Paths and plain data go in and come out; the connection comes from the package k
 
 from __future__ import annotations
 
+import copy
+import itertools
 import json
 import math
 import re
@@ -14,7 +16,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import quote, urlencode
 
-from gpunode.core.errors import GpunodeError, UnreachableError
+from gpunode.core.errors import GpunodeError, InterruptedByUser, UnreachableError
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.shape import LIST, RESOURCES, REVIEW, VERSION, checked, checked_object
@@ -26,22 +28,36 @@ CHUNK = 500  # objects of one answer to a list
 ATTEMPTS = 6
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
 WATCH = 60  # seconds after which a watch is begun again
+PATIENT_PAUSE = 5.0  # seconds, at most, between two looks for a server that went away or a user who interrupts
+_SLICE = 0.5  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 _OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422: "refused"}
 Found = TypeVar("Found")
 
 
 class ApiError(GpunodeError):
-    """The API's refusal: HTTP `status`, `reason` (such as AlreadyExists), those of its `causes`, Retry-After (s)."""
+    """The API's refusal: HTTP `status`, `reason` (such as AlreadyExists), those of its `causes`, Retry-After (s).
+
+    `details` is what the causes say of themselves, such as the name of a disruption budget.
+    """
 
     def __init__(
-        self, what: str, *, status: int, reason: str, causes: tuple[str, ...], retry_after: float, fix: str
+        self,
+        what: str,
+        *,
+        status: int,
+        reason: str,
+        causes: tuple[str, ...],
+        retry_after: float,
+        fix: str,
+        details: tuple[str, ...] = (),
     ) -> None:
         super().__init__(what, fix=fix)
         self.outcome = _OUTCOMES.get(status, "failed")
         self.status = status
         self.reason = reason
         self.causes = causes
+        self.details = details
         self.retry_after = retry_after
 
 
@@ -85,7 +101,31 @@ class Api:
         self.context = context
         self.server = str(client.configuration.host).rstrip("/")
         self._served: dict[str, dict[str, Resource]] = {}
-        self._answered = False  # whether the server ever did: one that never did is likely the wrong one
+        self.answered = False  # whether the server ever did: one that never did is likely the wrong one
+        self._until = -math.inf  # until then a server that went away is waited for
+        self._watch = WATCH
+        self._notify: Callable[[str], None] = lambda text: None
+
+    def patient(self, seconds: float, *, stopped: Callable[[], bool], notify: Callable[[str], None]) -> Api:
+        """The same cluster, for work that takes long: a server that goes away is waited for, `seconds` from now.
+
+        What it is asked ends soon after `stopped`, with InterruptedByUser.
+        """
+        other = copy.copy(self)
+
+        def pause(wanted: float) -> None:
+            left = wanted
+            while left > 0 and not stopped():
+                self.pause(min(left, _SLICE))
+                left -= _SLICE
+            if stopped():
+                raise InterruptedByUser("interrupted", fix="gpunode runs resume")
+
+        other.pause = pause
+        other._until = self.clock() + seconds
+        other._watch = int(PATIENT_PAUSE)
+        other._notify = notify
+        return other
 
     # ------------------------------------------------------------ asking
 
@@ -105,15 +145,19 @@ class Api:
         Raises ApiError and UnreachableError.
         """
         pause, rule = 0.5, retry or Retry()
-        for attempt in range(1, rule.attempts + 1):
+        for attempt in itertools.count(1):
             try:
                 return self._once(method, path, query, body, content)
             except (ApiError, UnreachableError) as error:
-                most = rule.attempts if self._answered else min(rule.attempts, _attempts_to_reach(error))
-                if attempt >= most or not _may_pass(error, rule):
+                most = rule.attempts if self.answered else min(rule.attempts, _attempts_to_reach(error))
+                waits = self.answered and isinstance(error, UnreachableError) and self.clock() < self._until
+                if not _may_pass(error, rule) or (attempt >= most and not waits):
                     raise
+                if waits and attempt == 2:
+                    self._notify(f"{error.what} (it is waited for)")
                 asked = getattr(error, "retry_after", 0.0)
-            self.pause(min(max(pause, asked), MAX_PAUSE))
+                longest = PATIENT_PAUSE if waits else MAX_PAUSE
+            self.pause(min(max(pause, asked), longest))
             pause *= 2
         raise AssertionError("unreachable: the last attempt returns or raises")
 
@@ -184,7 +228,7 @@ class Api:
                 text, status, headers = answer.data, answer.status, answer.headers
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
-        self._answered = True
+        self.answered = True
         data = _json(text)
         if status >= 400:
             raise _refusal(method, path, status, data, text, headers)
@@ -351,7 +395,7 @@ class Api:
                 **chosen,
                 "watch": "true",
                 "resourceVersion": listing.get("metadata", {}).get("resourceVersion", ""),
-                "timeoutSeconds": str(max(1, min(WATCH, math.ceil(left)))),
+                "timeoutSeconds": str(max(1, min(self._watch, math.ceil(left)))),
             }
             for event in self.events(folder, watch):
                 gone = event["type"] == "DELETED"
@@ -454,6 +498,7 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
         status=status,
         reason=str(stated.get("reason", "")),
         causes=tuple(str(c.get("reason", "")) for c in causes),
+        details=tuple(printable(str(c["message"]))[:500] for c in causes if c.get("message")),
         retry_after=float(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0.0,
         fix=fix,
     )

@@ -6,7 +6,15 @@ from collections.abc import Callable, Mapping
 
 from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.kube.cluster import Object
-from gpunode.core.kube.draining import CORDONED, DrainOptions, daemon_sets_of, drain_plan, is_over, pod_name
+from gpunode.core.kube.draining import (
+    CORDONED,
+    DrainOptions,
+    DrainPlan,
+    daemon_sets_of,
+    drain_plan,
+    is_over,
+    pod_name,
+)
 from gpunode.core.kube.marks import node_key
 from gpunode.core.kube.owned import Key
 from gpunode.core.kube.plain import mapping
@@ -19,33 +27,57 @@ ANY = "resources of GPUs"
 _LOST_UPDATES = 5
 
 
-def cordon(api: Api, node: str, *, why: str = "gpunode") -> bool:
+def cordon(api: Api, node: str, *, why: str = "gpunode", over: str | None = None) -> bool:
     """No new pods there.  False: somebody else had cordoned it already, and it stays theirs to uncordon.
 
+    `why` is the text of our mark.  A mark of ours that is there stays; with `over` it is replaced where it is that
+    text, and RefusedError where another gpunode has written another one meanwhile ("": where there was none).
     Raises InputError for a node that is not there.
     """
 
     def patch(live: Object) -> Object | None:
-        if (live.get("spec") or {}).get("unschedulable"):
+        mark = our_mark(live)
+        if (live.get("spec") or {}).get("unschedulable") and (mark is None or over is None or mark == why):
             return None
+        if over is not None and (mark or "") != over:
+            raise RefusedError(
+                f"node {node} was cordoned by another gpunode at the same time: {mark}",
+                expected="one controller that works on a node",
+                fix="wait until its run has ended",
+            )
         return {"metadata": {"annotations": {CORDONED: why}}, "spec": {"unschedulable": True}}
 
     _change(api, node, patch)
     return is_our_cordon(_node(api, node))
 
 
-def uncordon(api: Api, node: str) -> bool:
-    """Pods may come again, if it was us who cordoned it.  False: it was not, and the node stays as it is."""
-    if not is_our_cordon(_node(api, node)):
+def uncordon(api: Api, node: str, *, mark: str | None = None) -> bool:
+    """Pods may come again, if it was us who cordoned it.  False: it was not, and the node stays as it is.
+
+    `mark`: only if it is this one; another controller that took the node over has written its own.
+    """
+
+    def ours(live: Object) -> bool:
+        return is_our_cordon(live) and mark in (None, our_mark(live))
+
+    if not ours(_node(api, node)):
         return False
 
     def patch(live: Object) -> Object | None:
-        if not is_our_cordon(live):
+        if not ours(live):
             return None
         return {"metadata": {"annotations": {CORDONED: None}}, "spec": {"unschedulable": None}}
 
     _change(api, node, patch)
     return True
+
+
+def our_mark(live: Object) -> str | None:
+    """The text of our mark on a node that is cordoned, None where there is none."""
+    if not (live.get("spec") or {}).get("unschedulable"):
+        return None
+    mark = (live["metadata"].get("annotations") or {}).get(CORDONED)
+    return None if mark is None else str(mark)
 
 
 def is_our_cordon(live: Object) -> bool:
@@ -58,15 +90,7 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
     Raises RefusedError, with nothing evicted, for pods that would lose something; GpunodeError at the timeout.
     """
     deadline = api.clock() + options.timeout
-    pods = _pods(api, node)
-    there = {at for at in daemon_sets_of(pods) if api.find(api.path(Key("apps/v1", "DaemonSet", *at)))}
-    plan = drain_plan(pods, there, options)
-    if plan.refused:
-        raise RefusedError(
-            f"{node} is not drained: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in plan.refused),
-            expected="pods that start again elsewhere and lose nothing",
-            fix="move or delete these pods, or allow it by the option that is named",
-        )
+    plan = pods_to_evict(api, node, options)
     version = _eviction_version(api)
     waiting = {pod["metadata"]["uid"]: pod for pod in plan.evict}
     stated = dict.fromkeys(waiting, "is terminating")
@@ -75,9 +99,11 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
         for uid in [uid for uid, at in due.items() if at <= api.clock()]:
             refusal = _evict(api, waiting[uid], version, options)
             if refusal:
+                if refusal != stated[uid]:
+                    tried = f"tried every {options.retry:g} s, until {options.timeout:g} s have passed"
+                    notify(f"{node}: waiting for {pod_name(waiting[uid])}: {refusal} ({tried})")
                 stated[uid] = refusal
                 due[uid] = api.clock() + options.retry
-                notify(f"{node}: {pod_name(waiting[uid])}: {refusal} (tried again in {options.retry:g} s)")
             else:
                 stated[uid] = "is terminating"
                 del due[uid]
@@ -94,6 +120,20 @@ def drain(api: Api, node: str, options: DrainOptions, *, notify: Notify) -> tupl
         if waiting:
             api.pause(1.0)
     return tuple(map(pod_name, plan.evict))
+
+
+def pods_to_evict(api: Api, node: str, options: DrainOptions) -> DrainPlan:
+    """What a drain of the node does with its pods.  Raises RefusedError for pods that would lose something."""
+    pods = _pods(api, node)
+    there = {at for at in daemon_sets_of(pods) if api.find(api.path(Key("apps/v1", "DaemonSet", *at)))}
+    plan = drain_plan(pods, there, options)
+    if plan.refused:
+        raise RefusedError(
+            f"{node} is not drained: " + "; ".join(f"{why}: {', '.join(names)}" for why, names in plan.refused),
+            expected="pods that start again elsewhere and lose nothing",
+            fix="move or delete these pods, or allow it by the option that is named",
+        )
+    return plan
 
 
 def wait_ready(
@@ -205,6 +245,6 @@ def _evict(api: Api, pod: Object, version: str, options: DrainOptions) -> str:
             return ""
         terminating = error.status == 403 and "NamespaceTerminating" in error.causes
         if error.status == 429 or terminating:
-            return error.what.partition(": ")[2].removesuffix(f" ({error.status})")
+            return " ".join([error.what.partition(": ")[2].removesuffix(f" ({error.status})"), *error.details])
         raise
     return ""

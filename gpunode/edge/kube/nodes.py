@@ -5,11 +5,14 @@ What a node was like before stands in the annotation of our cordon, so it outliv
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 
 from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.kube.checks.preflight import Right
 from gpunode.core.kube.cluster import Object
 from gpunode.core.kube.draining import CORDONED, DrainOptions
 from gpunode.core.kube.marks import node_key
@@ -20,14 +23,35 @@ from gpunode.edge.desired import Planned
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.kube.client import Api
-from gpunode.edge.kube.drain import ANY, Notify, cordon, drain, gpus_offered, uncordon, wait_ready
+from gpunode.edge.kube.drain import (
+    ANY,
+    Notify,
+    cordon,
+    drain,
+    gpus_offered,
+    our_mark,
+    pods_to_evict,
+    uncordon,
+    wait_ready,
+)
+from gpunode.edge.kube.preflight import missing_rights
 
 _AT_ONCE = 20  # nodes that are drained side by side
+_EVICT = Right("create", "", "pods/eviction")
+_RIGHTS = (
+    Right("list", "", "nodes"),
+    Right("patch", "", "nodes"),
+    Right("list", "", "pods"),
+    Right("get", "apps", "daemonsets"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """A node that was emptied: whether it was us who cordoned it, and what it was like before."""
+    """A node that was emptied: whether it was us who cordoned it, and what it was like before.
+
+    `controller` and `run` are those that have it in work; `begun`: they have begun to change the host.
+    """
 
     node: str
     ours: bool
@@ -35,13 +59,19 @@ class Taken:
     relaid: bool = False  # what it offers changes: then any will do
     boot_id: str = ""  # as the cluster had it
     host_boot_id: str = ""  # as the host itself said
+    controller: str = ""
+    run: str = ""
+    begun: bool = False
 
     @property
     def mark(self) -> str:
         """For the annotation of our cordon; `_taken` reads it."""
         offers = ",".join(f"{resource}:{count}" for resource, count in self.offers.items())
         offers = "changes" if self.relaid and self.offers else offers
-        return f"gpunode offers={offers} boot={self.boot_id} host={self.host_boot_id}"
+        words = ["gpunode", f"offers={offers}", f"boot={self.boot_id}", f"host={self.host_boot_id}"]
+        words += [f"by={self.controller}"] if self.controller else []
+        words += [f"run={self.run}"] if self.run else []
+        return " ".join([*words, "begun=yes"] if self.begun else words)
 
     def stale(self, boot_id: str) -> str:
         """The boot that the cluster must no longer tell of, for a host whose boot is `boot_id` now; "" for any."""
@@ -56,58 +86,147 @@ def concerns(drain: DrainSpec, facts: NodeFacts, plan: Plan) -> bool:
     return drain.when == "always" or any(step.disruptive for step in plan.steps)
 
 
-class ClusterNodes:
-    """The nodes of one cluster.  Safe for threads."""
+@dataclass(frozen=True, kw_only=True)
+class Worker:
+    """Who takes nodes: a controller and its run; `take_over`: also nodes that another controller has in work.
 
-    def __init__(self, connect: Callable[[], Api], notify: Notify) -> None:
-        self._connect, self._notify = connect, notify
+    `stage` is called with a host and what happens to its node, `cancelled` is set when all is to end.
+    """
+
+    controller: str = ""
+    run: str = ""
+    take_over: bool = False
+    stage: Callable[[str, str], None] = lambda host, what: None
+    cancelled: threading.Event = field(default_factory=threading.Event)
+
+
+class ClusterNodes:
+    """The nodes of one cluster, for `worker`.  Safe for threads."""
+
+    def __init__(self, connect: Callable[[], Api], notify: Notify, worker: Worker | None = None) -> None:
+        self._open, self._notify, self._worker = connect, notify, worker or Worker()
         self._names: Mapping[str, str] | None = None
+        self._answered = False
+
+    def check(self, hosts: Mapping[str, NodeFacts], drains: Mapping[str, DrainSpec]) -> None:
+        """Raises GpunodeError where the cluster cannot be asked, or does not let us drain these hosts' nodes."""
+        api = self._connect()
+        lacking = missing_rights(api, _RIGHTS)
+        if not lacking and missing_rights(api, [_EVICT]):  # it may be there for the namespaces that matter
+            spaces: set[str] = set()
+            for host, facts in hosts.items():
+                plan = pods_to_evict(api, self._node(api, host, facts), _rules(drains[host]))
+                spaces |= {pod["metadata"]["namespace"] for pod in plan.evict}
+            lacking = missing_rights(api, [replace(_EVICT, namespace=space) for space in sorted(spaces)])
+        for problem in lacking:
+            raise RefusedError(problem.what, expected="the rights that draining a node takes", fix=problem.fix)
 
     def take(self, host: str, facts: NodeFacts, options: DrainSpec, *, relaid: bool = False) -> Taken:
         """Cordon and drain.  Raises GpunodeError; a node that could not be emptied is open again then.
 
+        One that an earlier run has begun to change stays cordoned.
         `relaid`: how its GPUs are cut is about to change, and with it what the node offers.
         """
-        api = self._connect()
+        say, rules = self._teller(host), _rules(options)
+        api = self._patient(float(options.timeout), say)
         node = self._node(api, host, facts)
-        taken = _taken(api.find(api.path(node_key(node))), node, facts)
-        taken = replace(taken, relaid=taken.relaid or relaid)
-        taken = replace(taken, ours=cordon(api, node, why=taken.mark))
-        rules = DrainOptions(
-            delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
-        )
-        try:
-            drain(api, node, rules, notify=self._notify)
-        except BaseException:
+        live = api.find(api.path(node_key(node)))
+        before, taken = our_mark(live or {"metadata": {}}) or "", _taken(live, node, facts)
+        self._refuse_others(taken)
+        pods_to_evict(api, node, rules)
+        relaid = taken.relaid or relaid
+        taken = replace(taken, relaid=relaid, controller=self._worker.controller, run=self._worker.run)
+        taken = replace(taken, ours=cordon(api, node, why=taken.mark, over=before))
+        say(f"{node}: cordoned" if taken.ours else f"{node}: was cordoned already, and stays so")
+        with self._reopening(taken):
+            drain(api, node, rules, notify=say)
+            begun = replace(taken, begun=True)
             if taken.ours:
-                uncordon(api, node)
+                cordon(api, node, why=begun.mark, over=taken.mark)
+        say(f"{node}: drained")
+        return begun
+
+    @contextmanager
+    def _reopening(self, taken: Taken) -> Iterator[None]:
+        """A node that could not be emptied is open again, unless somebody has begun to change it."""
+        try:
+            yield
+        except BaseException as error:
+            what = "is as it was"
+            if taken.begun:
+                what = "stays cordoned: an earlier run has begun to change it"
+            elif taken.ours:
+                failed = isolated("", lambda: uncordon(self._connect(), taken.node, mark=taken.mark))
+                open_now = not isinstance(failed, GpunodeError)
+                what = "is uncordoned again" if open_now else f"stays cordoned: {failed}"
+            if isinstance(error, GpunodeError):
+                error.what = f"{error.what} (node {taken.node} {what})"
             raise
-        return taken
 
     def left(self, host: str, facts: NodeFacts) -> Taken | None:
         """A node that an earlier run has cordoned and never gave back; None where there is no such node."""
         api = self._connect()
         node = self._node(api, host, facts)
         taken = _taken(api.find(api.path(node_key(node))), node, facts)
-        return taken if taken.ours else None
+        return taken if taken.ours and not self._is_others(taken) else None
 
-    def give_back(self, taken: Taken, options: DrainSpec, *, boot_id: str = "") -> None:
+    def _is_others(self, taken: Taken) -> bool:
+        """Whether another controller has it in work, which is not to be taken over."""
+        return taken.controller not in ("", self._worker.controller) and not self._worker.take_over
+
+    def _refuse_others(self, taken: Taken) -> None:
+        if self._is_others(taken):
+            raise RefusedError(
+                f"node {taken.node} was cordoned by run {taken.run} of the controller {taken.controller}",
+                expected="a node that no other controller works on",
+                fix=f"wait until that run has ended; if it was killed, gpunode runs resume {taken.run} there, or "
+                "--break-lock here takes the node over",
+            )
+
+    def give_back(self, taken: Taken, options: DrainSpec, *, boot_id: str = "", host: str = "") -> None:
         """Wait until the node is ready with as many GPUs as before, then let pods come, if it was us who kept them out.
 
         `boot_id` is what the host itself says now: after a reboot what the cluster still has from before counts for
         nothing.  Raises GpunodeError; the node then stays cordoned.
         """
-        api = self._connect()
+        say = self._teller(host or taken.node)
+        api = self._patient(float(options.ready_timeout), say)
+        say(f"{taken.node}: waiting until it is ready and offers its GPUs")
         wait_ready(
             api,
             taken.node,
             {ANY: 1} if taken.relaid and taken.offers else taken.offers,
             boot_id=taken.stale(boot_id),
             timeout=float(options.ready_timeout),
-            notify=self._notify,
+            notify=say,
         )
-        if taken.ours:
-            uncordon(api, taken.node)
+        if not taken.ours:
+            return
+        say(f"{taken.node}: is given back")
+        if uncordon(api, taken.node, mark=taken.mark):
+            say(f"{taken.node}: uncordoned")
+        elif our_mark(api.find(api.path(node_key(taken.node))) or {"metadata": {}}) is not None:
+            say(f"{taken.node}: stays cordoned: another controller has taken it over")
+
+    def _connect(self) -> Api:
+        api = self._open()
+        api.answered = api.answered or self._answered
+        return api
+
+    def _patient(self, seconds: float, say: Notify) -> Api:
+        """The cluster, waited for where it answered before and went away."""
+        api = self._connect()
+        if not self._answered:
+            api.version()
+            self._answered = True
+        return api.patient(seconds, stopped=self._worker.cancelled.is_set, notify=say)
+
+    def _teller(self, host: str) -> Notify:
+        def say(text: str) -> None:
+            self._notify(text)
+            self._worker.stage(host, text)
+
+        return say
 
     def _node(self, api: Api, host: str, facts: NodeFacts) -> str:
         """A host's name in the cluster: its hostname, the label that has it, its name or address in the inventory."""
@@ -133,21 +252,31 @@ class ClusterNodes:
 
 
 def claim_all(
-    nodes: ClusterNodes, hosts: Mapping[str, Planned], drains: Mapping[str, DrainSpec]
+    nodes: ClusterNodes,
+    hosts: Mapping[str, Planned],
+    drains: Mapping[str, DrainSpec],
+    unfinished: Collection[str] = (),
 ) -> tuple[dict[str, Taken], dict[str, HostResult]]:
-    """Those of `hosts` that were emptied; and the results of those that could not be, and get no play."""
+    """Those of `hosts` that were emptied; and the results of those that could not be, and get no play.
+
+    A host of `unfinished` whose node an earlier run has left cordoned is with them, whatever is still to be done.
+    """
     taken: dict[str, Taken] = {}
     refused: dict[str, HostResult] = {}
 
     def one(host: str) -> None:
-        planned = hosts[host]
-        if not concerns(drains[host], planned.facts, planned.plan):
+        planned, drain = hosts[host], drains[host]
+        emptied: Taken | GpunodeError | None
+        if concerns(drain, planned.facts, planned.plan):
+            relaid = any(step.id == "sharing.mig" for step in planned.plan.steps)
+            emptied = isolated(host, lambda: nodes.take(host, planned.facts, drain, relaid=relaid))
+        elif host in unfinished and drain.when != "never" and planned.facts.kubernetes.present:
+            emptied = isolated(host, lambda: nodes.left(host, planned.facts))
+        else:
             return
-        relaid = any(step.id == "sharing.mig" for step in planned.plan.steps)
-        emptied = isolated(host, lambda: nodes.take(host, planned.facts, drains[host], relaid=relaid))
         if isinstance(emptied, GpunodeError):
             refused[host] = HostResult(host=host, outcome=emptied.outcome, message=f"not started: {emptied}")
-        else:
+        elif emptied:
             taken[host] = emptied
 
     _side_by_side(one, hosts)
@@ -172,7 +301,8 @@ def release_all(
         if not result.ok:
             ends[host] = replace(result, message=f"{result.message} (node {taken[host].node} stays cordoned)")
             return
-        error = isolated(host, lambda: nodes.give_back(taken[host], drains[host], boot_id=boots.get(host, "")))
+        boot = boots.get(host, "")
+        error = isolated(host, lambda: nodes.give_back(taken[host], drains[host], boot_id=boot, host=host))
         if error:
             text = f"{result.message}, but the node stays cordoned: {error}"
             ends[host] = replace(result, outcome=error.outcome, message=text)
@@ -204,7 +334,7 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
         taken = nodes.left(host, facts)
         if taken is None:
             return
-        nodes.give_back(taken, drains[host], boot_id=facts.boot_id)
+        nodes.give_back(taken, drains[host], boot_id=facts.boot_id, host=host)
         results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
         journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})
 
@@ -234,6 +364,15 @@ def _taken(live: Object | None, node: str, facts: NodeFacts) -> Taken:
         relaid=relaid,
         boot_id=then.get("boot", (status.get("nodeInfo") or {}).get("bootID", "")),
         host_boot_id=then.get("host", facts.boot_id),
+        controller=then.get("by", ""),
+        run=then.get("run", ""),
+        begun=then.get("begun") == "yes",
+    )
+
+
+def _rules(options: DrainSpec) -> DrainOptions:
+    return DrainOptions(
+        delete_local_data=options.delete_local_data, force=options.force, timeout=float(options.timeout)
     )
 
 
