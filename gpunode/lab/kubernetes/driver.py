@@ -22,7 +22,16 @@ MODE = "/run/gpunode-lab-compute-mode"  # in a container: the node's /lab/standi
 SMI = f"""#!/bin/sh
 # Lab stand-in for nvidia-smi in a container: `nvidia-smi -L` lists the GPUs whose device file is here, -c sets the
 # compute mode.
-show() {{ [ ! -e "/dev/nvidia$1" ] || echo "GPU $1: $3 (UUID: $2)"; }}
+show() {{
+    [ -e "/dev/nvidia$1" ] || return 0
+    echo "GPU $1: $3 (UUID: $2)"
+    [ -e /etc/nvml-mig ] || return 0
+    while read -r what gpu _ _ _ _ slices _ mig; do
+        case "$what $gpu ,$NVIDIA_VISIBLE_DEVICES," in
+        "mig $1 "*,all,* | "mig $1 "*",$mig,"*) echo "  MIG ${{slices}}g Device: (UUID: $mig)" ;;
+        esac
+    done </etc/nvml-mig
+}}
 only=''
 while [ $# -gt 0 ]; do
     case $1 in
