@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from api_objects import DRA, OPERATOR
 from api_server import ApiServer, Fault
 from kube_cluster import foreign, hows, inventory, mutating, node, put, quick, rendered, silent
+from urllib3.util.ssl_ import create_urllib3_context
 
 from gpunode.core.errors import Exit
 from gpunode.edge.kube.apply import remove
@@ -252,3 +254,20 @@ def test_a_device_plugin_that_runs_nowhere_is_no_obstacle(server: ApiServer, api
     server.controllers.clear()
     server.put({**plugin, "status": {"desiredNumberScheduled": 0}})
     assert put(api, rendered(), wait=False).problems == ()
+
+
+def test_certificates_are_verified_but_not_as_strictly_as_python_3_13_would(
+    server: ApiServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Certificates of many clusters have no Authority Key Identifier: kubectl takes them, Python 3.13 does not."""
+
+    def strict(**options: Any) -> ssl.SSLContext:
+        context = create_urllib3_context(**options)
+        context.verify_flags |= ssl.VERIFY_X509_STRICT
+        return context
+
+    monkeypatch.setattr("urllib3.util.ssl_.create_urllib3_context", strict)
+    api = connect(str(server.kubeconfig(tmp_path / "kubeconfig")))
+    context = api._client.rest_client.pool_manager.connection_pool_kw["ssl_context"]
+    assert not context.verify_flags & ssl.VERIFY_X509_STRICT
+    assert context.verify_mode == ssl.CERT_REQUIRED

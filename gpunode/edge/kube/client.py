@@ -10,6 +10,7 @@ import itertools
 import json
 import math
 import re
+import ssl
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -502,3 +503,19 @@ def _refusal(method: str, path: str, status: int, data: Any, text: bytes, header
         retry_after=float(asked) if re.fullmatch("[0-9]{1,6}", asked) else 0.0,
         fix=fix,
     )
+
+
+def verify_as_kubectl(client: Any) -> Any:
+    """Verify certificates as kubectl does.
+
+    Python 3.13 refuses a server whose certificate has no Authority Key Identifier; those of many clusters have none.
+
+    https://docs.python.org/3/library/ssl.html#ssl.create_default_context
+    """
+    from urllib3.util.ssl_ import create_urllib3_context
+
+    settings = client.rest_client.pool_manager.connection_pool_kw
+    context = create_urllib3_context(cert_reqs=settings["cert_reqs"])
+    context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+    settings["ssl_context"] = context
+    return client

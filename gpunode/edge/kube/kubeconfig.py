@@ -14,7 +14,7 @@ from urllib.parse import quote
 
 from gpunode.core.errors import InputError
 from gpunode.edge.extras import install_command
-from gpunode.edge.kube.client import Api
+from gpunode.edge.kube.client import Api, verify_as_kubectl
 
 
 def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> Api:
@@ -44,7 +44,7 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
             raise InputError(f"this pod's account cannot be used: {error}", fix="give the pod a service account") from (
                 error
             )
-        return Api(client.ApiClient(configuration), timeout=timeout)
+        return Api(verify_as_kubectl(client.ApiClient(configuration)), timeout=timeout)
     try:
         context = context or _current_context(paths)
         contexts, _ = config.list_kube_config_contexts(config_file=paths)
@@ -67,7 +67,7 @@ def connect(kubeconfig: str = "", context: str = "", *, timeout: float = 30) -> 
         ) from error
     if not configuration.verify_ssl:  # insecure-skip-tls-verify: kubectl says nothing either
         warnings.filterwarnings("ignore", message="Unverified HTTPS request")
-    return Api(client.ApiClient(configuration), context=context, timeout=timeout, headers=headers)
+    return Api(verify_as_kubectl(client.ApiClient(configuration)), context=context, timeout=timeout, headers=headers)
 
 
 def _impersonated(paths: str, user: str) -> Iterator[tuple[str, str]]:

@@ -21,6 +21,7 @@ def write_archive(
     links: Mapping[str, str] | None = None,
     entrypoint: Sequence[str] = (),
     environment: Mapping[str, str] | None = None,
+    user: str = "",
 ) -> None:
     """Write an image of one layer.  `contents`: path in the image → a file of this machine, or a script's text.
 
@@ -45,7 +46,11 @@ def write_archive(
         {
             "architecture": "amd64",
             "os": "linux",
-            "config": {"Entrypoint": list(entrypoint) or None, "Env": [f"{k}={v}" for k, v in settings.items()]},
+            "config": {
+                "Entrypoint": list(entrypoint) or None,
+                "Env": [f"{k}={v}" for k, v in settings.items()],
+                **({"User": user} if user else {}),
+            },
             "rootfs": {"type": "layers", "diff_ids": [f"sha256:{hashlib.sha256(blob).hexdigest()}"]},
         }
     ).encode()

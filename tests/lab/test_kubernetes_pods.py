@@ -1,0 +1,263 @@
+"""`gpunode kube watch` as a Deployment under a real kubelet, from the Containerfile's image.
+
+GPUNODE_KUBERNETES names the folder of programs (test_kubernetes.py).  The image is built on a Debian tree with Python,
+or is the archive that GPUNODE_WATCH_IMAGE names.  Not real: the GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from cluster import FOLDER, REASON, Cluster, wait_for
+from prometheus_client.parser import text_string_to_metric_families
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
+
+ROOT = Path(__file__).parents[2]
+NODE = "t-pods-1"
+GPU = "nvidia.com/gpu"
+IMAGE = "localhost/gpunode-watch:test"
+MADE = os.environ.get("GPUNODE_WATCH_IMAGE", "")  # an archive of IMAGE, made before
+WATCHED = {"watch": {"image": IMAGE, "interval": 2}}
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    lab_up: Callable[..., Lab],
+    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
+    controller: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Cluster:
+    """One provisioned node with two GPUs."""
+    lab = lab_up(1, name="t-pods", kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
+    found = Cluster(lab=lab, folder=tmp_path_factory.mktemp("pods"), run_gpunode=run_gpunode, controller=controller)
+    found.gpunode("provision", "-i", lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
+    return found
+
+
+@pytest.fixture
+def clean(cluster: Cluster) -> Iterator[Cluster]:
+    yield cluster
+    cluster.kube("remove", cluster.spec({"kubernetes": {}}, "remove.yml"))
+
+
+def load_image(cluster: Cluster, archive: Path) -> None:
+    with archive.open("rb") as file:
+        command = ["podman", "exec", "-i", NODE, "ctr", "-n", "k8s.io", "images", "import", "-"]
+        subprocess.run(command, stdin=file, check=True, capture_output=True)
+
+
+def run_python(cluster: Cluster, code: str, name: str = "client") -> str:
+    """What a program prints in a pod of the namespace gpunode, with the watch's image."""
+    container = {"name": "main", "image": IMAGE, "command": ["python3", "-c", code]}
+    body = {"containers": [container], "restartPolicy": "Never", "automountServiceAccountToken": False}
+    cluster.apply({"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "gpunode"}, "spec": body})
+
+    def ended() -> bool:
+        return cluster.get("-n", "gpunode", "pod", name)["status"]["phase"] in ("Succeeded", "Failed")
+
+    wait_for(ended)
+    text = cluster.kubectl("-n", "gpunode", "logs", name)
+    cluster.kubectl("-n", "gpunode", "delete", "pod", name, "--wait=false")
+    return text
+
+
+def scrape(cluster: Cluster, service: str) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    """The metrics of a Service, by an HTTP client in a pod: sample and its labels → value."""
+    address = cluster.get("-n", "gpunode", "service", service)["spec"]
+    url = f"http://{address['clusterIP']}:{address['ports'][0]['port']}/metrics"
+    text = run_python(
+        cluster, f"import urllib.request; print(urllib.request.urlopen({url!r}, timeout=20).read().decode())"
+    )
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+
+
+# ---------------------------------------------------------------- gpunode kube watch as a Deployment
+
+
+@pytest.fixture(scope="module")
+def image(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The Containerfile's image on the node.  Its base is a tree of Debian with Python, as registries may be away."""
+    if MADE:
+        load_image(cluster, Path(MADE))
+        yield IMAGE
+        return
+    folder = tmp_path_factory.mktemp("image")
+    base, archive = folder / "base.tar", folder / "image.tar"
+    packages = "--include=python3,python3-pip,ca-certificates"
+    quiet = ["mmdebstrap", "--quiet", "--variant=minbase", '--aptopt=Apt::Install-Recommends "false"', packages]
+    subprocess.run([*quiet, "trixie", str(base)], check=True)
+    python = "localhost/gpunode-python:test"
+    settings = ["-c", "ENV PIP_BREAK_SYSTEM_PACKAGES=1"]
+    subprocess.run(["podman", "import", "--quiet", *settings, str(base), python], check=True)
+    words = ["podman", "build", "--quiet", "--isolation", "chroot", "--network", "host", *_pip_settings()]
+    subprocess.run([*words, "--build-arg", f"PYTHON={python}", "-t", IMAGE, str(ROOT)], check=True)
+    subprocess.run(["podman", "save", "--quiet", "-o", str(archive), IMAGE], check=True)
+    load_image(cluster, archive)
+    archive.unlink()
+    yield IMAGE
+    subprocess.run(["podman", "rmi", "--force", IMAGE, python], check=False, capture_output=True)
+
+
+def _pip_settings() -> list[str]:
+    """This machine's own settings of pip and its certificates, for a build on it."""
+    settings = Path("/etc/pip.conf")
+    named = re.findall(r"(?:file://)?(/[^\s]+)", settings.read_text()) if settings.exists() else []
+    folders = {Path("/", *Path(one).parts[1:3]) for one in named if not one.startswith("//")}
+    mounted = [one for one in (settings, Path("/etc/ssl/certs"), *sorted(folders - {Path("/etc/ssl")})) if one.exists()]
+    return [f"--volume={one}:{one}:ro" for one in mounted]
+
+
+@pytest.fixture(scope="module")
+def watched(cluster: Cluster, image: str) -> Iterator[Cluster]:
+    """The device plugin and a watch of it, with nothing to report."""
+    spec = cluster.spec({"kubernetes": WATCHED}, "watched.yml")
+    cluster.kube("apply", spec)
+    wait_for(lambda: cluster.allocatable(GPU) == {NODE: "2"})
+    wait_for(lambda: quiet(cluster))
+    yield cluster
+    cluster.kube("remove", cluster.spec({"kubernetes": {}}, "remove.yml"))
+
+
+def log(cluster: Cluster) -> list[dict[str, Any]]:
+    lines = cluster.kubectl("-n", "gpunode", "logs", "deploy/watch").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def open_findings(cluster: Cluster) -> dict[tuple[str, str], str]:
+    """What the log of the watch says is so now: check and object → message."""
+    found: dict[tuple[str, str], str] = {}
+    for line in log(cluster):
+        if line["state"] == "found":
+            found[line["check"], line["about"]] = line["message"]
+        elif line["state"] == "gone":
+            found.pop((line["check"], line["about"]), None)
+    return found
+
+
+def quiet(cluster: Cluster) -> bool:
+    return bool(log(cluster)) and not open_findings(cluster)
+
+
+def has(cluster: Cluster, check: str, about: str, *words: str) -> bool:
+    message = open_findings(cluster).get((check, about))
+    assert message is not None and all(word in message for word in words), open_findings(cluster)
+    return True
+
+
+def events(cluster: Cluster) -> set[tuple[str, str, str, str]]:
+    """(type, reason, kind, name) of the Events that the watch wrote."""
+    return {
+        (one["type"], one["reason"], one["involvedObject"]["kind"], one["involvedObject"]["name"])
+        for one in cluster.get("-A", "events")["items"]
+        if one["source"].get("component") == "gpunode-watch"
+    }
+
+
+def state(cluster: Cluster) -> dict[str, Any]:
+    """What somebody asked for: the generation, labels and data of all that a watch could change."""
+    kinds = (
+        "nodes,namespaces,daemonsets,deployments,configmaps,services,serviceaccounts,roles,clusterroles,runtimeclasses"
+    )
+    return {
+        f"{one['kind']} {one['metadata']['name']}": (one["metadata"]["uid"], one["metadata"].get("generation"),
+                                                     one["metadata"].get("labels"), one.get("data"), one.get("rules"))
+        for one in cluster.get("-A", kinds)["items"]
+        if one["metadata"].get("namespace", "gpunode") == "gpunode"
+    }  # fmt: skip
+
+
+def test_the_watch_runs_with_its_own_rights_alone_as_nobody_and_read_only(watched: Cluster) -> None:
+    before = state(watched)
+    assert len(before) > 10
+    (pod,) = watched.get("-n", "gpunode", "pod", "-l", "app.kubernetes.io/name=watch")["items"]
+    assert pod["spec"]["serviceAccountName"] == "watch"
+    ask = "import os, pathlib; print(os.getuid(), pathlib.Path('/proc/1/cmdline').read_text().split(chr(0))[1:4])"
+    words = ("-n", "gpunode", "exec", "deploy/watch", "--", "python3", "-c")
+    assert watched.kubectl(*words, ask).startswith("65532 ")
+    assert "Read-only file system" in watched.kubectl(*words, "open('/tmp/x', 'w')", check=False)
+    assert [line for line in log(watched) if line["state"] == "unread"] == []
+    account = "--as=system:serviceaccount:gpunode:watch"
+    assert watched.kubectl("auth", "can-i", "create", "events", account).strip() == "yes"
+    for verb, what in (("patch", "nodes"), ("get", "secrets"), ("create", "pods"), ("delete", "daemonsets"),
+                       ("list", "configmaps"), ("watch", "pods"), ("patch", "events")):  # fmt: skip
+        assert watched.kubectl("-n", "gpunode", "auth", "can-i", verb, what, account, check=False).startswith("no")
+    assert state(watched) == before
+
+
+def test_prometheus_reads_the_watch_by_its_service(watched: Cluster) -> None:
+    found = scrape(watched, "watch")
+    assert found["gpunode_kube_watch_up", ()] == 1
+    assert found["gpunode_kube_node_resource_total", (("node", NODE), ("resource", GPU))] == 2
+    assert found["gpunode_kube_node_ready", (("node", NODE),)] == 1
+    assert {value for (name, _), value in found.items() if name == "gpunode_kube_findings"} == {0}
+    assert found["gpunode_kube_unread", ()] == 0
+
+
+def test_an_object_changed_or_deleted_by_hand_is_an_event_until_apply_mends_it(watched: Cluster) -> None:
+    about = "ConfigMap gpunode/device-plugin-config"
+    data = watched.get("-n", "gpunode", "configmap", "device-plugin-config")["data"]
+    change = json.dumps({"data": dict.fromkeys(data, "version: v1\nflags: {migStrategy: single}\n")})
+    watched.kubectl("-n", "gpunode", "patch", "configmap", "device-plugin-config", "--type=merge", "-p", change)
+    wait_for(lambda: has(watched, "kube.drift", about, "differs"))
+    watched.kubectl("delete", "runtimeclass", "nvidia")
+    wait_for(lambda: has(watched, "kube.drift", "RuntimeClass nvidia", "it is gone"))
+    now = {("Warning", "GpunodeDrift", "ConfigMap", "device-plugin-config")}
+    now |= {("Warning", "GpunodeDrift", "RuntimeClass", "nvidia")}
+    wait_for(lambda: now <= events(watched))
+    assert watched.get("runtimeclasses")["items"] == [], "it only reports"
+    watched.kube("apply", watched.folder / "watched.yml")
+    wait_for(lambda: quiet(watched))
+    wait_for(lambda: {("Normal", *one[1:]) for one in now} <= events(watched))
+
+
+def test_a_pod_that_crashes_again_and_again_is_told(watched: Cluster) -> None:
+    kind, name = "DaemonSet", "nvidia-device-plugin"
+    wrong = ["nvidia-device-plugin", "--no-such-flag"]
+    broken = [{"op": "replace", "path": "/spec/template/spec/containers/0/command", "value": wrong}]
+    watched.kubectl("-n", "gpunode", "patch", "daemonset", name, "--type=json", "-p", json.dumps(broken))
+    wait_for(lambda: has(watched, "kube.ready", f"{kind} gpunode/{name}", "CrashLoopBackOff"), 120)
+    # its GPUs are gone with it
+    wait_for(lambda: has(watched, "kube.gpus", f"node {NODE}"), 120)
+    wait_for(lambda: has(watched, "kube.pool", "the cluster", "no node that is Ready offers a GPU"), 120)
+    wanted = {("Warning", "GpunodeReady", kind, name), ("Warning", "GpunodeGpus", "Node", NODE)}
+    wait_for(lambda: wanted | {("Warning", "GpunodePool", kind, name)} <= events(watched))
+    watched.kube("apply", watched.folder / "watched.yml")
+    wait_for(lambda: quiet(watched), 120)
+    wait_for(lambda: {("Normal", *one[1:]) for one in wanted} <= events(watched))
+
+
+def test_a_restart_of_the_api_server_is_told_and_outlived(watched: Cluster) -> None:
+    (before,) = watched.get("-n", "gpunode", "pod", "-l", "app.kubernetes.io/name=watch")["items"]
+    subprocess.run(["podman", "exec", "t-pods-control", "systemctl", "stop", "kube-apiserver"], check=True)
+    address = before["status"]["podIP"]
+    try:
+        wait_for(lambda: "gpunode_kube_watch_up 0.0" in watched.lab.run(NODE, _get(address)).stdout, 120)
+    finally:
+        subprocess.run(["podman", "exec", "t-pods-control", "systemctl", "start", "kube-apiserver"], check=True)
+    wait_for(lambda: "gpunode_kube_watch_up 1.0" in watched.lab.run(NODE, _get(address)).stdout, 120)
+    wait_for(lambda: watched.ready() == {NODE: "True"})
+    (after,) = watched.get("-n", "gpunode", "pod", "-l", "app.kubernetes.io/name=watch")["items"]
+    restarts = [one["status"]["containerStatuses"][0]["restartCount"] for one in (before, after)]
+    assert (after["metadata"]["uid"], restarts) == (before["metadata"]["uid"], [0, 0])
+    assert any(line["state"] == "unread" for line in log(watched))
+    wait_for(lambda: quiet(watched))
+
+
+def _get(address: str) -> str:
+    return (
+        f"python3 -c \"import urllib.request as u; print(u.urlopen('http://{address}:9405/metrics').read().decode())\""
+    )
