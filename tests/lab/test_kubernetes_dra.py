@@ -1,0 +1,232 @@
+"""NVIDIA's DRA driver under a real kubelet: claims from gpunode's classes to containers, by containerd 2.x and CDI.
+
+The folder that GPUNODE_KUBERNETES names holds the driver's program as `gpu-kubelet-plugin`.  Its chart needs Helm: the
+DaemonSet here has what the chart's has for GPUs, with the values that gpunode renders for it.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from cluster import FOLDER, REASON, SAMPLE, Cluster, failed, wait_for
+
+from gpunode.lab import Lab
+from gpunode.lab.kubernetes.archives import write_archive
+
+PROGRAM = Path(FOLDER, "gpu-kubelet-plugin")
+pytestmark = [
+    pytest.mark.lab,
+    pytest.mark.skipif(not FOLDER, reason=REASON),
+    pytest.mark.skipif(not PROGRAM.exists(), reason=f"{REASON} with gpu-kubelet-plugin"),
+]
+NODE = "t-kube-dra-1"
+SPEC: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra"}}
+SHARES: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+IMAGE = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:lab"
+ROOT = "/opt/lab-driver"  # where the mock of NVML lies as the driver's library
+WHOLE = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
+DRIVER_FILES = f"""set -e
+mkdir -p {ROOT}/usr/lib/x86_64-linux-gnu {ROOT}/usr/bin {ROOT}/etc
+cp /lab/driver/libnvidia-ml.so.1 {ROOT}/usr/lib/x86_64-linux-gnu/
+cp /lab/driver/nvidia-smi {ROOT}/usr/bin/
+sed "s/@driver@/$(sed -n 's/.*x86_64 *\\([0-9.]*\\).*/\\1/p' /proc/driver/nvidia/version)/" \\
+    /lab/driver/nvml.yaml >{ROOT}/etc/nvml.yaml
+ctr -n k8s.io images import /root/dra.tar
+"""
+
+
+def driver_objects(values: dict[str, Any]) -> list[dict[str, Any]]:
+    """What the chart has for the kubelet's plugin for GPUs, with the rights of its ClusterRole."""
+    name = "dra-driver-nvidia-gpu-kubelet-plugin"
+    account = {"name": name, "namespace": "gpunode"}
+    rules = [
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["get", "update", "patch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"],
+         "verbs": ["get", "list", "watch", "create", "update", "patch", "delete"]},
+        {"apiGroups": [""], "resources": ["nodes"], "verbs": ["get", "list", "watch", "update", "patch"]},
+        {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]},
+    ]  # fmt: skip
+    folders = {"plugins": "/var/lib/kubelet/plugins", "registry": "/var/lib/kubelet/plugins_registry",
+               "cdi": "/var/run/cdi", "driver-root": ROOT}  # fmt: skip
+    places = {**folders, "driver-root": "/driver-root"}
+    mounts = [
+        {"name": key, "mountPath": path, **({"mountPropagation": "Bidirectional"} if key == "plugins" else {})}
+        for key, path in places.items()
+    ]
+    environment = {
+        "NVIDIA_DRIVER_ROOT": ROOT,
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "CDI_ROOT": "/var/run/cdi",
+        "NVIDIA_CDI_HOOK_PATH": "/usr/bin/nvidia-cdi-hook",
+        "IMAGE_NAME": IMAGE,
+        "KUBELET_REGISTRAR_DIRECTORY_PATH": folders["registry"],
+        "KUBELET_PLUGINS_DIRECTORY_PATH": folders["plugins"],
+        "FEATURE_GATES": ",".join(f"{gate}={str(on).lower()}" for gate, on in values.get("featureGates", {}).items()),
+        "CONSUMABLE_SHARES": str(values.get("consumableShares", "")),
+        "LD_LIBRARY_PATH": "/driver-root/usr/lib/x86_64-linux-gnu",  # the mock is asked in place of the driver's
+        "MOCK_NVML_CONFIG": "/driver-root/etc/nvml.yaml",
+    }
+    fields = {"NODE_NAME": "spec.nodeName", "NAMESPACE": "metadata.namespace"}
+    container = {
+        "name": "gpus",
+        "image": IMAGE,
+        "command": ["gpu-kubelet-plugin", "-v", "4"],
+        "securityContext": {"privileged": True},
+        "env": [{"name": key, "value": value} for key, value in environment.items() if value]
+        + [{"name": key, "valueFrom": {"fieldRef": {"fieldPath": path}}} for key, path in fields.items()],
+        "volumeMounts": mounts,
+    }
+    volumes = [{"name": key, "hostPath": {"path": path, "type": "DirectoryOrCreate"}} for key, path in folders.items()]
+    template = {"metadata": {"labels": {"app": name}},
+                "spec": {"serviceAccountName": name, "containers": [container], "volumes": volumes}}  # fmt: skip
+    return [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": account},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRole", "metadata": {"name": name},
+         "rules": rules},
+        {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
+         "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+         "subjects": [{"kind": "ServiceAccount", **account}]},
+        {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"},
+         "spec": {"selectors": [{"cel": {"expression": WHOLE}}]}},
+        {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": account,
+         "spec": {"selector": {"matchLabels": {"app": name}}, "template": template}},
+    ]  # fmt: skip
+
+
+def install(cluster: Cluster, spec: Path) -> None:
+    """The driver with the values that gpunode renders, as `helm upgrade --install` would."""
+    out = cluster.folder / "rendered"
+    shutil.rmtree(out, ignore_errors=True)
+    cluster.gpunode("kube", "render", "-c", spec, "--server-version", "1.36", "-o", out)
+    (values,) = out.rglob("dra-driver-nvidia-gpu.yml")
+    cluster.apply(*driver_objects(yaml.safe_load(values.read_text())))
+    cluster.kubectl("-n", "gpunode", "rollout", "status", "ds/dra-driver-nvidia-gpu-kubelet-plugin", "--timeout=90s")
+    wait_for(lambda: cluster.get("resourceslices")["items"])
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    lab_up: Callable[..., Lab],
+    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
+    controller: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Cluster:
+    """A node with containerd 2.x, which knows CDI, and the driver's image."""
+    options: dict[str, Any] = {"distro": "ubuntu:24.04", "gpus": ("h100", "h100"), "engines": ("containerd",)}
+    lab = lab_up(1, name="t-kube-dra", kubernetes=FOLDER, **options)
+    folder = tmp_path_factory.mktemp("kube")
+    cluster = Cluster(lab=lab, folder=folder, run_gpunode=run_gpunode, controller=controller)
+    (node,) = lab.nodes
+    write_archive(folder / "dra.tar", [IMAGE], {"/usr/bin/gpu-kubelet-plugin": PROGRAM})
+    subprocess.run(["podman", "cp", folder / "dra.tar", f"{node.container}:/root/dra.tar"], check=True)
+    spec = cluster.spec(SPEC)
+    cluster.gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes")
+    done = lab.run(node, DRIVER_FILES)
+    assert done.returncode == 0, done.stderr
+    cluster.kube("apply", spec)
+    install(cluster, spec)
+    return cluster
+
+
+def claiming(name: str, claim: str = "", template: str = "") -> dict[str, Any]:
+    """A pod with a claim, that says which GPUs its container sees."""
+    source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template}
+    container = {
+        "name": "c",
+        "image": SAMPLE,
+        "command": ["sh", "-c", "ls /dev/nvidia[0-9]*; exec sleep 3600"],
+        "resources": {"claims": [{"name": "gpu"}]},
+    }
+    spec = {"terminationGracePeriodSeconds": 1, "containers": [container],
+            "resourceClaims": [{"name": "gpu", **source}]}  # fmt: skip
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name, "namespace": "default"}, "spec": spec}
+
+
+def claim(kind: str, name: str) -> dict[str, Any]:
+    request = {"name": "gpu", "exactly": {"deviceClassName": "gpu.nvidia.com"}}
+    spec: dict[str, Any] = {"devices": {"requests": [request]}}
+    body = {"spec": spec} if kind == "ResourceClaimTemplate" else spec
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": body}
+
+
+def sees(cluster: Cluster, name: str) -> list[str]:
+    wait_for(lambda: cluster.get("pod", name)["status"]["phase"] == "Running", 60)
+    return re.findall(r"/dev/nvidia\d+", cluster.kubectl("logs", name))
+
+
+def files(cluster: Cluster) -> list[str]:
+    return cluster.lab.run(NODE, "ls /var/run/cdi").stdout.split()
+
+
+def test_each_claim_gives_its_container_one_gpu_and_is_given_back(cluster: Cluster) -> None:
+    (item,) = cluster.get("resourceslices")["items"]
+    assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-0", "gpu-1"]
+    cluster.apply(claim("ResourceClaimTemplate", "one"), *(claiming(name, template="one") for name in "abc"))
+    wait_for(lambda: "2/2" in cluster.kube_text("status"))
+    phases = {name: cluster.get("pod", name)["spec"].get("nodeName") for name in "abc"}
+    placed = [name for name, node in phases.items() if node]
+    assert len(placed) == 2
+    assert sorted(one for name in placed for one in sees(cluster, name)) == ["/dev/nvidia0", "/dev/nvidia1"]
+    (left,) = set("abc") - set(placed)
+    status = cluster.kube_text("status")
+    assert re.search(rf"\n{left} +default .*cannot allocate all claims", status), status
+    cluster.kubectl("delete", "pod", placed[0])
+    assert len(sees(cluster, left)) == 1
+    cluster.kubectl("delete", "pod", *"abc", "--ignore-not-found")
+    wait_for(lambda: not [one for one in files(cluster) if "claim" in one])
+    wait_for(lambda: "0/2" in cluster.kube_text("status"))
+
+
+def test_verify_proves_claims(cluster: Cluster) -> None:
+    assert failed(cluster.checks("verify", cluster.spec(SPEC))) == []
+
+
+def test_two_pods_share_a_claim(cluster: Cluster) -> None:
+    cluster.apply(claim("ResourceClaim", "both"), claiming("x", claim="both"), claiming("y", claim="both"))
+    assert sees(cluster, "x") == sees(cluster, "y") != []
+    assert "1/2" in cluster.kube_text("status")
+    cluster.kubectl("delete", "pod", "x", "y")
+    cluster.kubectl("delete", "resourceclaim", "both")
+
+
+def test_the_driver_the_kubelet_and_the_node_restart_under_a_claim(cluster: Cluster) -> None:
+    cluster.apply(claim("ResourceClaimTemplate", "one"), claiming("stays", template="one"))
+    held = sees(cluster, "stays")
+    cluster.kubectl("-n", "gpunode", "delete", "pod", "--all")
+    cluster.lab.run(NODE, "systemctl restart kubelet")
+    wait_for(lambda: cluster.ready() == {NODE: "True"})
+    wait_for(lambda: "1/2" in cluster.kube_text("status"))
+    assert sees(cluster, "stays") == held
+    boot = "cat /proc/sys/kernel/random/boot_id"
+    before = cluster.lab.run(NODE, boot).stdout
+    cluster.lab.run(NODE, "systemctl reboot")
+    wait_for(lambda: cluster.lab.run(NODE, boot).stdout not in ("", before))
+    wait_for(lambda: failed(cluster.checks("verify", cluster.spec(SPEC))) == [], 150)
+    cluster.kubectl("delete", "pod", "stays", "--force", "--grace-period=0")
+
+
+def test_claims_of_memory_share_a_gpu(cluster: Cluster) -> None:
+    """3 and 5 GiB on one GPU, by consumable capacity: what gpushare does, counted by the scheduler itself."""
+    spec = cluster.spec(SHARES, "shares.yml")
+    cluster.kube("apply", spec)
+    install(cluster, spec)
+    wait_for(lambda: "allowMultipleAllocations" in json.dumps(cluster.get("resourceslices")))
+    found = cluster.checks("verify", spec)
+    assert failed(found) == [], found
+    assert any("kube.dra-memory" in name for checks in found.values() for name, _, _ in checks)
+
+
+def test_all_is_gone_after_removal(cluster: Cluster) -> None:
+    cluster.kube("remove", cluster.spec(SPEC))
+    left = cluster.get("deviceclasses,resourceslices")["items"]
+    assert {item["kind"] for item in left if "gpunode" in json.dumps(item["metadata"].get("labels", {}))} == set()
