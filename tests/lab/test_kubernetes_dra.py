@@ -37,8 +37,9 @@ DRIVER_FILES = f"""set -e
 mkdir -p {ROOT}/usr/lib/x86_64-linux-gnu {ROOT}/usr/bin {ROOT}/etc
 cp /lab/driver/libnvidia-ml.so.1 {ROOT}/usr/lib/x86_64-linux-gnu/
 cp /lab/driver/nvidia-smi {ROOT}/usr/bin/
-sed "s/@driver@/$(sed -n 's/.*x86_64 *\\([0-9.]*\\).*/\\1/p' /proc/driver/nvidia/version)/" \\
-    /lab/driver/nvml.yaml >{ROOT}/etc/nvml.yaml
+version=$(sed -n 's/.*x86_64 *\\([0-9.]*\\).*/\\1/p' /proc/driver/nvidia/version)
+: >{ROOT}/usr/lib/x86_64-linux-gnu/libcuda.so.$version
+sed "s/@driver@/$version/" /lab/driver/nvml.yaml >{ROOT}/etc/nvml.yaml
 ctr -n k8s.io images import /root/dra.tar
 """
 
@@ -170,7 +171,7 @@ def files(cluster: Cluster) -> list[str]:
 
 def test_each_claim_gives_its_container_one_gpu_and_is_given_back(cluster: Cluster) -> None:
     (item,) = cluster.get("resourceslices")["items"]
-    assert [device["name"] for device in item["spec"]["devices"]] == ["gpu-0", "gpu-1"]
+    assert {device["name"] for device in item["spec"]["devices"]} == {"gpu-0", "gpu-1"}
     cluster.apply(claim("ResourceClaimTemplate", "one"), *(claiming(name, template="one") for name in "abc"))
     wait_for(lambda: "2/2" in cluster.kube_text("status"))
     phases = {name: cluster.get("pod", name)["spec"].get("nodeName") for name in "abc"}
