@@ -109,7 +109,8 @@ class Cluster:
         }
 
     def apply(self, *objects: Mapping[str, Any]) -> None:
-        self.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(objects))
+        items = {"apiVersion": "v1", "kind": "List", "items": objects}
+        self.kubectl("apply", "-f", "-", stdin=json.dumps(items))  # JSON: kubectl takes an unquoted y for true
 
 
 def wait_for(what: Callable[[], object], seconds: float = 90) -> None:

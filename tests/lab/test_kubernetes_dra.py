@@ -30,6 +30,7 @@ pytestmark = [
 NODE = "t-kube-dra-1"
 SPEC: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra"}}
 SHARES: dict[str, Any] = {"kubernetes": {}, "sharing": {"strategy": "dra", "dra": {"shares": "memory"}}}
+RELEASE = {"name": "dra-driver-nvidia-gpu", "namespace": "gpunode"}
 IMAGE = "registry.k8s.io/dra-driver-nvidia/dra-driver-nvidia-gpu:lab"
 ROOT = "/opt/lab-driver"  # where the mock of NVML lies as the driver's library
 WHOLE = "device.driver == 'gpu.nvidia.com' && device.attributes['gpu.nvidia.com'].type == 'gpu'"
@@ -47,7 +48,8 @@ ctr -n k8s.io images import /root/dra.tar
 def driver_objects(values: dict[str, Any]) -> list[dict[str, Any]]:
     """What the chart has for the kubelet's plugin for GPUs, with the rights of its ClusterRole."""
     name = "dra-driver-nvidia-gpu-kubelet-plugin"
-    account = {"name": name, "namespace": "gpunode"}
+    helm = {f"meta.helm.sh/release-{key}": value for key, value in RELEASE.items()}  # as Helm marks what it installs
+    account = {"name": name, "namespace": "gpunode", "annotations": helm}
     rules = [
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get", "list", "watch"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims/status"], "verbs": ["get", "update", "patch"]},
@@ -95,7 +97,7 @@ def driver_objects(values: dict[str, Any]) -> list[dict[str, Any]]:
          "rules": rules},
         {"apiVersion": "rbac.authorization.k8s.io/v1", "kind": "ClusterRoleBinding", "metadata": {"name": name},
          "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
-         "subjects": [{"kind": "ServiceAccount", **account}]},
+         "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "gpunode"}]},
         {"apiVersion": "resource.k8s.io/v1", "kind": "DeviceClass", "metadata": {"name": "gpu.nvidia.com"},
          "spec": {"selectors": [{"cel": {"expression": WHOLE}}]}},
         {"apiVersion": "apps/v1", "kind": "DaemonSet", "metadata": account,

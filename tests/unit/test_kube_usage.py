@@ -339,3 +339,39 @@ def test_kubectl_runs_it_as_a_plugin(server: ApiServer, tmp_path: Path, monkeypa
     server.put(ARCH)
     ran = status(server, tmp_path, program=(kubectl, "gpunode"))
     assert (ran.returncode, ran.stdout.splitlines()[-1]) == (0, "0/16 (0%)"), ran.stderr
+
+
+def test_a_pod_that_waits_for_its_claim_is_listed() -> None:
+    """By what its claims ask for: devices of NVIDIA's classes, MiB of gpunode's; other drivers' are not counted."""
+    requests = [
+        {"name": "a", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}},
+        {"name": "b", "deviceClassName": "mig.nvidia.com"},  # as v1beta1 has it
+        {"name": "c", "exactly": {"deviceClassName": "fpga.example.com"}},
+    ]
+    memory = {"requests": {"memory": "3Gi"}}
+    shares = [{"name": "a", "exactly": {"deviceClassName": "gpu-memory.gpunode", "capacity": memory}}]
+    claims = [
+        {"metadata": {"namespace": "team", "name": name}, "spec": {"devices": {"requests": asked}}}
+        for name, asked in (("made-x7", requests), ("other", requests))
+    ]
+    claims.append({"metadata": {"namespace": "team", "name": "mine"}, "spec": {"devices": {"requests": shares}}})
+    condition = {"type": "PodScheduled", "status": "False", "message": "cannot allocate all claims"}
+
+    def pod(name: str, **claim: str) -> dict[str, Any]:
+        made = [{"name": "gpu", "resourceClaimName": "made-x7"}]
+        return {
+            "metadata": {"namespace": "team", "name": name},
+            "spec": {"containers": [], "resourceClaims": [{"name": "gpu", **claim}]},
+            "status": {"phase": "Pending", "conditions": [condition], "resourceClaimStatuses": made},
+        }
+
+    pods = [
+        pod("a", resourceClaimTemplateName="t"),
+        pod("b", resourceClaimName="mine"),
+        pod("c", resourceClaimName="?"),
+    ]
+    found = usage([], pods, claims=claims).waiting
+    assert [(one.name, dict(one.asks), one.why) for one in found] == [
+        ("a", {"gpu.nvidia.com/gpu": 2, "gpu.nvidia.com/mig": 1}, "cannot allocate all claims"),
+        ("b", {"gpu.nvidia.com/gpu": 3072}, "cannot allocate all claims"),
+    ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -41,7 +42,12 @@ def yaml_documents(objects: Iterable[Any]) -> str:
 
 
 def yaml_text(data: Any) -> str:
-    """YAML as people write it: keys in their order, texts of several lines as blocks."""
+    """YAML as people write it: keys in their order, texts of several lines as blocks.
+
+    >>> print(yaml_text({"gpu": "y", "serial": "1e3"}), end="")
+    gpu: 'y'
+    serial: '1e3'
+    """
     return yaml.dump(data, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120)
 
 
@@ -52,8 +58,13 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
+# Texts that Kubernetes' reader (go-yaml) takes for true, false or numbers, and PyYAML does not
+_READ_OTHERWISE = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?|[-+]?0o[0-7_]+")
+
+
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+    style = "|" if "\n" in text else "'" if _READ_OTHERWISE.fullmatch(text) else None
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
 _Dumper.add_representer(str, _text)

@@ -27,6 +27,7 @@ _MIG = "nvidia.com/mig-"
 _DRA_DRIVERS = ("gpu.nvidia.com",)
 _INDEX = "ALIYUN_COM_GPU_MEM_IDX"
 _MOST_GPUS = 1024  # of a node: what it offers is its kubelet's word
+_STATUSES = "resourceClaimStatuses"
 _ENDED = ("Succeeded", "Failed")
 _MIB = 1 << 20
 
@@ -132,7 +133,9 @@ def usage(
         return _node_use(node, uses) if uses else None
 
     found = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
-    waiting = [guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod)) for pod in by_node.get("", [])]
+    waiting = [
+        guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims)) for pod in by_node.get("", [])
+    ]
     return Usage(
         nodes=tuple(sorted((one for one in found if isinstance(one, NodeUse)), key=lambda n: n.name)),
         waiting=tuple(one for one in waiting if isinstance(one, Waiting)),
@@ -370,7 +373,7 @@ def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
     )
 
 
-def _waits(pod: Object) -> Waiting | None:
+def _waits(pod: Object, claims: Sequence[Object]) -> Waiting | None:
     from gpunode.core.kube.checks.ready import unschedulable
 
     resources = {
@@ -381,8 +384,32 @@ def _waits(pod: Object) -> Waiting | None:
         for name in given
         if is_gpu_resource(name)
     }
-    asks = {name: asked(pod, name) for name in sorted(resources)}
+    asks = {name: asked(pod, name) for name in sorted(resources)} | _claimed(pod, claims)
     return Waiting(**_name(pod), asks=asks, why=unschedulable(pod)) if asks else None
+
+
+_KINDS = {"gpu.nvidia.com": "gpu", "mig.nvidia.com": "mig"}  # of NVIDIA's device classes; gpunode's are of GPUs
+
+
+def _claimed(pod: Object, claims: Sequence[Object]) -> dict[str, int]:
+    """What the pod's claims ask NVIDIA's driver for: devices, or MiB where they ask for memory."""
+    status = {one.get("name"): one.get("resourceClaimName") for one in mappings(mapping(pod, "status"), _STATUSES)}
+    given = mappings(pod["spec"], "resourceClaims")
+    names = {one.get("resourceClaimName") or status.get(one.get("name")) for one in given}
+    asks: dict[str, int] = {}
+    for claim in claims:
+        metadata = claim["metadata"]
+        if metadata["name"] not in names or metadata.get("namespace") != pod["metadata"]["namespace"]:
+            continue
+        for request in mappings(mapping(claim, "spec", "devices"), "requests"):
+            one = mapping(request, "exactly") or next(iter(mappings(request, "firstAvailable")), request)
+            device_class = str(one.get("deviceClassName"))
+            if kind := _KINDS.get(device_class, "gpu" if device_class.endswith(".gpunode") else ""):
+                memory = mapping(one, "capacity", "requests").get("memory")
+                amount = quantity(memory) // _MIB if memory else quantity(one.get("count") or 1)
+                name = f"{_DRA_DRIVERS[0]}/{kind}"
+                asks[name] = asks.get(name, 0) + amount
+    return asks
 
 
 def _name(pod: Object) -> dict[str, str]:
