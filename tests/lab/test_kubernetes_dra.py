@@ -202,7 +202,9 @@ def test_two_pods_share_a_claim(cluster: Cluster) -> None:
     cluster.kubectl("delete", "resourceclaim", "both")
 
 
-def test_the_driver_the_kubelet_and_the_node_restart_under_a_claim(cluster: Cluster) -> None:
+def test_the_driver_and_the_kubelet_restart_under_a_claim_and_the_node_reboots(cluster: Cluster) -> None:
+    """No pod holds a claim over the reboot: a pod finds the machine's own boot id in /proc, which stays in the lab, so
+    that the driver would not write its CDI files again."""
     cluster.apply(claim("ResourceClaimTemplate", "one"), claiming("stays", template="one"))
     held = sees(cluster, "stays")
     cluster.kubectl("-n", "gpunode", "delete", "pod", "--all")
@@ -210,12 +212,12 @@ def test_the_driver_the_kubelet_and_the_node_restart_under_a_claim(cluster: Clus
     wait_for(lambda: cluster.ready() == {NODE: "True"})
     wait_for(lambda: "1/2" in cluster.kube_text("status"))
     assert sees(cluster, "stays") == held
+    cluster.kubectl("delete", "pod", "stays")
     boot = "cat /proc/sys/kernel/random/boot_id"
     before = cluster.lab.run(NODE, boot).stdout
     cluster.lab.run(NODE, "systemctl reboot")
     wait_for(lambda: cluster.lab.run(NODE, boot).stdout not in ("", before))
     wait_for(lambda: failed(cluster.checks("verify", cluster.spec(SPEC))) == [], 150)
-    cluster.kubectl("delete", "pod", "stays", "--force", "--grace-period=0")
 
 
 def test_claims_of_memory_share_a_gpu(cluster: Cluster) -> None:
