@@ -73,6 +73,7 @@ def work(cluster: Cluster) -> Iterator[Cluster]:
     assert not cordoned(cluster)
     yield cluster
     budget(cluster, 1)
+    hold_gpus(cluster, False)
     cluster.kubectl("uncordon", NODE)  # after a test that failed
 
 
@@ -186,6 +187,9 @@ STAGES: dict[str, tuple[Seen, str]] = {
 
 def reach(cluster: Cluster, run: Controller, stage: str) -> None:
     before = boot(cluster) if stage == "while the node reboots" else ""
+    if stage == "while GPUs are waited for":
+        run.until(task(LOAD))
+        hold_gpus(cluster, True)  # else they are there at once
     run.until(STAGES[stage][0])
     if stage == "during the change":
         wait_for(lambda: not cluster.lab.run(NODE, "pgrep -x 'apt-get|dpkg'").returncode)
@@ -195,12 +199,20 @@ def reach(cluster: Cluster, run: Controller, stage: str) -> None:
         time.sleep(1.6)  # what `runs show` says may be a second behind
 
 
+def hold_gpus(cluster: Cluster, held: bool) -> None:
+    """Keep the device plugin off the nodes, or let it come back."""
+    selector = {"example.com/later": "true" if held else None}
+    change = json.dumps({"spec": {"template": {"spec": {"nodeSelector": selector}}}})
+    cluster.kubectl("-n", "gpunode", "patch", "daemonset", "nvidia-device-plugin", "--type=merge", "-p", change)
+
+
 def shown(cluster: Cluster) -> dict[str, Any]:
     return dict(json.loads(cluster.gpunode("runs", "show", "last", "--format", "json").stdout))
 
 
 def resume(cluster: Cluster) -> None:
     """Again while the node does not answer yet, as the exit code says."""
+    hold_gpus(cluster, False)
     for _ in range(5):
         done = cluster.gpunode("runs", "resume", "last", "--yes", exit=None)
         if done.returncode != 4:
@@ -425,6 +437,9 @@ def test_of_two_controllers_the_second_one_is_refused(work: Cluster, tmp_path: P
 
 def test_nodes_are_rebooted_one_after_the_other_and_pods_come_back(work: Cluster) -> None:
     branch, spec = other_branch(work)
+    if version(work, FIRST) == branch:  # both nodes are to change
+        work.gpunode("provision", "-i", work.lab.inventory, "-c", spec, "--limit", NODE, "--yes")
+        branch, spec = other_branch(work)
     before = {name: boot(work, name) for name in (FIRST, NODE)}
     work.gpunode("provision", "-i", work.lab.inventory, "-c", spec, "--yes")
     for name in (FIRST, NODE):
