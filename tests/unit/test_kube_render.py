@@ -16,6 +16,7 @@ from kube_cluster import rendered
 from kube_links import dangling_links, pods_in, unfed_readers
 
 from gpunode.core.kube import cluster_of, render
+from gpunode.core.kube.plain import yaml_text
 from gpunode.core.kube.render import ORDER, Rendered
 from gpunode.core.kube.render.files import files_of
 from gpunode.core.spec import parse_spec
@@ -198,3 +199,13 @@ def test_all_pools_of_dra_share_alike() -> None:
 def test_a_driver_that_may_have_shares_of_memory_is_taken(tag: str) -> None:
     names = {"images": {"names": {"dra-driver": f"r.lan/dra:{tag}"}}}
     assert render(cluster_of({"": parse_spec({**MEMORY, "kubernetes": names})}, "1.36", KNOWN)).problems == ()
+
+
+@pytest.mark.parametrize("text", ["y", "N", "12e4", "-1E3", ".5e1", "1.e3", "00e1", "1e3_0", "0o7", "-0O7"])
+def test_a_text_that_kubectl_would_read_as_something_else_has_quotes(text: str) -> None:
+    assert yaml_text({"name": text}) == f"name: '{text}'\n"
+
+
+@pytest.mark.parametrize("text", ["yy", "1e", "0o9", "v1", "n1", "e4"])
+def test_a_text_that_kubectl_reads_as_a_text_has_none(text: str) -> None:
+    assert yaml_text({"name": text}) == f"name: {text}\n"

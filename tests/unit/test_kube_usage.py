@@ -373,5 +373,46 @@ def test_a_pod_that_waits_for_its_claim_is_listed() -> None:
     found = usage([], pods, claims=claims).waiting
     assert [(one.name, dict(one.asks), one.why) for one in found] == [
         ("a", {"gpu.nvidia.com/gpu": 2, "gpu.nvidia.com/mig": 1}, "cannot allocate all claims"),
-        ("b", {"gpu.nvidia.com/gpu": 3072}, "cannot allocate all claims"),
+        ("b", {"gpu.nvidia.com/gpu (MiB)": 3072}, "cannot allocate all claims"),
     ]
+
+
+def test_claims_of_classes_of_any_name_are_of_gpus_by_their_selectors() -> None:
+    def selectors(driver: str) -> list[Any]:
+        return [{"cel": {"expression": f"device.driver == '{driver}'"}}]
+
+    classes = [
+        {"metadata": {"name": name}, "spec": {"selectors": selectors(driver)}}
+        for name, driver in (("mine", "gpu.nvidia.com"), ("nic", "nic.nvidia.com"))
+    ]
+    asked = {
+        "own": {"deviceClassName": "mine"},
+        "by-request": {"deviceClassName": "any", "selectors": selectors("gpu.nvidia.com")},
+        "nic": {"deviceClassName": "nic"},
+        "unknown": {"deviceClassName": "unknown"},
+    }
+    claims = [
+        {"metadata": {"namespace": "team", "name": name},
+         "spec": {"devices": {"requests": [{"name": "a", "exactly": request}]}}}
+        for name, request in asked.items()
+    ]  # fmt: skip
+    pods = [
+        {"metadata": {"namespace": "team", "name": name}, "status": {"phase": "Pending"},
+         "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimName": name}]}}
+        for name in asked
+    ]  # fmt: skip
+    found = usage([], pods, claims=claims, classes=classes).waiting
+    assert [(one.name, dict(one.asks)) for one in found] == [
+        ("own", {"gpu.nvidia.com/gpu": 1}), ("by-request", {"gpu.nvidia.com/gpu": 1}),
+    ]  # fmt: skip
+
+
+def test_devices_and_memory_that_a_pod_waits_for_are_not_added_up() -> None:
+    memory = {"capacity": {"requests": {"memory": "3Gi"}}}
+    requests = [{"name": "whole", "exactly": {"deviceClassName": "gpu.nvidia.com"}},
+                {"name": "part", "exactly": {"deviceClassName": "gpu-memory.gpunode", **memory}}]  # fmt: skip
+    claim = {"metadata": {"namespace": "team", "name": "c"}, "spec": {"devices": {"requests": requests}}}
+    pod = {"metadata": {"namespace": "team", "name": "p"}, "status": {"phase": "Pending"},
+           "spec": {"containers": [], "resourceClaims": [{"name": "gpu", "resourceClaimName": "c"}]}}  # fmt: skip
+    (found,) = usage([], [pod], claims=[claim]).waiting
+    assert found.asks == {"gpu.nvidia.com/gpu": 1, "gpu.nvidia.com/gpu (MiB)": 3072}

@@ -58,12 +58,12 @@ class _Dumper(yaml.SafeDumper):
         return True
 
 
-# Texts that Kubernetes' reader (go-yaml) takes for true, false or numbers, and PyYAML does not
-_READ_OTHERWISE = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?|[-+]?0o[0-7_]+")
+# Texts that Kubernetes' reader (go-yaml) takes for true, false or numbers, and PyYAML does not; underscores count not
+_READ_OTHERWISE = re.compile(r"[yYnN]|[-+]?(\.[0-9]+|[0-9]+\.?[0-9]*)([eE][-+]?[0-9]+)?|[-+]?0[oO][0-7]+")
 
 
 def _text(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
-    style = "|" if "\n" in text else "'" if _READ_OTHERWISE.fullmatch(text) else None
+    style = "|" if "\n" in text else "'" if _READ_OTHERWISE.fullmatch(text.replace("_", "")) else None
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 

@@ -7,7 +7,7 @@ and single GPUs for gpushare (annotations of the pods) and DRA (claims name devi
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
@@ -114,13 +114,15 @@ def usage(
     *,
     slices: Sequence[Object] = (),
     claims: Sequence[Object] = (),
+    classes: Sequence[Object] = (),
     configs: Mapping[str, str] = {},
     guard: Guard = lambda _name, call: call(),
 ) -> Usage:
     """Everything that uses GPUs; nodes without any are left out.
 
-    `configs`: the device plugin's configurations by pool, for the replicas of nodes that Feature Discovery has not
-    labelled.  `guard` calls what each node and waiting pod comes to, and turns what that raises into its error.
+    `classes`: DeviceClasses, for whose devices claims ask.  `configs`: the device plugin's configurations by pool, for
+    the replicas of nodes that Feature Discovery has not labelled.  `guard` calls what each node and waiting pod comes
+    to, and turns what that raises into its error.
     """
     live = [pod for pod in pods if (pod.get("status") or {}).get("phase") not in _ENDED]
     by_node: dict[str, list[Object]] = {}
@@ -133,8 +135,9 @@ def usage(
         return _node_use(node, uses) if uses else None
 
     found = [guard(f"node {node['metadata']['name']}", partial(used, node)) for node in nodes]
+    ours = {one["metadata"]["name"] for one in classes if _names_driver(one.get("spec"))}
     waiting = [
-        guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims)) for pod in by_node.get("", [])
+        guard(f"pod {'/'.join(_name(pod).values())}", partial(_waits, pod, claims, ours)) for pod in by_node.get("", [])
     ]
     return Usage(
         nodes=tuple(sorted((one for one in found if isinstance(one, NodeUse)), key=lambda n: n.name)),
@@ -373,7 +376,7 @@ def _node_use(node: Object, uses: tuple[Use, ...]) -> NodeUse:
     )
 
 
-def _waits(pod: Object, claims: Sequence[Object]) -> Waiting | None:
+def _waits(pod: Object, claims: Sequence[Object], classes: Collection[str]) -> Waiting | None:
     from gpunode.core.kube.checks.ready import unschedulable
 
     resources = {
@@ -384,15 +387,18 @@ def _waits(pod: Object, claims: Sequence[Object]) -> Waiting | None:
         for name in given
         if is_gpu_resource(name)
     }
-    asks = {name: asked(pod, name) for name in sorted(resources)} | _claimed(pod, claims)
+    asks = {name: asked(pod, name) for name in sorted(resources)} | _claimed(pod, claims, classes)
     return Waiting(**_name(pod), asks=asks, why=unschedulable(pod)) if asks else None
 
 
 _KINDS = {"gpu.nvidia.com": "gpu", "mig.nvidia.com": "mig"}  # of NVIDIA's device classes; gpunode's are of GPUs
 
 
-def _claimed(pod: Object, claims: Sequence[Object]) -> dict[str, int]:
-    """What the pod's claims ask NVIDIA's driver for: devices, or MiB where they ask for memory."""
+def _claimed(pod: Object, claims: Sequence[Object], classes: Collection[str]) -> dict[str, int]:
+    """What the pod's claims ask NVIDIA's driver for: devices, or MiB where they ask for memory.
+
+    `classes`: those whose selectors name the driver, whatever they are called.
+    """
     status = {one.get("name"): one.get("resourceClaimName") for one in mappings(mapping(pod, "status"), _STATUSES)}
     given = mappings(pod["spec"], "resourceClaims")
     names = {one.get("resourceClaimName") or status.get(one.get("name")) for one in given}
@@ -404,12 +410,19 @@ def _claimed(pod: Object, claims: Sequence[Object]) -> dict[str, int]:
         for request in mappings(mapping(claim, "spec", "devices"), "requests"):
             one = mapping(request, "exactly") or next(iter(mappings(request, "firstAvailable")), request)
             device_class = str(one.get("deviceClassName"))
-            if kind := _KINDS.get(device_class, "gpu" if device_class.endswith(".gpunode") else ""):
+            ours = device_class in classes or device_class.endswith(".gpunode") or _names_driver(one)
+            if kind := _KINDS.get(device_class, "gpu" if ours else ""):
                 memory = mapping(one, "capacity", "requests").get("memory")
                 amount = quantity(memory) // _MIB if memory else quantity(one.get("count") or 1)
-                name = f"{_DRA_DRIVERS[0]}/{kind}"
+                name = f"{_DRA_DRIVERS[0]}/{kind}" + (" (MiB)" if memory else "")
                 asks[name] = asks.get(name, 0) + amount
     return asks
+
+
+def _names_driver(holder: Any) -> bool:
+    """Whether a selector of a class or a request names NVIDIA's driver of GPUs as a text of CEL."""
+    expressions = [str(mapping(one, "cel").get("expression", "")) for one in mappings(holder, "selectors")]
+    return any(f"{quote}{name}{quote}" in text for text in expressions for name in _DRA_DRIVERS for quote in "'\"")
 
 
 def _name(pod: Object) -> dict[str, str]:

@@ -31,21 +31,25 @@ def read_usage(api: Api, names: tuple[str, ...] = (), *, configs: Mapping[str, s
         raise InputError(f"there is no node {', '.join(lost)}{unread}", expected=f"one of {known}")
     chosen = [node for node in nodes if not names or node["metadata"]["name"] in names]
     found = api.items("/api/v1/pods", odd=odd)
-    slices, claims = _dra(api, odd)
+    slices, claims, classes = _dra(api, odd)
     known_configs = _configs(api) if configs is None else configs
-    seen = usage(chosen, found, slices=slices, claims=claims, configs=known_configs, guard=isolated)
+    seen = usage(chosen, found, slices=slices, claims=claims, classes=classes, configs=known_configs, guard=isolated)
     errors = (*(f"{error.what} (fix: {error.fix})" for error in odd), *seen.errors)
     return Usage(nodes=seen.nodes, waiting=() if names else seen.waiting, errors=tuple(errors))
 
 
-def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object]]:
-    """ResourceSlices and ResourceClaims in the newest version that the server serves; none where it has no DRA."""
+def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object], list[Object]]:
+    """ResourceSlices, ResourceClaims and DeviceClasses in the newest version that is served; none without DRA."""
     for version in _DRA:
         slices, claims = api.resource(version, "ResourceSlice"), api.resource(version, "ResourceClaim")
         if slices and claims:
             offered = _readable(api, f"{slices.base}/{slices.plural}", odd=odd)
-            return offered, _readable(api, f"{claims.base}/{claims.plural}", odd=odd)
-    return [], []
+            made, classes = (
+                _readable(api, f"{claims.base}/{claims.plural}", odd=odd),
+                api.resource(version, "DeviceClass"),
+            )
+            return offered, made, _readable(api, f"{classes.base}/{classes.plural}", odd=odd) if classes else []
+    return [], [], []
 
 
 def _readable(api: Api, path: str, *, odd: list[GpunodeError] | None = None, **query: str) -> list[Object]:
