@@ -35,7 +35,7 @@ from gpunode.core.kube.owned import INVENTORY, key_of
 from gpunode.core.kube.plain import yaml_documents
 from gpunode.core.kube.render import node_wishes
 from gpunode.core.kube.render.watch import plural
-from gpunode.core.kube.usage import Usage
+from gpunode.core.kube.usage import GpuUse, NodeUse, Usage, Use, Waiting
 from gpunode.core.kube.watching import CHECKS, Finding, Look, differences, findings, settled, turns
 from gpunode.edge.kube.client import Api
 from gpunode.edge.kube.kubeconfig import connect
@@ -835,3 +835,17 @@ def test_a_gpu_whose_pods_hold_more_than_it_has_is_found_when_that_lasts(server:
     assert (turn.finding.about, turn.finding.message) == ("GPU 0 of node gpu1", "its pods hold 17 of 16 GiB")
     server.objects.clear()
     assert [turn.state for turn in watched.round()] == ["gone"]
+
+
+def test_memory_that_claims_wait_for_is_compared_with_memory_and_devices_with_devices() -> None:
+    gpus = (GpuUse(name="gpu-0", allocated=70000, total=81920), GpuUse(name="gpu-1", allocated=1, total=81920))
+    use = Use(kind="dra-memory", resource="gpu.nvidia.com/gpu", allocated=70001, total=163840, gpus=gpus, unit="MiB")
+    there = NodeUse(name="gpu1", address="", product="", state="Ready", uses=(use,))
+
+    def found(asks: dict[str, int]) -> list[str]:
+        waiting = Waiting(namespace="team", name="p", asks=asks, why="")
+        look = Look(wanted={}, live={}, pods={}, nodes=(), usage=Usage(nodes=(there,), waiting=(waiting,)))
+        return [one.message for one in findings(look) if one.check == "kube.waiting"]
+
+    assert found({"gpu.nvidia.com/gpu (MiB)": 3072}) == []
+    assert found({"gpu.nvidia.com/gpu": 1}) == ["1 pod waits for it, and 0 are free: team/p"]

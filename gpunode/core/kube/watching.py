@@ -20,7 +20,7 @@ from gpunode.core.kube.owned import Inventory, Key, NodeMarks, is_ours, owner_wo
 from gpunode.core.kube.plain import mapping
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render import NodeWish
-from gpunode.core.kube.usage import Usage
+from gpunode.core.kube.usage import Usage, Use
 from gpunode.core.printable import printable
 
 CHECKS = ("kube.drift", "kube.ready", "kube.node", "kube.gpus", "kube.mig", "kube.pool", "kube.waiting")
@@ -496,12 +496,22 @@ def _pools(look: Look) -> Iterator[Finding]:
         yield Finding(check="kube.pool", about="the cluster", message=text, fix=fix, key=next(iter(look.plugins)))
 
 
+def _free(use: Use) -> Iterator[tuple[str, int]]:
+    """What is free of a resource, by the names that waiting pods ask for it."""
+    if use.kind == "dra-memory":  # claims ask for memory, or for whole devices
+        yield f"{use.resource} (MiB)", use.free
+        yield use.resource, sum(not gpu.allocated for gpu in use.gpus)
+    else:
+        yield use.resource, use.free
+
+
 def _waiting(look: Look) -> Iterator[Finding]:
     """Resources that pods wait for: none free anywhere, or offered by no node."""
     free: dict[str, int] = defaultdict(int)
     for node in look.usage.nodes:
         for use in node.uses:
-            free[use.resource] += use.free if node.is_ready else 0
+            for name, amount in _free(use):
+                free[name] += amount if node.is_ready else 0
     for resource in sorted({name for pod in look.usage.waiting for name in pod.asks}):
         pods = [pod for pod in look.usage.waiting if resource in pod.asks]
         if free.get(resource, 0) >= min(pod.asks[resource] for pod in pods):

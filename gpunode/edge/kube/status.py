@@ -43,11 +43,9 @@ def _dra(api: Api, odd: list[GpunodeError]) -> tuple[list[Object], list[Object],
     for version in _DRA:
         slices, claims = api.resource(version, "ResourceSlice"), api.resource(version, "ResourceClaim")
         if slices and claims:
+            classes = api.resource(version, "DeviceClass")
             offered = _readable(api, f"{slices.base}/{slices.plural}", odd=odd)
-            made, classes = (
-                _readable(api, f"{claims.base}/{claims.plural}", odd=odd),
-                api.resource(version, "DeviceClass"),
-            )
+            made = _readable(api, f"{claims.base}/{claims.plural}", odd=odd)
             return offered, made, _readable(api, f"{classes.base}/{classes.plural}", odd=odd) if classes else []
     return [], [], []
 
