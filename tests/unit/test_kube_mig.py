@@ -17,6 +17,7 @@ from rows import over
 
 from gpunode.core.kube.checks.preflight import with_nodes
 from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, MIG_STATE
+from gpunode.core.kube.marks import left_over
 from gpunode.core.kube.render import node_wishes, render
 from gpunode.edge.kube.apply import remove
 from gpunode.edge.kube.client import Api
@@ -227,3 +228,11 @@ def test_nvidias_own_program_takes_the_layouts(tmp_path: Path) -> None:
         for name in ("small", "mixed", "all-disabled", "of-no-pool")
     }
     assert codes == {"small": 0, "mixed": 0, "all-disabled": 0, "of-no-pool": 1}
+
+
+def test_the_label_that_the_manager_has_changed_is_taken_off_too() -> None:
+    """With another value it became the manager's: a server-side apply without it leaves it."""
+    there = {"metadata": {"name": "a", "labels": {CLIENT_LABEL: "true", MIG_LABEL: "small", "other": "x"}}}
+    assert left_over(there, {}, [CLIENT_LABEL, MIG_LABEL, "other"]) == [CLIENT_LABEL, MIG_LABEL]
+    assert left_over(there, {CLIENT_LABEL: "true", MIG_LABEL: "small"}, [CLIENT_LABEL, MIG_LABEL]) == []
+    assert left_over(there, {}, []) == [], "somebody else set them"

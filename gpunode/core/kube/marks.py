@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from gpunode.core.kube.cluster import MIG_LABEL, Object
+from gpunode.core.kube.cluster import CLIENT_LABEL, MIG_LABEL, Object
 from gpunode.core.kube.owned import Key
 
 _TAKEN = (MIG_LABEL,)
@@ -30,9 +30,12 @@ def overwritten(node: Object, labels: Mapping[str, str]) -> dict[str, str]:
 
 
 def left_over(node: Object, labels: Mapping[str, str], before: Sequence[str]) -> list[str]:
-    """Such labels that we set once and do not set any more: no apply takes them away, as a patch set them."""
+    """Such labels that we set once and do not set any more: no apply takes them away, as a patch set them.
+
+    That which pauses pods is the MIG manager's since it changed it.
+    """
     there = node["metadata"].get("labels") or {}
-    return [key for key in before if key in _TAKEN and key in there and key not in labels]
+    return [key for key in before if key in (*_TAKEN, CLIENT_LABEL) and key in there and key not in labels]
 
 
 def taints_patch(node: Object, add: Sequence[str], remove: Sequence[str]) -> Object | None:
