@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from cluster import FOLDER, Cluster
 from daemon_node import DISTROS, DaemonNode
 
 from gpunode.lab import Lab
@@ -34,3 +37,20 @@ def daemons(request: pytest.FixtureRequest, lab_up: Callable[..., Lab]) -> Itera
         node = DaemonNode(lab)
         node.install_toolkit()
         yield node
+
+
+@pytest.fixture(scope="module")
+def cluster_up(
+    lab_up: Callable[..., Lab],
+    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
+    controller: dict[str, str],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Callable[..., Cluster]:
+    """A lab cluster of so many nodes, each with two GPUs and containerd, until the module's tests are over."""
+
+    def up(count: int, **options: Any) -> Cluster:
+        shape = {"kubernetes": FOLDER, "gpus": ("h100", "h100"), "engines": ("containerd",), **options}
+        folder = tmp_path_factory.mktemp("kube")
+        return Cluster(lab=lab_up(count, **shape), folder=folder, run_gpunode=run_gpunode, controller=controller)
+
+    return up

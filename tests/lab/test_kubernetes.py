@@ -18,8 +18,6 @@ import pytest
 import yaml
 from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
 
-from gpunode.lab import Lab
-
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
 
 MEMORY = "aliyun.com/gpu-mem"
@@ -34,13 +32,9 @@ OLD = {"kubernetes": {}, "driver": {"branch": "580"}}
 
 @pytest.fixture(scope="module")
 def cluster(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
-    lab = lab_up(2, name="t-kube", kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
-    return Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
+    return cluster_up(2, name="t-kube")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,6 @@ import pytest
 import yaml
 from cluster import FOLDER, REASON, SAMPLE, Cluster, failed, wait_for
 
-from gpunode.lab import Lab
 from gpunode.lab.kubernetes.archives import write_archive
 
 PROGRAM = Path(FOLDER, "gpu-kubelet-plugin")
@@ -118,22 +117,16 @@ def install(cluster: Cluster, spec: Path) -> None:
 
 @pytest.fixture(scope="module")
 def cluster(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
     """A node with containerd 2.x, which knows CDI, and the driver's image."""
-    options: dict[str, Any] = {"distro": "ubuntu:24.04", "gpus": ("h100", "h100"), "engines": ("containerd",)}
-    lab = lab_up(1, name="t-kube-dra", kubernetes=FOLDER, **options)
-    folder = tmp_path_factory.mktemp("kube")
-    cluster = Cluster(lab=lab, folder=folder, run_gpunode=run_gpunode, controller=controller)
-    (node,) = lab.nodes
-    write_archive(folder / "dra.tar", [IMAGE], {"/usr/bin/gpu-kubelet-plugin": PROGRAM})
-    subprocess.run(["podman", "cp", folder / "dra.tar", f"{node.container}:/root/dra.tar"], check=True)
+    cluster = cluster_up(1, name="t-kube-dra", distro="ubuntu:24.04")
+    (node,) = cluster.lab.nodes
+    write_archive(cluster.folder / "dra.tar", [IMAGE], {"/usr/bin/gpu-kubelet-plugin": PROGRAM})
+    subprocess.run(["podman", "cp", cluster.folder / "dra.tar", f"{node.container}:/root/dra.tar"], check=True)
     spec = cluster.spec(SPEC)
-    cluster.gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes")
-    done = lab.run(node, DRIVER_FILES)
+    cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", spec, "--yes")
+    done = cluster.lab.run(node, DRIVER_FILES)
     assert done.returncode == 0, done.stderr
     cluster.kube("apply", spec)
     install(cluster, spec)

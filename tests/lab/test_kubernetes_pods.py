@@ -23,7 +23,6 @@ from cluster import FOLDER, REASON, Cluster, wait_for
 from prometheus_client.parser import text_string_to_metric_families
 
 from gpunode.edge.load import load_kube_knowledge
-from gpunode.lab import Lab
 from gpunode.lab.kubernetes.archives import write_archive
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON)]
@@ -39,15 +38,11 @@ DISCOVERY = ("nfd-master", "nfd-worker", "nfd-gc")
 
 @pytest.fixture(scope="module")
 def cluster(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
     """One provisioned node with two GPUs."""
-    lab = lab_up(1, name="t-pods", kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
-    found = Cluster(lab=lab, folder=tmp_path_factory.mktemp("pods"), run_gpunode=run_gpunode, controller=controller)
-    found.gpunode("provision", "-i", lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
+    found = cluster_up(1, name="t-pods")
+    found.gpunode("provision", "-i", found.lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
     return found
 
 

@@ -1,4 +1,4 @@
-"""gpunode beside Kueue: what Kueue has is left in peace, and its gates are told as such.
+"""gpunode with Kueue: what Kueue has is left in peace, and its scheduling gates are named.
 
 GPUNODE_KUEUE names a folder with `kueue.yml`, the objects of its release, and `image.tar`, the image that they name.
 """
@@ -13,8 +13,6 @@ from typing import Any
 
 import pytest
 from cluster import FOLDER, GPU, REASON, SAMPLE, Cluster, failed, pod, wait_for
-
-from gpunode.lab import Lab
 
 KUEUE = os.environ.get("GPUNODE_KUEUE", "")
 pytestmark = [
@@ -37,19 +35,15 @@ QUEUES = (
 
 @pytest.fixture(scope="module")
 def cluster(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
     """A node with two GPUs that gpunode has set up, and Kueue with a queue of two GPUs."""
-    lab = lab_up(1, name="t-kube-queue", kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
-    cluster = Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
-    (node,) = lab.nodes
+    cluster = cluster_up(1, name="t-kube-queue")
+    (node,) = cluster.lab.nodes
     subprocess.run(["podman", "cp", f"{KUEUE}/image.tar", f"{node.container}:/root/kueue.tar"], check=True)
-    assert lab.run(node, "ctr -n k8s.io images import /root/kueue.tar && rm /root/kueue.tar").returncode == 0
+    assert cluster.lab.run(node, "ctr -n k8s.io images import /root/kueue.tar && rm /root/kueue.tar").returncode == 0
     spec = cluster.spec(OLD)
-    cluster.gpunode("provision", "-i", lab.inventory, "-c", spec, "--yes")
+    cluster.gpunode("provision", "-i", cluster.lab.inventory, "-c", spec, "--yes")
     cluster.kube("apply", spec)
     cluster.kubectl("apply", "--server-side", "-f", f"{KUEUE}/kueue.yml")
     wait_for(lambda: kueue_is_up(cluster), 180)

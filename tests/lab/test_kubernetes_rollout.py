@@ -25,7 +25,6 @@ from gpunode.core.errors import RefusedError
 from gpunode.core.kube.draining import CORDONED, DrainOptions, pod_name
 from gpunode.edge.kube.drain import pods_to_evict
 from gpunode.edge.kube.kubeconfig import connect
-from gpunode.lab import Lab
 
 pytestmark = [pytest.mark.lab, pytest.mark.skipif(not FOLDER, reason=REASON), pytest.mark.timeout(2400)]
 
@@ -39,16 +38,12 @@ Seen = Callable[[dict[str, Any]], bool]
 
 @pytest.fixture(scope="module")
 def cluster(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
     """Two nodes, provisioned, with NVIDIA's device plugin and three pods of a Deployment on their four GPUs."""
-    lab = lab_up(2, name=NAME, kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
-    found = Cluster(lab=lab, folder=tmp_path_factory.mktemp("roll"), run_gpunode=run_gpunode, controller=controller)
+    found = cluster_up(2, name=NAME)
     old = found.spec({"kubernetes": {}, "driver": {"branch": "580"}}, "old.yml")
-    found.gpunode("provision", "-i", lab.inventory, "-c", old, "--yes")
+    found.gpunode("provision", "-i", found.lab.inventory, "-c", old, "--yes")
     found.kube("apply", old)
     wait_for(lambda: found.allocatable(GPU) == {FIRST: "2", NODE: "2"})
     container = {"name": "c", "image": SAMPLE, "command": ["sh", "-c", "exec sleep 36000"],
@@ -144,7 +139,7 @@ class Controller:
         self.process.wait()
 
     def until(self, seen: Seen, seconds: float = 300) -> None:
-        """Until an event is told of."""
+        """Until an event is reported."""
         deadline = time.monotonic() + seconds
         while not any(seen(event) for event in self._told()):
             assert self.process.poll() is None, f"it ended before: {self.output.read_text()}"

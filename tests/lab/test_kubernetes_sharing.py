@@ -5,15 +5,12 @@ Not real: the GPUs, NVML, and nvidia-cuda-mps-control, of which the lab has a st
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cluster import FOLDER, REASON, Cluster, wait_for
-
-from gpunode.lab import Lab
 
 _NEEDED = ("nvidia-device-plugin", "config-manager", "gpu-feature-discovery", "mps-control-daemon", "libnvidia-ml.so.1")
 _LACKING = [name for name in _NEEDED if not Path(FOLDER, name).exists()]
@@ -32,14 +29,10 @@ _SAMPLE = "nvcr.io/nvidia/k8s/cuda-sample:vectoradd-cuda12.5.0"
 
 @pytest.fixture(scope="module")
 def node(
-    lab_up: Callable[..., Lab],
-    run_gpunode: Callable[..., subprocess.CompletedProcess[str]],
-    controller: dict[str, str],
-    tmp_path_factory: pytest.TempPathFactory,
+    cluster_up: Callable[..., Cluster],
 ) -> Cluster:
-    lab = lab_up(1, name=NODE.removesuffix("-1"), kubernetes=FOLDER, gpus=("h100", "h100"), engines=("containerd",))
-    found = Cluster(lab=lab, folder=tmp_path_factory.mktemp("kube"), run_gpunode=run_gpunode, controller=controller)
-    found.gpunode("provision", "-i", lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
+    found = cluster_up(1, name=NODE.removesuffix("-1"))
+    found.gpunode("provision", "-i", found.lab.inventory, "-c", found.spec({"kubernetes": {}}), "--yes")
     return found
 
 

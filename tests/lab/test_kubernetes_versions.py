@@ -143,7 +143,7 @@ def test_from_new_nodes_to_a_pod_with_a_gpu(provisioned: Cluster) -> None:
 
 @pytest.mark.parametrize("way", ["static pod", "unit"])
 def test_the_scheduler_packs_by_memory_and_is_given_back_to_the_byte(way: str, provisioned: Cluster) -> None:
-    """As kubeadm's static pod, and as a unit of systemd; its device plugin is played by a patch of the node."""
+    """As kubeadm's static pod, and as a unit of systemd; a patch of the node stands in for its device plugin."""
     if not Path(FOLDER, "gpushare-sche-extender").exists():
         pytest.skip(f"{REASON} with gpushare-sche-extender")
     (node,) = provisioned.lab.nodes
