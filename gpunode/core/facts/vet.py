@@ -143,6 +143,9 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "remap_pending": STATE,
         "remap_failure": STATE,
         "fabric_state": STATE,
+        "fabric_status": STATE,
+        "recovery": STATE,
+        "fault": STATE,
     },
     Topology: {"names": LINE, "links": LINE, "cpus": LINE, "numa": LINE},
     DriverState: {
