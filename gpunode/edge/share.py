@@ -19,8 +19,8 @@ from gpunode.core.errors import GpunodeError
 from gpunode.edge.isolate import isolated
 
 T = TypeVar("T")
-SECONDS = 60.0  # of processor time; a host of the lab takes 0.003
-MEMORY = 2 << 30  # bytes on top of what the process has; a host of the lab takes 0.15 MB
+SECONDS = 60.0  # of processor time; a usual host takes 0.003
+MEMORY = 2 << 30  # bytes on top of what the process has; a usual host takes 0.15 MB
 _AGAIN = 5.0  # seconds after which the signal comes again, where somebody has caught the exception
 
 
