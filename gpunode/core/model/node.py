@@ -114,6 +114,7 @@ class ConfigFile:
     size: int = 0
     data: bytes | None = None
     target: str = ""  # where a symbolic link leads, "" for a plain file
+    regular: bool = True  # else a folder, a device, a pipe, which nobody reads
 
 
 @dataclass(frozen=True, kw_only=True)
