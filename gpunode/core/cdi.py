@@ -7,7 +7,6 @@ Sources: the CDI specification, https://github.com/cncf-tags/container-device-in
 
 from __future__ import annotations
 
-import json
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -17,9 +16,10 @@ from typing import Any
 from gpunode.core.content import check_size, decode
 from gpunode.core.engines import BY_CDI, ROWS, RuntimeName
 from gpunode.core.errors import InputError
-from gpunode.core.mask import mask_quoted, masked_errors
+from gpunode.core.mask import masked_errors, shown
 from gpunode.core.model import CdiSpec, NodeFacts
 from gpunode.core.numbers import version_tuple
+from gpunode.core.untrusted import load_json, load_yaml
 
 KIND = "nvidia.com/gpu"
 FOLDERS = ("/etc/cdi", "/run/cdi")  # the second one wins; engines call it /var/run/cdi
@@ -46,29 +46,12 @@ def read_spec(path: str, data: bytes) -> CdiSpec:
         minors=tuple(sorted({int(m[1]) for node in nodes if (m := _DEVICE.search(node))})),
         driver=next((m[1] for need in needs if (m := _LIBRARY.search(need))), ""),
         needs=tuple(dict.fromkeys(needs)),
-        version=str(doc.get("cdiVersion") or ""),
+        version=_text(doc.get("cdiVersion") or "", path, "cdiVersion"),
     )
 
 
 def _parse(path: str, text: str) -> Any:
-    if path.endswith(".json"):
-        try:
-            return json.loads(text)
-        except json.JSONDecodeError as error:
-            raise InputError(f"{path}:{error.lineno}:{error.colno}: {error.msg}", expected="valid JSON") from None
-        except (RecursionError, ValueError) as error:  # ValueError: a number of 5,000 digits
-            raise InputError(f"{path}: {str(error)[:200]}", expected="valid JSON") from None
-    import yaml
-
-    try:
-        return yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))  # noqa: S506 # both are safe
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        where = f":{mark.line + 1}:{mark.column + 1}" if mark else ""
-        raise InputError(f"{path}{where}: {error.problem or error.context}", expected="valid YAML") from None
-    except (yaml.YAMLError, RecursionError, ValueError, LookupError, TypeError, OverflowError) as error:
-        # what the constructors of dates, numbers and merge keys raise
-        raise InputError(f"{path}: {str(error)[:200]}", expected="valid YAML") from None
+    return load_json(text, path) if path.endswith(".json") else load_yaml(text, path)
 
 
 def _host_paths(edits: dict[str, Any], key: str, path: str) -> Iterator[str]:
@@ -92,7 +75,7 @@ def _list(value: Any, path: str, what: str) -> list[Any]:
 def _text(value: Any, path: str, what: str) -> str:
     if not isinstance(value, str):
         raise InputError(
-            f"{path}: {what} is {mask_quoted(str(value))[:40]!r}, no text",
+            f"{path}: {what} is {shown(value)}, no text",
             expected="a text (in quotes if it is a number)",
         )
     return value

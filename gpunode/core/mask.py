@@ -21,12 +21,26 @@ _WORDS = (
     r"(?:auths?|authorization|passw(?:or)?ds?|passphrase|pwd|secrets?|(?:identity|registry)?tokens?|credentials?|"
     r"become_pass|ssh_pass|(?:api|access|private|secret)[_-]?keys?)"
 )
-_NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-])?{_WORDS}(?:[_-][a-z0-9]+)*)"
+# Of the two repeats one is bounded, else both of them try every part of a long name: a file of `auth_` takes hours.
+_NAME = rf"(?i:(?:[a-z0-9_.-]*[_.-]|pg)?{_WORDS}(?:[_-][a-z0-9]+){{0,9}})"
 _CAMEL = r"[A-Za-z0-9_.-]*[a-z0-9](?:Auth|Passw(?:or)?d|Passphrase|Secret|Token|Credentials?|(?:Api|Access|Private)Key)"
 _KEY = rf"(?:{_NAME}|{_CAMEL})"
 _HEAD = re.compile(rf"(?<![A-Za-z0-9_.-])(?P<q>[\"']?){_KEY}(?P=q)(?:\"\]|'\])?[ \t]*(?:=>|[=:])[ \t]*")
 _OPTION = re.compile(rf"(?<![A-Za-z0-9_.-])--?{_KEY}[ \t]+(?=[^-\s])")
 _SCHEME = re.compile(r"\b(?i:basic|bearer)[ \t]+(?P<value>[A-Za-z0-9+/=._~-]{8,})")
+# tokens that are known by their beginning: NVIDIA's NGC, Hugging Face, GitHub, GitLab
+_TOKEN = re.compile(r"\b(?:(?:nvapi-|glpat-)[A-Za-z0-9_-]{16,}|(?:hf_|gh[opsu]_)[A-Za-z0-9]{16,})")
+# the signature of an address that is valid for a while: Azure, AWS, Google, CloudFront
+_SIGNED = re.compile(
+    r"(?i:(?<=[?&])((?:(?:x-(?:amz|goog)-)?(?:signature|security-token|credential)|sig|key-pair-id)=))[^\s&\"'<>]+"
+)
+# curl -u USER:PASSWORD, and sshpass -p PASSWORD, docker login -pPASSWORD; -u 1000:1000 names a group
+_USER = re.compile(r"(?<!\S)(-u|--(?:proxy-)?user)([ =]+[\"']?)(?!\d+:\d+(?!\S))[^\s:\"']+:[^\s\"']+")
+_LOGGED_IN = re.compile(r"\b((?:sshpass|(?:docker|podman|nerdctl|crictl) login)(?: \S{1,256}){0,5}? -p) ?[^\s-]\S*")
+# a line of netrc(5)
+_NETRC = re.compile(
+    r"^([ \t]*(?:(?:machine|login|account)[ \t]+\S+[ \t]+|default[ \t]+){0,4}password[ \t]+)\S+[ \t]*$", re.MULTILINE
+)
 _URL = re.compile(r"(?<=://)[^\s\"'<>]+")
 # user:password@proxy:3128, without a scheme
 _LOGIN = re.compile(r"(?<![^\s\"'=])[A-Za-z0-9._%+-]{1,256}:[^\s\"'/@][^\s\"'@]{0,256}(?=@[A-Za-z0-9.-]{1,256}:\d)")
@@ -57,6 +71,8 @@ def mask(text: str) -> str:
     text = _PEM.sub(rf"\1\n{HIDDEN}\n\2", text)
     text = _hide(text, _HEAD)
     text = _hide(text, _OPTION)
+    text = _TOKEN.sub(HIDDEN, _SIGNED.sub(rf"\1{HIDDEN}", text))
+    text = _NETRC.sub(rf"\1{HIDDEN}", _LOGGED_IN.sub(rf"\1 {HIDDEN}", _USER.sub(rf"\1\2{HIDDEN}", text)))
     text = _LOGIN.sub(HIDDEN, _URL.sub(lambda found: "://".join(map(_without_login, found[0].split("://"))), text))
     return _SCHEME.sub(lambda found: found[0][: found.start("value") - found.start()] + HIDDEN, text)
 

@@ -111,6 +111,15 @@ def node_lines(stdout: str) -> Iterator[tuple[str, str]]:
             yield "", line
 
 
+def fix_of(why: str) -> str:
+    """What to do about a program that a node's shell could not even begin, by the shell's own words."""
+    if "No space left on device" in why or "Disk quota exceeded" in why:
+        return "make room on the node: df -h /tmp shows its bytes, df -i /tmp its files, of which there may be no more"
+    if "Read-only file system" in why:
+        return "the node's /tmp cannot be written to: mount it rw, or set TMPDIR for the user that gpunode becomes"
+    return "check the connection and become settings of this host"
+
+
 def values_of(stdout: str, key: str) -> list[str]:
     """The values of all lines of one key, in order."""
     return [value for name, value in node_lines(stdout) if name == key]

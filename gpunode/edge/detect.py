@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
-from gpunode.edge.isolate import isolated
+from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
 
 if TYPE_CHECKING:
@@ -98,7 +98,7 @@ def probe(
         if isinstance(ran.error, NotServed):
             return
         host = found[ran.target.name]
-        read = isolated(host.host, lambda: _read(host, ran))
+        read = in_its_share(host.host, lambda: _read(host, ran))
         found[host.host] = replace(host, probe=ran.stdout, error=read) if isinstance(read, GpunodeError) else read
         LOG.debug("%s: probed, %d bytes, exit status %s", host.host, len(ran.stdout), ran.rc)
         on_done(found[host.host])
@@ -248,7 +248,7 @@ def _host_of(path: Path) -> str:
 
 def _saved(path: Path, name: str) -> Detected:
     """The host of a saved probe, or the error of a file that cannot be used."""
-    found = isolated(name, lambda: _from_file(path, name))
+    found = in_its_share(name, lambda: _from_file(path, name))
     return Detected(host=name, error=found) if isinstance(found, GpunodeError) else found
 
 

@@ -74,7 +74,7 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
     """Probe the hosts, read the ends of their logs, and say of each what is wrong.  Raises InputError."""
     from gpunode.core.remote import program
     from gpunode.edge.detect import detect
-    from gpunode.edge.isolate import isolated
+    from gpunode.edge.share import in_its_share
     from gpunode.edge.ssh.many import run_many
     from gpunode.node import script
 
@@ -100,7 +100,7 @@ def examine_hosts(targets: Targets, on_done: Callable[[Detected], None] = lambda
         text = answer.stdout if answer and not answer.error else ""
         why = f": {answer.error.what}" if answer and answer.error else ""
         notes = () if text or not one.target else (f"its logs could not be read{why}",)
-        examined = isolated(one.host, partial(_examined, one.host, facts, text, notes))
+        examined = in_its_share(one.host, partial(_examined, one.host, facts, text, notes))
         results.append(Examined(host=one.host, error=examined) if isinstance(examined, GpunodeError) else examined)
     return results
 

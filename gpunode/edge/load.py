@@ -27,6 +27,7 @@ from gpunode.core.openpgp import fingerprints
 from gpunode.core.sharing.mig import Product, parse_mig
 from gpunode.core.spec import Spec, parse_spec
 from gpunode.core.spec.source import SourceSpec
+from gpunode.core.untrusted import check_aliases
 
 if TYPE_CHECKING:
     import yaml
@@ -183,6 +184,7 @@ def _plain(path: str | Path, raw: bytes) -> Any:
     import yaml
 
     try:
+        check_aliases(raw, str(path))
         data = yaml.load(raw, Loader=_loader())  # noqa: S506 - a subclass of SafeLoader
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark

@@ -24,6 +24,7 @@ from gpunode.edge.detect import Targets, detect
 from gpunode.edge.fleet.runs import HostRow, Runs
 from gpunode.edge.isolate import isolated
 from gpunode.edge.report_data import FOUND, RESULTS
+from gpunode.edge.share import in_its_share
 from gpunode.edge.state import state_dir
 
 _KEYS = {"steps": "plan", "checks": "result", "facts": "facts", "error": "plan"}  # of a host's JSON → what it is
@@ -108,7 +109,7 @@ def of_folder(folder: Path, spec_data: Mapping[str, Any]) -> Report:
         own = path.parent if path.name == "probe.txt" else path.with_suffix("")
         pool = _pool(own, folder)
         name = own.name if own.name not in found else f"{pool}/{own.name}"
-        reported = isolated(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
+        reported = in_its_share(own.name, partial(_of_probe, path, own.name, desired, compare=bool(spec_data)))
         found[name] = {
             "pool": pool,
             **({"plan": {"error": error_data(reported)}} if isinstance(reported, GpunodeError) else reported),

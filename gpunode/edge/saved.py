@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -63,7 +64,12 @@ class SavedPlan:
 
     def find_hosts(self, targets: Targets) -> list[Detected]:
         """The hosts that were planned, in that order.  Raises StaleError when others are meant, or reached, by now."""
-        found = {host.host: host for host in find_hosts(targets)}
+        with tempfile.TemporaryDirectory(prefix="gpunode-plan-") as folder:  # 0700
+            if not self.sources:  # the text that was compared, with nothing next to it
+                copy = Path(folder) / INVENTORY
+                copy.write_text(self.texts[INVENTORY], encoding="utf-8")
+                targets = replace(targets, inventory=(str(copy),))
+            found = {host.host: host for host in find_hosts(targets)}
         reached = {name: route(host.target) for name, host in found.items() if host.target}
         planned = {
             host: on_this_machine(values, self.folder) for host, values in self.manifest.get("connections", {}).items()
@@ -107,8 +113,18 @@ def load_plan(folder: Path) -> SavedPlan:
         if path.is_file():
             texts[name] = path.read_bytes().decode(errors="replace")
     saved = SavedPlan(folder=folder, plan=plan, manifest=manifest, texts=texts)
-    saved._refuse(changed_files(manifest, texts))
+    saved._refuse([*changed_files(manifest, texts), *_added(folder, manifest["files"])])
     return saved
+
+
+def _added(folder: Path, names: Iterable[str]) -> list[str]:
+    """What lies in the folder and nobody has reviewed: Ansible runs what it finds next to an inventory."""
+    known = {PLAN, MANIFEST, *names}
+    found = sorted(path.name for path in folder.iterdir() if path.name not in known)
+    return [f"{name}: was not there when the plan was made" for name in found if name not in _HARMLESS]
+
+
+_HARMLESS = (".git", ".gitignore", ".gitattributes", "README.md")
 
 
 def _read(folder: Path, name: str, key: str, known: int) -> dict[str, Any]:

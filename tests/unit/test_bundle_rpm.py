@@ -10,7 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpunode.core.bundle.rpm import left_out, parse_primary, parse_repomd, rpm_metadata, signed_header
+from gpunode.core.bundle.rpm import (
+    left_out,
+    parse_modules,
+    parse_primary,
+    parse_repomd,
+    rpm_metadata,
+    signed_header,
+)
 from gpunode.core.bundle.target import Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
@@ -141,7 +148,7 @@ def test_only_the_streams_that_are_enabled_are_seen() -> None:
 
 
 def test_packages_of_no_module_stay() -> None:
-    assert left_out(MODULES, (), lists(Made("bash", "5-1")).packages) == {
+    assert left_out(parse_modules(MODULES), (), lists(Made("bash", "5-1")).packages) == {
         "driver-3:580.1-1.el9.x86_64",
         "driver-3:595.1-1.el9.x86_64",
     }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import tarfile
 from pathlib import Path
 from typing import Any
@@ -84,6 +85,49 @@ def test_a_bundle_that_is_not_the_one_meant_is_refused(site: Site) -> None:
 def test_a_place_without_a_bundle_says_so(tmp_path: Path) -> None:
     assert "no bundle" in gpunode("bundle", "verify", tmp_path / "nowhere", exit=2)
     assert "manifest.json" in gpunode("bundle", "verify", tmp_path, exit=2)
+
+
+def endless(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+@pytest.mark.parametrize(
+    ("name", "exit", "what"),
+    [
+        ("manifest.json", 5, "manifest.json is longer than"),
+        ("manifest.json.asc", 5, "manifest.json.asc is longer than"),
+        ("keys/bundle.asc", 5, "keys/bundle.asc is longer than"),
+        ("repos/debian-12-amd64/nvidia-container-toolkit/Packages.gz", 1, "it has more bytes in place of"),
+    ],
+)
+def test_a_file_without_an_end_is_read_as_far_as_it_may_go(site: Site, name: str, exit: int, what: str) -> None:
+    site.create()
+    endless(site.bundle / name if (site.bundle / name).exists() else site.part / Path(name).name)
+    assert what in gpunode("bundle", "verify", site.bundle, exit=exit)
+
+
+def test_a_tar_with_a_sparse_manifest_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "b").mkdir()
+    with (tmp_path / "b/manifest.json").open("wb") as file:
+        file.truncate(1 << 34)
+    subprocess.run(["tar", "-C", tmp_path, "--sparse", "-cf", tmp_path / "b.tar", "b"], check=True)
+    assert (tmp_path / "b.tar").stat().st_size < 1 << 20
+    assert "is longer than" in gpunode("bundle", "verify", tmp_path / "b.tar", exit=5)
+
+
+def test_a_packed_tar_is_refused_before_it_is_unpacked(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "b.tar", "w:gz") as tar:
+        tar.addfile(tarfile.TarInfo("b/manifest.json"))
+    assert "cannot be read" in gpunode("bundle", "verify", tmp_path / "b.tar", exit=5)
+
+
+def test_a_link_in_a_tar_leads_nowhere_outside_of_it(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "b.tar", "w") as tar:
+        link = tarfile.TarInfo("b/manifest.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    assert "manifest.json" in gpunode("bundle", "verify", tmp_path / "b.tar", exit=2)
 
 
 # ---------------------------------------------------------------- plan

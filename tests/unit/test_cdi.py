@@ -114,9 +114,9 @@ def test_a_specification_is_read_as_yaml_and_as_json() -> None:
         (
             PLACE,
             "kind: nvidia.com/gpu\ndevices: [{name: 0}]\n",
-            "/run/cdi/nvidia.yaml: a device's name is '0', no text",
+            "/run/cdi/nvidia.yaml: a device's name is 0, no text",
         ),
-        (PLACE, "kind: nvidia.com/gpu\ncontainerEdits: {mounts: [{}]}\n", "the path of an entry of mounts is 'None'"),
+        (PLACE, "kind: nvidia.com/gpu\ncontainerEdits: {mounts: [{}]}\n", "the path of an entry of mounts is null"),
         (PLACE, "a: 2020-02-31\n", "/run/cdi/nvidia.yaml: day"),
         (
             PLACE,

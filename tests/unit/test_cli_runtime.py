@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -388,3 +391,24 @@ def test_a_transaction_starts_without_changes_only_where_one_was_interrupted(
     monkeypatch.setattr(target, "run", lambda name, _: scripts.append(name) or unchanged)
     done = run("configure", tmp_path, "--runtime", "docker")
     assert (done.output, scripts) == ("every file is as it should be\n", expected)
+
+
+@pytest.mark.slow
+def test_twenty_at_once_all_write_what_they_were_asked_to(tmp_path: Path) -> None:
+    """Each adds a runtime of its own to one file; who meets another one waits, and is not refused."""
+    file = tree(tmp_path / "root", "etc/docker/daemon.json", DOCKER)
+    command = [sys.executable, "-m", "gpunode", "runtime", "configure", "--root", str(tmp_path / "root")]
+    command += ["--runtime", "docker", "--engine-version", "26.1.5", "--nvidia-runtime-name"]
+    env = {**os.environ, "XDG_STATE_HOME": str(tmp_path / "state")}
+    writers = [
+        subprocess.Popen(
+            [*command, f"nvidia-{number}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env=env,
+        )
+        for number in range(20)
+    ]
+    printed = [one.communicate()[0].decode() for one in writers]
+    assert [one.returncode for one in writers] == [0] * 20, printed
+    assert set(json.loads(file.read_text())["runtimes"]) == {f"nvidia-{number}" for number in range(20)}

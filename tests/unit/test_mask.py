@@ -57,6 +57,16 @@ def test_secrets_without_a_key_are_known_by_their_shape(secret: str) -> None:
         f"curl -H 'x: Basic {secret}'",
         f"-----BEGIN OPENSSH PRIVATE KEY-----\n{secret}\n-----END OPENSSH PRIVATE KEY-----",
         f"-----BEGIN RSA PRIVATE KEY-----\n{secret}",
+        f"PGPASSWORD={secret} psql",
+        f"curl -u me:{secret} https://host",
+        f"curl --proxy-user=me:{secret} https://host",
+        f"sshpass -p {secret} ssh host",
+        f"docker login -u me -p{secret} registry",
+        f"machine host login me password {secret}",
+        f"https://account.blob.example/x?sv=1&sig={secret}",
+        f"https://bucket.example/x?X-Amz-Signature={secret}&X-Amz-Date=1",
+        f"nvapi-{secret}{secret}",
+        f"hf_{secret}{secret}",
     ):
         assert secret not in mask(text)
 
@@ -72,6 +82,8 @@ def test_secrets_without_a_key_are_known_by_their_shape(secret: str) -> None:
         "-----BEGIN PGP PUBLIC KEY BLOCK-----\nabc\n-----END PGP PUBLIC KEY BLOCK-----\n",
         "https://host/path?x=1\n",
         'password = ""\n',
+        "ssh -p 22 host; docker run -u 1000:1000 image; ps -u root",
+        "password authentication failed for user me",
     ],
 )
 def test_what_is_no_secret_stays(text: str) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import stat
 import subprocess
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from gpunode.core.edits.target import probed_files
+from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts
+from gpunode.core.plan import NO_FOLDER, _target_problems
 from gpunode.core.remote import program
 from gpunode.node import script
 
@@ -156,6 +161,48 @@ def test_a_machine_with_little_more_than_a_shell_can_be_probed(bare_root: Path) 
     assert facts.distro.key == "tiny:1"
     assert facts.files["/etc/apt/sources.list"].data == b"deb http://example.org/ x main\n"
     assert {"packages: no package manager that gpunode knows", "pci: no /sys/bus/pci"} <= set(facts.notes)
+
+
+STRANGE = {
+    "a pipe": lambda path: os.mkfifo(path),
+    "a folder": lambda path: path.mkdir(),
+    "a link to a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link to nowhere": lambda path: path.symlink_to("/nowhere"),
+}
+
+
+@needs_root
+@pytest.mark.parametrize("kind", STRANGE)
+def test_a_configuration_that_is_no_file_is_a_problem_of_the_plan(bare_root: Path, kind: str) -> None:
+    """Found before anything runs, and not read: a pipe would never end."""
+    daemon = bare_root / "etc/docker/daemon.json"
+    daemon.parent.mkdir(parents=True)
+    (bare_root / "bin/dockerd").write_text("#!/bin/sh\n")
+    (bare_root / "bin/dockerd").chmod(0o755)
+    os.mknod(bare_root / "dev/zero", stat.S_IFCHR | 0o666, os.makedev(1, 5))
+    STRANGE[kind](daemon)
+    done = subprocess.run(
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+    )
+    facts = parse_probe(done.stdout)
+    assert "/etc/docker/daemon.json" in facts.files
+    with pytest.raises(RefusedError, match=r"is no regular file|leads to /nowhere, which is not there"):
+        probed_files(facts.files, lambda files: ["/etc/docker/daemon.json"])
+
+
+@needs_root
+@pytest.mark.parametrize("kind", ["a link to nowhere", "a pipe"])
+def test_a_folder_of_records_that_is_none_is_seen_before_anything_runs(bare_root: Path, kind: str) -> None:
+    state = bare_root / "var/lib/gpunode"
+    state.parent.mkdir(parents=True)
+    STRANGE[kind](state)
+    done = subprocess.run(
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+    )
+    facts = replace(parse_probe(done.stdout), root=True)
+    assert NO_FOLDER in facts.notes
+    [problem] = [one for one in _target_problems(facts) if "/var/lib/gpunode" in one.what]
+    assert "no change could be recorded" in problem.what
 
 
 @needs_root

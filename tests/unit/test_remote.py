@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,7 +14,7 @@ from gpunode.core.items.activation import parse_activation
 from gpunode.core.items.package import locked_by
 from gpunode.core.items.smoke import parse_checks
 from gpunode.core.model import Check
-from gpunode.core.remote import STATUSES, parse_outcome
+from gpunode.core.remote import STATUSES, fix_of, parse_outcome, program
 
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 ANY = st.text(st.characters(blacklist_categories=()))
@@ -54,3 +56,20 @@ def test_a_check_whose_id_is_no_id_is_a_failed_one() -> None:
 
 def test_a_boot_id_that_is_none_is_unknown() -> None:
     assert parse_activation("gpunode\tboot_id\t{{x}}\n").boot_id == ""
+
+
+def test_a_node_without_room_is_told_apart_from_one_that_cannot_be_reached(tmp_path: Path) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    mount = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4k,nr_inodes=2", "none", full], capture_output=True)
+    if mount.returncode:
+        pytest.skip("needs the right to mount")
+    try:
+        (full / "one").touch()
+        ran = subprocess.run(
+            ["sh", "-s"], input=program("true", {"a": b"b"}), capture_output=True, text=True, env={"TMPDIR": str(full)}
+        )
+    finally:
+        subprocess.run(["umount", full], check=True)
+    assert ran.returncode == 2 and "df -i" in fix_of(ran.stderr)
+    assert fix_of("Permission denied").startswith("check the connection")

@@ -259,6 +259,45 @@ def test_a_folder_that_was_edited_is_refused_with_the_file(
     assert not site.probed, "before any host is asked"
 
 
+PLANTED = ("group_vars/all.yml", "host_vars/gpu1.yml", "filter_plugins/x.py", "callback_plugins/x.py", "roles/x/y.yml")
+
+
+@pytest.mark.parametrize("name", [*PLANTED, "other.yml", "library/x.py", ".ansible.cfg"])
+def test_what_lies_in_the_folder_unreviewed_is_refused_before_anything_reads_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, ran = Site(tmp_path, monkeypatch), tmp_path / "ran"
+    monkeypatch.setattr(workflow, "detect", lambda where, **more: site.probe(detect.find_hosts(where), where))
+    site.plan("gpu1")
+    planted = site.review / name
+    planted.parent.mkdir(exist_ok=True, parents=True)
+    planted.write_text("ansible_user: \"{{ lookup('pipe', 'touch " + str(ran) + "; echo root') }}\"\n")
+    site.refused(f"{name.split('/')[0]}: was not there when the plan was made")
+    assert not ran.exists() and not site.probed
+
+
+def test_hosts_of_the_command_line_are_found_in_the_text_that_was_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What appears next to the inventory after the folder was read is not read with it."""
+    site, ran = Site(tmp_path, monkeypatch), tmp_path / "ran"
+    monkeypatch.setattr(workflow, "detect", lambda where, **more: site.probe(detect.find_hosts(where), where))
+    site.plan("gpu1")
+    plan = saved.load_plan(site.review)
+    (site.review / "group_vars").mkdir()
+    (site.review / "group_vars/all.yml").write_text(
+        "ansible_user: \"{{ lookup('pipe', 'touch " + str(ran) + "; echo root') }}\"\n"
+    )
+    assert [host.host for host in plan.find_hosts(plan.reach(Targets()))] == ["gpu1"]
+    assert not ran.exists()
+
+
+def test_a_repository_of_plans_may_have_its_own_files(site: Site) -> None:
+    (site.review / "README.md").write_text("for the meeting\n")
+    (site.review / ".git").mkdir()
+    assert site.provision().return_value == 0
+
+
 @pytest.mark.parametrize("text", ["", "[]", "null", "{}", '{"format": 2}', "[" * 5000])
 @pytest.mark.parametrize("name", ["plan.json", "manifest.json"])
 def test_a_plan_that_cannot_be_read_is_refused(text: str, name: str, site: Site) -> None:

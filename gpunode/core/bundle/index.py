@@ -6,13 +6,10 @@ import difflib
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import yaml
 
 from gpunode.core.bundle.deb import Deb, version_key
 from gpunode.core.bundle.manifest import matches_version
-from gpunode.core.bundle.rpm import Rpm, left_out
+from gpunode.core.bundle.rpm import Modules, Rpm, left_out, parse_modules
 from gpunode.core.model import PackageWant, Problem
 
 NEAR = 3  # names or versions that a problem tells
@@ -49,19 +46,20 @@ def deb_index(debs: Iterable[Deb], *, repository: str, url: str, arch: str, date
 def rpm_index(rpms: Sequence[Rpm], modules: str, *, repository: str, url: str, arch: str, date: str = "") -> Index:
     """The index of an rpm repository for one architecture, with and without the streams of its modules."""
     mine = [rpm for rpm in rpms if rpm.arch in ("noarch", arch)]
-    streams = module_streams(modules)
+    known = parse_modules(modules, f"{url}: modules.yaml")
+    streams = known.streams
     return Index(
         repository=repository,
         url=url,
-        packages=_seen(mine, modules, ()),
+        packages=_seen(mine, known, ()),
         date=date,
         streams=streams,
-        of_streams={stream: _seen(mine, modules, (stream,)) for stream in streams},
+        of_streams={stream: _seen(mine, known, (stream,)) for stream in streams},
     )
 
 
-def _seen(rpms: Sequence[Rpm], modules: str, streams: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
-    hidden = left_out(modules, streams, rpms) if modules else set()
+def _seen(rpms: Sequence[Rpm], modules: Modules, streams: Sequence[str]) -> Mapping[str, tuple[str, ...]]:
+    hidden = left_out(modules, streams, rpms)
     return _versions((rpm.name, rpm.version) for rpm in rpms if rpm.full_name not in hidden)
 
 
@@ -70,16 +68,6 @@ def _versions(found: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]
     for name, version in found:
         names.setdefault(name, set()).add(version)
     return {name: tuple(sorted(versions, key=version_key, reverse=True)) for name, versions in names.items()}
-
-
-def module_streams(modules: str) -> tuple[str, ...]:
-    """NAME:STREAM of each module in a modules.yaml."""
-    if not modules:
-        return ()
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    documents: list[Any] = [d for d in yaml.load_all(modules, Loader=loader) if isinstance(d, Mapping)]
-    data = [d["data"] for d in documents if d.get("document") == "modulemd"]
-    return tuple(dict.fromkeys(f"{one['name']}:{one['stream']}" for one in data))
 
 
 # ---------------------------------------------------------------- a plan's packages

@@ -6,15 +6,15 @@ import hashlib
 import re
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from html import unescape
+from dataclasses import dataclass, field
 from typing import Any
+from xml.etree import ElementTree
 
-import yaml
-
-from gpunode.core.errors import GpunodeError, RefusedError
+from gpunode.core.errors import GpunodeError, InputError, RefusedError
+from gpunode.core.untrusted import check_xml, load_yaml_documents
 
 _HEADER = '<?xml version="1.0" encoding="UTF-8"?>\n'
+_XML_BASE = "{http://www.w3.org/XML/1998/namespace}base"
 _LISTS = {  # the element and the namespace of each list
     "primary": (
         "metadata",
@@ -61,16 +61,21 @@ class Listed:
 
     href: str
     sha256: str
+    unpacked: int | None = None  # bytes that it declares to have when it is unpacked
 
 
 def parse_repomd(text: str, where: str) -> dict[str, Listed]:
-    """Type → list; raises GpunodeError for a list without a SHA-256."""
+    """Type → list; raises GpunodeError for what is no repomd.xml, or a list without a SHA-256."""
     found = {}
-    for kind, body in re.findall(r'<data type="([^"]+)">(.*?)</data>', text, re.S):
-        href = re.search(r'<location href="([^"]+)"', body)
-        checksum = re.search(r'<checksum type="(sha256|sha512|sha384)">([0-9a-f]+)<', body)
-        if href and checksum and checksum[1] == "sha256":
-            found[kind] = Listed(href=unescape(href[1]), sha256=checksum[2])
+    for one in _element(check_xml(text, where), where).iterfind("{*}data"):
+        location, checksum, size = (one.find(f"{{*}}{name}") for name in ("location", "checksum", "open-size"))
+        href = "" if location is None else location.get("href", "")
+        digest = (checksum.text or "").strip() if checksum is not None and checksum.get("type") == "sha256" else ""
+        if href and re.fullmatch("[0-9a-f]{64}", digest):
+            unpacked = (size.text or "").strip() if size is not None else ""
+            found[one.get("type", "")] = Listed(
+                href=href, sha256=digest, unpacked=int(unpacked) if re.fullmatch("[0-9]{1,15}", unpacked) else None
+            )
     if "primary" not in found:
         raise GpunodeError(
             f"{where} names no list of packages with a SHA-256", fix="is it a repository of rpm? use another mirror"
@@ -80,65 +85,117 @@ def parse_repomd(text: str, where: str) -> dict[str, Listed]:
 
 def parse_primary(primary: str, filelists: str, *, repository: str, base: str, origin: str) -> Iterator[Rpm]:
     """The packages; raises GpunodeError for one whose checksum is no SHA-256."""
-    files = {m[1]: m[0] for m in re.finditer(r'<package pkgid="([0-9a-f]+)".*?</package>', filelists, re.S)}
-    for match in re.finditer(r'<package type="rpm">.*?</package>', primary, re.S):
-        text = match[0]
-        name, arch = _one(r"<name>([^<]+)</name>", text), _one(r"<arch>([^<]+)</arch>", text)
-        checksum = re.search(r'<checksum type="sha256"[^>]*>([0-9a-f]{64})<', text)
-        if arch == "src" or not checksum:
-            if arch == "src":
-                continue
-            raise GpunodeError(f"{base}: {name} has no SHA-256 in its list", fix="use another mirror")
-        version = dict(re.findall(r'(epoch|ver|rel)="([^"]*)"', _one(r"<version ([^>]*)/>", text)))
-        size = _one(r'<size [^>]*package="([0-9]{1,15})"', text)
-        if not (name and size and {"ver", "rel"} <= set(version)):
+    files = {}
+    for text in _parts(filelists, "<package "):
+        if match := re.match(r'<package pkgid="([0-9a-f]{64})"', text):
+            files[match[1]] = text
+    for text in _parts(primary, '<package type="rpm">'):
+        package = _element(f"<{_LISTS['primary'][0]} {_LISTS['primary'][1]}>{text}</{_LISTS['primary'][0]}>", base)[0]
+        name, arch, digest = (package.findtext(f"{{*}}{tag}", "").strip() for tag in ("name", "arch", "checksum"))
+        checksum = package.find("{*}checksum")
+        if arch == "src":
+            continue
+        if checksum is None or checksum.get("type") != "sha256" or not re.fullmatch("[0-9a-f]{64}", digest):
+            raise GpunodeError(f"{base}: {name[:80]} has no SHA-256 in its list", fix="use another mirror")
+        version, size, location = (_attributes(package, tag) for tag in ("version", "size", "location"))
+        if not (name and re.fullmatch("[0-9]{1,15}", size.get("package", "")) and {"ver", "rel"} <= set(version)):
             raise GpunodeError(
                 f"{base}: a package of its list lacks its name, version or size: {text[:80]!r}",
                 fix="use another mirror",
             )
         epoch = f"{version['epoch']}:" if version.get("epoch", "0") != "0" else ""
         yield Rpm(
-            name=unescape(name),
+            name=name,
             version=f"{epoch}{version['ver']}-{version['rel']}",
             arch=arch,
-            href=unescape(_one(r'<location [^>]*href="([^"]+)"', text)),
-            sha256=checksum[1],
-            size=int(size),
+            href=location.get("href", ""),
+            sha256=digest,
+            size=int(size["package"]),
             repository=repository,
-            base=_one(r'<location [^>]*xml:base="([^"]+)"', text) or base,
+            base=location.get(_XML_BASE, "") or base,
             origin=origin,
             primary=text,
-            files=files.get(checksum[1], ""),
+            files=files.get(digest, ""),
         )
 
 
-def _one(pattern: str, text: str) -> str:
-    found = re.search(pattern, text)
-    return found[1] if found else ""
+def _parts(text: str, start: str, end: str = "</package>") -> Iterator[str]:
+    """The elements that begin and end so, as they are written."""
+    at = text.find(start)
+    while at >= 0 and (stop := text.find(end, at)) >= 0:
+        yield text[at : stop + len(end)]
+        at = text.find(start, stop)
+
+
+def _element(text: str, where: str) -> ElementTree.Element:
+    try:
+        return ElementTree.fromstring(text)  # noqa: S314 - without entities
+    except ElementTree.ParseError as error:
+        raise GpunodeError(f"{where}: broken XML: {error}", fix="use another mirror") from None
+
+
+def _attributes(package: ElementTree.Element, tag: str) -> dict[str, str]:
+    found = package.find(f"{{*}}{tag}")
+    return {} if found is None else dict(found.attrib)
 
 
 # ---------------------------------------------------------------- modules
 
 
-def left_out(modules: str, streams: Sequence[str], packages: Iterable[Rpm]) -> set[str]:
+@dataclass(frozen=True, kw_only=True)
+class Modules:
+    """A modules.yaml: the packages of each NAME:STREAM, and the default stream of modules that have one."""
+
+    artifacts: Mapping[tuple[str, str], frozenset[str]] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        return tuple(f"{name}:{stream}" for name, stream in self.artifacts)
+
+
+def parse_modules(text: str, where: str = "modules.yaml") -> Modules:
+    """Raises InputError for what is no modules.yaml (https://github.com/fedora-modularity/libmodulemd, yaml_specs)."""
+    artifacts: dict[tuple[str, str], frozenset[str]] = {}
+    defaults: dict[str, str] = {}
+    for document in load_yaml_documents(text, where) if text else ():
+        kind, data = _member(document, "document"), _member(document, "data")
+        if kind == "modulemd-defaults" and _member(data, "stream") is not None:
+            defaults[_word(data, "module", where)] = _word(data, "stream", where)
+        elif kind == "modulemd":
+            rpms = _member(_member(data, "artifacts"), "rpms") or ()
+            if not isinstance(rpms, list | tuple) or not all(isinstance(rpm, str) for rpm in rpms):
+                raise InputError(f"{where}: the artifacts of a module are no list of packages", expected=_MODULEMD)
+            key = (_word(data, "name", where), _word(data, "stream", where))
+            artifacts[key] = artifacts.get(key, frozenset()) | frozenset(rpms)
+    return Modules(artifacts=artifacts, defaults=defaults)
+
+
+_MODULEMD = "data: {name: …, stream: …, artifacts: {rpms: […]}}"
+
+
+def _member(value: Any, name: str) -> Any:
+    return value.get(name) if isinstance(value, Mapping) else None
+
+
+def _word(data: Any, name: str, where: str) -> str:
+    value = _member(data, name)
+    if not isinstance(value, str | int | float):  # a stream may be 8 or 1.10
+        raise InputError(f"{where}: a module's {name} is no text", expected=_MODULEMD)
+    return str(value)
+
+
+def left_out(modules: Modules, streams: Sequence[str], packages: Iterable[Rpm]) -> set[str]:
     """Full names of the packages that dnf would not see: those of streams that are not enabled, and those of no module
     whose name an enabled stream has.
 
     `streams` are NAME:STREAM; of a module that none of them names, the default stream is enabled where there is one.
     """
-    enabled = dict(one.split(":", 1) for one in streams)
-    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-    documents: list[Any] = [d for d in yaml.load_all(modules, Loader=loader) if isinstance(d, Mapping)]
-    for document in documents:
-        if document.get("document") == "modulemd-defaults" and "stream" in document["data"]:
-            enabled.setdefault(document["data"]["module"], str(document["data"]["stream"]))
+    enabled = {**modules.defaults, **dict(one.split(":", 1) for one in streams)}
     active: set[str] = set()
     passive: set[str] = set()
-    for document in documents:
-        if document.get("document") == "modulemd":
-            data = document["data"]
-            mine = set(data.get("artifacts", {}).get("rpms", ()))
-            (active if enabled.get(data["name"]) == str(data["stream"]) else passive).update(mine)
+    for (name, stream), mine in modules.artifacts.items():
+        (active if enabled.get(name) == stream else passive).update(mine)
     shadowed = {name.rpartition(":")[0].rpartition("-")[0] for name in active}
     plain = {p.full_name for p in packages if p.name in shadowed and p.full_name not in active}
     return (passive - active) | plain

@@ -204,6 +204,12 @@ def probed_files(
         found = files.get(path)
         if found is None or found.data is not None:
             return found
+        if not found.regular:
+            raise RefusedError(
+                f"{path} is no regular file", expected="a file of text", fix=f"ls -ld {path} on the node: who made it?"
+            )
+        if found.target and not found.owner:
+            raise RefusedError(f"{path} leads to {found.target}, which is not there", fix="remove the link, or make it")
         if found.size > 1 << 20:
             raise RefusedError(f"{path} has {found.size} bytes", fix="no configuration is that large: look into it")
         raise RefusedError(f"{path} could not be read", fix="probe again as root")

@@ -223,7 +223,14 @@ def _file(probe: Probe, path: str, lines: list[str]) -> ConfigFile:
     if data is not None:
         sha256 = hashlib.sha256(data).hexdigest()
     return ConfigFile(
-        path=path, sha256=sha256, mode=int(meta[1], 8), owner=meta[2], size=size, data=data, target=target
+        path=path,
+        sha256=sha256,
+        mode=int(meta[1], 8),
+        owner=meta[2],
+        size=size,
+        data=data,
+        target=target,
+        regular="no regular file" not in probe.remarks.get(name, ()),
     )
 
 

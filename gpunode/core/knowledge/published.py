@@ -6,7 +6,6 @@ a row that is touched gets the day of its source.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ from tomlkit.items import AoT, Table
 
 from gpunode.core.errors import InputError
 from gpunode.core.numbers import version_tuple
+from gpunode.core.untrusted import load_json, load_yaml
 
 KINDS = {"lts branch": "LTSB", "production branch": "PB", "new feature branch": "NFB"}
 SOURCES = {
@@ -91,7 +91,7 @@ def parse_releases(text: str) -> dict[int, Release]:
     """releases.json by branch.  Raises InputError for what has another form."""
     found = {}
     try:
-        for name, row in json.loads(text).items():
+        for name, row in load_json(text, "releases.json").items():
             versions = [one for one in row["driver_info"] if str(one["release_version"]).startswith(f"{name}.")]
             newest = max(versions, key=lambda one: version_tuple(one["release_version"]), default=None)
             if newest and row["type"] in KINDS and name.isdigit():
@@ -109,7 +109,7 @@ def parse_releases(text: str) -> dict[int, Release]:
 def parse_redistrib(text: str) -> Redistributed:
     """A redistrib_VERSION.json (from CUDA 11.4.2 and driver 450 on).  Raises InputError."""
     try:
-        data = json.loads(text)
+        data = load_json(text, "a redistrib file")
         driver = data.get("nvidia_driver", {}).get("version", "")
         version = data.get("release_label") or driver
         product = data.get("release_product", "cuda")
@@ -145,14 +145,13 @@ def held(packages: Mapping[str, Sequence[str]], *, date: str = "") -> Held:
 
 def parse_chart(text: str, name: str) -> ChartRelease | None:
     """The newest stable release of a chart in the index.yaml of its repository.  Raises InputError."""
-    import yaml
-
+    rows: Any
     try:
-        rows = yaml.load(text, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))["entries"].get(name, [])  # noqa: S506 # both are safe
+        rows = load_yaml(text, "index.yaml")["entries"].get(name, [])
         stable = [row for row in rows if re.fullmatch(r"v?\d+(\.\d+)+", str(row["version"]))]
         newest = max(stable, key=lambda row: version_tuple(str(row["version"])), default=None)
         return ChartRelease(version=str(newest["version"]), app=str(newest.get("appVersion", ""))) if newest else None
-    except (yaml.YAMLError, KeyError, TypeError, AttributeError, ValueError, RecursionError) as error:
+    except (InputError, KeyError, TypeError, AttributeError, ValueError) as error:
         raise InputError(
             f"the index of the charts' repository is none: {str(error)[:200]}",
             expected="entries: {NAME: [{version: …}]}",

@@ -12,13 +12,12 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any, Literal
 
-import yaml
-
-from gpunode.core.errors import GpunodeError
+from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.kube.cluster import POOL_LABEL, Object
 from gpunode.core.kube.plain import mapping, mappings
 from gpunode.core.kube.quantity import quantity
 from gpunode.core.kube.render.gpushare import COUNT, MEMORY
+from gpunode.core.untrusted import load_yaml
 
 Kind = Literal["gpu", "slices", "mig", "gpushare", "dra", "dra-memory"]
 WHOLE = "nvidia.com/gpu"
@@ -207,8 +206,8 @@ def _replicas(node: Object, resource: str, configs: Mapping[str, str]) -> int:
         return max(1, int(label))
     text = configs.get(labels.get(POOL_LABEL, "")) or configs.get("default") or next(iter(configs.values()), "")
     try:
-        sharing = mapping(mapping({"": yaml.safe_load(text)}, ""), "sharing") if text else {}
-    except (yaml.YAMLError, ValueError, RecursionError):  # the device plugin does not read it either
+        sharing = mapping(mapping({"": load_yaml(text, "its configuration")}, ""), "sharing") if text else {}
+    except InputError:  # the device plugin does not read it either
         return 1
     for strategy in ("timeSlicing", "mps"):
         for found in mappings(mapping(sharing, strategy), "resources"):

@@ -72,7 +72,9 @@ class NvmlGpu:
     remap_failure: str = ""
     fabric_state: str = ""  # Not Started, In Progress, Completed, "" (no fabric, or the driver does not say)
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    recovery: str = (
+        ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    )
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 
@@ -112,6 +114,7 @@ class ConfigFile:
     size: int = 0
     data: bytes | None = None
     target: str = ""  # where a symbolic link leads, "" for a plain file
+    regular: bool = True  # else a folder, a device, a pipe, which nobody reads
 
 
 @dataclass(frozen=True, kw_only=True)

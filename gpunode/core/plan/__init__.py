@@ -186,6 +186,9 @@ def _malformed(doubt: str) -> Problem:
     )
 
 
+NO_FOLDER = "journal: /var/lib/gpunode is no folder"  # the probe's remark
+
+
 def _target_problems(facts: NodeFacts) -> list[Problem]:
     problems = []
     if not facts.root:
@@ -193,6 +196,13 @@ def _target_problems(facts: NodeFacts) -> list[Problem]:
             Problem(
                 what=f"the probe ran as user {facts.user or '?'}, not as root",
                 fix="connect as root, or set ansible_become: true (or --become) for this host",
+            )
+        )
+    if NO_FOLDER in facts.notes:
+        problems.append(
+            Problem(
+                what="/var/lib/gpunode is no folder, and no change could be recorded there",
+                fix="ls -ld /var/lib/gpunode on the node: remove that, or make the folder that it leads to",
             )
         )
     if facts.container:

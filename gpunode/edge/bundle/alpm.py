@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import io
-import lzma
 import tarfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,7 +13,8 @@ from gpunode.core.bundle.alpm import Alpm, database_name, entry_text, parse_desc
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.edge.bundle.rpm import check_metadata
-from gpunode.edge.bundle.store import Web, unpacked_zstd
+from gpunode.edge.bundle.store import Web
+from gpunode.edge.bundle.unpack import ending_of, unpacked
 from gpunode.edge.openpgp import Signer, check_file_signature
 
 
@@ -36,21 +36,13 @@ def read_alpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> list[Alpm]
 
 def _entries(data: bytes, where: str) -> Iterator[str]:
     try:
-        with tarfile.open(fileobj=io.BytesIO(_unpacked(data, where))) as database:
+        with tarfile.open(fileobj=io.BytesIO(unpacked(data, ending_of(data), where))) as database:
             for member in database:
                 file = database.extractfile(member) if member.name.endswith("/desc") else None
                 if file:
                     yield file.read().decode("utf-8", "replace")
-    except (tarfile.TarError, OSError, EOFError, lzma.LZMAError) as error:
+    except (tarfile.TarError, OSError, EOFError) as error:
         raise GpunodeError(f"{where} is no database of pacman: {error}", fix="use another mirror") from error
-
-
-def _unpacked(data: bytes, where: str) -> bytes:
-    if data.startswith(b"\x1f\x8b"):
-        return gzip.decompress(data)
-    if data.startswith(b"\xfd7zXZ"):
-        return lzma.decompress(data)
-    return unpacked_zstd(data) if data.startswith(b"\x28\xb5\x2f\xfd") else data
 
 
 # ---------------------------------------------------------------- files

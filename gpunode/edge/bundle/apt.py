@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import bz2
 import gzip
 import hashlib
-import lzma
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from email.utils import format_datetime, parsedate_to_datetime
 
 from gpunode.core.bundle.deb import Deb, packages_text, parse_packages, release_hashes, release_text
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
-from gpunode.edge.bundle.store import Web, unpacked_zstd
+from gpunode.edge.bundle.store import Web
+from gpunode.edge.bundle.unpack import ENDINGS, unpacked
 from gpunode.edge.openpgp import Signer, check_signature, signed_text
 
 ARCHS = {"x86_64": "amd64", "aarch64": "arm64"}
-_UNPACK: dict[str, Callable[[bytes], bytes]] = {
-    ".xz": lzma.decompress,
-    ".gz": gzip.decompress,
-    ".zst": unpacked_zstd,
-    ".bz2": bz2.decompress,
-    "": bytes,
-}
 
 
 def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, expired: bool = False) -> Iterator[Deb]:
@@ -102,7 +94,7 @@ def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web
 
     A list by its hash stays while the server is being updated, so it is the one that this Release names.
     """
-    for ending, unpack in _UNPACK.items():
+    for ending in ENDINGS:
         known = hashes.get(f"{place}Packages{ending}")
         if known is None:
             continue
@@ -115,7 +107,8 @@ def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web
                 f"{folder}/{place}Packages{ending} is not the one that the signed Release names",
                 fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
             )
-        return unpack(data)
+        _, size = hashes.get(f"{place}Packages", ("", None))
+        return unpacked(data, ending, f"{folder}/{place}Packages{ending}", size)
     raise GpunodeError(f"{folder}/{place} has no list of packages that can be read", fix="use another mirror")
 
 

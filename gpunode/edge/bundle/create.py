@@ -258,9 +258,15 @@ def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str
     extras = fetched.extras
     files: dict[str, Stored] = {}
 
+    def plain(path: str) -> Path:
+        if not PLAIN_PATH.fullmatch(path):
+            raise RefusedError(f"a repository has a file that would lie at {path!r}", fix="use another mirror")
+        return folder / path
+
     def write(path: str, data: bytes) -> None:
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(data)
+        target = plain(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(data)
         files[path] = digest(data)
 
     targets = {}
@@ -270,8 +276,9 @@ def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str
             packages = [package for package in part.packages if package.repository == name]
             where = repository_folder(part.target.folder, name)
             for package in packages:
-                place(fetched.store.path(package.sha256), folder / where / package.file_name)
-                files[f"{where}/{package.file_name}"] = Stored(sha256=package.sha256, size=package.size)
+                path = f"{where}/{package.file_name}"
+                place(fetched.store.path(package.sha256), plain(path))
+                files[path] = Stored(sha256=package.sha256, size=package.size)
             for file, data in _metadata(part, name, packages, key).items():
                 write(f"{where}/{file}", data)
             repositories[name] = tuple(
@@ -288,8 +295,6 @@ def _lay_out(order: Order, fetched: Fetched, folder: Path, key: Signer, url: str
     for path, data in extras.files.items():
         write(path, data)
     write(KEY, key.public)
-    if strange := [path for path in files if not PLAIN_PATH.fullmatch(path)]:
-        raise RefusedError(f"a repository has a file that would lie at {strange[0]!r}", fix="use another mirror")
     manifest = Manifest(
         gpunode=__version__,
         created=f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}",

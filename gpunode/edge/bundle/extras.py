@@ -18,6 +18,7 @@ from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge.kubernetes import Chart
 from gpunode.core.kube import Rendered
 from gpunode.core.kube.images import by_registry, images_of
+from gpunode.core.untrusted import load_yaml
 from gpunode.edge.bundle import registry
 from gpunode.edge.bundle.store import Web
 
@@ -74,7 +75,7 @@ def fetch_chart(chart: Chart, web: Web) -> bytes:
 
 def _of_repository(chart: Chart, web: Web) -> bytes:
     base = f"{chart.repository.rstrip('/')}/"
-    index = yaml.safe_load(web.read(f"{base}index.yaml") or b"{}")
+    index = load_yaml(web.read(f"{base}index.yaml") or b"{}", f"{base}index.yaml")
     rows = (index.get("entries") or {}).get(chart.name, [])
     row = next((row for row in rows if str(row.get("version", "")).lstrip("v") == chart.version.lstrip("v")), None)
     data = web.read(urljoin(base, row["urls"][0])) if row else None

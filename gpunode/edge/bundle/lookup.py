@@ -84,6 +84,8 @@ class Indexes:
                 self._read[key] = read_index(repository.name, repository.url, facts.arch, deb=deb, proxy=proxy)
             except GpunodeError as error:
                 self._read[key] = error
+            except Exception as error:  # whatever a foreign index makes fail, it is one that could not be read
+                self._read[key] = GpunodeError(f"its index is broken: {type(error).__name__}: {error!s:.200}")
         return self._read[key]
 
 

@@ -3,25 +3,33 @@
 from __future__ import annotations
 
 import fnmatch
-import gzip
 import hashlib
-import lzma
 import re
 import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from gpunode.core.bundle.rpm import Rpm, left_out, parse_primary, parse_repomd, rpm_metadata, signed_header
+from gpunode.core.bundle.rpm import (
+    Listed,
+    Rpm,
+    left_out,
+    parse_modules,
+    parse_primary,
+    parse_repomd,
+    rpm_metadata,
+    signed_header,
+)
 from gpunode.core.bundle.target import Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import PackageWant
 from gpunode.edge.bundle.resolve import libsolv
-from gpunode.edge.bundle.store import PIECE, Web, unpacked_zstd
+from gpunode.edge.bundle.store import PIECE, Web
+from gpunode.edge.bundle.unpack import unpacked
 from gpunode.edge.openpgp import Signer, check_signature
 
 HEADERS = 16 << 20  # bytes at the beginning of an rpm file that hold its headers
@@ -94,18 +102,12 @@ def _texts(base: str, repomd: bytes, where: str, web: Web, kinds: Sequence[str])
                     f"{base}/{lists[kind].href} is not the list that repomd.xml names",
                     fix="the mirror is being updated, or somebody tampers with it: try again, or use another one",
                 )
-            texts[kind] = _unpacked(packed, lists[kind].href).decode("utf-8", "replace")
+            texts[kind] = _unpacked(packed, lists[kind], f"{base}/{lists[kind].href}")
     return texts
 
 
-def _unpacked(data: bytes, name: str) -> bytes:
-    if name.endswith(".gz"):
-        return gzip.decompress(data)
-    if name.endswith(".xz"):
-        return lzma.decompress(data)
-    if name.endswith(".zst"):
-        return unpacked_zstd(data)
-    return data
+def _unpacked(packed: bytes, one: Listed, where: str) -> str:
+    return unpacked(packed, PurePosixPath(one.href).suffix, where, one.unpacked).decode("utf-8", "replace")
 
 
 # ---------------------------------------------------------------- the closure
@@ -123,7 +125,7 @@ def rpm_closure(lists: Sequence[RpmLists], wants: Wants, arch: str, base: frozen
         for number, one in enumerate(lists):
             repository = pool.add_repo(str(number))
             _load(solv, repository, one, Path(folder))
-            hidden |= left_out(one.modules, wants.streams, one.packages) if one.modules else set()
+            hidden |= left_out(parse_modules(one.modules, one.upstream.url), wants.streams, one.packages)
             by_key |= {(str(number), p.name, p.version, p.arch): p for p in one.packages}
     found = {s.id: by_key.get((s.repo.name, s.name, s.evr, s.arch)) for s in pool.solvables}
     pool.set_disabled_list([*_hidden(found, hidden), *_other_versions(pool, found, wants.patterns)])

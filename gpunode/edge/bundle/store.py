@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import subprocess
 import threading
 import time
 import urllib.error
@@ -175,14 +174,6 @@ def store_folder() -> Path:
 def progress(verb: str, files: int, of: int, done: int, total: int) -> str:
     """fetched 3 of 120 files, 40 of 8000 MiB"""
     return f"{verb} {files} of {of} files, {done >> 20} of {total >> 20} MiB"
-
-
-def unpacked_zstd(data: bytes) -> bytes:
-    """Raises GpunodeError."""
-    try:
-        return subprocess.run(["zstd", "-dcq"], input=data, capture_output=True, check=True).stdout
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise GpunodeError(f"a list cannot be unpacked: {error}", fix="install zstd on this machine") from error
 
 
 def sha256_of(path: Path) -> str:

@@ -23,6 +23,7 @@ from gpunode.edge.openpgp import check_signature
 from gpunode.edge.state import state_dir, write_private
 
 AT_ONCE = 4
+MOST = 64 << 20  # bytes of a manifest, its signature or its key; one of all packages of a distribution has about 20 MB
 
 
 class Place(Protocol):
@@ -62,7 +63,7 @@ class Tar:
     def __init__(self, file: Path) -> None:
         self.name = str(file)
         try:
-            self._tar = tarfile.open(file)  # noqa: SIM115 - as long as the place
+            self._tar = tarfile.open(file, "r:")  # noqa: SIM115 - as long as the place; a packed one could be endless
             members = self._tar.getmembers()
         except (OSError, tarfile.TarError) as error:
             raise RefusedError(f"{file} cannot be read to its end: {error}", fix="copy or make it again") from error
@@ -129,7 +130,7 @@ def read_manifest(place: Place, sha256: str = "") -> tuple[Manifest, str]:
     """The manifest and its SHA-256, which has to be `sha256` where that is given.  Raises RefusedError, InputError."""
     try:
         with place.open(MANIFEST) as file:
-            data = file.read()
+            data = _whole(file, f"{place.name}/{MANIFEST}")
     except (OSError, HTTPException) as error:
         raise InputError(
             f"{place.name} has no {MANIFEST}: {error}", expected="a bundle", fix="gpunode bundle create makes one"
@@ -148,12 +149,22 @@ def check_manifest_signature(place: Place, manifest: Manifest) -> None:
     """The signature of the manifest, by the key that lies in the bundle and whose fingerprint the manifest has."""
     try:
         with place.open(MANIFEST) as data, place.open(SIGNATURE) as signature, place.open(KEY) as key:
-            public = key.read()
-            check_signature(data.read(), signature.read(), [public], [manifest.fingerprint], f"{place.name}/{MANIFEST}")
+            where = f"{place.name}/{MANIFEST}"
+            public = _whole(key, f"{place.name}/{KEY}")
+            signed, by = _whole(data, where), _whole(signature, f"{place.name}/{SIGNATURE}")
+            check_signature(signed, by, [public], [manifest.fingerprint], where)
     except (OSError, HTTPException) as error:
         raise RefusedError(f"{place.name}: {error}", expected=f"{SIGNATURE} and {KEY}", fix="copy it again") from error
     if fingerprints(public) != (manifest.fingerprint,):
         raise RefusedError(f"{KEY} is not the key that the manifest names", expected=manifest.fingerprint)
+
+
+def _whole(file: IO[bytes], where: str) -> bytes:
+    """Raises RefusedError for a file that has no end: a sparse one in a tar, a link to a device."""
+    data = file.read(MOST + 1)
+    if len(data) > MOST:
+        raise RefusedError(f"{where} is longer than {MOST} bytes", expected="a bundle", fix="copy or make it again")
+    return data
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +207,7 @@ def _damage(place: Place, path: str, want: Stored, memory: _Memory | None) -> st
             return ""
         digest, size = hashlib.sha256(), 0
         with place.open(path) as file:
-            while piece := file.read(PIECE):
+            while size <= want.size and (piece := file.read(min(PIECE, want.size + 1 - size))):
                 digest.update(piece)
                 size += len(piece)
     except FileNotFoundError:
@@ -206,7 +217,7 @@ def _damage(place: Place, path: str, want: Stored, memory: _Memory | None) -> st
     except (OSError, HTTPException, tarfile.TarError) as error:
         return str(error) or type(error).__name__
     if size != want.size:
-        return f"it has {size} bytes in place of {want.size}"
+        return f"it has {'more' if size > want.size else size} bytes in place of {want.size}"
     if digest.hexdigest() != want.sha256:
         return f"its SHA-256 is {digest.hexdigest()}"
     if memory:

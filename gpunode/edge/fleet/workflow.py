@@ -26,6 +26,7 @@ from gpunode.edge.detect import Detected, Targets, detect
 from gpunode.edge.fleet.host_plan import HostPlan
 from gpunode.edge.fleet.runs import Runs
 from gpunode.edge.isolate import isolated
+from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.shell import route
 from gpunode.edge.state import controller_name, new_run, state_dir, write_private
 
@@ -208,7 +209,7 @@ def plan_one(found: Detected, desired: DesiredState) -> HostPlan:
     facts = found.facts
     if found.error or facts is None:
         return HostPlan(detected=found, error=found.error or GpunodeError(f"{found.host}: no facts"))
-    planned = isolated(found.host, lambda: desired.plan(found.host, facts, found.spec))
+    planned = in_its_share(found.host, lambda: desired.plan(found.host, facts, found.spec))
     if isinstance(planned, GpunodeError):
         return HostPlan(detected=found, error=planned)
     return HostPlan(detected=found, planned=planned)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +29,7 @@ from gpunode.edge.ssh.shell import local_run
 from gpunode.node import script
 
 STATE = "/var/lib/gpunode"
+WAIT = 300.0  # seconds
 
 
 def run(name: str, request: Mapping[str, bytes]) -> Outcome:
@@ -164,7 +168,36 @@ def unconfigure(find: Callable[[bool], H], *, check: bool = False) -> Result[H]:
     return _committed(find, undo=True, check=check)
 
 
+@contextmanager
+def _one_at_a_time() -> Iterator[None]:
+    """Commands of one user that edit at the same time wait for each other, so that none reads what another replaces.
+
+    The node's own lock is taken for the writing alone; who still holds this one after WAIT is not waited for.
+    """
+    from gpunode.edge.state import StateError, append_private, state_dir
+
+    try:
+        file = append_private(state_dir() / "edit.lock")
+    except (OSError, StateError):  # nowhere to keep a lock: an edit that meets another one is made again
+        yield
+        return
+    with file:
+        ends = time.monotonic() + WAIT
+        while time.monotonic() < ends:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                time.sleep(0.05)
+        yield
+
+
 def _committed(find: Callable[[bool], H], *, undo: bool, check: bool) -> Result[H]:
+    with nullcontext() if check else _one_at_a_time():
+        return _tried(find, undo=undo, check=check)
+
+
+def _tried(find: Callable[[bool], H], *, undo: bool, check: bool) -> Result[H]:
     for left in reversed(range(TRIES)):
         subject = look(find(left == TRIES - 1))
         made, used = _undone(subject) if undo else (edit(subject), None)

@@ -12,6 +12,7 @@ from gpunode.core.kube.render.files import HEADER
 from gpunode.core.kube.selector import parse_selector
 from gpunode.core.secrets import seal_spec
 from gpunode.core.spec import Spec, merge_spec, parse_spec
+from gpunode.core.untrusted import load_yaml_documents
 from gpunode.edge.extras import install_command
 
 
@@ -85,8 +86,6 @@ def write_files(folder: Path, files: Mapping[str, str]) -> list[str]:
 
 def template(chart: Path, release: Release) -> list[Object]:
     """The objects that the chart at this path (a folder or .tgz) makes of our values, by helm itself."""
-    import yaml
-
     try:
         from helm_python import Chart
         from helm_python.errors import HelmError
@@ -105,8 +104,8 @@ def template(chart: Path, release: Release) -> list[Object]:
             fix="look whether it is that chart and version; one that asks what the cluster serves wants helm template "
             f"--api-versions … -f {release.name}.yml",
         ) from error
-    documents = (item for name, text in sorted(texts.items()) if _is_yaml(name) for item in yaml.safe_load_all(text))
-    return [item for item in documents if item]
+    documents = (load_yaml_documents(text, name) for name, text in sorted(texts.items()) if _is_yaml(name))
+    return [item for items in documents for item in items if item]
 
 
 def chart_name(chart: Path) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote
 
 from gpunode.core.errors import InputError
+from gpunode.core.untrusted import load_yaml
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.client import Api, verify_as_kubectl
 
@@ -95,11 +96,12 @@ def _current_context(paths: str) -> str:
 
     https://kubernetes.io/docs/concepts/configuration/organize-cluster-access-kubeconfig/#merging-kubeconfig-files
     """
-    import yaml
-
     for path in filter(None, paths.split(os.pathsep)):
         file = Path(path).expanduser()
-        data = yaml.safe_load(file.read_text(encoding="utf-8")) if file.exists() else None
+        try:
+            data = load_yaml(file.read_text(encoding="utf-8"), path) if file.exists() else None
+        except InputError as error:
+            raise ValueError(error.what) from None
         if isinstance(data, dict) and data.get("current-context"):
             return str(data["current-context"])
     raise ValueError("it has no current-context")

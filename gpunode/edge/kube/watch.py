@@ -18,6 +18,7 @@ from gpunode.core.kube.render.device_plugin import CONFIG
 from gpunode.core.kube.render.watch import is_watch, namespaces_of
 from gpunode.core.kube.usage import Usage
 from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, most_devices, settled, turns
+from gpunode.core.untrusted import load_yaml_documents
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.apply import pods_of
 from gpunode.edge.kube.client import Api, ApiError, Retry
@@ -184,14 +185,12 @@ def read_marks(path: Path) -> tuple[NodeWish, ...] | None:
 
 def read_objects(path: Path) -> dict[Key, Object]:
     """The objects in a YAML file, or in those of a folder, such as `gpunode kube render` writes.  Raises InputError."""
-    import yaml
-
     files = sorted(path.glob("*.y*ml")) if path.is_dir() else [path]
     found: list[Object] = []
     for file in files:
         try:
-            documents = list(yaml.safe_load_all(file.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, RecursionError) as error:
+            documents = load_yaml_documents(file.read_text(encoding="utf-8"), str(file))
+        except (OSError, UnicodeDecodeError, InputError) as error:
             raise InputError(f"{file} cannot be read: {str(error)[:200]}", expected="objects in YAML") from error
         found += [item for item in documents if _is_object(item)]
     if not found:

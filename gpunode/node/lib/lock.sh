@@ -6,7 +6,7 @@
 # refused before it waits.
 # sets: _lock_mine leased
 lock() {
-  _lock_why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: ${_lock_why##*: }" "fix that, then run again"
+  _lock_why=$(umask 077 && mkdir -p "$GPUNODE_STATE" 2>&1) || finish failed "cannot create $GPUNODE_STATE: $(lock_words "$_lock_why")" "it has to be a folder of root's: ls -ld $GPUNODE_STATE; df -h and df -i of its file system"
   lease_refuse
   if have flock; then
     _lock_why=$( (: >>"$GPUNODE_STATE/lock") 2>&1) || finish failed "cannot write $GPUNODE_STATE/lock: ${_lock_why##*: }" "fix that, then run again"
@@ -31,6 +31,17 @@ lock() {
   trap 'rm -f "$_lock_mine"' EXIT
   lock_sign
   lease
+}
+
+# lock_words ANSWER: why, in words; else the end of what mkdir answered
+lock_words() {
+  if [ -L "$GPUNODE_STATE" ]; then
+    echo "it is a link to $(readlink "$GPUNODE_STATE"), where no folder is"
+  elif [ -e "$GPUNODE_STATE" ] && [ ! -d "$GPUNODE_STATE" ]; then
+    echo "something that is no folder has that name"
+  else
+    echo "${1##*: }"
+  fi
 }
 
 # lock_seconds: seconds to wait for the lock; long for what an earlier, interrupted run of the same controller still does here

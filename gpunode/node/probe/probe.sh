@@ -21,6 +21,8 @@ probe_journal() {
     elif [ ! -s /var/lib/gpunode/journal.jsonl ] && any /var/lib/gpunode/backup/*-baseline; then
       remark "the journal is empty, and copies of what it was about are there"
     fi
+  elif { [ -e /var/lib/gpunode ] || [ -L /var/lib/gpunode ]; } && [ ! -d /var/lib/gpunode ]; then
+    remark "/var/lib/gpunode is no folder"
   elif [ -e /var/lib/gpunode ] && [ ! -x /var/lib/gpunode ]; then
     remark "/var/lib/gpunode is not readable"
   fi

@@ -127,11 +127,13 @@ configuration_files() {
 files_meta() {
   [ $# -gt 0 ] || return 0
   stat -L -c '%f %a %U:%G %s %n' "$@" 2>/dev/null | while read -r type mode owner size path; do
-    case $type in 8*) ;; *) continue ;; esac # regular files
+    case $type:$path in 8*) ;; *.json | *.toml | *.tmpl | *.yaml | *.conf) ;; *) continue ;; esac # of a regular file 8…
     printf '#: file %s\n' "$path"
     line "$mode $owner $size"
     [ -L "$path" ] && line "-> $(readlink "$path")"
-    if [ ! -r "$path" ]; then
+    if [ ! -f "$path" ]; then
+      remark "no regular file"
+    elif [ ! -r "$path" ]; then
       remark "not permitted"
     elif [ "$size" -gt "$FILE_MAX" ]; then
       remark "larger than $FILE_MAX bytes"

@@ -109,7 +109,7 @@ class Node:
                 return Setting(value if equals else next(iter(words[at + 1 :]), ""))
         for path, (_, values) in reversed(self.documents.items()):
             for name in names:
-                if values.get(name) is not None:
+                if isinstance(values.get(name), str | int | float):
                     return Setting(str(values[name]), path)
         return None
 

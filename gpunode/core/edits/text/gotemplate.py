@@ -42,7 +42,9 @@ class Template:
 
     def uses(self, field: str) -> bool:
         """Whether an action names this field of the template's data, such as .ExtraRuntimes."""
-        return any(re.search(rf"{re.escape(field)}\b", action) for action in _ACTION.findall(_uncommented(self.text)))
+        text = _uncommented(self.text)
+        actions = _ACTION.findall(text, 0, text.rfind("}}") + 2)  # an open one would be searched for to the end
+        return any(re.search(rf"{re.escape(field)}\b", action) for action in actions)
 
     def edited(self, toml: str) -> str:
         """The template that an edit of `self.toml` stands for; Refusal where the edit lies in a conditional part."""
@@ -127,7 +129,8 @@ def _words(text: str, actions: list[str]) -> str:
         actions.append(found[0])
         return f"@word{len(actions) - 1}@"
 
-    return _ACTION.sub(word, text)
+    end = text.rfind("}}") + 2
+    return _ACTION.sub(word, text[:end]) + text[end:]
 
 
 def _is_toml(text: str) -> bool:

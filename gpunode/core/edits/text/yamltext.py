@@ -18,6 +18,7 @@ from yaml.composer import ComposerError
 from gpunode.core.content import check_size, decode
 from gpunode.core.edits.target import Refusal
 from gpunode.core.errors import InputError
+from gpunode.core.untrusted import check_aliases
 
 Path = Sequence[str | int]
 _BY_HAND = "edit the file by hand, then run again"
@@ -29,8 +30,9 @@ _NULL = "tag:yaml.org,2002:null"
 def document(text: str) -> yaml.Node | None:
     """The one document of the text that says something; lines `---` and comments alone make empty ones.
 
-    None where there is none.  Raises yaml.YAMLError for a second one.
+    None where there is none.  Raises yaml.YAMLError for a second one, InputError for aliases that stand for too much.
     """
+    check_aliases(text, "the text")
     found = [node for node in yaml.compose_all(text, yaml.SafeLoader) if node.tag != _NULL]
     if len(found) > 1:
         first, second = (node.start_mark for node in found[:2])

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import yaml
-
+from gpunode.core.errors import InputError
 from gpunode.core.kube.checks import words
 from gpunode.core.kube.checks.pod import check_pod, expression
 from gpunode.core.kube.plain import mapping, mappings, texts
 from gpunode.core.kube.render.plugin_config import check_plugin_config
 from gpunode.core.model import Problem
+from gpunode.core.untrusted import load_yaml
 
 Found = Mapping[str, Any]
 
@@ -157,9 +157,9 @@ def _config_map(item: Found) -> Iterator[str]:
 def _plugin_config(key: str, text: str) -> Iterator[str]:
     """A configuration of NVIDIA's device plugin, which itself passes over what it does not know."""
     try:
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        yield f"data.{key} is no YAML: {error}"
+        data = load_yaml(text, f"data.{key}")
+    except InputError as error:
+        yield f"data.{key} is no YAML: {error.what}"
         return
     if isinstance(data, Mapping) and {"sharing", "flags", "imex"} & set(data):
         yield from (f"data.{key}: {problem.what} ({problem.fix})" for problem in check_plugin_config(data))

@@ -23,7 +23,7 @@ try:
     from gpunode.core.errors import Exit, GpunodeError, RefusedError
     from gpunode.core.facts import parse_probe
     from gpunode.core.mask import mask
-    from gpunode.core.remote import parse_outcome, program
+    from gpunode.core.remote import fix_of, parse_outcome, program
     from gpunode.core.validation import as_lines
     from gpunode.node import script
 except ImportError as error:
@@ -250,7 +250,7 @@ class NodeAction(ActionBase):
             why = (done["stderr"] or done.get("msg", "")).strip()[-500:]
             raise GpunodeError(
                 f"{name} could not be run: {why} (status {done['rc']})",
-                fix="check the connection and become settings of this host",
+                fix=fix_of(why),
             )
         return done["stdout"] + _as_log(done["stderr"]), done["rc"]
 

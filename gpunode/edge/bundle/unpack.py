@@ -1,0 +1,109 @@
+"""Packed lists of repositories, unpacked in pieces up to the size that they may have: 6 MB of gzip can be 6 GB."""
+
+from __future__ import annotations
+
+import bz2
+import lzma
+import subprocess
+import tempfile
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+from gpunode.core.errors import GpunodeError
+from gpunode.core.untrusted import SIZE
+
+PIECE = 1 << 20
+_MAGIC = {b"\x1f\x8b": ".gz", b"\xfd7zXZ": ".xz", b"BZh": ".bz2", b"\x28\xb5\x2f\xfd": ".zst"}
+ENDINGS = (".xz", ".gz", ".zst", ".bz2", "")  # of a list, the best one first
+
+
+def ending_of(data: bytes) -> str:
+    """By which program the data is packed, as the ending of a file's name; "" for none."""
+    return next((ending for magic, ending in _MAGIC.items() if data.startswith(magic)), "")
+
+
+def unpacked(data: bytes, ending: str, where: str, size: int | None = None) -> bytes:
+    """The data unpacked, by the ending of its file's name; `size` is what a signed list says that it has then.
+
+    Raises GpunodeError where it is longer than that, or than SIZE, or broken.
+    """
+    limit = SIZE if size is None else min(size, SIZE)
+    found = bytearray()
+    try:
+        for piece in _pieces(data, ending):
+            found += piece
+            if len(found) > limit:
+                raise GpunodeError(
+                    f"{where} is longer than {limit} bytes when it is unpacked",
+                    expected="the size that its repository declares" if size == limit else f"at most {SIZE} bytes",
+                    fix="use another mirror: a list of packages is never that long",
+                )
+    except (OSError, ValueError, EOFError, zlib.error, lzma.LZMAError, subprocess.SubprocessError) as error:
+        raise GpunodeError(f"{where} cannot be unpacked: {error}", fix="try again, or use another mirror") from error
+    return bytes(found)
+
+
+def _pieces(data: bytes, ending: str) -> Iterator[bytes]:
+    if ending == ".zst":
+        yield from _zstd(data)
+    elif ending not in (".gz", ".xz", ".bz2"):
+        yield data
+    else:
+        while data:  # one member after another
+            one = _decompressor(ending)
+            rest, data = data, b""
+            while not one.eof:
+                piece = one.decompress(rest, PIECE)
+                rest = b""
+                if not piece and one.needs_input:
+                    raise EOFError("it ends in the middle")
+                yield piece
+            data = one.unused_data
+
+
+def _decompressor(ending: str) -> Any:
+    return _Gzip() if ending == ".gz" else lzma.LZMADecompressor() if ending == ".xz" else bz2.BZ2Decompressor()
+
+
+class _Gzip:
+    """zlib's decompressor with the interface of the two others."""
+
+    def __init__(self) -> None:
+        self._zlib = zlib.decompressobj(31)
+
+    def decompress(self, data: bytes, most: int) -> bytes:
+        return self._zlib.decompress(data or self._zlib.unconsumed_tail, most)
+
+    @property
+    def eof(self) -> bool:
+        return self._zlib.eof
+
+    @property
+    def needs_input(self) -> bool:
+        return not self._zlib.unconsumed_tail
+
+    @property
+    def unused_data(self) -> bytes:
+        return self._zlib.unused_data
+
+
+def _zstd(data: bytes) -> Iterator[bytes]:
+    with tempfile.TemporaryFile() as packed:
+        packed.write(data)
+        packed.seek(0)
+        try:
+            ran = subprocess.Popen(["zstd", "-dcq"], stdin=packed, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        except OSError as error:
+            raise GpunodeError(f"zstd cannot be run: {error}", fix="install zstd on this machine") from error
+        assert ran.stdout is not None and ran.stderr is not None
+        try:
+            while piece := ran.stdout.read(PIECE):
+                yield piece
+            if ran.wait():
+                raise EOFError(ran.stderr.read(400).decode(errors="replace").strip())
+        finally:
+            ran.kill()
+            ran.stdout.close()
+            ran.stderr.close()
+            ran.wait()

@@ -1,0 +1,125 @@
+"""No pattern of the product takes more than its share of a long text that is made to be its worst.
+
+A node, a log or a repository may hold any text.  Each compiled pattern of gpunode.core searches texts of repeated
+beginnings of what it would match; four times the text may take a little more than four times as long, never sixteen
+times.  (The doctor's patterns never see more than two thousand characters at once.)
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+import gpunode.core
+
+try:
+    from re import _constants as sre_constants
+    from re import _parser as sre_parse  # type: ignore[attr-defined]
+except ImportError:  # Python 3.10
+    import sre_constants
+    import sre_parse
+
+SHORT, LONG = 4_000, 16_000  # characters
+NOTHING = 0.004  # seconds that are not worth a look
+MOST = 9  # times as long for four times the text
+
+
+def example(parsed: Iterable[tuple[object, object]], repeats: int) -> str:
+    """A text that begins as what the pattern matches: first alternatives, each repeat as often as `repeats` at most."""
+    found = ""
+    for operation, value in parsed:
+        if operation in (sre_constants.LITERAL, sre_constants.NOT_LITERAL):
+            found += chr(value) if operation is sre_constants.LITERAL else "x"
+        elif operation is sre_constants.ANY:
+            found += "x"
+        elif operation is sre_constants.IN:
+            found += member(value)
+        elif operation is sre_constants.BRANCH:
+            found += example(value[1][0], repeats)
+        elif operation is sre_constants.SUBPATTERN:
+            found += example(value[-1], repeats)
+        elif operation in (sre_constants.MAX_REPEAT, sre_constants.MIN_REPEAT):
+            low, high, inner = value
+            found += example(inner, repeats) * max(low, min(repeats, high))
+    return found
+
+
+def member(choices: Iterable[tuple[object, object]]) -> str:
+    for operation, value in choices:
+        if operation is sre_constants.NEGATE:
+            return "x"
+        if operation is sre_constants.LITERAL:
+            return chr(value)
+        if operation is sre_constants.RANGE:
+            return chr(value[0])
+        if operation is sre_constants.CATEGORY:
+            return {"CATEGORY_DIGIT": "1", "CATEGORY_SPACE": " ", "CATEGORY_NOT_SPACE": "x"}.get(str(value), "a")
+    return "a"
+
+
+OWN = {
+    "gpunode.core.kube.selector._COMMA": "a person's own selector, on the command line",
+    "gpunode.core.edits.text.gotemplate._ACTION": "never asked beyond the last }}",
+}
+SCANS = r"\b{}\.(?:search|sub|subn|finditer|findall|split)\b"
+
+
+def patterns() -> Iterator[tuple[str, re.Pattern[str], bool]]:
+    """Name, pattern, and whether it is searched anywhere in a text; others are compared with its beginning, once."""
+    for found in pkgutil.walk_packages(gpunode.core.__path__, "gpunode.core."):
+        module = importlib.import_module(found.name)
+        source = Path(str(module.__file__)).read_text()
+        for name, value in vars(module).items():
+            if isinstance(value, re.Pattern) and isinstance(value.pattern, str) and f"{found.name}.{name}" not in OWN:
+                yield f"{found.name}.{name}", value, re.search(SCANS.format(name), source) is not None
+
+
+def fillings(pattern: re.Pattern[str]) -> Iterator[str]:
+    parsed = sre_parse.parse(pattern.pattern, pattern.flags & ~re.UNICODE.value)
+    for repeats in (1, 2):
+        text = example(parsed, repeats)
+        if text:
+            yield text
+            yield text[: max(1, len(text) // 2)]
+            yield from {text[0], text[-1]}
+
+
+def seconds(run: Callable[[str], object], text: str) -> float:
+    """The shortest of three."""
+    best = 9e9
+    for _ in range(3):
+        started = time.process_time()
+        run(text)
+        best = min(best, time.process_time() - started)
+        if best > 1:
+            break
+    return best
+
+
+def slow(named: Iterable[tuple[str, re.Pattern[str], bool]]) -> list[str]:
+    found = []
+    for name, pattern, scans in named:
+        run = partial(pattern.sub, "") if scans else pattern.match
+        for filling in dict.fromkeys(fillings(pattern)):
+            short, long = ((filling * (length // len(filling) + 1))[:length] for length in (SHORT, LONG))
+            took = seconds(run, long)
+            if took > NOTHING and took > MOST * max(seconds(run, short), NOTHING / MOST):
+                found.append(f"{name}: {filling[:60]!r} takes {took:.3f} s")
+                break
+    return found
+
+
+@pytest.mark.slow
+def test_patterns_take_time_as_long_as_the_text() -> None:
+    assert slow(patterns()) == []
+
+
+def test_a_pattern_that_tries_everything_twice_is_found() -> None:
+    assert slow([("the old mask", re.compile(r"(?:[a-z_]*_)?auth(?:_[a-z]+)*="), True)])
