@@ -55,24 +55,29 @@ class PciDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlGpu:
-    """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).  None = the driver says N/A."""
+    """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).
+
+    "" and None: not read.  "N/A": the driver says that this GPU has none (of a count, its mode says so).
+    """
 
     index: int
     uuid: str = ""
     name: str = ""
     slot: str = ""
     memory_mib: int | None = None
-    mig_current: str = ""  # Enabled, Disabled, "" (not supported)
+    mig_current: str = ""  # Enabled, Disabled, N/A
     mig_pending: str = ""
     persistence: str = ""
-    ecc_current: str = ""
+    ecc_current: str = ""  # Enabled, Disabled, N/A
     ecc_uncorrected: int | None = None
-    retired_pending: str = ""  # Yes, No, ""
+    retired_pending: str = ""  # Yes, No, N/A
     remap_pending: str = ""
     remap_failure: str = ""
-    fabric_state: str = ""  # Not Started, In Progress, Completed, "" (no fabric, or the driver does not say)
+    fabric_state: str = ""  # Not Started, In Progress, Completed, N/A
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    recovery: str = (
+        ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    )
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 
@@ -330,6 +335,7 @@ class NodeFacts:
     topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
+    unread: tuple[str, ...] = ()  # sections that did not say all: what is empty there is not «none», but not known
     unfinished: tuple[str, ...] = ()  # ids of transactions in the node's journal with an intent and no outcome
     notes: tuple[str, ...] = ()  # "section: what was missing or not permitted"
     malformed: tuple[
