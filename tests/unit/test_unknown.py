@@ -61,7 +61,7 @@ TOGETHER: Mapping[tuple[type, str], str] = {
     (Sharing, "mig_status"): "of a unit that has not run there is none; the GPUs' own modes count",
     (GpuContainer, "state"): "a line without it is no container",
 }
-GOOD = {
+GOOD: dict[str, Any] = {
     "mig_current": "Disabled",
     "mig_pending": "Disabled",
     "ecc_current": "Enabled",

@@ -116,7 +116,7 @@ def _unread(facts: NodeFacts) -> str:
 
 
 def _wrong(facts: NodeFacts, gpu: NvmlGpu) -> Iterator[str]:
-    if gpu.mig_pending and gpu.mig_pending != gpu.mig_current:
+    if gpu.mig_pending and gpu.mig_current and gpu.mig_pending != gpu.mig_current:
         yield f"GPU {gpu.index}: MIG is {gpu.mig_current}, and {gpu.mig_pending} after a reset"
     found = [instance for instance in facts.sharing.instances if instance.gpu == gpu.index]
     if gpu.mig_current == "Enabled" and not found and "sharing" not in facts.unread:

@@ -24,8 +24,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "driver.versions-match": "kernel module and user space have different versions",
         "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",
         "gpu.fault": "the driver cannot speak for a GPU: it requires a reset, is lost, or its answer is an error",
-        "gpu.recovery": "the driver recommends to reset a GPU, to drain it or to reboot (`gpu_recovery_action`; no such "
-        "check where the driver does not know it)",
+        "gpu.recovery": "the driver recommends to reset a GPU, to drain it or to reboot (`gpu_recovery_action`; no "
+        "such check where the driver does not know it)",
         "gpu.remap-pending": "a row of GPU memory waits for its repair; *skipped* where MIG hides it",
         "gpu.remap-failure": "a row of GPU memory cannot be repaired; *skipped* where MIG hides it",
         "gpu.retirement-pending": "a page of GPU memory waits to be retired",
