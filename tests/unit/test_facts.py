@@ -182,7 +182,7 @@ def test_a_card_without_bridge_has_no_nvlink_down_and_broken_packages_and_locks_
     assert facts.broken_packages == ("linux-image-6.8.0-88-generic", "zlib1g-dev")
     assert facts.package_lock == "unattended-upgr (process 5120) holds /var/lib/dpkg/lock-frontend"
     assert [(x.code, x.slot) for x in facts.xids] == [(63, "0000:21:00.0"), (31, "0000:01:00.0")]
-    assert [(g.ecc_uncorrected, g.remap_pending) for g in facts.nvml] == [(None, "No"), (2, "Yes")]
+    assert [(g.ecc_uncorrected, g.remap_pending) for g in facts.nvml] == [(None, "N/A"), (2, "Yes")]
 
 
 def test_memory_that_the_driver_does_not_tell_is_none() -> None:

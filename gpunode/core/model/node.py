@@ -57,7 +57,7 @@ class PciDevice:
 class NvmlGpu:
     """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).
 
-    "" and None: not read.  "N/A": the driver says that this GPU has none (of a count, its mode says so).
+    A text is "" where it was not read, and N/A where the driver says that this GPU has no such thing.
     """
 
     index: int
@@ -65,19 +65,17 @@ class NvmlGpu:
     name: str = ""
     slot: str = ""
     memory_mib: int | None = None
-    mig_current: str = ""  # Enabled, Disabled, N/A
+    mig_current: str = ""  # Enabled, Disabled
     mig_pending: str = ""
     persistence: str = ""
-    ecc_current: str = ""  # Enabled, Disabled, N/A
-    ecc_uncorrected: int | None = None
-    retired_pending: str = ""  # Yes, No, N/A
+    ecc_current: str = ""
+    ecc_uncorrected: int | None = None  # None: not read; with ecc_current Disabled or N/A there is no counter
+    retired_pending: str = ""  # Yes, No
     remap_pending: str = ""
     remap_failure: str = ""
-    fabric_state: str = ""  # Not Started, In Progress, Completed, N/A
+    fabric_state: str = ""  # Not Started, In Progress, Completed
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = (
-        ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
-    )
+    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 
@@ -331,7 +329,7 @@ class NodeFacts:
     gpu_containers: tuple[GpuContainer, ...] = ()
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = ()
-    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
+    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3" where others of it are up; "GPU 0: all links" where its like has
     topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()
