@@ -114,7 +114,12 @@ def test_what_a_probe_says_of_versions_and_gpus() -> None:
         (0, "GeForce RTX 3090", 24576, None, (31,)),
         (1, "A10", 23028, 2, (63,)),
     ]
-    assert {c.id for c in found.checks if c.status == "failed"} == {"gpu.ecc", "gpu.remap-pending", "gpu.xid"}
+    assert {c.id for c in found.checks if c.status == "failed"} == {
+        "gpu.ecc",
+        "gpu.recovery",
+        "gpu.remap-pending",
+        "gpu.xid",
+    }
     assert seen_from(json.loads(json.dumps(asdict(found)))) == found
 
 

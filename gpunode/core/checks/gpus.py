@@ -19,6 +19,7 @@ _DRAIN = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i INDEX) o
 _LOG = "dmesg | grep -e NVRM -e Xid"
 _FAULTS = {LOST: f"{_LOG}; a GPU that fell off the bus needs a cold start", RESET: _DRAIN}
 _MANAGER = "systemctl status nvidia-fabricmanager; versions must be equal"
+_GPUS = "{gpus}"
 _ASK = "nvidia-smi -q on the node says more"
 
 
@@ -87,19 +88,22 @@ def _judged(facts: NodeFacts, found: list[Trouble], rule: _Rule) -> Iterator[Che
     none = _by_words(said.get("none", ()))
     if "unread" in said:
         yield Check(id=rule.id, status="not-proven", message=_by_words(said["unread"]), fix=rule.ask)
-    elif "good" in said:
-        yield Check(id=rule.id, status="passed", message="; ".join(filter(None, (rule.good, none))))
-    else:  # nothing that could be bad, or that the driver would say
-        hidden = any(words == _HIDDEN for _, words in said["none"])
-        yield Check(id=rule.id, status="skipped" if hidden else "passed", message=none)
+    else:
+        good = rule.good if "good" in said else ""
+        hidden = any(words == _HIDDEN for _, words in said.get("none", ()))
+        text = "; ".join(filter(None, (good, none)))
+        yield Check(id=rule.id, status="skipped" if hidden else "passed", message=text)
 
 
 def _by_words(said: Iterable[tuple[int, str]]) -> str:
-    """«GPU 0, 3: In Progress; GPU 5: Not Started»."""
+    """«GPU 0, 3: In Progress; GPU 5: Not Started»; words may have their own place for the GPUs."""
     groups: dict[str, list[str]] = {}
     for gpu, words in said:
         groups.setdefault(words, []).append(str(gpu))
-    return "; ".join(f"GPU {', '.join(gpus)}: {words}" for words, gpus in groups.items())
+    named = {words: f"GPU {', '.join(gpus)}" for words, gpus in groups.items()}
+    return "; ".join(
+        words.replace(_GPUS, gpus) if _GPUS in words else f"{gpus}: {words}" for words, gpus in named.items()
+    )
 
 
 # ---------------------------------------------------------------- the questions
@@ -144,7 +148,7 @@ def _ecc(gpu: NvmlGpu) -> tuple[Verdict, str]:
     if count is not None:
         return ("bad", f"{count} uncorrected ECC error{'s' * (count != 1)} since boot") if count else ("good", "")
     if gpu.ecc_current == "Disabled":
-        return "none", "ECC is off, memory errors are not counted"
+        return "none", f"ECC is off: {_GPUS} counts no memory errors"
     return ("none", "has no ECC") if gpu.ecc_current == "N/A" else _unread(gpu)
 
 
