@@ -21,7 +21,7 @@ import yaml
 from click.testing import CliRunner
 from page import Reader, section
 from rows import over
-from selftest_machines import A100, H100, L4, RTX3090, VGPU, edited, json_edited, machine, swapped, without
+from selftest_machines import A100, H100, L4, PRO6000, RTX3090, VGPU, edited, json_edited, machine, swapped, without
 
 from gpunode.cli.docs import readme_text
 from gpunode.cli.docs_tables import with_tested_on
@@ -259,6 +259,46 @@ def test_each_field_of_the_xml_is_read_from_the_form_that_drivers_print() -> Non
     assert set(XML_FIELDS) - set(gpu) == absent
     assert (gpu["pci_id"], gpu["memory_mib"], gpu["power_limit_watts"]) == ("10de:2330", "81559", "700")
     assert (gpu["ecc_uncorrected"], gpu["mig_devices"], gpu["processes"]) == ("0", "0", "0")
+
+
+def test_a_threshold_that_counts_from_the_limit_is_read_as_a_temperature() -> None:
+    """Hopper and later: 31 C now, 56 C from the limit, slows down two degrees behind that."""
+    gpu = read_smi(NODE.text("nvidia-smi.xml")).gpus["0000:17:00.0"]
+    assert gpu["temperature_slowdown_by_margin"] == "89"
+    without_nvml = broken_json("nvml.json", lambda data: [one.pop("temperature_slowdown") for one in data["gpus"]])
+    hot = sample(temperature=89)
+    found = {r.id: r for r in results_of(without_nvml)}
+    assert "of 89 °C" in found["load.temperature"].message
+    assert "load.temperature" in failed(broken_json("load.json", hot, without_nvml))
+
+
+def test_without_a_threshold_the_temperature_is_not_judged() -> None:
+    record = broken_json("nvml.json", lambda data: [one.pop("temperature_slowdown") for one in data["gpus"]])
+    record = edited(record, "nvidia-smi.xml", lambda text: text.replace("gpu_temp_slow_tlimit_threshold", "other"))
+    found = {r.id: r for r in results_of(record)}
+    assert found["load.temperature"].status == "not possible"
+
+
+def test_a_workstation_gpu_says_nothing_of_mig_before_its_display_mode_is_compute() -> None:
+    found = {r.id: r for r in results_of(machine(PRO6000))}
+    assert found["knowledge.mig-capability"].status == "not possible"
+    ready = {r.id: r for r in results_of(machine(replace(PRO6000, mig="Disabled")))}
+    assert ready["knowledge.mig-capability"].status == "passed"
+    server = {r.id: r for r in results_of(machine(replace(PRO6000, id="10de:2bb5")))}
+    assert server["knowledge.mig-capability"].status == "failed"
+
+
+@pytest.mark.parametrize("driver", ["384.111", "396.24", "410.104", "430.40"])
+def test_a_branch_that_really_ran_is_known(driver: str) -> None:
+    volta = replace(L4, id="10de:1db1", name="Tesla V100-SXM2-16GB", architecture="Volta", capability="7.0")
+    found = {r.id: r for r in results_of(machine(volta, driver=driver, flavour="proprietary"))}
+    assert found["knowledge.branch"].status == "passed", found["knowledge.branch"]
+
+
+def test_an_xid_of_a_mig_instance_is_an_xid() -> None:
+    line = "[9.1] NVRM: Xid (PCI:0000:17:00 GPU-I:05): 94, pid=7194, Contained: SM\n"
+    record = edited(NODE, "dmesg.txt", lambda text: f"{text}{line}")
+    assert "gpu.xid: NVML says" in " ".join(failed(record)["verify.alarms"].details)
 
 
 def test_older_releases_have_some_fields_elsewhere() -> None:
