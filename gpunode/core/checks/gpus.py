@@ -66,6 +66,17 @@ def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
         yield from _joined(facts, found)
 
 
+_UNFIT = ("gpu.fault", "gpu.recovery", "gpu.remap-failure")
+
+
+def unfit_checks(facts: NodeFacts) -> list[Check]:
+    """The failed checks with which a node is not given back to its cluster: a program that gets that GPU fails on it.
+
+    What a reset mends, or time (a fabric that is being set up), is for verify to say.
+    """
+    return [check for check in gpu_checks(facts) if check.id in _UNFIT and check.status == "failed"]
+
+
 def _failed(found: Iterable[Trouble], check_id: str) -> Iterator[Check]:
     mine = [trouble for trouble in found if trouble.check == check_id]
     if mine:
