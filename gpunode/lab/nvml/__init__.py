@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -77,7 +78,8 @@ def with_gpus(library: Path, table: str) -> bytes:
 
 
 def _compiler(arch: str) -> str:
-    for name in (COMPILERS[arch], *(("gcc", "cc") if os.uname().machine == "x86_64" and arch == "amd64" else ())):
+    own = ("gcc", "cc") if (arch, platform.machine()) in (("amd64", "x86_64"), ("arm64", "aarch64")) else ()
+    for name in (COMPILERS[arch], *own):
         if shutil.which(name):
             return name
     raise RefusedError(f"there is no C compiler for {arch}", expected=COMPILERS[arch], fix="apt-get install gcc")

@@ -592,8 +592,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned 
 
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
+    struct instance *found[MOST_INSTANCES], *mig = as_instance(device);
     KNOW(index);
-    *index = gpu->index;
+    *index = mig ? 0 : gpu->index;
+    for (unsigned i = 0, all = mig ? read_instances(gpu, found) : 0; i < all && found[i] != mig; i++)
+        *index += found[i]->computes != 0;
     return NVML_SUCCESS;
 }
 
