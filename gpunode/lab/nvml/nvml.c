@@ -2171,8 +2171,24 @@ static nvmlReturn_t slot_name(unsigned index, char *name, unsigned length)
     return say(name, length, pci.busId);
 }
 
-/* 157, 213 to 215: processes of kinds that no GPU here has */
+/* 157, 214, 215: processes of kinds that no GPU here has */
 static nvmlReturn_t slot_no_processes(nvmlDevice_t device, unsigned *count) { return no_processes(device, count); }
+
+/* 213: compute processes, from 510 on: a head of 24 bytes, a name of 4096, then 8 bytes more of 535 and from 550 on */
+static nvmlReturn_t slot_processes(nvmlDevice_t device, unsigned *count, char *out)
+{
+    nvmlProcessInfo_v2_t found[32];
+    size_t size = branch() < 535 || branch() == 545 ? 4120 : 4128;
+    ASK(count && out);
+    unsigned all = as_instance(device) ? 0 : read_processes(gpu, found, COUNT(found));
+    *count = all < *count ? all : *count;
+    for (unsigned i = 0; i < *count; i++, out += size) {
+        memset(out, 0, size);
+        memcpy(out, &found[i], sizeof found[i]);
+        nvmlSystemGetProcessName(found[i].pid, out + sizeof found[i], 4096);
+    }
+    return NVML_SUCCESS;
+}
 
 /* 169: NVSwitches that GPUs share; none */
 static nvmlReturn_t slot_none(unsigned *count)
@@ -2205,7 +2221,8 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *i
     functions[26] = (void *)slot_log;
     functions[65] = (void *)slot_no_links;
     functions[81] = (void *)slot_name;
-    functions[157] = functions[213] = functions[214] = functions[215] = (void *)slot_no_processes;
+    functions[213] = (void *)slot_processes;
+    functions[157] = functions[214] = functions[215] = (void *)slot_no_processes;
     functions[182] = (void *)slot_group;
     functions[169] = (void *)slot_none;
     functions[270] = (void *)slot_unlisted;
