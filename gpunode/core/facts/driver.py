@@ -120,7 +120,7 @@ def _gpu(row: dict[str, str]) -> NvmlGpu | None:
     if index is None:
         return None
     stated = {**dict(_implied(row)), **{key: _stated(key, value) for key, value in row.items()}}
-    faults = [(match[1] or match[2]) for value in row.values() if (match := _fault(value))]
+    faults = [(match[1] or match[2]) for key, value in row.items() if (match := _fault(key, value))]
     return NvmlGpu(
         index=index,
         slot=_slot(_value(stated.get("pci.bus_id", ""))),
@@ -147,7 +147,7 @@ def _stated(field: str, answer: str) -> str:
     """An answer in one notation; N/A where the GPU has no such thing, "" where the driver did not say."""
     if _NONE.match(answer):
         return NONE
-    if _UNREAD.match(answer) or _fault(answer):
+    if _UNREAD.match(answer) or _fault(field, answer):
         return ""
     if field in ("fabric.state", "fabric.status"):  # up to 550 at least the answer begins with the field's last word
         answer = answer.removeprefix(field.partition(".")[2] + " ").strip()
@@ -155,8 +155,11 @@ def _stated(field: str, answer: str) -> str:
     return answer
 
 
-def _fault(answer: str) -> re.Match[str] | None:
-    return None if _NONE.match(answer) or _UNREAD.match(answer) else _FAULT.match(answer)
+def _fault(field: str, answer: str) -> re.Match[str] | None:
+    """The driver's error; the fabric's status is such a word itself, without brackets."""
+    if _NONE.match(answer) or _UNREAD.match(answer) or (field == "fabric.status" and not answer.startswith("[")):
+        return None
+    return _FAULT.match(answer)
 
 
 def _gravity(word: str) -> int:
