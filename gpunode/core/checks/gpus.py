@@ -131,11 +131,12 @@ def _fault(gpu: NvmlGpu) -> tuple[Verdict, str]:
     return ("bad", f"the driver says «{gpu.fault}»") if gpu.fault else ("none", "")
 
 
-def _fault_fix(words: str) -> str:
+def fault_fix(words: str) -> str:
+    """What to do where nvidia-smi says so of a GPU, or ends with it."""
     return next((fix for fault, fix in _FAULTS.items() if fault in words), f"{_LOG}; nvidia-smi -q on the node")
 
 
-_FAULT = _Rule(id="gpu.fault", judge=_fault, good="", fix=_fault_fix)
+_FAULT = _Rule(id="gpu.fault", judge=_fault, good="", fix=fault_fix)
 
 
 def _waits(field: str, words: str, *, hidden: bool = False) -> Callable[[NvmlGpu], tuple[Verdict, str]]:

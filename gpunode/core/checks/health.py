@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
-from gpunode.core.checks.gpus import gpu_checks, xid_checks
+from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.driver import fenced
@@ -278,7 +278,8 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
         yield Check(id="driver.versions-match", status="passed", message=f"module and user space are both {loaded}")
     seen, present = len(facts.nvml), len(facts.gpus)
     if facts.driver.smi:
-        yield Check(id="gpu.count", status="failed", message=f"nvidia-smi: {facts.driver.smi}", fix="dmesg | grep NVRM")
+        text = f"nvidia-smi: {facts.driver.smi}"
+        yield Check(id="gpu.count", status="failed", message=text, fix=fault_fix(facts.driver.smi))
     elif seen != present:
         missing = sorted({g.slot for g in facts.gpus} - {n.slot for n in facts.nvml})
         yield Check(

@@ -17,6 +17,7 @@ from gpunode.core.model import NodeFacts
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
+_FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
 _SHOWN = 100  # characters of a file's words that are shown
 
@@ -44,6 +45,9 @@ def _driver(facts: NodeFacts) -> Signs:
                 yield "module-next-kernel", f"kernel {kernel.release} is installed and has no nvidia module"
     if driver.loaded and facts.nvml and len(facts.nvml) < len(facts.gpus):
         yield "gpu-lost", f"{len(facts.gpus)} GPUs on PCI, {len(facts.nvml)} in the driver"
+    for word, name in _FAULT_SIGNS.items():
+        if word in driver.smi:  # older ones end with the first GPU that they cannot open
+            yield name, f"nvidia-smi: {driver.smi}"
     for xid in facts.xids:
         if xid.code in _CRITICAL_XIDS:
             yield "gpu-lost", xid.line or f"Xid {xid.code} on {xid.slot}"
@@ -74,7 +78,6 @@ _SIGNS = {
     "gpu.remap-failure": "row-remap-failed",
     "fabric.state": "fm-state-in-progress",
 }
-_FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}
 
 
 def _gpus(facts: NodeFacts) -> Signs:
