@@ -61,6 +61,31 @@ def tool(folder: Path, name: str, script: str) -> Path:
     return path
 
 
+XID = "[9.1] NVRM: Xid (PCI:0000:17:00): 79, GPU has fallen off the bus."
+
+
+@pytest.mark.parametrize(
+    ("dmesg", "journal", "codes", "read"),
+    [
+        (f"echo '{XID}'", "exit 1", [79], True),
+        ("echo quiet", "exit 1", [], True),
+        ("exit 1", f"echo '{XID}'", [79], True),
+        ("exit 1", "echo quiet", [], True),
+        ("exit 1", "echo Hint: not permitted >&2", [], False),  # who is in no group of the journal's
+    ],
+)
+def test_a_kernel_log_without_an_xid_is_not_one_that_was_not_read(
+    dmesg: str, journal: str, codes: list[int], read: bool, tmp_path: Path
+) -> None:
+    tool(tmp_path, "dmesg", dmesg)
+    tool(tmp_path, "journalctl", journal)
+    text = SCRIPT.replace("[ -d /proc/driver/nvidia ]", "true")
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    _, facts = probe(["sh"], env=env, request={"sections": b"xids"}, text=text)
+    assert [xid.code for xid in facts.xids] == codes
+    assert ("xids" not in facts.unread) is read
+
+
 @pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
 def test_every_shell_says_the_same_of_this_machine(shell: list[str]) -> None:
     text, facts = probe(shell)

@@ -292,10 +292,12 @@ probe_xids() {
   [ -d /proc/driver/nvidia ] || return 0
   if kernel_log=$(within 3 dmesg 2>/dev/null | grep 'NVRM: Xid' | tail -n 50; within 3 dmesg >/dev/null 2>&1); then
     printf '%s\n' "$kernel_log" | quote
-  elif have journalctl; then
+  elif ! have journalctl; then
+    remark "dmesg is not permitted, and no journalctl"
+  elif [ "$(within 5 journalctl -q -k -b -n 1 --no-pager -o cat 2>/dev/null)" ]; then
     within 5 journalctl -k -b --no-pager -o short 2>/dev/null | grep 'NVRM: Xid' | tail -n 50 | quote
   else
-    remark "dmesg is not permitted, and no journalctl"
+    remark "neither dmesg nor the journal of the kernel is permitted"
   fi
 }
 
