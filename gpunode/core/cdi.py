@@ -121,7 +121,7 @@ def unproven(facts: NodeFacts) -> tuple[str, ...]:
     reasons = (
         (not (facts.driver.userspace or facts.driver.loaded), "the driver's version"),
         (not facts.cdi.gpus or not facts.nvml, "the GPUs of the driver"),
-        (any(not gpu.uuid for gpu in (*facts.cdi.gpus, *facts.nvml)), "which GPU is which"),
+        (not all([gpu.uuid for gpu in facts.cdi.gpus] + [gpu.uuid for gpu in facts.nvml]), "which GPU is which"),
         ("cdi" in facts.unread, "whether its files are there"),
         (any(not (spec.devices and spec.minors) for spec in specs), "the devices that it names"),
         (bool(engines), f"the version of {' and '.join(one.name for one in engines)}"),
