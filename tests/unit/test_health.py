@@ -11,7 +11,7 @@ import pytest
 
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
-from gpunode.core.model import Check, PciDevice
+from gpunode.core.model import Check, PciDevice, Service
 from gpunode.core.spec import VerifySpec
 from gpunode.edge.load import load_knowledge
 
@@ -61,6 +61,7 @@ WELL: Mapping[str, Any] = {
 }
 DUMB = dict.fromkeys(("fabric_state", "fabric_status"), "N/A")
 SILENT = dict.fromkeys(("fabric_state", "fabric_status"), "")
+MANAGER = Service(name="nvidia-fabricmanager", active="active")
 SWITCH = PciDevice(slot="0000:c1:00.0", id="10de:22a3", class_code="0680")
 # what the GPUs say, what else is there, check → status and message; None: no such check
 JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, str] | None]] = {
@@ -134,6 +135,12 @@ JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, st
         {"nvswitches": (SWITCH,)},
         "fabric.state",
         ("not-proven", "GPU 0, 1: reports no fabric state"),
+    ),
+    "A100 with the fabric manager": (
+        [DUMB, DUMB],
+        {"nvswitches": (SWITCH,), "services": {"nvidia-fabricmanager": MANAGER}},
+        "fabric.state",
+        ("skipped", "GPU 0, 1: reports no fabric state; nvidia-fabricmanager runs"),
     ),
     "NVSwitches, nothing read": (
         [SILENT, {}],

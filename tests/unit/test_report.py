@@ -173,6 +173,17 @@ def test_a_pool_says_how_far_its_hosts_got() -> None:
     assert pool.steps == {"driver": 1}
 
 
+@pytest.mark.parametrize(
+    ("check", "healthy"), [("gpu.xid", 0), ("fabric.state", 0), ("containerd.cri-nvidia", 1), ("cdi.fresh", 1)]
+)
+def test_a_host_of_whose_gpus_something_is_not_proven_is_not_counted_as_healthy(check: str, healthy: int) -> None:
+    checks = [{"id": check, "status": "not-proven", "message": "not read", "fix": ""}]
+    host = make_host("a", result={"exit": 0, "message": "", "checks": checks})
+    assert (host.state, host.passed) == ("warning", ())
+    [pool] = make_report([host], title="", made="", version="", source="").pools
+    assert (pool.provisioned, pool.healthy) == (1, healthy)
+
+
 def test_versions_of_a_class_the_most_frequent_first() -> None:
     made = report(
         *(make_host(n, seen=seen(kernel="6.1", driver="580", flavour="open")) for n in ("a", "b")),

@@ -237,8 +237,13 @@ def _joined(facts: NodeFacts, found: list[Trouble]) -> Iterator[Check]:
     if failed or not facts.nvml:
         yield from failed
         return
-    open_ = [(gpu.index, words) for gpu in facts.nvml for verdict, words in (_fabric(gpu),) if verdict != "good"]
-    if open_:
+    said = [(gpu.index, *_fabric(gpu)) for gpu in facts.nvml]
+    open_ = [(gpu, words) for gpu, verdict, words in said if verdict != "good"]
+    manager = facts.services.get("nvidia-fabricmanager")
+    if manager and manager.active == "active" and all(verdict == "none" for _, verdict, _ in said):
+        text = f"{_by_words(open_)}; nvidia-fabricmanager runs"
+        yield Check(id=_FABRIC.id, status="skipped", message=text)
+    elif open_:
         yield Check(id=_FABRIC.id, status="not-proven", message=_by_words(open_), fix=_MANAGER)
     else:
         yield Check(id=_FABRIC.id, status="passed", message=_FABRIC.good)

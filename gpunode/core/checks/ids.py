@@ -35,7 +35,7 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "those of others are up",
         "fabric.version": "the fabric manager, libnvidia-nscq or IMEX are not of the driver's version",
         "fabric.state": "a GPU with an NVLink fabric has not joined it, or not with success; *not-proven* where a GPU "
-        "behind NVSwitches does not say",
+        "behind NVSwitches does not say, *skipped* where none can (A100) and the fabric manager runs",
         "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot is of another version than user space",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",
