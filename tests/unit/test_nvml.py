@@ -194,7 +194,7 @@ def test_a_dump_agrees_with_the_real_nvidia_smi(machine: Machine, real_smi: Real
     for slot, gpu in printed.gpus.items():
         both = {name: (value, asked.gpus[slot][name]) for name, value in gpu.items() if name in asked.gpus[slot]}
         assert {name: one for name, one in both.items() if len(set(one)) > 1} == {}
-        assert len(both) > 20
+        assert len(both) > 15
     assert asked.gpus["0000:17:00.0"]["nvlink"] == "111011111111"
     assert asked.gpus["0000:17:00.0"]["compute_processes"] == "1"
     assert "nvlink" not in asked.gpus["0000:1e:00.0"]
