@@ -38,7 +38,7 @@ _BEFORE = {
 
 
 def script(name: str) -> str:
-    """The whole text of node script `name`, such as "probe.sh": what it uses of the engines' rows and of the questions, parts, itself."""
+    """The whole text of node script `name`, such as "probe.sh": what it uses of the tables, parts, itself."""
     names = (*_BEFORE.get(name, ()), name)
     text = "".join(part(n).read_text(encoding="utf-8") for n in names)
     lines = text.splitlines(keepends=True)

@@ -26,7 +26,7 @@ SMI = r"""#!/bin/sh
 [ -e "$HERE/broken" ] && { echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9; }
 case $1 in
   --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure)
-    [ -e "$HERE/old" ] && { echo "Invalid combination of input arguments. Please run 'nvidia-smi -h' for help."; exit 2; }
+    [ -e "$HERE/old" ] && { echo "Invalid combination of input arguments. Please run 'nvidia-smi -h'."; exit 2; }
     if [ -e "$HERE/550" ]; then echo 'GPU-aaaa, 0, 1'; else echo 'GPU-aaaa, No, Yes'; fi
     echo 'GPU-bbbb, [N/A], [N/A]' ;;
   *remapped_rows*)

@@ -139,7 +139,8 @@ def test_every_other_word_is_accepted_from_its_first_branch_on(smi: Smi) -> None
         if words == ["mig", "-i", "0"]:
             words = [*words, "-lgi"]
         done = smi.run(*words)
-        if done.returncode in (2, 255) or REFUSED.search(done.stdout + done.stderr):
+        together = "must be reset with" in done.stdout  # understood: GPUs that NVLinks join, before Ampere
+        if (done.returncode in (2, 255) and not together) or REFUSED.search(done.stdout + done.stderr):
             refused.append((" ".join(words), done.returncode, done.stdout[:200]))
     assert refused == []
 

@@ -28,7 +28,9 @@ _UNREAD = re.compile(
     r"|Argument version mismatch|In use by another client|Requested functionality has been deprecated)\]\Z",
     re.IGNORECASE,
 )
-_FAULT = re.compile(r"\[([A-Za-z][^\[\]]{1,60})\]\Z|(ERR!|GPU is lost|GPU requires reset|Unknown Error)\Z", re.IGNORECASE)
+_FAULT = re.compile(
+    r"\[([A-Za-z][^\[\]]{1,60})\]\Z|(ERR!|GPU is lost|GPU requires reset|Unknown Error)\Z", re.IGNORECASE
+)
 _GRAVEST = ("gpu is lost", "gpu requires reset")
 NONE = "N/A"  # a field that the driver says this GPU does not have; "" is one that was not read
 _SWITCHED = {"0": "No", "1": "Yes"}  # --query-remapped-rows before 580
@@ -106,7 +108,7 @@ def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
 
 
 def _remapped(probe: Probe) -> Iterator[tuple[str, dict[str, str]]]:
-    """(bus id, its remapped rows) of what the probe asked by itself, for drivers whose --query-gpu has no such field."""
+    """(bus id, its remapped rows), which the probe asks by itself where --query-gpu has no such field."""
     for line in filter(None, probe.values("nvidia_smi", "rows")):
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) == len(_ROWS):
@@ -191,7 +193,7 @@ def read_xids(probe: Probe) -> tuple[Xid, ...]:
 
 
 def read_nvlink(probe: Probe) -> tuple[str, ...]:
-    """Links that are down, of GPUs that have others up; and GPUs without one that is up, where one of the same model has.
+    """Links that are down of GPUs with others up; GPUs with all of them down, where one of their model has not.
 
     A PCIe card without bridge has all of them inactive, and so have all cards of a machine without any.
     """

@@ -329,9 +329,7 @@ class NodeFacts:
     gpu_containers: tuple[GpuContainer, ...] = ()
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = ()
-    nvlink_inactive: tuple[
-        str, ...
-    ] = ()  # "GPU 0 link 3" where others of it are up; "GPU 0: all links" where its like has
+    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
     topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()

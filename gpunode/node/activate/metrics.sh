@@ -18,9 +18,9 @@ smi() {
   timeout 20 nvidia-smi "$1" --format=csv,noheader,nounits 2>/dev/null </dev/null
 }
 
-# named: rows `UUID, …` with the index and the name that the GPU has in $base in front, as metrics reads them
+# named BASE FILE: the rows `UUID, …` of FILE, with the index and the name that the GPU has in BASE in front
 named() {
-  printf '%s\n' "$base" | awk -F ', *' 'FILENAME == "-" { head[$2] = $1 ", " $2 ", " $3; next } $1 in head { uuid = $1; sub(/^[^,]*/, ""); print head[uuid] $0 }' - "$1"
+  printf '%s\n' "$1" | awk -F ', *' 'FILENAME == "-" { head[$2] = $1 ", " $2 ", " $3; next } $1 in head { uuid = $1; sub(/^[^,]*/, ""); print head[uuid] $0 }' - "$2"
 }
 
 # prints metrics of one query: the fields of each from the 4th on are NAME:FACTOR:TYPE:HELP
@@ -86,7 +86,7 @@ EOF
   printf '%s\n' "$base" | metrics 'gpunode_gpu_utilization_ratio:0.01:gauge:Part of the time in which a kernel ran.|gpunode_gpu_memory_used_bytes:1048576:gauge:Memory in use.|gpunode_gpu_memory_total_bytes:1048576:gauge:Memory of the GPU.|gpunode_gpu_temperature_celsius:1:gauge:Temperature.|gpunode_gpu_power_watts:1:gauge:Power draw.|gpunode_gpu_sm_clock_hertz:1000000:gauge:Clock of the SMs.|gpunode_gpu_ecc_corrected_total:1:counter:Corrected memory errors since the driver was loaded.|gpunode_gpu_ecc_uncorrected_total:1:counter:Uncorrected memory errors since the driver was loaded.'
   # drivers before 450 do not know the question, and their GPUs remap no rows
   smi --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure >"$new.rows" || return 0
-  named "$new.rows" | metrics 'gpunode_gpu_row_remap_pending:1:gauge:Whether rows wait for a reset to be remapped.|gpunode_gpu_row_remap_failed:1:gauge:Whether remapping of rows has failed.'
+  named "$base" "$new.rows" | metrics 'gpunode_gpu_row_remap_pending:1:gauge:Whether rows wait for a reset to be remapped.|gpunode_gpu_row_remap_failed:1:gauge:Whether remapping of rows has failed.'
 }
 
 new=$FOLDER/.gpunode.prom.$$
