@@ -97,6 +97,21 @@ def stale(facts: NodeFacts, engines: Sequence[RuntimeName] = BY_CDI) -> tuple[st
     return (*misfits, *_conflicts(specs), *unread)
 
 
+def unproven(facts: NodeFacts) -> tuple[str, ...]:
+    """What is not known of a node whose specification `stale` finds nothing against; () when all was compared."""
+    specs = [spec for spec in facts.cdi.specs if spec.kind == KIND]
+    engines = [found for name in BY_CDI if (found := facts.runtime(name)) and not found.version]
+    reasons = (
+        (not (facts.driver.userspace or facts.driver.loaded), "the driver's version"),
+        (not facts.cdi.gpus or not facts.nvml, "the GPUs of the driver"),
+        (not all([gpu.uuid for gpu in facts.cdi.gpus] + [gpu.uuid for gpu in facts.nvml]), "which GPU is which"),
+        ("cdi" in facts.unread, "whether its files are there"),
+        (any(not (spec.devices and spec.minors) for spec in specs), "the devices that it names"),
+        (bool(engines), f"the version of {' and '.join(one.name for one in engines)}"),
+    )
+    return tuple(words for unknown, words in reasons if unknown)
+
+
 def too_old(facts: NodeFacts, engines: Sequence[RuntimeName]) -> tuple[str, ...]:
     """Those of the engines, with their versions, that cannot read CDI 0.7.0: one such file, and they find no device."""
     found = (facts.runtime(name) for name in engines)

@@ -111,7 +111,8 @@ def _examined(host: str, facts: NodeFacts, text: str, notes: tuple[str, ...]) ->
     faults, sections = load_faults(), split_sections(text)
     scans = [scan(faults, name, [text]) for name, text in sections.items() if name not in _NO_LOGS]
     state = state_faults(facts, sections, _scheduler_rules())
-    return Examined(host=host, diagnosis=diagnose(faults, scans, state), notes=notes)
+    active = {name for name, service in facts.services.items() if service.active == "active"}
+    return Examined(host=host, diagnosis=diagnose(faults, scans, state, active=active), notes=notes)
 
 
 _NO_LOGS = ("kubelet-devices", "kube-scheduler-config")

@@ -63,6 +63,11 @@ RTX3090 = Gpu(
     slot="", id="10de:2204", name="NVIDIA GeForce RTX 3090", brand="GeForce", architecture="Ampere", capability="8.6",
     memory=24576, watts=350, clock=2100, subsystem="1043:87d5", class_code="0300", ecc="N/A",
 )  # fmt: skip
+PRO6000 = Gpu(
+    slot="", id="10de:2bb4", name="NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", brand="NVIDIA RTX",
+    architecture="Blackwell", capability="12.0", memory=97887, watts=300, clock=3090, subsystem="10de:204b",
+    class_code="0300",
+)  # fmt: skip
 VGPU = replace(
     L4, name="NVIDIA L4-12Q", memory=12288, virtualization="VGPU", ecc="N/A", brand="NVIDIA RTX Virtual Workstation"
 )
@@ -234,7 +239,8 @@ def gpu_xml(gpu: Gpu, index: int, driver: str) -> str:
         f"<remapped_rows>{tagged('remapped_row_corr', count)}{tagged('remapped_row_unc', count)}"
         f"{tagged('remapped_row_pending', remapped(gpu).strip('[]'))}"
         f"{tagged('remapped_row_failure', remapped(gpu).strip('[]'))}</remapped_rows>",
-        f"<temperature>{tagged('gpu_temp', '31 C')}{tagged('gpu_temp_slow_threshold', 'N/A')}</temperature>",
+        f"<temperature>{tagged('gpu_temp', '31 C')}{tagged('gpu_temp_tlimit', '56 C')}"
+        f"{tagged('gpu_temp_slow_tlimit_threshold', '-2 C')}</temperature>",
         f"<gpu_power_readings>{tagged('power_draw', '70.12 W')}{tagged('current_power_limit', f'{gpu.watts}.00 W')}"
         f"{tagged('default_power_limit', f'{gpu.watts}.00 W')}{tagged('min_power_limit', '100.00 W')}"
         f"{tagged('max_power_limit', f'{gpu.watts}.00 W')}</gpu_power_readings>",

@@ -117,6 +117,51 @@ def test_the_refresh_units_are_enabled_and_watched_without_a_reload_of_systemd(n
     assert "daemon-reload" not in (node.folder / "calls").read_text()
 
 
+ENDED = """case "$*" in
+"show -p Result -p ExecMainStartTimestampMonotonic "*)
+  cat "$CALLS.ended" 2>/dev/null || echo "Result=success ExecMainStartTimestampMonotonic=0"; exit ;;
+"show -p Result "*) head -n 1 "$CALLS.ended"; exit ;;
+"start "*.service) echo "$*" >>"$CALLS"; printf '%s' "$AFTER" >"$CALLS.ended"; exit ;;
+esac
+"""
+RAN = "Result=success\nExecMainStartTimestampMonotonic=4711\n"
+PASSED_OVER = "Result=exec-condition\nExecMainStartTimestampMonotonic=0\n"
+SERVICE = "start nvidia-cdi-refresh.service"
+
+
+def test_it_is_kept_so_where_the_refresh_service_has_run(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", ENDED + SYSTEMCTL)
+    monkeypatch.setenv("AFTER", RAN)
+    assert node.run(check=True).message.endswith("would be renewed")
+    assert not (node.folder / "calls.ended").exists()
+    assert node.run().message == "the CDI specification is what nvidia-ctk makes, and is kept so"
+    assert node.run().status == "unchanged"
+    assert (node.folder / "calls").read_text().count(SERVICE) == 1
+
+
+@pytest.mark.parametrize(
+    ("after", "note"),
+    [
+        (PASSED_OVER, "nvidia-cdi-refresh.service passes this node over by its ExecCondition"),
+        ("Result=success\nExecMainStartTimestampMonotonic=0\n", "did not run, its conditions are not met"),
+        (
+            "Result=exit-code\nExecMainStartTimestampMonotonic=4711\n",
+            "nvidia-cdi-refresh.service fails (Result=exit-code)",
+        ),
+    ],
+)
+def test_it_is_not_called_kept_where_the_refresh_service_renews_nothing(
+    node: Node, monkeypatch: pytest.MonkeyPatch, after: str, note: str
+) -> None:
+    node.spec(SPEC)
+    node.fake("systemctl", ENDED + SYSTEMCTL)
+    monkeypatch.setenv("AFTER", after)
+    outcome = node.run()
+    assert (outcome.status, outcome.message) == ("changed", "the CDI specification is what nvidia-ctk makes")
+    assert [text for text in outcome.notes if note in text]
+
+
 def test_units_of_our_own_are_written_where_the_toolkit_brings_none(node: Node) -> None:
     node.spec(SPEC)
     node.fake("systemctl", SYSTEMCTL.replace('"cat nvidia-cdi-refresh.path") ;;', '"cat "*) exit 1 ;;'))

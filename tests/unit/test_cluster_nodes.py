@@ -15,7 +15,7 @@ from rows import over
 
 from gpunode.core.errors import Exit, GpunodeError, RefusedError
 from gpunode.core.kube.draining import CORDONED
-from gpunode.core.model import HostResult, Kubernetes, NodeFacts, PciDevice, Plan, Step
+from gpunode.core.model import HostResult, Kubernetes, NodeFacts, NvmlGpu, PciDevice, Plan, Step
 from gpunode.core.spec.rollout import DrainSpec
 from gpunode.edge.ansible.runner import HostRun
 from gpunode.edge.desired import DesiredState, Planned
@@ -431,6 +431,39 @@ def test_a_node_stays_cordoned_for_a_proof_that_failed_and_not_for_one_that_coul
     result, _ = provision(api, tmp_path, monkeypatch, checks=(check,))
     assert (result.outcome, unschedulable(server)) == (code, cordoned)
     assert [(c.id, c.status) for c in result.checks] == [("containerd.cri-nvidia", status)]
+
+
+UNFIT = replace(FACTS, nvml=(NvmlGpu(index=0, slot="0000:17:00.0", fault="GPU requires reset"),))
+WAITS = replace(FACTS, nvml=(NvmlGpu(index=0, slot="0000:17:00.0", fabric_state="In Progress"),))
+
+
+@pytest.mark.parametrize(("now", "code", "cordoned"), [(UNFIT, "failed", True), (WAITS, "ok", False)])
+def test_a_node_with_a_gpu_that_cannot_be_used_is_not_given_back(
+    now: NodeFacts,
+    code: str,
+    cordoned: bool,
+    server: ApiServer,
+    api: Api,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    add(server)
+    result, _ = provision(api, tmp_path, monkeypatch, now=now)
+    assert (result.outcome, unschedulable(server)) == (code, cordoned)
+    assert ("GPU 0: the driver says «GPU requires reset»" in result.message) is cordoned
+
+
+def test_a_node_that_was_left_for_its_gpu_stays_cordoned_while_that_cannot_be_used(
+    server: ApiServer, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add(server)
+    provision(api, tmp_path, monkeypatch, exit=Exit.FAILED)
+    desired = DesiredState(SPEC)
+    planned = Planned(plan=replace(PLAN, steps=()), facts=UNFIT, spec=desired.spec(), solution=None)  # type: ignore[arg-type]
+    host = HostPlan(detected=Detected(host="gpu1", facts=UNFIT), planned=planned)
+    options = fleet.RunOptions(cluster=lambda: api)
+    [result] = fleet.provision([host], Targets(hosts=("gpu1",)), desired, options=options)
+    assert result.outcome == "failed" and "GPU requires reset" in result.message and unschedulable(server)
 
 
 def test_a_node_that_ansible_could_not_be_run_for_stays_cordoned_and_that_is_said(

@@ -392,6 +392,14 @@ STATES: list[tuple[str, dict[str, Any]]] = [
     ),
     ("mig-pending", {"nvml": (NvmlGpu(index=0, mig_current="Disabled", mig_pending="Enabled"),)}),
     ("reset-required", {"nvml": (NvmlGpu(index=0, remap_pending="Yes"),)}),
+    ("reset-required", {"nvml": (NvmlGpu(index=0, fault="GPU requires reset"),)}),
+    ("reset-required", {"nvml": (NvmlGpu(index=0, recovery="Drain and Reset"),)}),
+    ("row-remap-failed", {"nvml": (NvmlGpu(index=0, remap_failure="Yes"),)}),
+    ("gpu-lost", {"nvml": (NvmlGpu(index=0, fault="GPU is lost"),)}),
+    ("smi-unable-handle", {"nvml": (NvmlGpu(index=0, fault="Unknown Error"),)}),
+    ("fm-state-in-progress", {"nvml": (NvmlGpu(index=0, fabric_state="Not Started"),)}),
+    ("fm-state-in-progress", {"nvml": (NvmlGpu(index=0, fabric_state="Completed", fabric_status="Unknown Error"),)}),
+    ("nvlink-inactive", {"nvlink_inactive": ("GPU 0: all links",)}),
     ("docker-default-runtime-missing", docker(b'{"default-runtime": "nvidia"}')),
     ("docker-daemon-json", docker(b"{,}")),
     (
@@ -420,6 +428,15 @@ def test_a_sound_node_has_no_fault() -> None:
     running = {"nvidia-fabricmanager": Service(name="nvidia-fabricmanager", active="active")}
     sound = replace(SOUND, nvswitches=(SWITCH,), services=running)
     assert state_faults(sound, {}, load_scheduler_rules()) == {}
+
+
+def test_a_unit_that_runs_now_refutes_what_a_log_says_of_its_start() -> None:
+    """The package starts the daemon before the module is loaded; the daemon runs since the module is."""
+    text = "systemd[1]: nvidia-persistenced.service: Failed with result 'exit-code'.\n"
+    scans = [scan(FAULTS, "journal", [text])]
+    assert {f.fault.id for f in diagnose(FAULTS, scans).findings} == {"persistenced-fail"}
+    assert {f.fault.id for f in diagnose(FAULTS, scans, active={"docker"}).findings} == {"persistenced-fail"}
+    assert diagnose(FAULTS, scans, active={"nvidia-persistenced", "docker"}).sound
 
 
 def test_the_fabric_manager_of_a_driver_container_has_no_unit() -> None:

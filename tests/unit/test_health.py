@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpunode.core.checks.health import Expected, health_checks
 from gpunode.core.facts import parse_probe
+from gpunode.core.model import Check, PciDevice, Service
 from gpunode.core.spec import VerifySpec
 from gpunode.edge.load import load_knowledge
 
@@ -23,18 +26,179 @@ def test_a_driver_that_nobody_wants_is_not_missed(wanted: bool, status: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("ecc", "message"),
+    ("ecc", "status", "message"),
     [
-        ("Enabled", "no uncorrected ECC error since boot"),
-        ("", "no uncorrected ECC error since boot"),
-        ("Disabled", "ECC is off: GPU 0 counts no memory errors"),
+        ("Enabled", "not-proven", "GPU 0: not read"),
+        ("", "not-proven", "GPU 0: not read"),
+        ("Disabled", "passed", "ECC is off: GPU 0 counts no memory errors"),
+        ("N/A", "passed", "GPU 0: has no ECC"),
     ],
 )
-def test_a_gpu_whose_ecc_is_off_is_not_called_free_of_errors(ecc: str, message: str) -> None:
+def test_a_gpu_whose_errors_are_not_counted_is_not_called_free_of_them(ecc: str, status: str, message: str) -> None:
+    [check] = judged([{"ecc_current": ecc, "ecc_uncorrected": None}], "gpu.ecc")
+    assert (check.status, check.message) == (status, message)
+
+
+def judged(gpus: Sequence[Mapping[str, Any]], check_id: str, **more: Any) -> list[Check]:
+    """The check of that id, of a node with GPUs that are well but for what is said of each."""
     facts = parse_probe((CASES / "debian12-h100-provisioned/probe.txt").read_text())
-    facts = replace(facts, nvml=tuple(replace(gpu, ecc_current=ecc, ecc_uncorrected=None) for gpu in facts.nvml))
-    [check] = [check for check in health_checks(facts, load_knowledge()) if check.id == "gpu.ecc"]
-    assert (check.status, check.message) == ("passed", message)
+    [gpu], [pci] = facts.nvml, facts.gpus
+    nvml = tuple(replace(gpu, index=n, slot=f"0000:{n:02x}:00.0", **{**WELL, **own}) for n, own in enumerate(gpus))
+    pcis = tuple(replace(pci, slot=gpu.slot) for gpu in nvml)
+    facts = replace(facts, **{"nvml": nvml, "gpus": pcis, "unread": (), **more})
+    return [check for check in health_checks(facts, load_knowledge()) if check.id == check_id]
+
+
+WELL: Mapping[str, Any] = {
+    **dict.fromkeys(("mig_current", "mig_pending"), "Disabled"),
+    **dict.fromkeys(("remap_pending", "remap_failure"), "No"),
+    "retired_pending": "N/A",
+    "ecc_current": "Enabled",
+    "ecc_uncorrected": 0,
+    "fabric_state": "Completed",
+    "fabric_status": "Success",
+    "recovery": "None",
+}
+DUMB = dict.fromkeys(("fabric_state", "fabric_status"), "N/A")
+SILENT = dict.fromkeys(("fabric_state", "fabric_status"), "")
+MANAGER = Service(name="nvidia-fabricmanager", active="active")
+SWITCH = PciDevice(slot="0000:c1:00.0", id="10de:22a3", class_code="0680")
+# what the GPUs say, what else is there, check → status and message; None: no such check
+JUDGED: dict[str, tuple[list[dict[str, Any]], dict[str, Any], str, tuple[str, str] | None]] = {
+    "all well": ([{}, {}], {}, "gpu.fault", None),
+    "reset": (
+        [{}, {"fault": "GPU requires reset"}],
+        {},
+        "gpu.fault",
+        ("failed", "GPU 1: the driver says «GPU requires reset»"),
+    ),
+    "lost": ([{"fault": "GPU is lost"}, {}], {}, "gpu.fault", ("failed", "GPU 0: the driver says «GPU is lost»")),
+    "error": ([{"fault": "ERR!"}], {}, "gpu.fault", ("failed", "GPU 0: the driver says «ERR!»")),
+    "fields of a lost GPU": (
+        [{"fault": "GPU is lost", "remap_failure": ""}, {}],
+        {},
+        "gpu.remap-failure",
+        ("not-proven", "GPU 0: not read: GPU is lost"),
+    ),
+    "nothing recommended": (
+        [{}, {}],
+        {},
+        "gpu.recovery",
+        ("passed", "the driver recommends no reset and no reboot"),
+    ),
+    "drain": (
+        [{}, {"recovery": "Drain and Reset"}],
+        {},
+        "gpu.recovery",
+        ("failed", "GPU 1: the driver recommends «Drain and Reset»"),
+    ),
+    "an action of tomorrow": (
+        [{"recovery": "Replace"}],
+        {},
+        "gpu.recovery",
+        ("failed", "GPU 0: the driver recommends «Replace»"),
+    ),
+    "not asked": ([{"recovery": ""}, {"recovery": ""}], {}, "gpu.recovery", None),
+    "one not read": ([{"recovery": ""}, {}], {}, "gpu.recovery", ("not-proven", "GPU 0: not read")),
+    "remap failed": ([{}, {"remap_failure": "Yes"}], {}, "gpu.remap-failure", ("failed", "GPU 1: a row remap failed")),
+    "remap not read": ([{"remap_pending": ""}, {}], {}, "gpu.remap-pending", ("not-proven", "GPU 0: not read")),
+    "no remapping": ([{"remap_pending": "N/A"}, {}], {}, "gpu.remap-pending", ("passed", "none; GPU 0: reports none")),
+    "remapping under MIG": (
+        [{"remap_pending": "N/A", "mig_current": "Enabled", "mig_pending": "Enabled"}],
+        {},
+        "gpu.remap-pending",
+        ("skipped", "GPU 0: not reported while MIG is on"),
+    ),
+    "joined": ([{}, {}], {}, "fabric.state", ("passed", "all GPUs have joined the NVLink fabric")),
+    "guest, B200": ([{"fabric_state": "In Progress"}, {}], {}, "fabric.state", ("failed", "GPU 0: In Progress")),
+    "not started": (
+        [{"fabric_state": "Not Started"}] * 2,
+        {"nvlink5_fabric": True},
+        "fabric.state",
+        ("failed", "GPU 0, 1: Not Started"),
+    ),
+    "no success": (
+        [{}, {"fabric_status": "Unknown Error"}],
+        {},
+        "fabric.state",
+        ("failed", "GPU 1: Completed without success: Unknown Error"),
+    ),
+    "status not read": (
+        [{}, {"fabric_status": ""}],
+        {},
+        "fabric.state",
+        ("not-proven", "GPU 1: Completed, and whether with success was not read"),
+    ),
+    "no fabric": ([DUMB, DUMB], {}, "fabric.state", None),
+    "A100 with NVSwitches": (
+        [DUMB, DUMB],
+        {"nvswitches": (SWITCH,)},
+        "fabric.state",
+        ("not-proven", "GPU 0, 1: reports no fabric state"),
+    ),
+    "A100 with the fabric manager": (
+        [DUMB, DUMB],
+        {"nvswitches": (SWITCH,), "services": {"nvidia-fabricmanager": MANAGER}},
+        "fabric.state",
+        ("skipped", "GPU 0, 1: reports no fabric state; nvidia-fabricmanager runs"),
+    ),
+    "NVSwitches, nothing read": (
+        [SILENT, {}],
+        {"nvswitches": (SWITCH,)},
+        "fabric.state",
+        ("not-proven", "GPU 0: not read"),
+    ),
+    "one of the fabric does not say": ([SILENT, {}], {}, "fabric.state", ("not-proven", "GPU 0: not read")),
+    "links up": ([{}, {}], {}, "nvlink.down", None),
+    "links of a GPU down": (
+        [{}, {}],
+        {"nvlink_inactive": ("GPU 1: all links",)},
+        "nvlink.down",
+        ("failed", "NVLinks inactive: GPU 1: all links"),
+    ),
+    "links not read": (
+        [{}, {}],
+        {"unread": ("nvlink",)},
+        "nvlink.down",
+        ("not-proven", "the state of the NVLinks was not read"),
+    ),
+    "no Xid": ([{}], {}, "gpu.xid", ("passed", "no Xid since boot")),
+    "log not read": ([{}], {"unread": ("xids",)}, "gpu.xid", ("not-proven", "the kernel log was not read")),
+}
+
+
+@pytest.mark.parametrize("case", JUDGED)
+def test_what_is_said_of_gpus(case: str) -> None:
+    gpus, more, check_id, wanted = JUDGED[case]
+    found = [(check.status, check.message) for check in judged(gpus, check_id, **more)]
+    assert found == ([wanted] if wanted else [])
+
+
+@pytest.mark.parametrize(
+    ("word", "way"),
+    [
+        ("GPU requires reset", "--gpu-reset"),
+        ("GPU is lost", "cold start"),
+        ("Unknown Error", "dmesg"),
+    ],
+)
+def test_what_to_do_with_a_gpu_that_the_driver_cannot_speak_for(word: str, way: str) -> None:
+    [check] = judged([{"fault": word}], "gpu.fault")
+    assert way in check.fix
+
+
+@pytest.mark.parametrize(
+    ("action", "way"),
+    [
+        ("Reset", "--gpu-reset"),
+        ("Reboot", "then reboot it"),
+        ("Drain P2P", "peer-to-peer"),
+        ("Drain and Reset", "start nothing new"),
+    ],
+)
+def test_what_to_do_where_the_driver_recommends_it(action: str, way: str) -> None:
+    [check] = judged([{"recovery": action}], "gpu.recovery")
+    assert way in check.fix
 
 
 H100, NONE = "debian12-h100-provisioned", "debian12-no-gpu"  # one GPU, in slot 0000:17:00.0; none

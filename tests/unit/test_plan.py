@@ -213,6 +213,7 @@ OTHER: dict[str, Any] = {
     "nvlink_inactive": ("GPU 0 link 3",),
     "topology": Topology(names=("GPU0",), links=(("X",),), cpus=("0-7",), numa=("1",)),
     "gpu_containers": (GpuContainer(name="web", id="0" * 64, devices=("/dev/nvidia0",)),),  # keeps its GPU: no word
+    "unread": ("xids",),
     "notes": ("files: not permitted",),
 }
 OTHER_DRIVER: dict[str, Any] = {"smi": "trouble"}

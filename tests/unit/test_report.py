@@ -114,7 +114,12 @@ def test_what_a_probe_says_of_versions_and_gpus() -> None:
         (0, "GeForce RTX 3090", 24576, None, (31,)),
         (1, "A10", 23028, 2, (63,)),
     ]
-    assert {c.id for c in found.checks if c.status == "failed"} == {"gpu.ecc", "gpu.remap-pending", "gpu.xid"}
+    assert {c.id for c in found.checks if c.status == "failed"} == {
+        "gpu.ecc",
+        "gpu.recovery",
+        "gpu.remap-pending",
+        "gpu.xid",
+    }
     assert seen_from(json.loads(json.dumps(asdict(found)))) == found
 
 
@@ -166,6 +171,17 @@ def test_a_pool_says_how_far_its_hosts_got() -> None:
     assert (pool.hosts, pool.reached, pool.accepted, pool.provisioned, pool.healthy) == (5, 4, 3, 2, 1)
     assert pool.states == {"failed": 1, "unreachable": 1, "refused": 1, "pending": 1, "ok": 1}
     assert pool.steps == {"driver": 1}
+
+
+@pytest.mark.parametrize(
+    ("check", "healthy"), [("gpu.xid", 0), ("fabric.state", 0), ("containerd.cri-nvidia", 1), ("cdi.fresh", 1)]
+)
+def test_a_host_of_whose_gpus_something_is_not_proven_is_not_counted_as_healthy(check: str, healthy: int) -> None:
+    checks = [{"id": check, "status": "not-proven", "message": "not read", "fix": ""}]
+    host = make_host("a", result={"exit": 0, "message": "", "checks": checks})
+    assert (host.state, host.passed) == ("warning", ())
+    [pool] = make_report([host], title="", made="", version="", source="").pools
+    assert (pool.provisioned, pool.healthy) == (1, healthy)
 
 
 def test_versions_of_a_class_the_most_frequent_first() -> None:

@@ -15,13 +15,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 import yaml
 from click.testing import CliRunner
 from page import Reader, section
 from rows import over
-from selftest_machines import A100, H100, L4, RTX3090, VGPU, edited, json_edited, machine, swapped, without
+from selftest_machines import A100, H100, L4, PRO6000, RTX3090, VGPU, edited, json_edited, machine, swapped, without
 
 from gpunode.cli.docs import readme_text
 from gpunode.cli.docs_tables import with_tested_on
@@ -42,7 +41,6 @@ from gpunode.core.selftest.record import (
     results_data,
     results_text,
 )
-from gpunode.edge.host.nvml import nvml_dump, nvml_samples
 from gpunode.edge.selftest import capture as capturing
 from gpunode.edge.selftest import change, containers, cuda_work, load, run
 from gpunode.edge.selftest.capture import Clock, capture
@@ -259,6 +257,46 @@ def test_each_field_of_the_xml_is_read_from_the_form_that_drivers_print() -> Non
     assert set(XML_FIELDS) - set(gpu) == absent
     assert (gpu["pci_id"], gpu["memory_mib"], gpu["power_limit_watts"]) == ("10de:2330", "81559", "700")
     assert (gpu["ecc_uncorrected"], gpu["mig_devices"], gpu["processes"]) == ("0", "0", "0")
+
+
+def test_a_threshold_that_counts_from_the_limit_is_read_as_a_temperature() -> None:
+    """Hopper and later: 31 C now, 56 C from the limit, slows down two degrees behind that."""
+    gpu = read_smi(NODE.text("nvidia-smi.xml")).gpus["0000:17:00.0"]
+    assert gpu["temperature_slowdown_by_margin"] == "89"
+    without_nvml = broken_json("nvml.json", lambda data: [one.pop("temperature_slowdown") for one in data["gpus"]])
+    hot = sample(temperature=89)
+    found = {r.id: r for r in results_of(without_nvml)}
+    assert "of 89 °C" in found["load.temperature"].message
+    assert "load.temperature" in failed(broken_json("load.json", hot, without_nvml))
+
+
+def test_without_a_threshold_the_temperature_is_not_judged() -> None:
+    record = broken_json("nvml.json", lambda data: [one.pop("temperature_slowdown") for one in data["gpus"]])
+    record = edited(record, "nvidia-smi.xml", lambda text: text.replace("gpu_temp_slow_tlimit_threshold", "other"))
+    found = {r.id: r for r in results_of(record)}
+    assert found["load.temperature"].status == "not possible"
+
+
+def test_a_workstation_gpu_says_nothing_of_mig_before_its_display_mode_is_compute() -> None:
+    found = {r.id: r for r in results_of(machine(PRO6000))}
+    assert found["knowledge.mig-capability"].status == "not possible"
+    ready = {r.id: r for r in results_of(machine(replace(PRO6000, mig="Disabled")))}
+    assert ready["knowledge.mig-capability"].status == "passed"
+    server = {r.id: r for r in results_of(machine(replace(PRO6000, id="10de:2bb5")))}
+    assert server["knowledge.mig-capability"].status == "failed"
+
+
+@pytest.mark.parametrize("driver", ["384.111", "396.24", "410.104", "430.40"])
+def test_a_branch_that_really_ran_is_known(driver: str) -> None:
+    volta = replace(L4, id="10de:1db1", name="Tesla V100-SXM2-16GB", architecture="Volta", capability="7.0")
+    found = {r.id: r for r in results_of(machine(volta, driver=driver, flavour="proprietary"))}
+    assert found["knowledge.branch"].status == "passed", found["knowledge.branch"]
+
+
+def test_an_xid_of_a_mig_instance_is_an_xid() -> None:
+    line = "[9.1] NVRM: Xid (PCI:0000:17:00 GPU-I:05): 94, pid=7194, Contained: SM\n"
+    record = edited(NODE, "dmesg.txt", lambda text: f"{text}{line}")
+    assert "gpu.xid: NVML says" in " ".join(failed(record)["verify.alarms"].details)
 
 
 def test_older_releases_have_some_fields_elsewhere() -> None:
@@ -782,54 +820,10 @@ def test_gpus_in_use_get_no_work() -> None:
     assert data["gpus"] == [] and data["why"] == "a program uses a GPU"
 
 
-# ---------------------------------------------------------------- NVML
-
-
-def test_the_dump_has_the_fields_that_nvidia_smi_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, Any] = {
-        "Name": b"NVIDIA H100 80GB HBM3",
-        "UUID": "GPU-1",
-        "PciInfo": SimpleNamespace(busId=b"00000000:17:00.0", pciDeviceId=0x233010DE, pciSubSystemId=0x16C110DE),
-        "MemoryInfo": SimpleNamespace(total=81559 << 20),
-        "EnforcedPowerLimit": 699_999,
-        "PowerManagementLimitConstraints": [200_000, 700_000],
-        "MigMode": (0, 1),
-        "CudaComputeCapability": (9, 0),
-        "NvLinkState": 1,
-        "PowerUsage": 70_120,
-        "CurrentClocksThrottleReasons": 0x4 | 0x40,
-        "ClockInfo": 1980,
-        "Temperature": 40,
-        "VirtualizationMode": 0,
-    }
-
-    def ask(name: str) -> Callable[..., Any]:
-        def answer(handle: Any, *more: Any) -> Any:
-            if name not in answers:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            return answers[name]
-
-        return answer
-
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            monkeypatch.setattr(pynvml, name, ask(name.removeprefix("nvmlDeviceGet")))
-    for name, value in {
-        "Init": None,
-        "Shutdown": None,
-        "SystemGetCudaDriverVersion_v2": 13000,
-        "SystemGetDriverVersion": "580.1",
-    }.items():
-        monkeypatch.setattr(pynvml, f"nvml{name}", lambda value=value: value)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    dump = nvml_dump()
-    assert dump["machine"] == {"driver": "580.1", "cuda": "13.0", "gpus": 1}
-    [gpu] = dump["gpus"]
-    assert (gpu["pci_id"], gpu["subsystem"], gpu["memory_mib"]) == ("10de:2330", "10de:16c1", 81559)
-    assert (gpu["power_limit_watts"], gpu["power_min_watts"], gpu["mig_pending"]) == (700, 200, "Enabled")
-    assert gpu["nvlink"] == "1" * pynvml.NVML_NVLINK_MAX_LINKS and gpu["compute_capability"] == "9.0"
-    assert "virtualization" not in gpu and "serial" not in gpu
-    [sample] = nvml_samples()
-    assert sample["reasons"] == ["sw_power_cap", "hw_thermal_slowdown"] and sample["power_watts"] == 70.1
-    assert gpu["mig_pending"] == "Enabled"
+def test_a_gpu_that_is_lost_under_load_is_an_error_of_that_gpu() -> None:
+    samples = [
+        {"index": 0, "uuid": "GPU-1"},
+        {"index": 1, "uuid": "GPU-2"},
+        {"index": 1, "uuid": "", "fault": "GPU is lost"},
+    ]
+    assert load._faults(samples) == {"GPU-2": "NVML: GPU is lost"}

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from gpunode.core.cdi import made_by_ctk, stale, twice
+from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
+from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
 from gpunode.core.items.driver import fenced
@@ -86,6 +87,8 @@ def _mig(facts: NodeFacts) -> Check:
         fix = f"journalctl -u {MIG_UNIT} on the node; then {_PROVISION}"
         return Check(id=name, status="failed", message=f"the GPUs could not be cut: {state.mig_message}", fix=fix)
     wrong = [text for gpu in facts.nvml for text in _wrong(facts, gpu)]
+    if unknown := _unread(facts) if not wrong else "":
+        return Check(id=name, status="not-proven", message=unknown, fix="nvidia-smi has to work; probe as root")
     if wrong:
         fix = f"{_PROVISION}; a mode that waits takes a reboot, or nvidia-smi --gpu-reset"
         return Check(id=name, status="failed", message="; ".join(wrong), fix=fix)
@@ -101,11 +104,22 @@ def _mig(facts: NodeFacts) -> Check:
     return Check(id=name, status="passed", message=words)
 
 
+def _unread(facts: NodeFacts) -> str:
+    """What was not read of the GPUs' modes and instances; "" where all was."""
+    unread = [str(gpu.index) for gpu in facts.nvml if not gpu.mig_current or not gpu.mig_pending]
+    if unread or not facts.nvml:
+        return f"the MIG mode of GPU {', '.join(unread)} was not read" if unread else "no GPU's MIG mode was read"
+    on = any(gpu.mig_current == "Enabled" for gpu in facts.nvml)
+    if on and "sharing" in facts.unread:
+        return "the MIG instances were not read"
+    return ""
+
+
 def _wrong(facts: NodeFacts, gpu: NvmlGpu) -> Iterator[str]:
-    if gpu.mig_pending and gpu.mig_pending != gpu.mig_current:
+    if gpu.mig_pending and gpu.mig_current and gpu.mig_pending != gpu.mig_current:
         yield f"GPU {gpu.index}: MIG is {gpu.mig_current}, and {gpu.mig_pending} after a reset"
     found = [instance for instance in facts.sharing.instances if instance.gpu == gpu.index]
-    if gpu.mig_current == "Enabled" and not found:
+    if gpu.mig_current == "Enabled" and not found and "sharing" not in facts.unread:
         yield f"GPU {gpu.index}: MIG is on without an instance, so no program can use it"
     for instance in found:
         if not instance.computes:
@@ -234,9 +248,8 @@ def health_checks(
     gpus = (
         *present,
         *_driver(facts, driver),
-        *_memory(facts),
-        *_links(facts),
-        *_xids(facts, knowledge.application_xids),
+        *gpu_checks(facts),
+        *xid_checks(facts, knowledge.application_xids),
     )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
     return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
@@ -265,7 +278,8 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
         yield Check(id="driver.versions-match", status="passed", message=f"module and user space are both {loaded}")
     seen, present = len(facts.nvml), len(facts.gpus)
     if facts.driver.smi:
-        yield Check(id="gpu.count", status="failed", message=f"nvidia-smi: {facts.driver.smi}", fix="dmesg | grep NVRM")
+        text = f"nvidia-smi: {facts.driver.smi}"
+        yield Check(id="gpu.count", status="failed", message=text, fix=fault_fix(facts.driver.smi))
     elif seen != present:
         missing = sorted({g.slot for g in facts.gpus} - {n.slot for n in facts.nvml})
         yield Check(
@@ -278,78 +292,6 @@ def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:
         yield Check(id="gpu.count", status="passed", message=f"the driver sees all {present} GPUs of PCI")
 
 
-def _memory(facts: NodeFacts) -> Iterator[Check]:
-    rules = (
-        (
-            "gpu.remap-pending",
-            "remap_pending",
-            "a row remap is pending",
-            "drain the node, then reset the GPU or reboot",
-        ),
-        ("gpu.remap-failure", "remap_failure", "a row remap failed", "have the GPU replaced (NVIDIA RMA)"),
-        ("gpu.retirement-pending", "retired_pending", "a page retirement is pending", "reboot, or reset the GPU"),
-    )
-    for check_id, key, text, fix in rules:
-        bad = [str(g.index) for g in facts.nvml if getattr(g, key).lower() in ("yes", "1")]
-        if bad:
-            yield Check(id=check_id, status="failed", message=f"GPU {', '.join(bad)}: {text}", fix=fix)
-        elif facts.nvml:
-            yield Check(id=check_id, status="passed", message="none")
-    uncorrected = {g.index: g.ecc_uncorrected for g in facts.nvml if g.ecc_uncorrected}
-    if uncorrected:
-        text = ", ".join(f"GPU {i}: {n}" for i, n in uncorrected.items())
-        yield Check(
-            id="gpu.ecc", status="failed", message=f"uncorrected ECC errors since boot: {text}", fix="dcgmi diag -r 2"
-        )
-    elif facts.nvml:
-        off = ", ".join(str(g.index) for g in facts.nvml if g.ecc_current == "Disabled")
-        text = f"ECC is off: GPU {off} counts no memory errors" if off else "no uncorrected ECC error since boot"
-        yield Check(id="gpu.ecc", status="passed", message=text)
-
-
-def _links(facts: NodeFacts) -> Iterator[Check]:
-    if facts.nvlink_inactive:
-        yield Check(
-            id="nvlink.down",
-            status="failed",
-            message=f"NVLinks inactive: {', '.join(facts.nvlink_inactive)}",
-            fix="nvidia-smi nvlink -s; reseat, or have the board replaced",
-        )
-    fabric = {g.index: g.fabric_state for g in facts.nvml if g.fabric_state not in ("", "N/A", "Completed")}
-    if facts.nvswitches and fabric:
-        text = ", ".join(f"GPU {i}: {s}" for i, s in fabric.items())
-        yield Check(
-            id="fabric.state",
-            status="failed",
-            message=text,
-            fix="systemctl status nvidia-fabricmanager; versions must be equal",
-        )
-    elif facts.nvswitches and facts.nvml:
-        yield Check(id="fabric.state", status="passed", message="all GPUs have joined the NVLink fabric")
-
-
-def _xids(facts: NodeFacts, of_programs: Collection[int]) -> Iterator[Check]:
-    serious = Counter(x.code for x in facts.xids if x.code not in of_programs)
-    other = Counter(x.code for x in facts.xids if x.code in of_programs)
-    if serious:
-        yield Check(
-            id="gpu.xid", status="failed", message=f"Xids since boot: {_counted(serious)}", fix="dmesg | grep Xid"
-        )
-    elif other:
-        yield Check(
-            id="gpu.xid",
-            status="warning",
-            message=f"Xids of applications since boot: {_counted(other)}",
-            fix="look at the programs named in dmesg",
-        )
-    else:
-        yield Check(id="gpu.xid", status="passed", message="no Xid since boot")
-
-
-def _counted(codes: Counter[int]) -> str:
-    return ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))
-
-
 def _cdi(facts: NodeFacts) -> Iterator[Check]:
     """Only where CDI may be used: a specification is there, or an engine that gets GPUs no other way."""
     if not facts.cdi.specs and not any(map(facts.runtime, BY_CDI)):
@@ -359,6 +301,10 @@ def _cdi(facts: NodeFacts) -> Iterator[Check]:
         message = f"{' and '.join(paths)} are both there: after a new driver only the second one is renewed by itself"
         fix = f"remove {paths[0]}, unless something of your own renews it"
         yield Check(id="cdi.fresh", status="warning", message=message, fix=fix)
+        return
+    if not reasons and (unknown := unproven(facts)):
+        text = f"not known: {', '.join(unknown)}"
+        yield Check(id="cdi.fresh", status="not-proven", message=text, fix="nvidia-smi has to work; probe as root")
         return
     if not reasons:
         yield Check(id="cdi.fresh", status="passed", message="the CDI specification fits the driver and the GPUs")

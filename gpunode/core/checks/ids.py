@@ -23,14 +23,19 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "driver.loaded": "no NVIDIA kernel module is loaded (*not-proven* where `driver.branch` is none)",
         "driver.versions-match": "kernel module and user space have different versions",
         "gpu.count": "the driver sees fewer GPUs than PCI, or nvidia-smi fails",
-        "gpu.remap-pending": "a row of GPU memory waits for its repair",
-        "gpu.remap-failure": "a row of GPU memory cannot be repaired",
+        "gpu.fault": "the driver cannot speak for a GPU: it requires a reset, is lost, or its answer is an error",
+        "gpu.recovery": "the driver recommends to reset a GPU, to drain it or to reboot (`gpu_recovery_action`; no "
+        "such check where the driver does not know it)",
+        "gpu.remap-pending": "a row of GPU memory waits for its repair; *skipped* where MIG hides it",
+        "gpu.remap-failure": "a row of GPU memory cannot be repaired; *skipped* where MIG hides it",
         "gpu.retirement-pending": "a page of GPU memory waits to be retired",
         "gpu.ecc": "uncorrected ECC errors since boot",
         "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
-        "nvlink.down": "a GPU has links that are not active while others are",
+        "nvlink.down": "a GPU has links that are not active while others are, or all of its links are down while "
+        "those of others are up",
         "fabric.version": "the fabric manager, libnvidia-nscq or IMEX are not of the driver's version",
-        "fabric.state": "a GPU behind NVSwitches has not joined the fabric",
+        "fabric.state": "a GPU with an NVLink fabric has not joined it, or not with success; *not-proven* where a GPU "
+        "behind NVSwitches does not say, *skipped* where none can (A100) and the fabric manager runs",
         "boot.modules": "(warning) a kernel that can boot has no nvidia module (`gpunode check-boot` says why)",
         "boot.versions": "(warning) the module of a kernel that can boot is of another version than user space",
         "driver.held": "(warning) unattended upgrades or dnf-automatic run, and the driver's packages are not held",

@@ -6,7 +6,7 @@ several steps).  What matches nothing is not guessed at.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,12 +46,20 @@ class Diagnosis:
         return not self.findings and not self.xids
 
 
-def diagnose(faults: Faults, scans: Sequence[Scan], state: Mapping[str, Sequence[Evidence]] = {}) -> Diagnosis:
-    """Logs that were read, and faults in the state → findings in order."""
+def diagnose(
+    faults: Faults,
+    scans: Sequence[Scan],
+    state: Mapping[str, Sequence[Evidence]] = {},
+    *,
+    active: Collection[str] = (),
+) -> Diagnosis:
+    """Logs that were read, and faults in the state → findings in order; `active` are the units that run now."""
     in_logs = [one.found() for one in scans]
     findings = {}
     for name in dict.fromkeys([*state, *(name for found in in_logs for name in found)]):
         fault, shown = faults.faults[name], [found[name] for found in in_logs if name in found]
+        if fault.unit in active and name not in state:
+            continue
         seen = [*state.get(name, ()), *(evidence for one in shown for evidence in one.evidence)]
         unsure = name not in state and all(one.broken for one in shown)
         findings[name] = Finding(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.cdi import KIND, stale
+from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.facts.kubelet import mismatch
 from gpunode.core.knowledge.scheduler import SchedulerRules
@@ -16,6 +17,7 @@ from gpunode.core.model import NodeFacts
 Sections = Mapping[str, str]  # what node/probe/logs.sh printed, by name
 Signs = Iterator[tuple[str, str]]  # id of the fault, what shows it
 _CRITICAL_XIDS = (79,)  # the GPU has fallen off the bus
+_FAULT_SIGNS = {LOST: "gpu-lost", RESET: "reset-required"}  # the driver's word → the fault
 _OURS = re.compile(r"(nvidia\.com|aliyun\.com)/")
 _SHOWN = 100  # characters of a file's words that are shown
 
@@ -43,33 +45,56 @@ def _driver(facts: NodeFacts) -> Signs:
                 yield "module-next-kernel", f"kernel {kernel.release} is installed and has no nvidia module"
     if driver.loaded and facts.nvml and len(facts.nvml) < len(facts.gpus):
         yield "gpu-lost", f"{len(facts.gpus)} GPUs on PCI, {len(facts.nvml)} in the driver"
+    for word, name in _FAULT_SIGNS.items():
+        if word in driver.smi:  # older ones end with the first GPU that they cannot open
+            yield name, f"nvidia-smi: {driver.smi}"
     for xid in facts.xids:
         if xid.code in _CRITICAL_XIDS:
             yield "gpu-lost", xid.line or f"Xid {xid.code} on {xid.slot}"
 
 
 def _fabric(facts: NodeFacts) -> Signs:
-    """The fabric manager of a driver container has no unit on the node: there the GPUs' own fabric state counts."""
+    """The fabric manager where NVSwitches need one; that of a driver container has no unit on the node."""
     if not (facts.driver.loaded and (facts.nvswitches or facts.nvlink5_fabric)):
         return
     manager = facts.services.get("nvidia-fabricmanager")
     if manager and manager.active:
         if manager.active != "active":
             yield "fabric-manager-missing", f"NVSwitches are here, nvidia-fabricmanager is {manager.active}"
-    elif facts.kubernetes.driver_container:
-        waiting = [gpu for gpu in facts.nvml if gpu.fabric_state not in ("", "N/A", "Completed")]
-        for gpu in waiting:
-            yield "fabric-manager-missing", f"GPU {gpu.index} has not joined the NVLink fabric: {gpu.fabric_state}"
-    else:
+    elif not facts.kubernetes.driver_container:
         yield "fabric-manager-missing", "NVSwitches are here, nvidia-fabricmanager is not installed"
+    else:
+        for trouble in gpu_troubles(facts):
+            if trouble.check == "fabric.state":
+                text = f"GPU {trouble.gpu} has not joined the NVLink fabric: {trouble.what}"
+                yield "fabric-manager-missing", text
+
+
+# what verify finds wrong with a GPU → the fault that it is a sign of
+_SIGNS = {
+    "gpu.remap-pending": "reset-required",
+    "gpu.retirement-pending": "reset-required",
+    "gpu.recovery": "reset-required",
+    "gpu.remap-failure": "row-remap-failed",
+    "fabric.state": "fm-state-in-progress",
+}
+
+
+def _gpus(facts: NodeFacts) -> Signs:
+    for trouble in gpu_troubles(facts):
+        name = _SIGNS.get(trouble.check, "")
+        if trouble.check == "gpu.fault":
+            name = next((name for word, name in _FAULT_SIGNS.items() if word in trouble.what), "smi-unable-handle")
+        if name:
+            yield name, f"GPU {trouble.gpu}: {trouble.what}"
+    if facts.nvlink_inactive:
+        yield "nvlink-inactive", f"down, while others are up: {', '.join(facts.nvlink_inactive)}"
 
 
 def _mig(facts: NodeFacts) -> Signs:
     for gpu in facts.nvml:
-        if gpu.mig_pending and gpu.mig_current != gpu.mig_pending:
+        if gpu.mig_pending and gpu.mig_current and gpu.mig_current != gpu.mig_pending:
             yield "mig-pending", f"GPU {gpu.index}: MIG is {gpu.mig_current}, {gpu.mig_pending} after a reset"
-        if "Yes" in (gpu.retired_pending, gpu.remap_pending):
-            yield "reset-required", f"GPU {gpu.index}: rows or pages wait for a reset"
 
 
 def _engines(facts: NodeFacts) -> Signs:
@@ -161,7 +186,7 @@ def _scheduler_era(sections: Sections, rules: SchedulerRules) -> Signs:
             yield "sched-policy-flag", f"kube-scheduler 1.{image[1] if image else ''} has no --{flag}"
 
 
-_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _mig, _engines)
+_RULES: tuple[Callable[[NodeFacts], Signs], ...] = (_driver, _fabric, _gpus, _mig, _engines)
 
 
 def split_sections(text: str) -> dict[str, str]:

@@ -63,6 +63,7 @@ class Fault:
     command: str = ""  # what of gpunode fixes it or says more
     causes: tuple[str, ...] = ()  # ids of its consequences
     confidence: Confidence = "high"
+    unit: str = ""  # systemd's unit that does not start by it: where that is active, what a log says of it is over
     source: str
 
 

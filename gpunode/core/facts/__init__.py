@@ -107,10 +107,14 @@ VOLATILE = frozenset(
         "nvlink_inactive",
         "topology",
         "gpu_containers",
+        "unread",
         "notes",
     )
 )
 VOLATILE_DRIVER = frozenset(("smi",))
+
+# sections that may have no line: where they said all, there is none
+_MAY_BE_EMPTY = ("cdi", "files", "gpu_containers", "nvlink", "sharing", "xids")
 
 _META = re.compile(r"([0-7]{1,5}) (\S+) (\d{1,15})\Z")
 _CUDA_FOLDER = re.compile(r"/cuda-(\d{1,4}\.\d{1,4})/?\Z")
@@ -177,6 +181,7 @@ def parse_probe(text: str) -> NodeFacts:
         "first_boot": read_first_boot(probe),
         "sharing": read_sharing(probe),
         "unfinished": read_unfinished(probe),
+        "unread": tuple(name for name in _MAY_BE_EMPTY if not probe.answered(name)),
     }
     found = NodeFacts(**facts, notes=tuple(probe.notes))  # type: ignore[arg-type]  # values of the fields' own types
     return vetted(found, volatile=VOLATILE)

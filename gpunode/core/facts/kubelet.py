@@ -106,11 +106,11 @@ class Driver:
 
 def engine_driver(facts: NodeFacts, runtime: Runtime) -> Driver:
     """The driver of an engine's default runtime."""
-    unread = [path for path in runtime.files if path in facts.files and facts.files[path].data is None]
+    unread = [path for path in runtime.files if path not in facts.files or facts.files[path].data is None]
     if runtime.cgroup_driver:
         root = next(iter(runtime.files), runtime.config)
         return Driver(runtime.cgroup_driver, f"its configuration, {root}" if runtime.files else "its default")
-    if unread or runtime.effective_error:
+    if unread or runtime.effective_error or "files" in facts.unread:
         return Driver("", f"{runtime.name}'s configuration could not be read")
     return Driver("cgroupfs", f"{runtime.name}'s default")
 

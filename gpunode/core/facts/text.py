@@ -56,6 +56,11 @@ class Probe:
             return lines[:-1], lines[-1].removeprefix("exit: ")
         return lines, ""
 
+    def answered(self, name: str) -> bool:
+        """Whether a section was asked and nothing kept it from saying all: no remark, no command that failed."""
+        lines = self.sections.get(name)
+        return lines is not None and name not in self.remarks and not any(line.startswith("exit: ") for line in lines)
+
     def unreadable(self, name: str, line: str) -> None:
         """Notes a content line that is not what the section promises."""
         self.notes.append(f"{name}: not understood: {line[:120]!r}")

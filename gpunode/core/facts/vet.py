@@ -117,6 +117,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "sysctl": Pairs(SYSCTL, SETTING),
         "files": Pairs(PATH, LINE),
         "nvlink_inactive": LINE,
+        "unread": WORD,
         "unfinished": RECORD,
         "notes": LINE,
         "malformed": LINE,

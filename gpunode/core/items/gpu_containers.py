@@ -87,6 +87,9 @@ def container_checks(facts: NodeFacts) -> Iterator[Check]:
     """devices.char-links and containers.gpu-kept."""
     yield from _link_checks(facts)
     if not facts.gpu_containers:
+        if facts.device_nodes and facts.toolkit and facts.runtimes and "gpu_containers" in facts.unread:
+            text = "running containers were not seen"
+            yield Check(id="containers.gpu-kept", status="not-proven", message=text, fix="probe as root")
         return
     lost = _in_state(facts, "lost")
     risked = [c for c in facts.gpu_containers if c.state in ("keepable", "exposed")]

@@ -75,6 +75,12 @@ def _settings(data: bytes) -> Iterator[tuple[str, str]]:
             yield key.strip().removeprefix("-").replace("/", "."), value.strip()
 
 
+def unread_files(files: Mapping[str, ConfigFile]) -> list[str]:
+    """Files that are read after ours and whose content is not known."""
+    later = (path for path in _in_order(files) if posixpath.basename(path) > posixpath.basename(CONF))
+    return [path for path in later if files[path].data is None]
+
+
 def boot_warnings(facts: NodeFacts) -> Iterator[str]:
     """One sentence for each setting that will be lost at the next boot."""
     for one in overrules(facts.files):
@@ -93,5 +99,8 @@ def sysctl_checks(facts: NodeFacts) -> Iterator[Check]:
     elif later:
         fix = "remove the setting from that file"
         yield Check(id="kubernetes.sysctl", status="warning", message="; ".join(later), fix=fix)
+    elif "files" in facts.unread or (unread := unread_files(facts.files)):
+        what = ", ".join(unread) if "files" not in facts.unread else "what is set at boot"
+        yield Check(id="kubernetes.sysctl", status="not-proven", message=f"{what} was not read", fix="probe as root")
     else:
         yield Check(id="kubernetes.sysctl", status="passed", message="forwarding and bridged packets are as needed")

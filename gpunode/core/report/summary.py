@@ -173,8 +173,13 @@ def _provisioned(host: Host) -> bool:
     return _accepted(host) and ended and not _has(host, "pending")
 
 
+_OF_GPUS = ("driver.", "gpu.", "nvlink.", "fabric.")
+
+
 def _healthy(host: Host) -> bool:
-    return _provisioned(host) and not _has(host, "failed")
+    """What of the GPUs could not be proven is not known to be well."""
+    unknown = any(f.status == "not-proven" and f.id.startswith(_OF_GPUS) for f in host.findings)
+    return _provisioned(host) and not _has(host, "failed") and not unknown
 
 
 def _class(kind: str, hosts: Sequence[Host]) -> ClassRow:

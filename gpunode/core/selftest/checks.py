@@ -89,7 +89,7 @@ class Seen:
     @cached_property
     def xids(self) -> tuple[int, ...]:
         """Codes of the kernel log since boot, without those that applications cause."""
-        found = re.findall(r"NVRM: Xid \(PCI:[^)]*\): (\d+)", self.record.text("dmesg.txt"))
+        found = re.findall(r"NVRM: Xid \([^)]*\): (\d+)", self.record.text("dmesg.txt"))
         return tuple(code for code in map(int, found) if code not in self.knowledge.application_xids)
 
 
@@ -215,6 +215,9 @@ def _nvlink(seen: Seen) -> Finding:
         for number, state in enumerate(states)
         if state == "0" and "1" in states
     }
+    models = {gpu.index: gpu.name for gpu in seen.facts.nvml}
+    joined = {models[index] for index, states in links.items() if "1" in states}
+    down |= {f"GPU {n}: all links" for n, states in links.items() if "1" not in states and models[n] in joined}
     reported = set(seen.facts.nvlink_inactive)
     differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - reported)]
     differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(reported - down)]
@@ -312,16 +315,20 @@ def _memory(seen: Seen) -> Finding:
 
 
 def _mig_capability(seen: Seen) -> Finding:
-    differences, compared = [], 0
+    differences, compared, hidden = [], 0, 0
     for slot, gpu, model in _known_gpus(seen):
         if slot in seen.virtual or model.mig == "unknown":
             continue
         compared += 1
         capable = "mig_current" in gpu
-        if capable != bool(model.mig):
+        if not capable and any(model.id in product.display for product in seen.products):
+            hidden += 1  # until its display mode is compute, it says N/A as a GPU without MIG does
+        elif capable != bool(model.mig):
             has = "has MIG" if capable else "has no MIG"
             differences.append(f"{slot} {model.id}: {'MIG' if model.mig else 'no MIG'} in the knowledge, the GPU {has}")
-    return _found(compared, "MIG capability", differences)
+    if hidden and hidden == compared:
+        raise NotPossible("the GPU says nothing of MIG before its display mode is compute")
+    return _found(compared - hidden, "MIG capability", differences)
 
 
 def _mig_profiles(seen: Seen) -> Finding:
@@ -438,6 +445,11 @@ def _any(name: str, *values: str) -> Callable[[Seen], bool]:
     return lambda seen: any(gpu.get(name, "") in values for gpu in seen.nvml.gpus.values())
 
 
+def _unjoined(seen: Seen) -> bool:
+    states = [(gpu.get("fabric_state", ""), gpu.get("fabric_status", "Success")) for gpu in seen.nvml.gpus.values()]
+    return any(state in ("Not Started", "In Progress") or (state and status != "Success") for state, status in states)
+
+
 # check of `gpunode verify` → whether NVML, or the kernel log, says the same
 _SIGNS: Mapping[str, Callable[[Seen], bool]] = {
     "gpu.ecc": lambda seen: any(gpu.get("ecc_uncorrected", "0") != "0" for gpu in seen.nvml.gpus.values()),
@@ -448,7 +460,8 @@ _SIGNS: Mapping[str, Callable[[Seen], bool]] = {
     "gpu.xid": lambda seen: bool(seen.xids),
     "driver.loaded": lambda seen: not seen.nvml.machine.get("driver"),
     "driver.versions-match": lambda seen: not seen.nvml.machine.get("driver"),
-    "fabric.state": _any("fabric_state", "Not Started", "In Progress"),
+    "gpu.fault": lambda seen: any(gpu.get("fault") for gpu in seen.nvml.gpus.values()),
+    "fabric.state": _unjoined,
 }
 
 
@@ -597,13 +610,22 @@ def _power(seen: Seen) -> Finding:
 
 
 def _temperature(seen: Seen) -> Finding:
-    slowdown = {gpu.get("uuid", ""): int(gpu.get("temperature_slowdown", "0")) for gpu in seen.nvml.gpus.values()}
+    """Below what the GPU slows down at: a temperature by NVML, or nvidia-smi's margin to its limit."""
+    smi = seen.smi.gpus.values() if seen.record.captures.get(_SMI, Capture()).text else ()
+    slowdown = {gpu.get("uuid", ""): int(gpu.get("temperature_slowdown_by_margin", "0")) for gpu in smi}
+    for gpu in seen.nvml.gpus.values():
+        if "temperature_slowdown" in gpu:
+            slowdown[gpu.get("uuid", "")] = int(gpu["temperature_slowdown"])
     differences, reported = [], []
     for uuid, rows in _samples(seen):
+        if not slowdown.get(uuid):
+            continue
         reached = max(int(row["temperature"] or 0) for row in rows)
-        reported.append(f"{reached} °C")
-        if slowdown.get(uuid) and reached >= slowdown[uuid]:
+        reported.append(f"{reached} of {slowdown[uuid]} °C")
+        if reached >= slowdown[uuid]:
             differences.append(f"{uuid}: {reached} °C, it slows down at {slowdown[uuid]} °C")
+    if not reported:
+        raise NotPossible("no GPU says at which temperature it slows down")
     return _measured("temperature", reported, differences)
 
 

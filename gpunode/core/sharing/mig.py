@@ -59,6 +59,7 @@ class Product:
     placed: bool  # whether the start of an instance can be given
     mode: Literal["kept", "lost"]
     note: str
+    display: tuple[str, ...]  # ids of those that say nothing of MIG before their display mode is compute
     source: str
 
     def profile(self, name: str) -> Profile | None:
@@ -91,6 +92,7 @@ def _product(row: Mapping[str, Any], geometry: Mapping[str, Any], sources: Mappi
         placed=geometry.get("placed", True),
         mode=row["mode"],
         note=row.get("note", ""),
+        display=tuple(f"10de:{one}" for one in row.get("display", ())),
         source="; ".join(_spelled(part, sources) for part in dict.fromkeys(parts)),
     )
 

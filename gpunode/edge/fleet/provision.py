@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.checks.health import Expected, presence_checks
 from gpunode.core.errors import Exit, GpunodeError, InterruptedByUser
 from gpunode.core.items.first_boot import prepares
@@ -448,10 +449,12 @@ def _untouched(host: HostPlan, expected: Expected | None) -> HostResult:
 
 
 def _with_gpus(result: HostResult, host: HostPlan, expected: Expected | None) -> HostResult:
-    """The result, unless GPUs are missing: failed, or pending for a machine that has none."""
-    if host.planned is None or expected is None or prepares(host.planned.spec):
+    """The result, unless GPUs are missing or cannot be used: failed, or pending for a machine that has none."""
+    if host.planned is None or prepares(host.planned.spec):
         return result
-    missing = [check for check in presence_checks(host.planned.facts, expected) if check.status == "failed"]
+    facts = host.planned.facts
+    present = presence_checks(facts, expected) if expected else []
+    missing = [check for check in (*present, *unfit_checks(facts)) if check.status == "failed"]
     if not missing:
         return result
     text = "; ".join(f"{check.message} (fix: {check.fix})" for check in missing)

@@ -351,5 +351,5 @@ def _verify_outcome(checks: Sequence[Check]) -> HostOutcome:
 
 
 def _verify_message(checks: Sequence[Check]) -> str:
-    counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven")}
+    counts = {s: sum(c.status == s for c in checks) for s in ("passed", "failed", "warning", "not-proven", "skipped")}
     return ", ".join(f"{n} {s}" for s, n in counts.items() if n) or "nothing to check"

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+from gpunode.core.checks.gpus import unfit_checks
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.kube.checks.preflight import Right
 from gpunode.core.kube.cluster import Object
@@ -334,6 +335,8 @@ def open_again(hosts: Mapping[str, Planned], nodes: ClusterNodes) -> dict[str, H
         taken = nodes.left(host, facts)
         if taken is None:
             return
+        if unfit := unfit_checks(facts):
+            raise GpunodeError("; ".join(check.message for check in unfit), fix=unfit[0].fix)
         nodes.give_back(taken, drains[host], boot_id=facts.boot_id, host=host)
         results[host] = HostResult(host=host, message=f"nothing to do; node {taken.node} is given back")
         journal.ended(started[host], [results[host]], {host: hosts[host].plan.facts_hash})

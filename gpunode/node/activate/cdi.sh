@@ -70,6 +70,30 @@ clear_failure() {
   checking || systemctl reset-failed "$1" >>"$log" 2>&1 || finish failed "cannot reset $1: $(last_words)" "systemctl status $1"
 }
 
+# ended UNIT: how it ended the last time, and when it had started («0»: it has not)
+ended() { systemctl show -p Result -p ExecMainStartTimestampMonotonic "$1" 2>/dev/null | tr '\n' ' '; }
+
+# prove UNIT: it is run where that is not known of today.  Its conditions may pass this node over (NVIDIA's unit looks for
+# the module by its name), which is no failure, and renews nothing.
+# sets: kept
+prove() {
+  case $(systemctl is-enabled "$1" 2>/dev/null) in masked*) return ;; esac
+  _prove_seen=$(ended "$1")
+  case "$changes $_prove_seen" in
+    "0 "*Result=success*Monotonic=0* | "0 "*Monotonic=0*Result=success*) ;;
+    "0 "*Result=success*) kept=yes && return ;;
+  esac
+  checking && return
+  systemctl start "$1" >>"$log" 2>&1 || :
+  _prove_seen=$(ended "$1")
+  case $_prove_seen in
+    *Result=exec-condition*) say note "$1 passes this node over by its ExecCondition: after a new driver, run gpunode again" ;;
+    *Monotonic=0*) say note "$1 did not run, its conditions are not met: after a new driver, run gpunode again" ;;
+    *Result=success*) kept=yes ;;
+    *Result=*) say note "$1 fails ($(systemctl show -p Result "$1" 2>/dev/null)): after a new driver, run gpunode again" ;;
+  esac
+}
+
 keep_fresh() {
   systemctl show -p Version >/dev/null 2>&1 || {
     say note "no systemd here: after a new driver, run gpunode again"
@@ -87,6 +111,7 @@ keep_fresh() {
   enable_unit "$name.service"
   enable_unit "$name.path"
   start_unit "$name.path"
+  prove "$name.service"
 }
 
 # ---------------------------------------------------------------- all of it
@@ -105,7 +130,8 @@ refresh "$output"
 for found in /etc/cdi/nvidia.yaml /etc/cdi/nvidia.json; do # made by hand once: its devices count in addition to the others
   [ ! -e "$found" ] || [ "$found" = "$output" ] || refresh "$found"
 done
+kept=
 keep_fresh
 [ "$changes" != 0 ] || finish unchanged "the CDI specification is what nvidia-ctk makes"
 if checking; then finish changed "the CDI specification would be renewed"; fi
-finish changed "the CDI specification is what nvidia-ctk makes, and is kept so"
+finish changed "the CDI specification is what nvidia-ctk makes${kept:+, and is kept so}"

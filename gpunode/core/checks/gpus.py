@@ -1,0 +1,285 @@
+"""What the driver says of each GPU, judged in one place: for verify, reports and the doctor.
+
+A field holds the driver's word, "N/A" where it says that the GPU has no such thing, "" where nothing was read: from
+that no check passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+from gpunode.core.model import Check, NodeFacts, NvmlGpu
+
+Verdict = Literal["bad", "unread", "none", "good"]
+LOST, RESET = "GPU is lost", "GPU requires reset"
+_DRAIN = "drain the node, then reset the GPU (nvidia-smi --gpu-reset -i INDEX) or reboot"
+_LOG = "dmesg | grep -e NVRM -e Xid"
+_FAULTS = {LOST: f"{_LOG}; a GPU that fell off the bus needs a cold start", RESET: _DRAIN}
+_MANAGER = "systemctl status nvidia-fabricmanager; versions must be equal"
+_GPUS = "{gpus}"
+_ASK = "nvidia-smi -q on the node says more"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trouble:
+    """What is wrong with one GPU; `check` is the id of the check that fails by it."""
+
+    check: str
+    gpu: int
+    what: str
+    fix: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Rule:
+    """One question to every GPU: the verdict on its answer, with words for what is bad, unread or not there."""
+
+    id: str
+    judge: Callable[[NvmlGpu], tuple[Verdict, str]]
+    good: str
+    fix: Callable[[str], str]
+    ask: str = _ASK
+
+
+def gpu_troubles(facts: NodeFacts) -> Iterator[Trouble]:
+    """Everything that is wrong with a GPU by the driver's own word."""
+    for gpu in facts.nvml:
+        for rule in (_FAULT, *_RULES, _RECOVERY, _FABRIC):
+            verdict, words = rule.judge(gpu)
+            if verdict == "bad":
+                yield Trouble(check=rule.id, gpu=gpu.index, what=words, fix=rule.fix(words))
+
+
+def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
+    """The checks gpu.fault to gpu.ecc, nvlink.down and fabric.state."""
+    found = list(gpu_troubles(facts))
+    yield from _failed(found, _FAULT.id)
+    if any(gpu.recovery for gpu in facts.nvml):  # else this driver does not know the question
+        yield from _judged(facts, found, _RECOVERY)
+    for rule in _RULES:
+        yield from _judged(facts, found, rule)
+    yield from _links(facts)
+    if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):
+        yield from _joined(facts, found)
+
+
+_UNFIT = ("gpu.fault", "gpu.recovery", "gpu.remap-failure")
+
+
+def unfit_checks(facts: NodeFacts) -> list[Check]:
+    """The failed checks with which a node is not given back to its cluster: a program that gets that GPU fails on it.
+
+    What a reset mends, or time (a fabric that is being set up), is for verify to say.
+    """
+    return [check for check in gpu_checks(facts) if check.id in _UNFIT and check.status == "failed"]
+
+
+def _failed(found: Iterable[Trouble], check_id: str) -> Iterator[Check]:
+    mine = [trouble for trouble in found if trouble.check == check_id]
+    if mine:
+        fixes = dict.fromkeys(trouble.fix for trouble in mine)
+        text = _by_words((trouble.gpu, trouble.what) for trouble in mine)
+        yield Check(id=check_id, status="failed", message=text, fix="; ".join(fixes))
+
+
+def _judged(facts: NodeFacts, found: list[Trouble], rule: _Rule) -> Iterator[Check]:
+    if not facts.nvml:
+        return
+    failed = list(_failed(found, rule.id))
+    if failed:
+        yield from failed
+        return
+    said: dict[Verdict, list[tuple[int, str]]] = {}
+    for gpu in facts.nvml:
+        verdict, words = rule.judge(gpu)
+        said.setdefault(verdict, []).append((gpu.index, words))
+    none = _by_words(said.get("none", ()))
+    if "unread" in said:
+        yield Check(id=rule.id, status="not-proven", message=_by_words(said["unread"]), fix=rule.ask)
+    else:
+        good = rule.good if "good" in said else ""
+        hidden = any(words == _HIDDEN for _, words in said.get("none", ()))
+        text = "; ".join(filter(None, (good, none)))
+        yield Check(id=rule.id, status="skipped" if hidden else "passed", message=text)
+
+
+def _by_words(said: Iterable[tuple[int, str]]) -> str:
+    """«GPU 0, 3: In Progress; GPU 5: Not Started»; words may have their own place for the GPUs."""
+    groups: dict[str, list[str]] = {}
+    for gpu, words in said:
+        groups.setdefault(words, []).append(str(gpu))
+    named = {words: f"GPU {', '.join(gpus)}" for words, gpus in groups.items()}
+    return "; ".join(
+        words.replace(_GPUS, gpus) if _GPUS in words else f"{gpus}: {words}" for words, gpus in named.items()
+    )
+
+
+# ---------------------------------------------------------------- the questions
+
+_HIDDEN = "not reported while MIG is on"
+
+
+def _unread(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    return "unread", f"not read: {gpu.fault}" if gpu.fault else "not read"
+
+
+def _fault(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    """Good is not said: that the driver answers for a GPU, its answers show."""
+    return ("bad", f"the driver says «{gpu.fault}»") if gpu.fault else ("none", "")
+
+
+def fault_fix(words: str) -> str:
+    """What to do where nvidia-smi says so of a GPU, or ends with it."""
+    return next((fix for fault, fix in _FAULTS.items() if fault in words), f"{_LOG}; nvidia-smi -q on the node")
+
+
+_FAULT = _Rule(id="gpu.fault", judge=_fault, good="", fix=fault_fix)
+
+
+def _waits(field: str, words: str, *, hidden: bool = False) -> Callable[[NvmlGpu], tuple[Verdict, str]]:
+    """`hidden`: with MIG on the driver says N/A, whatever there is."""
+
+    def judge(gpu: NvmlGpu) -> tuple[Verdict, str]:
+        answer = getattr(gpu, field)
+        if answer == "Yes":
+            return "bad", words
+        if answer == "N/A":
+            if hidden and not gpu.mig_current:
+                return "unread", "not reported, and whether by MIG was not read"
+            return "none", _HIDDEN if hidden and gpu.mig_current == "Enabled" else "reports none"
+        return ("good", "") if answer == "No" else _unread(gpu)
+
+    return judge
+
+
+def _ecc(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    count = gpu.ecc_uncorrected
+    if count is not None:
+        return ("bad", f"{count} uncorrected ECC error{'s' * (count != 1)} since boot") if count else ("good", "")
+    if gpu.ecc_current == "Disabled":
+        return "none", f"ECC is off: {_GPUS} counts no memory errors"
+    return ("none", "has no ECC") if gpu.ecc_current == "N/A" else _unread(gpu)
+
+
+_RULES = (
+    _Rule(
+        id="gpu.remap-pending",
+        judge=_waits("remap_pending", "a row remap is pending", hidden=True),
+        good="none",
+        fix=lambda _: _DRAIN,
+    ),
+    _Rule(
+        id="gpu.remap-failure",
+        judge=_waits("remap_failure", "a row remap failed", hidden=True),
+        good="none",
+        fix=lambda _: "have the GPU replaced (NVIDIA RMA)",
+    ),
+    _Rule(
+        id="gpu.retirement-pending",
+        judge=_waits("retired_pending", "a page retirement is pending"),
+        good="none",
+        fix=lambda _: "reboot, or reset the GPU",
+    ),
+    _Rule(id="gpu.ecc", judge=_ecc, good="no uncorrected ECC error since boot", fix=lambda _: "dcgmi diag -r 2"),
+)
+
+# what the driver recommends (nvidia-smi --help-query-gpu, gpu_recovery_action; Xid 154 tells of each change) → the way
+_ACTIONS = {
+    "Reset": _DRAIN,
+    "GPU Reset": _DRAIN,
+    "GPU Reset Required": _DRAIN,
+    "Reboot": "drain the node, then reboot it",
+    "Node Reboot Required": "drain the node, then reboot it",
+    "Drain P2P": "stop the programs that use NVLink or peer-to-peer on this GPU; what still runs may end by itself",
+    "Drain and Reset": f"let what runs come to an end and start nothing new; {_DRAIN}",
+}
+
+
+def _recovery(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    if gpu.recovery in ("", "N/A"):
+        return _unread(gpu) if not gpu.recovery else ("none", "reports none")
+    return ("good", "") if gpu.recovery == "None" else ("bad", f"the driver recommends «{gpu.recovery}»")
+
+
+def _recovery_fix(words: str) -> str:
+    action = words.partition("«")[2].removesuffix("»")
+    return _ACTIONS.get(action, f"drain the node; {_LOG}")
+
+
+_RECOVERY = _Rule(
+    id="gpu.recovery", judge=_recovery, good="the driver recommends no reset and no reboot", fix=_recovery_fix
+)
+
+
+def _fabric(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    """NVML's state counts only where its status is success."""
+    state, status = gpu.fabric_state, gpu.fabric_status
+    if state == "N/A":
+        return "none", "reports no fabric state"
+    if not state:
+        return _unread(gpu)
+    if state != "Completed":
+        return "bad", state if status in ("", "N/A", "Success") else f"{state}, {status}"
+    if status in ("", "N/A"):
+        return "unread", "Completed, and whether with success was not read"
+    return ("good", "") if status == "Success" else ("bad", f"Completed without success: {status}")
+
+
+_FABRIC = _Rule(id="fabric.state", judge=_fabric, good="all GPUs have joined the NVLink fabric", fix=lambda _: _MANAGER)
+
+
+def _joined(facts: NodeFacts, found: list[Trouble]) -> Iterator[Check]:
+    """«All» only where each GPU said so: A100s behind NVSwitches say nothing of it."""
+    failed = list(_failed(found, _FABRIC.id))
+    if failed or not facts.nvml:
+        yield from failed
+        return
+    said = [(gpu.index, *_fabric(gpu)) for gpu in facts.nvml]
+    open_ = [(gpu, words) for gpu, verdict, words in said if verdict != "good"]
+    manager = facts.services.get("nvidia-fabricmanager")
+    if manager and manager.active == "active" and all(verdict == "none" for _, verdict, _ in said):
+        text = f"{_by_words(open_)}; nvidia-fabricmanager runs"
+        yield Check(id=_FABRIC.id, status="skipped", message=text)
+    elif open_:
+        yield Check(id=_FABRIC.id, status="not-proven", message=_by_words(open_), fix=_MANAGER)
+    else:
+        yield Check(id=_FABRIC.id, status="passed", message=_FABRIC.good)
+
+
+def _links(facts: NodeFacts) -> Iterator[Check]:
+    if facts.nvlink_inactive:
+        yield Check(
+            id="nvlink.down",
+            status="failed",
+            message=f"NVLinks inactive: {', '.join(facts.nvlink_inactive)}",
+            fix="nvidia-smi nvlink -s; reseat, or have the board replaced",
+        )
+    elif len(facts.nvml) > 1 and "nvlink" in facts.unread:
+        yield Check(id="nvlink.down", status="not-proven", message="the state of the NVLinks was not read", fix=_ASK)
+
+
+def xid_checks(facts: NodeFacts, of_programs: Iterable[int]) -> Iterator[Check]:
+    """gpu.xid; that there is none only a log that was read says, and without a driver nobody writes any."""
+    applications = set(of_programs)
+    serious = Counter(x.code for x in facts.xids if x.code not in applications)
+    other = Counter(x.code for x in facts.xids if x.code in applications)
+    if serious:
+        text = f"Xids since boot: {_counted(serious)}"
+        yield Check(id="gpu.xid", status="failed", message=text, fix="dmesg | grep Xid")
+    elif other:
+        text = f"Xids of applications since boot: {_counted(other)}"
+        yield Check(id="gpu.xid", status="warning", message=text, fix="look at the programs named in dmesg")
+    elif not facts.driver.loaded:
+        return
+    elif "xids" not in facts.unread:
+        yield Check(id="gpu.xid", status="passed", message="no Xid since boot")
+    else:
+        text = "the kernel log was not read"
+        yield Check(id="gpu.xid", status="not-proven", message=text, fix="probe as root: dmesg | grep Xid")
+
+
+def _counted(codes: Counter[int]) -> str:
+    return ", ".join(f"{code} ({count}×)" for code, count in sorted(codes.items()))

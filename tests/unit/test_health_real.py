@@ -1,0 +1,102 @@
+"""What verify and the doctor say of GPUs, by what NVIDIA's real nvidia-smi of each branch prints of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from test_questions_real import FIRST, SECOND, Smi
+from test_questions_real import smi as smi  # the fixture
+
+from gpunode.core.checks.health import health_checks
+from gpunode.core.doctor.state import state_faults
+from gpunode.core.model import NodeFacts, PciDevice
+from gpunode.edge.load import load_knowledge
+
+# what ails GPUs → the first branch that says so, the check that fails with a word of its message, the doctor's name
+ILLS: Mapping[str, tuple[tuple[tuple[str, str, str], ...], int, str, str, str]] = {
+    "pending remap": (
+        ((SECOND, "remapped_rows.pending", "Yes"),),
+        450,
+        "gpu.remap-pending",
+        "GPU 1",
+        "reset-required",
+    ),
+    "failed remap": (
+        ((SECOND, "remapped_rows.failure", "Yes"),),
+        450,
+        "gpu.remap-failure",
+        "GPU 1",
+        "row-remap-failed",
+    ),
+    "fabric in progress": (
+        ((FIRST, "fabric.state", "In Progress"), (FIRST, "fabric.status", "N/A")),
+        525,
+        "fabric.state",
+        "GPU 0: In Progress",
+        "fm-state-in-progress",
+    ),
+    "fabric without success": (
+        ((FIRST, "fabric.status", "Unknown Error"),),
+        525,
+        "fabric.state",
+        "Unknown Error",
+        "fm-state-in-progress",
+    ),
+    "requires reset": (((SECOND, "reset", "1"),), 0, "gpu.fault", "GPU 1: the driver says «GPU requires reset»", ""),
+    "lost": (((SECOND, "lost", "1"),), 0, "gpu.fault", "GPU is lost", "gpu-lost"),
+    "recovery": (
+        ((SECOND, "gpu_recovery_action", "Reboot"),),
+        570,
+        "gpu.recovery",
+        "GPU 1: the driver recommends «Reboot»",
+        "reset-required",
+    ),
+    "ECC": (((SECOND, "ecc.errors.uncorrected.volatile.total", "3"),), 0, "gpu.ecc", "GPU 1: 3 uncorrected", ""),
+    "links down": (((SECOND, "nvlink", "down"),), 0, "nvlink.down", "GPU 1: all links", "nvlink-inactive"),
+    "link down": (((SECOND, "nvlink.3", "down"),), 0, "nvlink.down", "GPU 1 link 3", "nvlink-inactive"),
+}
+
+
+JOINED = tuple(
+    (slot, f"fabric.{name}", said)
+    for slot in (FIRST, SECOND)
+    for name, said in (("state", "Completed"), ("status", "Success"))
+)
+
+
+def node(smi: Smi, folder: Path, *ills: tuple[str, str, str]) -> NodeFacts:
+    """Two H100 that have joined their fabric, but for what ails them."""
+    stated = {(slot, field) for slot, field, _ in ills}
+    smi.health(*(row for row in JOINED if row[:2] not in stated), *ills)
+    facts, _ = smi.probe(folder)
+    return replace(
+        facts, gpus=tuple(PciDevice(slot=slot, id="10de:2330", class_code="0302") for slot in (FIRST, SECOND))
+    )
+
+
+def test_healthy_gpus_raise_no_alarm(smi: Smi, tmp_path: Path) -> None:
+    facts = node(smi, tmp_path)
+    checks = {check.id: check for check in health_checks(facts, load_knowledge())}
+    assert [check for check in checks.values() if check.status in ("failed", "warning")] == []
+    assert state_faults(facts, {}, None) == {}
+    asked = {"gpu.count", "gpu.remap-pending", "gpu.remap-failure", "gpu.retirement-pending", "gpu.ecc"}
+    asked |= {"fabric.state"} if smi.branch >= 525 else set()
+    asked |= {"gpu.recovery"} if smi.branch >= 570 else set()
+    assert {name for name in asked if checks[name].status != "passed"} == set()
+
+
+@pytest.mark.parametrize("ill", ILLS)
+def test_what_ails_a_gpu_is_seen_by_verify_and_named_by_the_doctor(ill: str, smi: Smi, tmp_path: Path) -> None:
+    rows, since, check_id, word, fault = ILLS[ill]
+    facts = node(smi, tmp_path, *rows)
+    found = {check.id: check for check in health_checks(facts, load_knowledge()) if check.status == "failed"}
+    if smi.branch < since:
+        assert found == {} and state_faults(facts, {}, None) == {}, "this driver does not say it"
+        return
+    if ill in ("lost", "requires reset") and check_id not in found:
+        check_id, word = "gpu.count", word.rpartition("«")[2].removesuffix("»")  # nvidia-smi ends with that GPU
+    assert word in found[check_id].message and found[check_id].fix
+    assert not fault or fault in state_faults(facts, {}, None)
