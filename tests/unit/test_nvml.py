@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -281,6 +282,43 @@ def test_the_questions_of_every_binding_suit_the_headers_functions(machine: Mach
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert len(json.loads(done.stdout)["answer"]["gpus"]) == 6
+
+
+def test_a_gpu_next_to_switches_waits_for_the_fabric_manager(machine: Machine) -> None:
+    root = machine("h100", "a100")
+    (root / "sys/bus/pci/drivers/nvidia-nvswitch").mkdir()
+    assert [gpu.fabric_state for gpu in local_gpus()] == ["In Progress", ""]
+    with subprocess.Popen(("bash", "-c", "exec -a /usr/bin/nv-fabricmanager sleep 60")) as manager:
+        while "nv-fabricmanager" not in Path(f"/proc/{manager.pid}/cmdline").read_text():
+            time.sleep(0.05)
+        assert [gpu.fabric_state for gpu in local_gpus()] == ["Completed", ""]
+        manager.kill()
+
+
+_NULLS = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+assert library.nvmlInit_v2() == 0
+handle = ctypes.c_void_p()
+assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+for name in sys.argv[2:]:
+    for first in (None, handle):
+        if not (child := os.fork()):
+            os._exit(0 * getattr(library, name)(first, None, None, None, None, None))
+        if os.waitpid(child, 0)[1]:
+            print(name, first)
+"""
+
+
+def test_no_function_of_the_library_dies_of_a_null(machine: Machine) -> None:
+    machine("h100")
+    names = re.findall(r"\b(nvml[A-Z]\w+)\s*\(", lab_nvml.header())
+    names = [name for name in dict.fromkeys(names) if name in (needed_library().read_bytes().decode("latin-1"))]
+    assert len(names) > 300
+    done = subprocess.run(
+        (sys.executable, "-c", _NULLS, str(needed_library()), *names), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
 
 
 # ---------------------------------------------------------------- with the probe

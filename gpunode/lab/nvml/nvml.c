@@ -2172,8 +2172,13 @@ static nvmlReturn_t slot_primary(nvmlDevice_t device, unsigned *primary)
     return NVML_SUCCESS;
 }
 
-/* 65: of drivers before 450, links of a kind that no GPU here has */
-static nvmlReturn_t slot_no_links(nvmlDevice_t device, unsigned *count) { return no_processes(device, count); }
+/* 65: the kind of chip, also of a GPU that requires a reset; 0 is one that can be reset by itself */
+static nvmlReturn_t slot_chip(nvmlDevice_t device, unsigned *kind)
+{
+    KNOW(kind);
+    *kind = 0;
+    return NVML_SUCCESS;
+}
 
 /* 81: the slot of a GPU, also of one whose handle is not given, as a text of 34 bytes */
 static nvmlReturn_t slot_name(unsigned index, char *name, unsigned length)
@@ -2331,7 +2336,7 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *i
     functions[20] = (void *)slot_primary;
     functions[23] = (void *)slot_topology;
     functions[26] = (void *)slot_log;
-    functions[65] = (void *)slot_no_links;
+    functions[65] = (void *)slot_chip;
     functions[81] = (void *)slot_name;
     functions[213] = (void *)slot_processes;
     functions[157] = functions[214] = functions[215] = (void *)slot_no_processes;
