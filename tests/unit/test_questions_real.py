@@ -8,62 +8,57 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from real_smi import RealSmi, branches
+from real_smi import Smi as RealOne
 
-from gpunode.core.errors import RefusedError
 from gpunode.core.facts import parse_probe
 from gpunode.core.knowledge.questions import Field
 from gpunode.core.model import NodeFacts
 from gpunode.core.remote import program
 from gpunode.edge.load import load_questions
-from gpunode.lab import nvml, vendor
-from gpunode.lab.hardware import write_hardware
+from gpunode.lab import nvml
 from gpunode.node import script
 
 QUESTIONS = load_questions()
-BRANCHES = [int(branch) for branch in vendor.SMI if int(branch) >= 390]
 FIRST, SECOND = "0000:17:00.0", "0000:1e:00.0"
 SCRIPT = script("probe.sh")
 
 
 @dataclass(frozen=True)
 class Smi:
-    """A real nvidia-smi, and the folder that its GPUs are described in."""
+    """A real nvidia-smi (see real_smi.py), with the words of standin-health by slot, and the probe on it."""
 
-    path: Path
-    version: str
-    library: Path
-    root: Path
+    real: RealOne
 
     @property
     def branch(self) -> int:
-        return int(self.version.partition(".")[0])
+        return int(self.real.program.version.partition(".")[0])
 
-    @property
-    def environment(self) -> dict[str, str]:
-        return {"GPUNODE_LAB_ROOT": str(self.root), "LD_LIBRARY_PATH": str(self.library.parent), "LC_ALL": "C"}
-
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            [self.path, *words], env=self.environment, capture_output=True, text=True, timeout=60, check=False
-        )
+    def run(self, *words: str) -> tuple[int, str]:
+        return self.real(*words)
 
     def health(self, *rows: tuple[str, str, str]) -> None:
-        (self.root / "standin-health").write_text("".join("\t".join(row) + "\n" for row in rows))
+        (self.real.root / "standin-health").write_text("".join("\t".join(row) + "\n" for row in rows))
 
     def probe(self, folder: Path) -> tuple[NodeFacts, list[str]]:
         """The probe's facts with this nvidia-smi on the PATH, and the first word of each start."""
         starts = folder / "starts"
         starts.unlink(missing_ok=True)
-        words = " ".join(f"{name}={value}" for name, value in self.environment.items())
-        (folder / "nvidia-smi").write_text(f'#!/bin/sh\necho "$*" >>{starts}\nexec env {words} {self.path} "$@"\n')
+        real = self.real
+        given = nvml.environment(real.library, real.root, real.program.version)
+        words = " ".join(f"{name}={given[name]}" for name in given if name.startswith(("GPUNODE_LAB_", "LD_")))
+        (folder / "nvidia-smi").write_text(
+            f'#!/bin/sh\necho "$*" >>{starts}\nexec env {words} {real.program.path} "$@"\n'
+        )
         (folder / "nvidia-smi").chmod(0o755)
-        (folder / "version").write_text(f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {self.version}  Sun 1 2026\n")
+        (folder / "version").write_text(
+            f"NVRM version: NVIDIA UNIX x86_64 Kernel Module  {real.program.version}  Sun 1\n"
+        )
         text = SCRIPT.replace("/proc/driver/nvidia/version", str(folder / "version"))
         done = subprocess.run(
             ["sh", "-s"],
@@ -77,23 +72,10 @@ class Smi:
         return parse_probe(done.stdout), starts.read_text().splitlines()
 
 
-@pytest.fixture(params=BRANCHES)
-def smi(request: pytest.FixtureRequest, tmp_path: Path) -> Smi:
-    """The real nvidia-smi of a branch, with two H100 that have an NVLink fabric."""
-    if os.uname().machine != "x86_64" or not shutil.which("gcc"):
-        pytest.skip("needs a PC with a C compiler")
-    root = tmp_path / "lab"
-    root.mkdir()
-    try:
-        real = vendor.nvidia_smi(str(request.param), log=lambda _: None)
-        library = nvml.build(log=lambda _: None)
-    except RefusedError as error:
-        pytest.skip(f"NVIDIA's own programs cannot be had here: {error.what}")
-    write_hardware(root, ["h100", "h100"], nouveau=False)
-    (root / "sys/module/nvidia").mkdir(parents=True, exist_ok=True)
-    (root / "sys/module/nvidia/version").write_text(f"{real.version}\n")
-    (root / "sys/bus/pci/drivers/nvidia-nvswitch").mkdir(parents=True, exist_ok=True)
-    return Smi(path=real.path, version=real.version, library=library, root=root)
+@pytest.fixture(params=branches())
+def smi(request: pytest.FixtureRequest, real_smi: RealSmi) -> Smi:
+    """The real nvidia-smi of a branch, with two H100."""
+    return Smi(real=real_smi(request.param))
 
 
 REFUSED = re.compile(
@@ -110,13 +92,13 @@ def pattern_of(field: Field, branch: int) -> str:
 def test_every_field_is_known_from_its_first_branch_on_and_answers_as_the_table_says(query: str, smi: Smi) -> None:
     known = QUESTIONS.gpu if query == "gpu" else QUESTIONS.remapped
     for field in known.values():
-        done = smi.run(f"--query-{query}={field.name}", "--format=csv,noheader,nounits")
+        status, text = smi.run(f"--query-{query}={field.name}", "--format=csv,noheader,nounits")
         if smi.branch < field.since:
-            assert done.returncode != 0, f"{smi.version} knows {field.name}, which the table has from {field.since} on"
+            assert status != 0, f"{smi.branch} knows {field.name}, which the table has from {field.since} on"
             continue
-        assert done.returncode == 0, (field.name, done.stdout)
-        rows = done.stdout.splitlines()
-        assert len(rows) == 2, done.stdout
+        assert status == 0, (field.name, text)
+        rows = text.splitlines()
+        assert len(rows) == 2, text
         assert [row for row in rows if not re.fullmatch(pattern_of(field, smi.branch), row)] == [], field.name
 
 
@@ -138,10 +120,10 @@ def test_every_other_word_is_accepted_from_its_first_branch_on(smi: Smi) -> None
             words = [*words, "--format=csv"]
         if words == ["mig", "-i", "0"]:
             words = [*words, "-lgi"]
-        done = smi.run(*words)
-        together = "must be reset with" in done.stdout  # understood: GPUs that NVLinks join, before Ampere
-        if (done.returncode in (2, 255) and not together) or REFUSED.search(done.stdout + done.stderr):
-            refused.append((" ".join(words), done.returncode, done.stdout[:200]))
+        status, text = smi.run(*words)
+        together = "must be reset with" in text  # understood: GPUs that NVLinks join, before Ampere
+        if (status in (2, 255) and not together) or REFUSED.search(text):
+            refused.append((" ".join(words), status, text[:200]))
     assert refused == []
 
 

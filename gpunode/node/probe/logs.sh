@@ -53,7 +53,8 @@ fi
 if have nvidia-smi; then
   if [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ]; then
     limited nvidia-smi | log nvidia-smi
-    limited nvidia-smi -q | log nvidia-smi-q # the flags of -d, which would select, are others in each release
+    # whole, of 16 GPUs too: the flags of -d, which would select, are others in each release
+    limited nvidia-smi -q | (LINES=12000 && log nvidia-smi-q)
   else
     cat /proc/driver/nvidia/version 2>&1 | log nvidia-smi # started without a driver it makes device files all the same
   fi
