@@ -5,8 +5,6 @@ from importlib.resources.abc import Traversable
 from itertools import takewhile
 
 from gpunode.core.engines import shell_variables
-from gpunode.core.knowledge.questions import question_variables
-from gpunode.edge.load import load_questions
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
@@ -43,9 +41,16 @@ def script(name: str) -> str:
     text = "".join(part(n).read_text(encoding="utf-8") for n in names)
     lines = text.splitlines(keepends=True)
     head = "".join(takewhile(lambda line: line.startswith("#"), lines))  # shellcheck's directives count at the top
-    variables = {**shell_variables(), **question_variables(load_questions())}
+    variables = shell_variables() | (_questions() if "$SMI_" in text else {})
     rows = "".join(f"{key}='{value}'\n" for key, value in variables.items() if f"${key}" in text)
     return head + rows + text[len(head) :]
+
+
+def _questions() -> dict[str, str]:
+    from gpunode.core.knowledge.questions import question_variables
+    from gpunode.edge.load import load_questions
+
+    return question_variables(load_questions())
 
 
 def part(name: str) -> Traversable:

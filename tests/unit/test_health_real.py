@@ -55,6 +55,14 @@ ILLS: Mapping[str, tuple[tuple[tuple[str, str, str], ...], int, str, str, str]] 
         "reset-required",
     ),
     "ECC": (((SECOND, "ecc.errors.uncorrected.volatile.total", "3"),), 0, "gpu.ecc", "GPU 1: 3 uncorrected", ""),
+    "hot": (((SECOND, "clocks.reasons", "0x48"),), 0, "gpu.slowdown", "GPU 1: HW thermal slowdown", "gpu-throttled"),
+    "power brake": (
+        ((FIRST, "clocks.reasons", "0x88"),),
+        0,
+        "gpu.slowdown",
+        "GPU 0: HW power brake slowdown",
+        "gpu-throttled",
+    ),
     "links down": (((SECOND, "nvlink", "down"),), 0, "nvlink.down", "GPU 1: all links", "nvlink-inactive"),
     "link down": (((SECOND, "nvlink.3", "down"),), 0, "nvlink.down", "GPU 1 link 3", "nvlink-inactive"),
 }
@@ -82,10 +90,16 @@ def test_healthy_gpus_raise_no_alarm(smi: Smi, tmp_path: Path) -> None:
     checks = {check.id: check for check in health_checks(facts, load_knowledge())}
     assert [check for check in checks.values() if check.status in ("failed", "warning")] == []
     assert state_faults(facts, {}, None) == {}
-    asked = {"gpu.count", "gpu.remap-pending", "gpu.remap-failure", "gpu.retirement-pending", "gpu.ecc"}
+    asked = {"gpu.count", "gpu.slowdown", "gpu.remap-pending", "gpu.remap-failure", "gpu.retirement-pending", "gpu.ecc"}
     asked |= {"fabric.state"} if smi.branch >= 525 else set()
     asked |= {"gpu.recovery"} if smi.branch >= 570 else set()
     assert {name for name in asked if checks[name].status != "passed"} == set()
+
+
+@pytest.mark.parametrize("mask", ["0x1", "0x4", "0x2", "0x10", "0x100", "0x20"])
+def test_clocks_that_idle_or_that_somebody_has_set_are_no_fault(mask: str, smi: Smi, tmp_path: Path) -> None:
+    facts = node(smi, tmp_path, (FIRST, "clocks.reasons", mask))
+    assert [check for check in health_checks(facts, load_knowledge()) if check.status in ("failed", "warning")] == []
 
 
 @pytest.mark.parametrize("ill", ILLS)

@@ -41,6 +41,7 @@ H100 = NvmlGpu(
     fabric_state="Completed",
     fabric_status="Success",
     recovery="None",
+    event_reasons="0x0000000000000001",
 )
 Machine = Callable[..., Path]
 
@@ -106,6 +107,7 @@ def test_what_a_gpu_does_not_support_stays_empty(machine: Machine, binding: str)
         memory_mib=24564,
         persistence="Disabled",
         recovery="None",
+        event_reasons="0x0000000000000001",
     )
     assert (old.retired_pending, old.remap_pending, old.fabric_state, old.fault) == ("No", "", "", "")
 

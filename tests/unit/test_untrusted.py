@@ -190,6 +190,7 @@ OWN = {
     "edge/detect.py": "what gpunode's own plugin wrote",
     "edge/extras.py": "pip's own record",
     "edge/fleet/runs.py": "gpunode's own database",
+    "edge/host/nvml.py": "what gpunode's own process printed",
     "edge/host/target.py": "gpunode's own journal",
     "edge/kube/client.py": "an answer of the API; JSON has no aliases",
     "edge/load.py": "gpunode.yml with a loader of its own, behind check_aliases",

@@ -47,7 +47,7 @@ class _Rule:
 def gpu_troubles(facts: NodeFacts) -> Iterator[Trouble]:
     """Everything that is wrong with a GPU by the driver's own word."""
     for gpu in facts.nvml:
-        for rule in (_FAULT, *_RULES, _RECOVERY, _FABRIC):
+        for rule in (_FAULT, *_RULES, _RECOVERY, _SLOWDOWN, _FABRIC):
             verdict, words = rule.judge(gpu)
             if verdict == "bad":
                 yield Trouble(check=rule.id, gpu=gpu.index, what=words, fix=rule.fix(words))
@@ -61,6 +61,8 @@ def gpu_checks(facts: NodeFacts) -> Iterator[Check]:
         yield from _judged(facts, found, _RECOVERY)
     for rule in _RULES:
         yield from _judged(facts, found, rule)
+    if any(gpu.event_reasons for gpu in facts.nvml):  # else nobody asked: a probe that an older gpunode saved
+        yield from _judged(facts, found, _SLOWDOWN)
     yield from _links(facts)
     if facts.nvswitches or facts.nvlink5_fabric or any(gpu.fabric_state not in ("", "N/A") for gpu in facts.nvml):
         yield from _joined(facts, found)
@@ -211,6 +213,31 @@ def _recovery_fix(words: str) -> str:
 
 _RECOVERY = _Rule(
     id="gpu.recovery", judge=_recovery, good="the driver recommends no reset and no reboot", fix=_recovery_fix
+)
+
+
+# nvml.h, nvmlClocksEventReason…: what the board itself does to protect itself; idle clocks, a power cap and settings
+# are no faults
+_SLOWDOWNS = {0x40: "HW thermal slowdown", 0x80: "HW power brake slowdown", 0x08: "HW slowdown"}
+
+
+def _slowdown(gpu: NvmlGpu) -> tuple[Verdict, str]:
+    reasons = gpu.event_reasons
+    if reasons == "N/A":
+        return "none", "does not report it"
+    try:
+        mask = int(reasons, 16)
+    except ValueError:
+        return _unread(gpu)
+    named = [words for bit, words in _SLOWDOWNS.items() if mask & bit]
+    return ("bad", ", ".join(named)) if named else ("good", "")
+
+
+_SLOWDOWN = _Rule(
+    id="gpu.slowdown",
+    judge=_slowdown,
+    good="no clock is held down by heat or by the power supply",
+    fix=lambda _: "nvidia-smi -q shows its reasons and temperatures; fans, airflow, power cables and supply",
 )
 
 

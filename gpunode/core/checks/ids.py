@@ -30,6 +30,8 @@ CHECKS: Mapping[str, Mapping[str, str]] = {
         "gpu.remap-failure": "a row of GPU memory cannot be repaired; *skipped* where MIG hides it",
         "gpu.retirement-pending": "a page of GPU memory waits to be retired",
         "gpu.ecc": "uncorrected ECC errors since boot",
+        "gpu.slowdown": "a GPU is slowed down by its board: heat or the power supply (not by idling, a power cap or "
+        "settings)",
         "gpu.xid": "the kernel log has Xids since boot that are not an application's own (those are a warning)",
         "nvlink.down": "a GPU has links that are not active while others are, or all of its links are down while "
         "those of others are up",

@@ -76,6 +76,7 @@ _SIGNS = {
     "gpu.retirement-pending": "reset-required",
     "gpu.recovery": "reset-required",
     "gpu.remap-failure": "row-remap-failed",
+    "gpu.slowdown": "gpu-throttled",
     "fabric.state": "fm-state-in-progress",
 }
 

@@ -45,6 +45,7 @@ _TEXT_FIELDS = {
     "fabric.state": "fabric_state",
     "fabric.status": "fabric_status",
     "gpu_recovery_action": "recovery",
+    "clocks_throttle_reasons.active": "event_reasons",
 }
 _AMPERE = 450  # the first driver branch that runs its GPUs
 _ROWS = ("pci.bus_id", "remapped_rows.pending", "remapped_rows.failure")  # what the probe asks --query-remapped-rows

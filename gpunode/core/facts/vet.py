@@ -146,6 +146,7 @@ RULES: Mapping[type, Mapping[str, Rule]] = {
         "fabric_state": STATE,
         "fabric_status": STATE,
         "recovery": STATE,
+        "event_reasons": STATE,
         "fault": STATE,
     },
     Topology: {"names": LINE, "links": LINE, "cpus": LINE, "numa": LINE},

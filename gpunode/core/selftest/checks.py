@@ -456,6 +456,7 @@ _SIGNS: Mapping[str, Callable[[Seen], bool]] = {
     "gpu.remap-pending": _any("remap_pending", "Yes"),
     "gpu.remap-failure": _any("remap_failure", "Yes"),
     "gpu.retirement-pending": _any("retired_pending", "Yes"),
+    "gpu.slowdown": lambda seen: any(int(gpu.get("event_reasons", "0"), 16) & 0xC8 for gpu in seen.nvml.gpus.values()),
     "gpu.count": lambda seen: len(seen.nvml.gpus) != len(seen.facts.gpus),
     "gpu.xid": lambda seen: bool(seen.xids),
     "driver.loaded": lambda seen: not seen.nvml.machine.get("driver"),

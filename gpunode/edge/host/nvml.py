@@ -257,6 +257,7 @@ def _described(gpu: _Gpu, slot: str) -> NvmlGpu:
         fabric_state=state,
         fabric_status=status,
         recovery=gpu.recovery(),
+        event_reasons=_mask(ask("CurrentClocksThrottleReasons")),
     )
     return dataclasses.replace(found, fault=gpu.fault)
 
@@ -301,8 +302,13 @@ def _dumped(gpu: _Gpu, slot: str) -> dict[str, Any]:
     more["nvlink"] = "".join(str(state) for state in links if state is not None) or None
     state, status = gpu.fabric()
     more |= {"fabric_state": state or None, "fabric_status": status or None, "recovery": gpu.recovery() or None}
+    more["event_reasons"] = _mask(ask("CurrentClocksThrottleReasons")) or None
     more["fault"] = gpu.fault or None
     return found | {name: value for name, value in more.items() if value is not None}
+
+
+def _mask(reasons: int | None) -> str:
+    return "" if reasons is None else f"0x{reasons:016x}"  # as nvidia-smi writes it
 
 
 def _pci_id(number: int) -> str:
