@@ -67,9 +67,10 @@ docs: install  ## write the generated pages of docs/
 site: install  ## build the documentation as a site into build/site; a warning fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-release: $(VENV)/.release  ## everything of a release into dist/: wheel, sdist, collection, bill of materials, licences, audit, sums
+release: $(VENV)/.release  ## everything of a release into dist/: wheel, sdist, gpunode.pyz, collection, bill of materials, licences, audit, sums
 	rm -rf dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py build dist
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py pyz dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py galaxy dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py bill dist
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py sums dist
@@ -77,6 +78,7 @@ release: $(VENV)/.release  ## everything of a release into dist/: wheel, sdist, 
 audit: $(VENV)/.release  ## which known holes what a release brings with it has (asks PyPI)
 	@mkdir -p .cache/audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py build .cache/audit
+	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py pyz .cache/audit
 	@PATH="$(CURDIR)/$(BIN):$$PATH" python .ci/release.py audit .cache/audit
 
 clean:  ## remove lab nodes, .venv and caches

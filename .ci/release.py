@@ -2,6 +2,7 @@
 
 release.py version [NEW]   the version, or write a new one into the files that carry it
 release.py build DIR       wheel, sdist and the collection's tarball: no network, same sources → same bytes
+release.py pyz DIR      gpunode.pyz, with what the wheel needs for four Pythons and two machines (asks PyPI)
 release.py galaxy DIR      whether Galaxy takes the collection: its importer ends without an error or a warning
 release.py bill DIR        of what the wheel brings into a fresh environment: bill of materials, licences, audit
 release.py audit DIR       the audit alone: which holes are known; says so where nobody can be asked
@@ -27,6 +28,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / ".ci/pyz"))
+import pack  # noqa: E402
+
+PYZ = "gpunode.pyz"
 COLLECTION = "ansible_collections/gpunode/node"
 VERSIONS = {  # file → what stands before the version in it; pyproject.toml reads the first
     "gpunode/__init__.py": '__version__ = "',
@@ -44,7 +49,7 @@ def main(command: str, argument: str = "") -> None:
         return
     target = Path(argument or "dist").resolve()
     target.mkdir(parents=True, exist_ok=True)
-    {"build": build, "galaxy": galaxy, "bill": bill, "audit": audit, "sums": sums}[command](target)
+    {"build": build, "pyz": pyz, "galaxy": galaxy, "bill": bill, "audit": audit, "sums": sums}[command](target)
 
 
 # ---------------------------------------------------------------- the version
@@ -86,6 +91,14 @@ def build(target: Path) -> None:
         tarball = Path(built.split()[-1])
         (target / tarball.name).write_bytes(same_bytes(tarball.read_bytes(), _epoch()))
     print(*sorted(path.name for path in target.iterdir()), sep="\n")
+
+
+def pyz(target: Path) -> None:
+    """The same packages give the same bytes; which those are depends on the day, as with the bill of materials."""
+    with tempfile.TemporaryDirectory() as folder:
+        sites = pack.filled(_wheel(target), Path(folder))
+        pack.pack(sites, target / PYZ, _epoch())
+    print(f"{PYZ}: {(target / PYZ).stat().st_size >> 20} MiB for {', '.join(sites)}")
 
 
 def galaxy(target: Path) -> None:
@@ -159,7 +172,11 @@ def bill(target: Path) -> None:
             "--output-reproducible", "--output-format", "JSON", "--output-file", bom, python)  # fmt: skip
         run("pip-licenses", "--python", python, "--partial-match", "--allow-only", LICENCES, "--order", "name",
             "--with-urls", "--format", "markdown", "--output-file", target / "licences.md")  # fmt: skip
-        print(f"{bom.name}: {len(json.loads(bom.read_text())['components'])} components; licences.md")
+        components = json.loads(bom.read_text())["components"]
+        print(f"{bom.name}: {len(components)} components; licences.md")
+        unlisted = {name for found in _packed(target) for name in found} - {pack.plain(c["name"]) for c in components}
+        if unlisted - {"gpunode"}:
+            sys.exit(f"{PYZ} has what the bill has not: {', '.join(sorted(unlisted))}")
         _audit(python, target / "audit.json")
 
 
@@ -168,19 +185,37 @@ def audit(target: Path) -> None:
         _audit(python, target / "audit.json")
 
 
+def _packed(target: Path) -> list[dict[str, str]]:
+    """The packages of gpunode.pyz with their versions, for each Python that has others; none where there is no file."""
+    if not (target / PYZ).is_file():
+        return []
+    with zipfile.ZipFile(target / PYZ) as packed:
+        found = json.loads(packed.read("packages.json")).values()
+    return [dict(pairs) for pairs in sorted({tuple(one.items()) for one in found})]
+
+
 def _audit(python: Path, found: Path) -> None:
     """Ends with 1 when a hole is known; when nobody can be asked, says so and leaves no file."""
     found.unlink(missing_ok=True)
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    command = ("pip-audit", "--path", site, "--progress-spinner", "off", "--format", "json")
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    try:
-        packages = json.loads(done.stdout)["dependencies"]
-    except (ValueError, KeyError):
-        reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
-        print(f"NOT AUDITED, pip-audit could not ask: {reason[:300]}", file=sys.stderr)
-        return
-    found.write_text(done.stdout, encoding="utf-8")
+    audited = {}
+    with tempfile.TemporaryDirectory() as folder:
+        asked: list[list[str | Path]] = [["--path", site]]
+        for n, versions in enumerate(_packed(found.parent)):
+            pins = Path(folder, f"{n}.txt")
+            pins.write_text("".join(f"{p}=={v}\n" for p, v in versions.items() if p != "gpunode"), encoding="utf-8")
+            asked.append(["--no-deps", "--disable-pip", "--requirement", pins])
+        for words in asked:
+            command = ["pip-audit", *words, "--progress-spinner", "off", "--format", "json"]
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            try:
+                audited |= {(one["name"], one.get("version")): one for one in json.loads(done.stdout)["dependencies"]}
+            except (ValueError, KeyError):
+                reason = (done.stderr.strip().splitlines() or ["no answer"])[-1]
+                print(f"NOT AUDITED, pip-audit could not ask: {reason[:300]}", file=sys.stderr)
+                return
+    packages = list(audited.values())
+    found.write_text(json.dumps({"dependencies": packages}, indent=1) + "\n", encoding="utf-8")
     holes = [f"{p['name']} {p['version']}: {v['id']}" for p in packages for v in p.get("vulns", ())]
     print(f"{len(packages)} packages audited, {len(holes)} known holes", *holes, sep="\n")
     if holes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import click
@@ -42,7 +41,9 @@ def version(output_format: str) -> int:
 
 def own_playbook_command() -> Path:
     """The ansible-playbook that gpunode runs: that of its own environment."""
-    return Path(sys.executable).with_name("ansible-playbook")
+    from gpunode.edge.programs import program_of
+
+    return program_of("ansible-playbook")
 
 
 def other_playbook_command() -> str:

@@ -8,9 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
+from gpunode import __version__
 from gpunode.cli.common import format_option
 from gpunode.cli.output import echo, print_json
 from gpunode.core.errors import Exit, InputError
+
+NO_GPU = "no NVIDIA GPU here: PCI has none, and nvidia-smi lists none"
 
 if TYPE_CHECKING:
     from gpunode.core.selftest.record import Record
@@ -67,7 +70,8 @@ def selftest(
     Facts are compared field by field with nvidia-smi, NVML, lspci, sysfs and /proc, the knowledge with the devices; a
     container and 30 seconds of work use them. No setting is changed without --change. A redacted archive is written.
     """
-    from gpunode.edge.selftest.run import Options, load_record, write_archive
+    from gpunode.edge.selftest.capture import Clock
+    from gpunode.edge.selftest.run import Options, gpu_here, load_record, write_archive
 
     if listed:
         return _list(output_format)
@@ -75,6 +79,8 @@ def selftest(
         raise click.UsageError("--from reads a record: leave out --change and --output")
     if source:
         return _show(load_record(source), None, output_format)
+    if not gpu_here(Clock(limit)):
+        return _nothing(output_format)
     if change and not yes:
         _ask()
     name = f"gpunode-selftest-{datetime.now(UTC):%Y%m%d-%H%M%S}.tar.gz"
@@ -97,6 +103,23 @@ def _list(output_format: str) -> int:
     for check in CHECKS:
         echo(f"{check.id:<{width}}  {check.part:<10}  {check.compares}")
     return Exit.OK
+
+
+def _nothing(output_format: str) -> int:
+    """Of a machine on which no check is possible: one paragraph, and no archive."""
+    from gpunode.core.selftest.checks import CHECKS
+    from gpunode.core.selftest.record import Record, results_data
+
+    if output_format == "json":
+        print_json({**results_data(Record(gpunode=__version__), ()), "archive": None, "reason": NO_GPU})
+    else:
+        echo(
+            f"{NO_GPU}. Nothing was checked, and no archive was written.\n"
+            f"On a machine with one, selftest makes {len(CHECKS)} checks (gpunode selftest --list): what gpunode reads "
+            "against\nnvidia-smi, NVML, lspci, sysfs and /proc, containers with its GPUs, and work on each GPU; it "
+            "changes no setting\nwithout --change, and writes a redacted archive."
+        )
+    return Exit.REFUSED
 
 
 def _ask() -> None:

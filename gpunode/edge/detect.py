@@ -7,7 +7,6 @@ import logging
 import math
 import os
 import subprocess
-import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from gpunode.core.errors import GpunodeError, InputError, UnreachableError
+from gpunode.edge.programs import python_module
 from gpunode.edge.share import in_its_share
 from gpunode.edge.ssh.many import NotServed, Ran, Target, parse_host, run_many
 
@@ -283,7 +283,8 @@ def probe_by_ansible(hosts: Sequence[Target], targets: Targets) -> list[Ran]:
         (folder / "limit").write_text("".join(f"{t.name}\n" for t in hosts), encoding="utf-8")
         password = {"ansible_become_password": targets.become_password} if targets.become_password else {}
         (folder / "extra.yml").write_text(dump(password), encoding="utf-8")
-        command = [sys.executable, "-m", "ansible", "adhoc", "all", "--limit", f"@{folder}/limit"]
+        start, _ = python_module("ansible")
+        command = [*start, "adhoc", "all", "--limit", f"@{folder}/limit"]
         for source in targets.inventory or (f"{folder}/inventory.yml",):
             command += ["-i", source]
         command += [

@@ -43,10 +43,8 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
     """
     if isinstance(error, GpunodeError):
         return error
-    if isinstance(error, ModuleNotFoundError) and (package := (error.name or "gpunode").partition(".")[0]) != "gpunode":
-        from gpunode.edge.extras import install_command
-
-        return GpunodeError(f"the Python package {package} is not installed", fix=f"{install_command()} brings it")
+    if isinstance(error, ImportError) and (refused := _not_loaded(error)):
+        return refused
     if isinstance(error, OSError):
         name = str(error.filename or "")
         inside = name.startswith(f"{_state_name()}/") or name == _state_name()
@@ -56,6 +54,24 @@ def as_error(error: Exception, *, host: str = "", hide: Callable[[str], str] = l
     stated = stated if len(stated) <= _PRINTED else f"{stated[:_PRINTED]} …"
     what = f"unexpected {type(error).__name__}: {stated}"
     return GpunodeError(f"{host}: {what}" if host else what, fix=_keep(error, host, hide))
+
+
+def _not_loaded(error: ImportError) -> GpunodeError | None:
+    """A package of others that is missing, or whose compiled part is, or cannot be loaded; None: something is wrong."""
+    from gpunode.edge.extras import install_command
+
+    package = (error.name or "gpunode").partition(".")[0]
+    if package == "gpunode":
+        return None
+    if isinstance(error, ModuleNotFoundError):
+        return GpunodeError(f"the Python package {package} is not installed", fix=f"{install_command()} brings it")
+    if error.path and not error.path.endswith(".so"):
+        return None
+    return GpunodeError(
+        f"the Python package {package} cannot be loaded: {error.msg}",
+        fix=f"{install_command()} brings one for this machine; if its file lies where programs may not run (noexec), "
+        "choose another place (gpunode.pyz: XDG_CACHE_HOME=FOLDER)",
+    )
 
 
 def _words(error: Exception) -> str:

@@ -461,10 +461,35 @@ def test_the_list_of_checks_is_shown() -> None:
 def test_nothing_is_changed_without_a_terminal_to_ask_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(run, "examine", lambda *_, **__: pytest.fail("it went on"))
+    monkeypatch.setattr(run, "gpu_here", lambda _: True)
     done = gpunode("--change")
     assert done.return_value == 2 and "no terminal" in done.stderr
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert gpunode("--change").return_value == 5
+
+
+def test_without_a_gpu_there_is_one_paragraph_and_no_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (pci := tmp_path / "pci").mkdir()
+    monkeypatch.setattr(run, "PCI", pci)
+    monkeypatch.setattr(run, "examine", lambda *_, **__: pytest.fail("there is nothing to look at"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(capturing, "SYSTEM_PATH", ())
+    monkeypatch.chdir(tmp_path)
+    done = gpunode()
+    assert done.return_value == 5 and done.stdout.startswith("no NVIDIA GPU here")
+    assert done.stdout.count("\n") <= 5 and f"{len(CHECKS)} checks" in done.stdout
+    data = json.loads(gpunode("--format", "json").stdout)
+    assert data["archive"] is None and data["checks"] == [] and "no NVIDIA GPU" in data["reason"]
+    assert list(tmp_path.iterdir()) == [pci]
+
+    (smi := tmp_path / "nvidia-smi").write_text("#!/bin/sh\necho 'GPU 0: NVIDIA H100 (UUID: GPU-1)'\n")
+    smi.chmod(0o755)
+    assert run.gpu_here(Clock(10)), "a GPU that only the driver knows is what a selftest is for"
+    smi.unlink()
+    for name, text in {"vendor": "0x10de\n", "class": "0x030200\n"}.items():
+        (pci / "0000:17:00.0").mkdir(exist_ok=True)
+        (pci / "0000:17:00.0" / name).write_text(text)
+    assert run.gpu_here(Clock(10))
 
 
 def test_the_page_shows_what_is_printed(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cache, cached_property
 from typing import Any, Literal
@@ -134,13 +134,33 @@ class Faults:
 
 
 def _automaton(words: Mapping[str, object]) -> Any:
-    import ahocorasick
-
+    """All words in one pass over a text; where that library has no build for this Python, one search for each word."""
+    try:
+        import ahocorasick
+    except ImportError:
+        return _Searches(words)
     finder = ahocorasick.Automaton()
     for word, value in (words or {"\0": ""}).items():  # one without words cannot be asked
         finder.add_word(word, value)
     finder.make_automaton()
     return finder
+
+
+@dataclass(frozen=True)
+class _Searches:
+    """What ahocorasick.Automaton does, by str.find: the same hits in the same order, but slower."""
+
+    words: Mapping[str, object]
+
+    def iter(self, text: str) -> Iterator[tuple[int, object]]:
+        hits = []
+        for word, value in self.words.items():
+            at = text.find(word)
+            while at >= 0:
+                hits.append((at + len(word) - 1, at, value))
+                at = text.find(word, at + 1)
+        hits.sort(key=lambda hit: hit[:2])  # of those that end at one place the longest first
+        return ((last, value) for last, _, value in hits)
 
 
 def parse_messages(files: Mapping[str, Mapping[str, Any]]) -> tuple[Message, ...]:

@@ -22,6 +22,7 @@ from gpunode.core.mask import mask
 from gpunode.core.printable import printable
 from gpunode.edge import supervise
 from gpunode.edge.isolate import isolated
+from gpunode.edge.programs import program_of
 from gpunode.edge.state import make_private
 
 # What Ansible, ssh and become need of the caller's environment, and no more: secrets in it stay out of artifacts.
@@ -226,7 +227,7 @@ def _allowed(folder: Path) -> dict[str, str]:
     from ansible import constants
 
     allowed = {k: v for k, v in os.environ.items() if k in ENVIRONMENT or k.startswith(ANSIBLE_PREFIX)}
-    scripts = str(Path(sys.executable).parent)
+    scripts = str(program_of("ansible-playbook").parent)
     if not shutil.which("ansible-playbook", path=allowed.get("PATH", "")) or scripts not in allowed.get("PATH", ""):
         allowed["PATH"] = f"{scripts}:{allowed.get('PATH', os.defpath)}"
     allowed.setdefault("ANSIBLE_PIPELINING", "True")

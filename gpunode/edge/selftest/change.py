@@ -15,7 +15,6 @@ import re
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from typing import Any
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.model import NodeFacts, NvmlGpu
 from gpunode.core.selftest.readings import read_profiles
+from gpunode.edge.programs import python_module
 from gpunode.edge.selftest.capture import Clock, capture, find
 
 KEEP = Path("/etc/gpunode/keep-settings")  # its owner says: GPU settings of this machine stay as they are
@@ -250,9 +250,10 @@ def _runtime(facts: NodeFacts, clock: Clock) -> Iterator[dict[str, Any]]:
 
 
 def _edit(verb: str, engine: str, version: str, tree: Path, clock: Clock) -> str:
-    words = [sys.executable, "-m", "gpunode", "runtime", verb, "--runtime", engine, "--root", str(tree)]
+    command, variables = python_module("gpunode")
+    words = [*command, "runtime", verb, "--runtime", engine, "--root", str(tree)]
     more = ["--engine-version", version] if version else []
-    environment: Mapping[str, str] = {"XDG_STATE_HOME": str(tree / "state")}
+    environment: Mapping[str, str] = {"XDG_STATE_HOME": str(tree / "state"), **variables}
     return capture([*words, *more], clock, SECONDS, env=environment).error
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import os
-import sys
 import tarfile
 import tempfile
 import time
@@ -31,6 +30,7 @@ from gpunode.core.selftest.record import (
 )
 from gpunode.edge.host.nvml import nvml_dump
 from gpunode.edge.load import load_knowledge, load_mig
+from gpunode.edge.programs import python_module
 from gpunode.edge.selftest.capture import Clock, capture, first_line, only_if_good, timed
 from gpunode.edge.selftest.change import locked, run_changes
 from gpunode.edge.selftest.containers import Devices, listed, run_containers
@@ -187,18 +187,17 @@ def _commands(folder: Path, so_far: Mapping[str, Capture], clock: Clock) -> Iter
     (folder / "seen").mkdir()
     (folder / "seen/localhost.probe").write_text(so_far["probe.txt"].text)
     for name, words in given.items():
-        command = [sys.executable, "-m", "gpunode", *words, "--format", "json"]
-        done = _elsewhere(command, folder, clock, environment)
+        done = _elsewhere([*words, "--format", "json"], folder, clock, environment)
         if name == "verify" and done.exit is not None:
             (folder / "seen/verify.json").write_text(done.text)
         yield f"{name}.json", done if done.text else replace(done, text=done.error)
 
 
-def _elsewhere(command: list[str], folder: Path, clock: Clock, environment: Mapping[str, str]) -> Capture:
-    """In that folder: the gpunode.yml of the current one is not meant."""
-    shell = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *command]
-    path = os.pathsep.join([str(Path(__file__).parents[3]), os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
-    return capture(shell, clock, 90, env={**environment, "PYTHONPATH": path})
+def _elsewhere(words: list[str], folder: Path, clock: Clock, environment: Mapping[str, str]) -> Capture:
+    """gpunode in that folder: the gpunode.yml of the current one is not meant."""
+    command, variables = python_module("gpunode")
+    shell = ["sh", "-c", 'cd "$1" && shift && exec "$@"', "sh", str(folder), *command, *words]
+    return capture(shell, clock, 90, env={**environment, **variables})
 
 
 # ---------------------------------------------------------------- judged, packed, and read again
@@ -237,6 +236,14 @@ def load_record(path: Path) -> Record:
         return read_record({name: data.decode(errors="replace") for name, data in files.items()})
     except (OSError, tarfile.TarError) as error:
         raise InputError(f"record {path}: {error}", expected="an archive of gpunode selftest, or its folder") from error
+
+
+def gpu_here(clock: Clock) -> bool:
+    """Whether a selftest has anything to look at: an NVIDIA GPU on PCI, or an nvidia-smi that lists one."""
+    for device in PCI.iterdir() if PCI.is_dir() else ():
+        if first_line(device / "vendor") == "0x10de" and first_line(device / "class").startswith("0x03"):
+            return True
+    return "GPU " in capture(("nvidia-smi", "-L"), clock, 45).text
 
 
 def gpus_of(record: Record) -> int:
