@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from importlib.resources import as_file, files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from gpunode.lab import packages_deb
@@ -25,6 +26,9 @@ ORIGINS = {
     "non-free": "Debian",
     "restricted": "Ubuntu",
 }
+
+
+NO_PROGRAMS: Mapping[str, bytes] = MappingProxyType({})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,13 +57,16 @@ class RepositoryInfo:
         return tuple(self.directory / name for name in self.base[distro])
 
 
-def build_repository(directory: Path, *, log: Callable[[str], None] = print) -> RepositoryInfo:
+def build_repository(
+    directory: Path, *, programs: Mapping[str, bytes] = NO_PROGRAMS, log: Callable[[str], None] = print
+) -> RepositoryInfo:
     """Build all repositories in `directory`; at once done when it already holds what would be built.
 
-    Needs gpg.  The keys are made for this build, and their secret halves thrown away.  Raises GpunodeError.
+    `programs` are those of packages_vendor.py.  Needs gpg.  The keys are made for this build, and their secret halves
+    thrown away.  Raises GpunodeError.
     """
     with as_file(files("gpunode.lab")) as lab:
-        texts = texts_in(lab / "standins/packages")
+        texts = texts_in(lab / "standins/packages") | dict(programs)
         tables = [path.read_bytes() for path in sorted(lab.glob("packages*.toml"))]
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
         ubuntu = texts_in(lab / "ubuntu")
