@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 
 from gpunode.lab import emulation, families, images, machine, nodes, packages, packages_vendor
 from gpunode.lab.images import Variant
@@ -24,9 +25,16 @@ def image_of(variant: Variant, log: Log) -> tuple[str, RepositoryInfo]:
             folder = machine.places().repository / "families" / re.sub(r"\W", "", variant.distro)
             tree = images.ensure_tree(variant, log=log)
             info = families.build(variant.distro, family, folder, tree, programs=programs, log=log)
+        release, overlays = images.RELEASES[variant.distro], {}
+        if release.vendor == "ubuntu" or release.looks_like:
+            version = variant.distro.partition(":")[2]
+            canonical = packages_vendor.canonical(version, log=log)
+            more = packages.build_restricted(info.directory, version, canonical, programs=programs, log=log)
+            info = replace(info, sources=(*info.sources, *more.sources))
+            overlays = packages_vendor.overlays(programs, log=log)
     debs = () if variant.real_driver else info.base_packages(images.served(variant.distro))
     if arch == "amd64":
-        return images.ensure_image(variant, debs, log=log), info
+        return images.ensure_image(variant, debs, overlays=overlays, log=log), info
     emulation.register(log=log)
     try:
         return images.ensure_image(variant, debs, log=log), info
