@@ -99,7 +99,7 @@ def here(branch: str) -> bool:
 
 
 def debs(source: Source, packages: Sequence[str], *, log: Log = print) -> list[Path]:
-    """The newest of these packages in that part of the archive, as files below the cache; dependencies are not followed.
+    """The newest of these packages in that part of the archive, as files below the cache, without dependencies.
 
     Raises RefusedError where the archive cannot be reached, or does not have one.
     """

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import platform
 import re
 import shutil
 import subprocess
@@ -27,8 +28,7 @@ from gpunode.lab.machine import Log
 HEADER = "nvidia-nvml-dev==13.5.37"
 HEADER_SHA256 = "7394fcbefa9ba537e8238cbb1caa4cd2db6bbfbff208d217a8a884947113ae6d"
 COMPILERS = {"amd64": "x86_64-linux-gnu-gcc", "arm64": "aarch64-linux-gnu-gcc"}
-FLAGS = ("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-Wall", "-Wno-deprecated-declarations")
-FLAGS = (*FLAGS, "-Wl,-soname,libnvidia-ml.so.1")
+FLAGS = "-std=gnu11 -O2 -fPIC -shared -fvisibility=hidden -Wno-deprecated-declarations -Wl,-soname,libnvidia-ml.so.1"
 NAME = "libnvidia-ml.so.1"
 
 
@@ -41,7 +41,7 @@ def build(*, arch: str = "amd64", without: Sequence[str] = (), log: Log = print)
     with machine.lock("nvml", log=log), as_file(files("gpunode.lab.nvml") / "nvml.c") as source:
         compiler = _compiler(arch)
         text = header(log=log)
-        inputs = (source.read_text(), text, *FLAGS, arch, *sorted(without), _REST)
+        inputs = (source.read_text(), text, FLAGS, arch, *sorted(without), _REST)
         built = folder() / hashlib.sha256("\0".join(inputs).encode()).hexdigest()[:16] / NAME
         if not built.exists():
             log(f"compiling the lab's {NAME}")
@@ -68,7 +68,7 @@ def header(*, log: Log = print) -> str:
         new = kept.with_suffix(".new")
         new.write_bytes(text)
         new.replace(kept)
-    return kept.read_text()
+    return str(kept.read_text())
 
 
 def with_gpus(library: Path, table: str) -> bytes:
@@ -78,7 +78,8 @@ def with_gpus(library: Path, table: str) -> bytes:
 
 
 def _compiler(arch: str) -> str:
-    for name in (COMPILERS[arch], *(("gcc", "cc") if os.uname().machine == "x86_64" and arch == "amd64" else ())):
+    own = ("gcc", "cc") if (arch, platform.machine()) in (("amd64", "x86_64"), ("arm64", "aarch64")) else ()
+    for name in (COMPILERS[arch], *own):
         if shutil.which(name):
             return name
     raise RefusedError(f"there is no C compiler for {arch}", expected=COMPILERS[arch], fix="apt-get install gcc")
@@ -87,9 +88,11 @@ def _compiler(arch: str) -> str:
 def _download(requirement: str, sha256: str, place: Path) -> Path:
     wanted = place / "wanted.txt"
     wanted.write_text(f"{requirement} --hash=sha256:{sha256}\n")
-    pip = (sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-deps")
-    command = (*pip, "--require-hashes", "--only-binary=:all:", "--dest", str(place), "--requirement", str(wanted))
-    command = (*command, "--platform=manylinux2014_x86_64", "--platform=any", "--retries=1", "--timeout=15")
+    options = (
+        "--quiet --disable-pip-version-check --no-deps --require-hashes --only-binary=:all: --retries=1 --timeout=15"
+    )
+    where = ("--platform=manylinux2014_x86_64", "--platform=any", "--dest", str(place), "--requirement", str(wanted))
+    command = (sys.executable, "-m", "pip", "download", *options.split(), *where)
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     found = next(place.glob("*.whl"), None)
     if done.returncode or not found:
@@ -119,7 +122,7 @@ def _compile(compiler: str, source: Path, text: str, without: Sequence[str], bui
         (where / "rest.c").write_text(_REST + "".join(f"MISSING({name})\n" for name in missing))
         (where / "exports").write_text(f"{{ global: nvml*; local: {''.join(f'{n}; ' for n in without)}*; }};\n")
         new = where / NAME
-        command = (compiler, *FLAGS, f"-Wl,--version-script,{where}/exports", "-I", place)
+        command = (compiler, *FLAGS.split(), f"-Wl,--version-script,{where}/exports", "-I", place)
         machine.run(*command, str(source), str(where / "rest.c"), "-o", str(new), "-ldl")
         shutil.copy(new, built.with_suffix(".new"))
         built.with_suffix(".new").replace(built)

@@ -592,8 +592,11 @@ EXPORT nvmlReturn_t nvmlDeviceGetUUID(nvmlDevice_t device, char *uuid, unsigned 
 
 EXPORT nvmlReturn_t nvmlDeviceGetIndex(nvmlDevice_t device, unsigned *index)
 {
+    struct instance *found[MOST_INSTANCES], *mig = as_instance(device);
     KNOW(index);
-    *index = gpu->index;
+    *index = mig ? 0 : gpu->index;
+    for (unsigned i = 0, all = mig ? read_instances(gpu, found) : 0; i < all && found[i] != mig; i++)
+        *index += found[i]->computes != 0;
     return NVML_SUCCESS;
 }
 
@@ -812,7 +815,7 @@ NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, "pstate", 0)
 NUMBER(nvmlDeviceGetPowerState, nvmlPstates_t, "pstate", 0)
 NUMBER(nvmlDeviceGetMultiGpuBoard, unsigned, "multigpu_board", 0)
 NUMBER(nvmlDeviceGetBoardId, unsigned, "board_id", gpu->index << 8)
-NUMBER(nvmlDeviceGetNumaNodeId, unsigned, "numa_node", 0)
+NUMBER(nvmlDeviceGetNumaNodeId, unsigned, "numa_node", NONE) /* memory that is a node of its own: GH200, GB200 */
 NUMBER(nvmlDeviceGetIrqNum, unsigned, "irq", 11)
 NUMBER(nvmlDeviceGetModuleId, unsigned, "module_id", gpu->index + 1)
 NUMBER(nvmlDeviceGetNumGpuCores, unsigned, "cores", 16896)
@@ -1190,14 +1193,15 @@ EXPORT nvmlReturn_t nvmlDeviceGetAccountingPids(nvmlDevice_t device, unsigned *c
 
 /* ---------------------------------------------------------------- NVLinks and the fabric */
 
-/* How many links the driver can count: 6 at first, 12 with the A100, 18 and more with the H100. */
+/* The links that a driver of that branch can number: 6 at first, 12 with the A100, 18 with the H100. */
+static unsigned most_links(void) { return branch() < 450 ? 6 : branch() < 525 ? 12 : branch() < 610 ? 18 : NVML_NVLINK_MAX_LINKS; }
+
 static unsigned link_count(const struct gpu *gpu)
 {
     char value[64];
-    unsigned most = branch() < 450 ? 6 : branch() < 525 ? 12 : 18;
     if (health(gpu, "nvlink", value, sizeof value) && !strcmp(value, "none"))
         return 0;
-    return gpu->model->links < most ? gpu->model->links : most;
+    return gpu->model->links < most_links() ? gpu->model->links : most_links();
 }
 
 /* `nvlink` is of all links of a GPU, `nvlink.N` of one: up or down */
@@ -1209,13 +1213,21 @@ static int link_up(const struct gpu *gpu, unsigned link)
     return 1;
 }
 
+static unsigned links_up(const struct gpu *gpu)
+{
+    unsigned count = 0;
+    for (unsigned link = 0; link < link_count(gpu); link++)
+        count += link_up(gpu, link);
+    return count;
+}
+
 /* The beginning of a question about one link. */
-#define LINK(place)                    \
-    ASK(place);                        \
-    if (!link_count(gpu))              \
-        return NVML_ERROR_NOT_SUPPORTED; \
-    if (link >= link_count(gpu))       \
-    return NVML_ERROR_INVALID_ARGUMENT
+#define LINK(place)                        \
+    ASK(place);                            \
+    if (link >= most_links())              \
+        return NVML_ERROR_INVALID_ARGUMENT; \
+    if (link >= link_count(gpu))           \
+    return NVML_ERROR_NOT_SUPPORTED
 
 EXPORT nvmlReturn_t nvmlDeviceGetNvLinkState(nvmlDevice_t device, unsigned link, nvmlEnableState_t *active)
 {
@@ -1463,13 +1475,14 @@ static nvmlReturn_t field(const struct gpu *gpu, nvmlFieldValue_t *asked)
     case NVML_FI_DEV_POWER_REQUESTED_LIMIT: result = watts(gpu, asked, "power.limit", gpu->model->watts, &value); break;
     case NVML_FI_DEV_POWER_CURRENT_LIMIT: result = watts(gpu, asked, "enforced.power.limit", gpu->model->watts, &value); break;
     case NVML_FI_DEV_NVLINK_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; value = links; break;
+    case NVML_FI_DEV_NVSWITCH_CONNECTED_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; value = links_up(gpu); break;
     case NVML_FI_DEV_C2C_LINK_COUNT: asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT; break;
     case NVML_FI_DEV_NVLINK_GET_SPEED:
     case NVML_FI_DEV_NVLINK_GET_STATE:
     case NVML_FI_DEV_NVLINK_GET_VERSION:
         asked->valueType = NVML_VALUE_TYPE_UNSIGNED_INT;
         if (link >= links)
-            return links ? NVML_ERROR_INVALID_ARGUMENT : NVML_ERROR_NOT_SUPPORTED;
+            return NVML_ERROR_NOT_SUPPORTED;
         value = id == NVML_FI_DEV_NVLINK_GET_SPEED ? gpu->model->link_mbps : id == NVML_FI_DEV_NVLINK_GET_STATE ? (unsigned)link_up(gpu, link) : gpu->model->link_version;
         if (id == NVML_FI_DEV_NVLINK_GET_SPEED && !link_up(gpu, link))
             value = 0;
@@ -2122,21 +2135,18 @@ static nvmlReturn_t unknown_slot(unsigned slot, void *first)
 #define ALL(do) HUNDRED(do, 1) HUNDRED(do, 2) HUNDRED(do, 3) TEN(do, 40) TEN(do, 41)
 ALL(SLOT_FUNCTION) /* numbered from 100, for 07 and the like would not be the same words */
 
-/* 23: how two slots are joined: 0 one bridge, 1 several, 2 host bridge, 3 the same node, 4 the system, then 5 + links - 1 */
+/*
+ * 23: how two slots are joined: 0 one bridge, 1 several, 2 a host bridge, 3 the same node, 4 the system.  NVLinks are
+ * 4 + links up to 460; later nvidia-smi asks each GPU how many of them lead to switches.
+ */
 static nvmlReturn_t slot_topology(const char *one, const char *other, unsigned *level)
 {
-    nvmlDevice_t a, b;
-    unsigned links = ~0u;
-    if (!one || !other || !level || nvmlDeviceGetHandleByPciBusId_v2(one, &a) || nvmlDeviceGetHandleByPciBusId_v2(other, &b))
+    nvmlDevice_t ends[2];
+    if (!one || !other || !level || nvmlDeviceGetHandleByPciBusId_v2(one, &ends[0]) || nvmlDeviceGetHandleByPciBusId_v2(other, &ends[1]))
         return NVML_ERROR_INVALID_ARGUMENT;
-    struct gpu *ends[] = {as_gpu(a), as_gpu(b)};
-    for (unsigned i = 0; i < 2; i++) {
-        unsigned up = 0;
-        for (unsigned link = 0; link < link_count(ends[i]); link++)
-            up += link_up(ends[i], link);
-        links = up < links ? up : links;
-    }
-    *level = links ? 4 + links : 2;
+    unsigned links = links_up(as_gpu(ends[0])), others = links_up(as_gpu(ends[1]));
+    links = links < others ? links : others;
+    *level = links && branch() < 470 ? 4 + links : 2;
     return NVML_SUCCESS;
 }
 
@@ -2161,10 +2171,26 @@ static nvmlReturn_t slot_name(unsigned index, char *name, unsigned length)
     return say(name, length, pci.busId);
 }
 
-/* 157, 213 to 215: processes of kinds that no GPU here has */
+/* 157, 214, 215: processes of kinds that no GPU here has */
 static nvmlReturn_t slot_no_processes(nvmlDevice_t device, unsigned *count) { return no_processes(device, count); }
 
-/* 169: NVSwitches that GPUs share; 270: GPUs that nobody lists: none */
+/* 213: compute processes, from 510 on: a head of 24 bytes, a name of 4096, then 8 bytes more of 535 and from 550 on */
+static nvmlReturn_t slot_processes(nvmlDevice_t device, unsigned *count, char *out)
+{
+    nvmlProcessInfo_v2_t found[32];
+    size_t size = branch() < 535 || branch() == 545 ? 4120 : 4128;
+    ASK(count && out);
+    unsigned all = as_instance(device) ? 0 : read_processes(gpu, found, COUNT(found));
+    *count = all < *count ? all : *count;
+    for (unsigned i = 0; i < *count; i++, out += size) {
+        memset(out, 0, size);
+        memcpy(out, &found[i], sizeof found[i]);
+        nvmlSystemGetProcessName(found[i].pid, out + sizeof found[i], 4096);
+    }
+    return NVML_SUCCESS;
+}
+
+/* 169: NVSwitches that GPUs share; none */
 static nvmlReturn_t slot_none(unsigned *count)
 {
     if (!count)
@@ -2172,6 +2198,12 @@ static nvmlReturn_t slot_none(unsigned *count)
     *count = 0;
     return NVML_SUCCESS;
 }
+
+/* 270: GPUs that nobody lists, in a structure with a version; none */
+static nvmlReturn_t slot_unlisted(unsigned *versioned) { return slot_none(versioned ? versioned + 1 : NULL); }
+
+/* 182: a group of GPUs that are to be reset */
+static nvmlReturn_t slot_group(void) { return NVML_SUCCESS; }
 
 /* 26: a line of a log */
 static nvmlReturn_t slot_log(void) { return NVML_SUCCESS; }
@@ -2189,8 +2221,11 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *i
     functions[26] = (void *)slot_log;
     functions[65] = (void *)slot_no_links;
     functions[81] = (void *)slot_name;
-    functions[157] = functions[213] = functions[214] = functions[215] = (void *)slot_no_processes;
-    functions[169] = functions[270] = (void *)slot_none;
+    functions[213] = (void *)slot_processes;
+    functions[157] = functions[214] = functions[215] = (void *)slot_no_processes;
+    functions[182] = (void *)slot_group;
+    functions[169] = (void *)slot_none;
+    functions[270] = (void *)slot_unlisted;
     *table = functions;
     return NVML_SUCCESS;
 }
