@@ -41,7 +41,7 @@ Both = tuple[int, Run, Run, Path]
 
 @pytest.fixture(params=SMI)
 def both(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
-    """The branch, the real program and the script on the same two H100 and an RTX 3090, and their folder."""
+    """The branch, the real program and the script on the same two H100, an RTX 3090 and a T4, and their folder."""
     if os.uname().machine != "x86_64" or not shutil.which("gcc"):
         pytest.skip("needs a PC with a C compiler")
     try:
@@ -50,7 +50,7 @@ def both(request: pytest.FixtureRequest, tmp_path: Path) -> Both:
     except RefusedError as error:
         pytest.skip(f"NVIDIA's own programs cannot be had here: {error.what}")
     root = tmp_path / "lab"
-    write_hardware(root, ["h100", "h100", "rtx3090"], nouveau=False)
+    write_hardware(root, ["h100", "h100", "rtx3090", "t4"], nouveau=False)
     module = root / "sys/module/nvidia"
     module.mkdir(parents=True)
     (module / "version").write_text(f"{real.version}\n")
