@@ -12,8 +12,8 @@ SLOW = {
     f"test_{name}"
     for name in "awx bundle_create bundle_push bundle_verify cdi_sh cli_detect cli_kube_scheduler cli_runtime cluster "
     "collection commit commit_await commit_faults commit_kill commit_restore commit_service connect docker_any "
-    "fleet_simulated hostile_results init kube_apply kube_render kube_verify probe_script real_smi release runfile_sh "
-    "role_tags runner scheduler_extender shells wheel".split()
+    "fleet_simulated hostile_results init kube_apply kube_render kube_verify nvml probe_script real_smi release "
+    "role_tags runfile_sh runner scheduler_extender shells wheel".split()
 }
 
 

@@ -1,102 +1,327 @@
-"""What NVML says of this machine's GPUs, with a driver that answers some questions and not others."""
+"""What NVML says of this machine: real ctypes, the lab's compiled library, the lowest and newest nvidia-ml-py."""
 
 from __future__ import annotations
 
+import json
+import os
+import re
+import subprocess
+import sys
+import time
 from collections.abc import Callable
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
 
-import pynvml
 import pytest
+from real_smi import Ill, RealSmi, branches, needed_library, write_health, write_root
 
+from gpunode.core.errors import GpunodeError
 from gpunode.core.model import NvmlGpu
-from gpunode.edge.host.nvml import local_gpus, merge_gpus
+from gpunode.core.selftest.readings import read_nvml, read_smi
+from gpunode.edge.host import nvml
+from gpunode.edge.host.nvml import local_gpus, merge_gpus, nvml_dump, nvml_samples
+from gpunode.lab import nvml as lab_nvml
 
-H100 = {
-    "GetName": "NVIDIA H100 80GB HBM3",
-    "GetUUID": "GPU-1",
-    "GetPciInfo": SimpleNamespace(busId=b"00000000:1B:00.0"),
-    "GetMemoryInfo": SimpleNamespace(total=80 << 30),
-    "GetMigMode": (1, 0),
-    "GetPersistenceMode": 1,
-    "GetEccMode": (1, 1),
-    "GetTotalEccErrors": 0,
-    "GetRemappedRows": (1, 0, 1, 0),
-    "GetCudaComputeCapability": (9, 0),
-    "GetGpuFabricInfoV": 0,
+BINDINGS = {  # the lowest that pyproject.toml allows, and the newest
+    "12.570.86": "58907de35a845abd13dcb227f18298f3b5dd94a72d04c9e594e77711e95c0b51",
+    "13.615.71": "959bf4adf6fe1308e4bd739e722236b0d1ec8392e2cefad33ff70c311380b9b6",
 }
-GB10 = {"GetName": b"NVIDIA GB10", "GetUUID": b"GPU-2", "GetPciInfo": SimpleNamespace(busId="0000000F:01:00.0")}
+H100 = NvmlGpu(
+    index=0,
+    name="NVIDIA H100 80GB HBM3",
+    slot="0000:17:00.0",
+    memory_mib=81559,
+    mig_current="Disabled",
+    mig_pending="Disabled",
+    persistence="Disabled",
+    ecc_current="Enabled",
+    ecc_uncorrected=0,
+    remap_pending="No",
+    remap_failure="No",
+    fabric_state="Completed",
+    fabric_status="Success",
+    recovery="None",
+)
+Machine = Callable[..., Path]
+
+
+@pytest.fixture(params=BINDINGS)
+def binding(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """That nvidia-ml-py is the one that gpunode finds."""
+    version: str = request.param
+    try:
+        folder = lab_nvml.unpacked(f"nvidia-ml-py=={version}", BINDINGS[version])
+    except GpunodeError as error:
+        pytest.skip(f"needs nvidia-ml-py of PyPI: {error}")
+    monkeypatch.syspath_prepend(str(folder))
+    return version
 
 
 @pytest.fixture
-def gpus(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Makes the driver have these GPUs: what is not in a GPU's table it does not support; None fell off the bus."""
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """Makes this machine one with these GPUs, a driver of that version, and the lab's NVML as its library."""
 
-    def install(*tables: dict[str, Any] | None) -> None:
-        def handle(index: int) -> dict[str, Any]:
-            table = tables[index]
-            if table is None:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
-            return table
+    def make(
+        *gpus: str,
+        ill: Ill | None = None,
+        driver: str = "580.95.05",
+        without: tuple[str, ...] = (),
+        lib: Path | None = None,
+    ) -> Path:
+        library = lib or needed_library(*without)
+        root = write_root(tmp_path / "root", gpus, ill)
+        for name, value in lab_nvml.environment(library, root, driver).items():
+            monkeypatch.setenv(name, value)
+        loaded = tmp_path / "version"
+        loaded.write_text("")
+        monkeypatch.setattr(nvml, "DRIVER", (loaded,))
+        for index, line in enumerate((root / "standin-gpus").read_text().splitlines()):
+            folder = root / "proc/driver/nvidia/gpus" / line.split("\t")[0]
+            folder.mkdir(parents=True)
+            (folder / "information").write_text(f"Device Minor: \t {index}\n")
+        monkeypatch.setattr(nvml, "SLOTS", root / "proc/driver/nvidia/gpus")
+        return root
 
-        def answer(question: str) -> Callable[..., Any]:
-            def ask(table: dict[str, Any], *more: Any) -> Any:
-                if question not in table:
-                    raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-                if question == "GetGpuFabricInfoV":
-                    more[0].state = pynvml.NVML_GPU_FABRIC_STATE_COMPLETED
-                return table[question]
-
-            return ask
-
-        for name in dir(pynvml):
-            if name.startswith("nvmlDeviceGet"):
-                monkeypatch.setattr(pynvml, name, answer(name.removeprefix("nvmlDevice")))
-        monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlShutdown", lambda: None)
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: len(tables))
-        monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", handle)
-
-    return install
+    return make
 
 
-def test_a_gpu_that_answers_everything_is_described_in_nvidia_smis_words(gpus: Callable[..., None]) -> None:
-    gpus(H100)
-    assert local_gpus() == (
-        NvmlGpu(
-            index=0,
-            uuid="GPU-1",
-            name="NVIDIA H100 80GB HBM3",
-            slot="0000:1b:00.0",
-            memory_mib=81920,
-            mig_current="Enabled",
-            mig_pending="Disabled",
-            persistence="Enabled",
-            ecc_current="Enabled",
-            ecc_uncorrected=0,
-            remap_pending="Yes",
-            remap_failure="No",
-            fabric_state="Completed",
-        ),
+def known(gpu: NvmlGpu) -> NvmlGpu:
+    return replace(gpu, uuid="")
+
+
+def test_a_gpu_that_answers_everything_is_described_in_nvidia_smis_words(machine: Machine, binding: str) -> None:
+    machine("h100", ill={0: {"remapped_rows.pending": "Yes", "fabric.state": "In Progress"}})
+    [gpu] = local_gpus()
+    assert gpu.uuid.startswith("GPU-")
+    assert known(gpu) == replace(H100, remap_pending="Yes", fabric_state="In Progress", fabric_status="")
+
+
+def test_what_a_gpu_does_not_support_stays_empty(machine: Machine, binding: str) -> None:
+    machine("rtx4090", "p40")
+    graphics, old = local_gpus()
+    assert known(graphics) == NvmlGpu(
+        index=0,
+        name="NVIDIA GeForce RTX 4090",
+        slot="0000:17:00.0",
+        memory_mib=24564,
+        persistence="Disabled",
+        recovery="None",
     )
+    assert (old.retired_pending, old.remap_pending, old.fabric_state, old.fault) == ("No", "", "", "")
 
 
-def test_what_a_gpu_does_not_support_stays_empty(gpus: Callable[..., None]) -> None:
-    gpus(GB10)
-    assert local_gpus() == (NvmlGpu(index=0, uuid="GPU-2", name="NVIDIA GB10", slot="000f:01:00.0"),)
+@pytest.mark.parametrize(
+    ("ill", "expected"),
+    [
+        ({"fabric.status": "Unknown Error"}, {"fabric_status": "Unknown Error"}),
+        ({"fabric.state": "Not Started"}, {"fabric_state": "Not Started", "fabric_status": ""}),
+        ({"gpu_recovery_action": "Drain and Reset"}, {"recovery": "Drain and Reset"}),
+        ({"gpu_recovery_action": "System Reboot"}, {"recovery": "System Reboot"}),
+        ({"ecc.errors.uncorrected.volatile.total": "3"}, {"ecc_uncorrected": 3}),
+    ],
+)
+def test_what_is_wrong_with_a_gpu(
+    machine: Machine, binding: str, ill: dict[str, str], expected: dict[str, object]
+) -> None:
+    machine("h100", "h100", ill={0: ill})
+    first, second = local_gpus()
+    assert known(first) == replace(H100, **expected)  # type: ignore[arg-type]
+    assert known(second) == replace(H100, index=1, slot="0000:1e:00.0")
 
 
-def test_a_gpu_that_fell_off_the_bus_does_not_hide_the_others(gpus: Callable[..., None]) -> None:
-    gpus(None, GB10)
-    assert [gpu.index for gpu in local_gpus()] == [1]
+@pytest.mark.parametrize(
+    ("ill", "word"),
+    [
+        ({"reset": "1"}, "GPU requires reset"),
+        ({"error": "999"}, "Unknown Error"),
+        ({"error": "15"}, "GPU is lost"),  # fell off the bus after it was opened
+    ],
+)
+def test_a_gpu_that_the_driver_cannot_speak_for_has_the_drivers_word(
+    machine: Machine, binding: str, ill: dict[str, str], word: str
+) -> None:
+    machine("h100", "h100", ill={0: ill})
+    first, second = local_gpus()
+    assert (first.fault, first.slot, first.memory_mib, second.fault) == (word, "0000:17:00.0", None, "")
+    assert [gpu.get("fault") for gpu in nvml_dump()["gpus"]] == [word, None]
+    assert [gpu.get("fault") for gpu in nvml_samples()] == [word, None]
 
 
-def test_without_a_driver_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    def missing() -> None:
-        raise pynvml.NVMLError(pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+def test_a_lost_gpu_is_named_and_does_not_hide_the_others(machine: Machine, binding: str) -> None:
+    machine("h100", "h100", ill={0: {"lost": "1"}})
+    first, second = local_gpus()
+    assert first == NvmlGpu(index=0, slot="0000:17:00.0", fault="GPU is lost")
+    assert known(second) == replace(H100, index=1, slot="0000:1e:00.0")
+    assert [(gpu["slot"], gpu.get("fault", "")) for gpu in nvml_dump()["gpus"]] == [
+        ("0000:17:00.0", "GPU is lost"),
+        ("00000000:1E:00.0", ""),
+    ]
+    assert [(one["index"], one.get("fault", "")) for one in nvml_samples()] == [(0, "GPU is lost"), (1, "")]
 
-    monkeypatch.setattr(pynvml, "nvmlInit", missing)
+
+def test_a_question_that_only_some_boards_cannot_answer_is_no_fault(machine: Machine, binding: str) -> None:
+    machine("h100", ill={0: {"persistence_mode": "[Unknown Error]", "retired_pages.pending": "[Unknown Error]"}})
+    [gpu] = local_gpus()
+    assert (gpu.fault, gpu.persistence) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("driver", "without", "state"),
+    [
+        ("470.256.02", ("nvmlDeviceGetGpuFabricInfoV", "nvmlDeviceGetGpuFabricInfo"), ""),
+        ("525.147.05", ("nvmlDeviceGetGpuFabricInfoV",), "Completed"),
+        ("535.261.03", (), "Completed"),
+    ],
+)
+def test_an_older_driver_has_fewer_functions(
+    machine: Machine, binding: str, driver: str, without: tuple[str, ...], state: str
+) -> None:
+    machine("h100", driver=driver, without=(*without, "nvmlDeviceGetRemappedRows", "nvmlDeviceGetPciInfo_v3"))
+    [gpu] = local_gpus()
+    assert (gpu.fabric_state, gpu.remap_pending, gpu.recovery, gpu.fault) == (state, "", "", "")
+    assert nvml_dump()["machine"] == {"driver": driver, "cuda": nvml_dump()["machine"]["cuda"], "gpus": 1}
+    assert nvml_samples()[0]["temperature"] == 33
+
+
+@pytest.mark.parametrize("branch", branches("550", "580", "615"))
+def test_a_dump_agrees_with_the_real_nvidia_smi(machine: Machine, real_smi: RealSmi, branch: str) -> None:
+    smi = real_smi(branch)
+    ill = {0: {"nvlink.3": "down", "processes": f"{os.getpid()}:512"}, 2: {"remapped_rows.failure": "Yes"}}
+    root = machine("a100", "t4", "h100", "p40", "rtx4090", ill=ill, driver=smi.program.version)
+    rc, text = replace(smi, root=root)("-q", "-x")
+    assert rc == 0
+    printed, asked = read_smi(text), read_nvml(nvml_dump())
+    assert asked.machine == printed.machine
+    for slot, gpu in printed.gpus.items():
+        both = {name: (value, asked.gpus[slot][name]) for name, value in gpu.items() if name in asked.gpus[slot]}
+        assert {name: one for name, one in both.items() if len(set(one)) > 1} == {}
+        assert len(both) > 15
+    assert asked.gpus["0000:17:00.0"]["nvlink"] == "111011111111"
+    assert asked.gpus["0000:17:00.0"]["compute_processes"] == "1"
+    assert "nvlink" not in asked.gpus["0000:1e:00.0"]
+
+
+def test_samples_say_what_holds_the_clock_down(machine: Machine, binding: str) -> None:
+    machine("h100", ill={0: {"clocks.reasons": "0x48", "temperature.gpu": "87", "power.draw": "650"}})
+    [sample] = nvml_samples()
+    assert sample == {
+        "index": 0,
+        "uuid": sample["uuid"],
+        "clock_sm_mhz": 345,
+        "power_watts": 650.0,
+        "temperature": 87,
+        "reasons": ["hw_slowdown", "hw_thermal_slowdown"],
+    }
+
+
+# ---------------------------------------------------------------- without a driver, and with a library that fails
+
+
+def test_without_a_driver_nvml_is_not_even_loaded(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """It would make /dev/nvidiactl, and a machine that is only read stays as it is."""
+    machine("h100", lib=_library(tmp_path, 'FILE *f = fopen(getenv("MARK"), "w"); if (f) fclose(f);'))
+    mark = tmp_path / "loaded"
+    monkeypatch.setenv("MARK", str(mark))
+    monkeypatch.setattr(nvml, "DRIVER", (tmp_path / "none",))
     assert local_gpus() == ()
+    with pytest.raises(GpunodeError, match="no driver"):
+        nvml_dump()
+    assert not mark.exists()
+    monkeypatch.setattr(nvml, "DRIVER", (tmp_path / "version",))
+    assert local_gpus() == ()
+    assert mark.exists()
+
+
+def test_a_driver_that_is_not_loaded_says_so(machine: Machine) -> None:
+    machine("h100", driver="")
+    assert local_gpus() == ()
+    with pytest.raises(GpunodeError, match="Driver Not Loaded"):
+        nvml_dump()
+
+
+@pytest.mark.parametrize("code", ["*(volatile int *)0 = 1;", "abort();", "exit(3);"])
+def test_a_library_that_crashes_does_not_end_gpunode(machine: Machine, tmp_path: Path, code: str) -> None:
+    machine("h100", lib=_library(tmp_path, code))
+    assert local_gpus() == ()
+    for ask in (nvml_dump, nvml_samples):
+        with pytest.raises(GpunodeError, match="the library failed"):
+            ask()
+
+
+def test_a_library_that_hangs_is_left_alone(machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine("h100", lib=_library(tmp_path, "sleep(60);"))
+    monkeypatch.setattr(nvml, "SECONDS", 1.0)
+    began = time.monotonic()
+    with pytest.raises(GpunodeError, match="no answer"):
+        nvml_dump()
+    assert time.monotonic() - began < 20
+
+
+def _library(folder: Path, code: str) -> Path:
+    """A library whose nvmlInit does that."""
+    includes = "#include <stdio.h>\n#include <stdlib.h>\n#include <unistd.h>\n"
+    source, built = folder / "init.c", folder / "broken" / "libnvidia-ml.so.1"
+    built.parent.mkdir(exist_ok=True)
+    source.write_text(f"{includes}int nvmlInitWithFlags(unsigned flags) {{ {code} return 9; }}\n")
+    needed_library()  # there is a compiler
+    subprocess.run(("gcc", "-w", "-shared", "-fPIC", str(source), "-o", str(built)), check=True)
+    return built
+
+
+def test_the_questions_of_every_binding_suit_the_headers_functions(machine: Machine, binding: str) -> None:
+    """Through the library whose signatures NVIDIA's compiler checked: no crash, and nothing that is not JSON."""
+    machine("h100", "a100", "b200", "t4", "v100", "rtx4090", driver="615.71.09")
+    done = subprocess.run(
+        (sys.executable, "-m", "gpunode.edge.host.nvml", "dump", str(nvml.SLOTS)),
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert len(json.loads(done.stdout)["answer"]["gpus"]) == 6
+
+
+def test_a_gpu_next_to_switches_waits_for_the_fabric_manager(machine: Machine) -> None:
+    root = machine("h100", "a100")
+    (root / "sys/bus/pci/drivers/nvidia-nvswitch").mkdir()
+    assert [gpu.fabric_state for gpu in local_gpus()] == ["In Progress", ""]
+    with subprocess.Popen(("bash", "-c", "exec -a /usr/bin/nv-fabricmanager sleep 60")) as manager:
+        while "nv-fabricmanager" not in Path(f"/proc/{manager.pid}/cmdline").read_text():
+            time.sleep(0.05)
+        assert [gpu.fabric_state for gpu in local_gpus()] == ["Completed", ""]
+        manager.kill()
+
+
+_NULLS = """
+import ctypes, os, sys
+library = ctypes.CDLL(sys.argv[1])
+assert library.nvmlInit_v2() == 0
+handle = ctypes.c_void_p()
+assert library.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(handle)) == 0
+for name in sys.argv[2:]:
+    for first in (None, handle):
+        if not (child := os.fork()):
+            os._exit(0 * getattr(library, name)(first, None, None, None, None, None))
+        if os.waitpid(child, 0)[1]:
+            print(name, first)
+"""
+
+
+def test_no_function_of_the_library_dies_of_a_null(machine: Machine) -> None:
+    machine("h100")
+    names = re.findall(r"\b(nvml[A-Z]\w+)\s*\(", lab_nvml.header())
+    names = [name for name in dict.fromkeys(names) if name in (needed_library().read_bytes().decode("latin-1"))]
+    assert len(names) > 300
+    done = subprocess.run(
+        (sys.executable, "-c", _NULLS, str(needed_library()), *names), capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+
+
+# ---------------------------------------------------------------- with the probe
 
 
 def test_nvml_adds_to_the_probe_and_takes_nothing_away() -> None:
@@ -109,3 +334,16 @@ def test_nvml_adds_to_the_probe_and_takes_nothing_away() -> None:
         NvmlGpu(index=0, slot="0000:01:00.0", uuid="GPU-1", ecc_current="Enabled", memory_mib=12, name="NVIDIA A10"),
         NvmlGpu(index=1, slot="0000:02:00.0", uuid="GPU-2"),
     )
+
+
+def test_a_lost_gpu_without_a_slot_is_the_one_of_its_index() -> None:
+    probed = (NvmlGpu(index=0, slot="0000:01:00.0", uuid="GPU-1"), NvmlGpu(index=1, slot="0000:02:00.0", uuid="GPU-2"))
+    found = merge_gpus(probed, (NvmlGpu(index=1, fault="GPU is lost"),))
+    assert found == (probed[0], replace(probed[1], fault="GPU is lost"))
+
+
+def test_health_is_read_at_every_question(machine: Machine) -> None:
+    root = machine("h100")
+    assert local_gpus()[0].fault == ""
+    write_health(root, {0: {"reset": "1"}})
+    assert local_gpus()[0].fault == "GPU requires reset"

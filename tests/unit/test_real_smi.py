@@ -198,3 +198,29 @@ def test_without_a_driver_or_with_the_library_of_another(real_smi: RealSmi, bran
     (other.parent / "libnvidia-ml.so.1").symlink_to(other.name)
     rc, text = replace(smi, library=other.parent / "libnvidia-ml.so.1")("-L")
     assert (rc, "Driver/library version mismatch" in text) == (rc or 18, True), text  # 18, 231 or 255
+
+
+@pytest.mark.parametrize("branch", since(450))
+def test_a_reset_cures_what_it_can_and_makes_a_pending_mode_true(real_smi: RealSmi, branch: str) -> None:
+    smi = real_smi(
+        branch, gpus=("a100", "a100"), ill={0: {"reset": "1", "remapped_rows.failure": "Yes"}, 1: {"reset": "1"}}
+    )
+    rc, text = smi("--gpu-reset", "-i", "0")
+    assert (rc, f"GPU {SLOT} was successfully reset." in text) == (0, True), text
+    assert (smi.root / "standin-health").read_text() == (
+        "0000:17:00.0\tremapped_rows.failure\tYes\n0000:1e:00.0\treset\t1\n"
+    )
+    smi.makes_ill({0: {"in-use": "1"}})
+    assert "MIG mode is in pending enable state" in smi("-i", "0", "-mig", "1")[1]
+    rc, text = smi("--gpu-reset", "-i", "0")
+    assert rc != 0
+    assert f"GPU {SLOT}: In use by another client" in text
+    smi.makes_ill({})
+    assert smi("--gpu-reset")[0] == 0
+    assert (smi.root / "mig/0000:17:00.0/current").read_text() == "Enabled\n"
+    (smi.root / "no-gpu-reset").touch()
+    rc, text = smi("--gpu-reset", "-i", "0")
+    assert rc != 0
+    assert f"GPU {SLOT}: Not Supported" in text
+    assert "Reboot the system or try nvidia-smi --gpu-reset" in smi("-i", "0", "-mig", "0")[1]
+    assert (smi.root / "mig/0000:17:00.0/current").read_text() == "Enabled\n"

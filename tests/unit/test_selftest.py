@@ -15,7 +15,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import pynvml
 import pytest
 import yaml
 from click.testing import CliRunner
@@ -42,7 +41,6 @@ from gpunode.core.selftest.record import (
     results_data,
     results_text,
 )
-from gpunode.edge.host.nvml import nvml_dump, nvml_samples
 from gpunode.edge.selftest import capture as capturing
 from gpunode.edge.selftest import change, containers, cuda_work, load, run
 from gpunode.edge.selftest.capture import Clock, capture
@@ -782,54 +780,10 @@ def test_gpus_in_use_get_no_work() -> None:
     assert data["gpus"] == [] and data["why"] == "a program uses a GPU"
 
 
-# ---------------------------------------------------------------- NVML
-
-
-def test_the_dump_has_the_fields_that_nvidia_smi_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers: dict[str, Any] = {
-        "Name": b"NVIDIA H100 80GB HBM3",
-        "UUID": "GPU-1",
-        "PciInfo": SimpleNamespace(busId=b"00000000:17:00.0", pciDeviceId=0x233010DE, pciSubSystemId=0x16C110DE),
-        "MemoryInfo": SimpleNamespace(total=81559 << 20),
-        "EnforcedPowerLimit": 699_999,
-        "PowerManagementLimitConstraints": [200_000, 700_000],
-        "MigMode": (0, 1),
-        "CudaComputeCapability": (9, 0),
-        "NvLinkState": 1,
-        "PowerUsage": 70_120,
-        "CurrentClocksThrottleReasons": 0x4 | 0x40,
-        "ClockInfo": 1980,
-        "Temperature": 40,
-        "VirtualizationMode": 0,
-    }
-
-    def ask(name: str) -> Callable[..., Any]:
-        def answer(handle: Any, *more: Any) -> Any:
-            if name not in answers:
-                raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
-            return answers[name]
-
-        return answer
-
-    for name in dir(pynvml):
-        if name.startswith("nvmlDeviceGet"):
-            monkeypatch.setattr(pynvml, name, ask(name.removeprefix("nvmlDeviceGet")))
-    for name, value in {
-        "Init": None,
-        "Shutdown": None,
-        "SystemGetCudaDriverVersion_v2": 13000,
-        "SystemGetDriverVersion": "580.1",
-    }.items():
-        monkeypatch.setattr(pynvml, f"nvml{name}", lambda value=value: value)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetCount", lambda: 1)
-    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
-    dump = nvml_dump()
-    assert dump["machine"] == {"driver": "580.1", "cuda": "13.0", "gpus": 1}
-    [gpu] = dump["gpus"]
-    assert (gpu["pci_id"], gpu["subsystem"], gpu["memory_mib"]) == ("10de:2330", "10de:16c1", 81559)
-    assert (gpu["power_limit_watts"], gpu["power_min_watts"], gpu["mig_pending"]) == (700, 200, "Enabled")
-    assert gpu["nvlink"] == "1" * pynvml.NVML_NVLINK_MAX_LINKS and gpu["compute_capability"] == "9.0"
-    assert "virtualization" not in gpu and "serial" not in gpu
-    [sample] = nvml_samples()
-    assert sample["reasons"] == ["sw_power_cap", "hw_thermal_slowdown"] and sample["power_watts"] == 70.1
-    assert gpu["mig_pending"] == "Enabled"
+def test_a_gpu_that_is_lost_under_load_is_an_error_of_that_gpu() -> None:
+    samples = [
+        {"index": 0, "uuid": "GPU-1"},
+        {"index": 1, "uuid": "GPU-2"},
+        {"index": 1, "uuid": "", "fault": "GPU is lost"},
+    ]
+    assert load._faults(samples) == {"GPU-2": "NVML: GPU is lost"}

@@ -61,9 +61,16 @@ def run_load(gpus: Mapping[str, str], seconds: int, clock: Clock) -> dict[str, A
         watch.join(INTERVAL + 1)
     if not tool:
         return {"tool": "", "seconds": seconds, "gpus": [], "samples": [], "why": errors[free[0]]}
-    done = [{"uuid": uuid, "error": errors.get(uuid, "")} for uuid in free]
+    faults = _faults(samples)
+    done = [{"uuid": uuid, "error": errors.get(uuid) or faults.get(uuid, "")} for uuid in free]
     kept = [sample for sample in samples if sample["uuid"] in free]
     return {"tool": tool, "seconds": seconds, "gpus": done, "samples": kept, "why": left_out}
+
+
+def _faults(samples: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """UUID → the driver's word for a GPU that it could not speak for meanwhile; one that is lost tells no UUID more."""
+    uuids = {sample["index"]: sample["uuid"] for sample in samples if sample["uuid"]}
+    return {uuids.get(s["index"], ""): f"NVML: {s['fault']}" for s in samples if s.get("fault")}
 
 
 def _worked(free: Sequence[str], seconds: int, clock: Clock, *, others: bool) -> tuple[str, dict[str, str]]:

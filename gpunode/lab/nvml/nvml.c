@@ -746,10 +746,14 @@ EXPORT nvmlReturn_t nvmlDeviceValidateInforom(nvmlDevice_t device)
 
 /* ---------------------------------------------------------------- modes */
 
+/* answered also of a GPU that requires a reset: nvidia-smi asks for it before it resets one */
 EXPORT nvmlReturn_t nvmlDeviceGetPersistenceMode(nvmlDevice_t device, nvmlEnableState_t *mode)
 {
     unsigned long long value;
-    ASK(mode);
+    KNOW(mode);
+    nvmlReturn_t ill = fault(gpu);
+    if (ill && ill != NVML_ERROR_RESET_REQUIRED)
+        return ill;
     nvmlReturn_t result = number(gpu, "persistence_mode", !access("/run/nvidia-persistenced/nvidia-persistenced.pid", F_OK), &value);
     if (!result)
         *mode = value ? NVML_FEATURE_ENABLED : NVML_FEATURE_DISABLED;
@@ -811,7 +815,14 @@ EXPORT nvmlReturn_t nvmlDeviceGetDisplayMode(nvmlDevice_t device, nvmlEnableStat
     return result;
 }
 NUMBER(nvmlDeviceGetDisplayActive, nvmlEnableState_t, "display_active", 0)
-NUMBER(nvmlDeviceGetVirtualizationMode, nvmlGpuVirtualizationMode_t, "virtualization_mode", 0)
+EXPORT nvmlReturn_t nvmlDeviceGetVirtualizationMode(nvmlDevice_t device, nvmlGpuVirtualizationMode_t *mode)
+{
+    unsigned long long value;
+    KNOW(mode);
+    nvmlReturn_t result = number(gpu, "virtualization_mode", 0, &value);
+    *mode = (nvmlGpuVirtualizationMode_t)value;
+    return result;
+}
 NUMBER(nvmlDeviceGetAccountingMode, nvmlEnableState_t, "accounting.mode", 0)
 NUMBER(nvmlDeviceGetAccountingBufferSize, unsigned, "accounting.buffer_size", 4000)
 NUMBER(nvmlDeviceGetPerformanceState, nvmlPstates_t, "pstate", 0)
@@ -2156,13 +2167,18 @@ static nvmlReturn_t slot_topology(const char *one, const char *other, unsigned *
 /* 20: whether the GPU is the primary one, which cannot be reset */
 static nvmlReturn_t slot_primary(nvmlDevice_t device, unsigned *primary)
 {
-    ASK(primary);
+    KNOW(primary);
     *primary = 0;
     return NVML_SUCCESS;
 }
 
-/* 65: of drivers before 450, links of a kind that no GPU here has */
-static nvmlReturn_t slot_no_links(nvmlDevice_t device, unsigned *count) { return no_processes(device, count); }
+/* 65: the kind of chip, also of a GPU that requires a reset; 0 is one that can be reset by itself */
+static nvmlReturn_t slot_chip(nvmlDevice_t device, unsigned *kind)
+{
+    KNOW(kind);
+    *kind = 0;
+    return NVML_SUCCESS;
+}
 
 /* 81: the slot of a GPU, also of one whose handle is not given, as a text of 34 bytes */
 static nvmlReturn_t slot_name(unsigned index, char *name, unsigned length)
@@ -2205,8 +2221,106 @@ static nvmlReturn_t slot_none(unsigned *count)
 /* 270: GPUs that nobody lists, in a structure with a version; none */
 static nvmlReturn_t slot_unlisted(unsigned *versioned) { return slot_none(versioned ? versioned + 1 : NULL); }
 
-/* 182: a group of GPUs that are to be reset */
-static nvmlReturn_t slot_group(void) { return NVML_SUCCESS; }
+/*
+ * --gpu-reset: 182 makes a group of GPUs, 183 says which others must be reset with them (none), 184 forgets the group,
+ * 168 resets them, with a result for each.  From 595 on 272 takes them by their slots and 273 resets what it took.
+ */
+static struct gpu *taken[MOST_GPUS];
+static unsigned taken_count;
+
+/* What a reset does to a GPU; what it cures is gone from standin-health. */
+static nvmlReturn_t reset_gpu(struct gpu *gpu)
+{
+    static const char *cured[] = {"reset", "remapped_rows.pending", "gpu_recovery_action"};
+    struct instance *found[MOST_INSTANCES];
+    if (no_reset())
+        return NVML_ERROR_NOT_SUPPORTED;
+    if (in_use(gpu))
+        return NVML_ERROR_IN_USE;
+    for (unsigned i = 0, all = has_mig(gpu) ? read_instances(gpu, found) : 0; i < all; i++) {
+        unlink(instance_file(gpu, found[i]->id));
+        grant(gpu, found[i]->id, 1, 0);
+        grant(gpu, found[i]->id, 0, 0);
+    }
+    if (has_mig(gpu))
+        put_mode(gpu, "current", mig_mode(gpu, "pending"));
+    char *text = contents(path("%s/standin-health", root()), NULL), *rest = text, *line, *column[3];
+    FILE *kept = text ? fopen(path("%s/standin-health", root()), "w") : NULL;
+    while (kept && rest && (line = strsep(&rest, "\n"))) {
+        char *copy = strdup(line);
+        int gone = 0, own = split(copy, column, 3) == 3 && !strcasecmp(column[0], gpu->column[SLOT]);
+        for (unsigned i = 0; own && i < COUNT(cured); i++)
+            gone |= !strcmp(column[1], cured[i]);
+        if (!gone && *line)
+            fprintf(kept, "%s\n", line);
+        free(copy);
+    }
+    if (kept)
+        fclose(kept);
+    free(text);
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t reset_all(unsigned *results)
+{
+    nvmlReturn_t result = NVML_SUCCESS;
+    for (unsigned i = 0; i < taken_count; i++) {
+        nvmlReturn_t one = reset_gpu(taken[i]);
+        if (results)
+            results[i] = one;
+        if (one)
+            result = NVML_ERROR_UNKNOWN; /* nvidia-smi looks at the results then */
+    }
+    return result;
+}
+
+static nvmlReturn_t slot_group(void **group)
+{
+    if (!group)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    *group = taken;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t slot_companions(void *group, char **names, unsigned *count)
+{
+    (void)group, (void)names;
+    return slot_none(count);
+}
+
+static nvmlReturn_t slot_forget(void) { return NVML_SUCCESS; }
+
+static nvmlReturn_t slot_reset(unsigned count, nvmlDevice_t *devices, unsigned *results)
+{
+    taken_count = 0;
+    for (unsigned i = 0; devices && i < count && i < MOST_GPUS; i++)
+        if ((taken[taken_count] = as_gpu(devices[i])))
+            taken_count++;
+    return reset_all(results);
+}
+
+static nvmlReturn_t slot_take(void **group, nvmlPciInfo_t *slots, unsigned count)
+{
+    nvmlDevice_t device;
+    if (!group || !slots)
+        return NVML_ERROR_INVALID_ARGUMENT;
+    taken_count = 0;
+    for (unsigned i = 0; i < count && i < MOST_GPUS; i++)
+        if (!nvmlDeviceGetHandleByPciBusId_v2(slots[i].busId, &device))
+            taken[taken_count++] = as_gpu(device);
+    *group = taken;
+    return NVML_SUCCESS;
+}
+
+static nvmlReturn_t slot_reset_taken(void *request)
+{
+    struct {
+        unsigned version;
+        void *group;
+        unsigned *results;
+    } *asked = request;
+    return asked ? reset_all(asked->results) : NVML_ERROR_INVALID_ARGUMENT;
+}
 
 /* 26: a line of a log */
 static nvmlReturn_t slot_log(void) { return NVML_SUCCESS; }
@@ -2222,11 +2336,16 @@ EXPORT nvmlReturn_t nvmlInternalGetExportTable(const void **table, const void *i
     functions[20] = (void *)slot_primary;
     functions[23] = (void *)slot_topology;
     functions[26] = (void *)slot_log;
-    functions[65] = (void *)slot_no_links;
+    functions[65] = (void *)slot_chip;
     functions[81] = (void *)slot_name;
     functions[213] = (void *)slot_processes;
     functions[157] = functions[214] = functions[215] = (void *)slot_no_processes;
+    functions[168] = (void *)slot_reset;
     functions[182] = (void *)slot_group;
+    functions[183] = (void *)slot_companions;
+    functions[184] = (void *)slot_forget;
+    functions[272] = (void *)slot_take;
+    functions[273] = (void *)slot_reset_taken;
     functions[169] = (void *)slot_none;
     functions[270] = (void *)slot_unlisted;
     *table = functions;
