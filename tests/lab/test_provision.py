@@ -42,11 +42,11 @@ class Node:
         base = yaml.safe_load(self.lab.spec.read_text())
         self.spec.write_text(yaml.safe_dump(base | spec))
 
-    def gpunode(self, verb: str, *args: object, exit: int = 0) -> subprocess.CompletedProcess[str]:
+    def gpunode(self, verb: str, *args: object, exit: int | None = 0) -> subprocess.CompletedProcess[str]:
         config = () if verb in ("detect", "doctor") else ("-c", self.spec)
         return self._run(verb, "-i", self.lab.inventory, *config, *args, exit=exit)
 
-    def json(self, verb: str, *args: object, exit: int = 0) -> dict[str, Any]:
+    def json(self, verb: str, *args: object, exit: int | None = 0) -> dict[str, Any]:
         answer = json.loads(self.gpunode(verb, *args, "--format", "json", exit=exit).stdout)
         [host] = answer["hosts"]
         return dict(host)
