@@ -70,10 +70,27 @@ load() {
 
 # uevent DEVPATH: what the machine's udev would run for what was added there
 uevent() {
-    cat /etc/udev/rules.d/*.rules /usr/lib/udev/rules.d/*nvidia*.rules 2>/dev/null |
-        sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", RUN+=\"\(.*\)\"\$|\1|p" | while read -r command; do
+    rules=$(cat /etc/udev/rules.d/*.rules /usr/lib/udev/rules.d/*nvidia*.rules 2>/dev/null)
+    echo "$rules" | sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", RUN+=\"\(.*\)\"\$|\1|p" | while read -r command; do
         sh -c "$command" </dev/null >/dev/null 2>&1
     done
+    wanted=$(echo "$rules" | sed -n "s|^ACTION==\"add\", DEVPATH==\"$1\", .*ENV{SYSTEMD_WANTS}=\"\(.*\)\"\$|\1|p")
+    [ -z "$wanted" ] || appear "$wanted"
+}
+
+# appear UNITS: what the device's unit would want, by a target, also of a systemd that is yet to start
+target=gpunode-lab-device.target
+appear() {
+    mkdir -p /run/systemd/system/multi-user.target.wants
+    printf '[Unit]\nDescription=NVIDIA driver, in place of its device (gpunode lab)\nWants=%s\n' "$1" >"/run/systemd/system/$target"
+    ln -sf "../$target" "/run/systemd/system/multi-user.target.wants/$target"
+    [ ! -e /run/systemd/private ] || { systemctl daemon-reload && systemctl start --no-block "$target"; } >/dev/null 2>&1
+}
+
+vanish() {
+    [ -e "/run/systemd/system/$target" ] || return 0
+    rm -f "/run/systemd/system/$target" "/run/systemd/system/multi-user.target.wants/$target"
+    systemctl stop "$target" >/dev/null 2>&1 && systemctl daemon-reload
 }
 
 # enter NAME FILE: the module's folder in /sys/module, its line in /proc/modules, and its holds on those it needs
@@ -102,9 +119,9 @@ holders() { (cd "$lab/sys/module/$1/holders" 2>/dev/null && ls) | tr '\n' ' ' | 
 write_modules() {
     for folder in "$lab"/sys/module/*/; do
         [ -e "$folder/refcnt" ] || continue
-        name=$(basename "$folder")
-        users=$(holders "$name" | tr ' ' ,)
-        echo "$name 65536 $(cat "$folder/refcnt") ${users:--}${users:+,} Live 0x0000000000000000"
+        listed=$(basename "$folder") # not `name`: that is the caller's
+        users=$(holders "$listed" | tr ' ' ,)
+        echo "$listed 65536 $(cat "$folder/refcnt") ${users:--}${users:+,} Live 0x0000000000000000"
     done >"$lab/standin-modules.new"
     cat "$lab/standin-modules.new" >"$lab/proc/modules"
     rm -f "$lab/standin-modules.new"
@@ -229,5 +246,6 @@ stop_nvidia() {
     unbind_all nvidia-nvswitch
     rm -rf "$lab/proc/driver/nvidia"
     rm -rf /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-caps
+    vanish
     log "NVRM: unloaded"
 }
