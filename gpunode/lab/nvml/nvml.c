@@ -642,6 +642,16 @@ EXPORT nvmlReturn_t nvmlDeviceGetPciInfo_v2(nvmlDevice_t device, nvmlPciInfo_t *
     return NVML_SUCCESS;
 }
 
+/* the first one's ends before pciSubSystemId; libnvidia-container asks by it */
+EXPORT nvmlReturn_t nvmlDeviceGetPciInfo(nvmlDevice_t device, nvmlPciInfo_t *pci)
+{
+    KNOW(pci);
+    nvmlPciInfo_t all;
+    fill_pci(gpu, &all);
+    memcpy(pci, &all, offsetof(nvmlPciInfo_t, pciSubSystemId));
+    return NVML_SUCCESS;
+}
+
 EXPORT nvmlReturn_t nvmlDeviceGetPciInfoExt(nvmlDevice_t device, nvmlPciInfoExt_t *pci)
 {
     nvmlPciInfo_t all;
