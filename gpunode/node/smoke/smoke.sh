@@ -185,6 +185,8 @@ how_to_ask() {
 judge() {
   case $2 in
     *gpunode-smoke-ran*) ;;
+    # NVIDIA's hook in the modes cdi and jit-cdi: a choice of the toolkit's configuration, no fault
+    *'invoking the NVIDIA Container Runtime Hook directly'*) check "$1" not-proven "$3: $(last_line "$2")" "containers get GPUs by --runtime=nvidia or --device nvidia.com/gpu=all; --gpus needs nvidia-container-runtime.mode auto or legacy in $CONFIG" && return 1 ;;
     *) check "$1" failed "$3 could not start a container: $(last_line "$2")" "$(log_of "${1%%.*}"), on the node" && return 1 ;;
   esac
   check "$1" passed "$3 ran a container"
