@@ -59,9 +59,9 @@ def test_a_container_that_does_not_start_names_the_unit_of_its_docker(unit: str,
 def test_a_mode_of_the_toolkit_that_does_without_docker_gpus_is_no_failure(tmp_path: Path) -> None:
     """What NVIDIA's hook 1.19.1 says when nvidia-container-runtime.mode is cdi or jit-cdi."""
     said = (
-        "docker: Error response from daemon: error running prestart hook #0: exit status 1, stdout: , stderr: invoking the "
-        "NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. Please use the "
-        "NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead: unknown"
+        "docker: Error response from daemon: error running prestart hook #0: exit status 1, stdout: , stderr: invoking "
+        "the NVIDIA Container Runtime Hook directly (e.g. specifying the docker --gpus flag) is not supported. Please "
+        "use the NVIDIA Container Runtime (e.g. specify the --runtime=nvidia flag) instead: unknown"
     )
     fake_program(tmp_path, "docker", f"[ \"$1\" != start ] || echo '{said}'")
     found = smoked(tmp_path, {"runtimes": ["docker"], "image": "a/b"})["docker.gpus-all"]
