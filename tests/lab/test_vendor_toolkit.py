@@ -1,8 +1,8 @@
 """NVIDIA's own container toolkit and mig-parted judge what gpunode makes and proves, on a node with two H100.
 
 GPUNODE_VENDOR names a folder with nvidia-ctk, nvidia-cdi-hook, nvidia-container-runtime and
-nvidia-container-runtime-hook, built from NVIDIA's sources; nvidia-mig-parted, and nvidia-container-cli with its libraries,
-are asked where they are there.  nvidia-smi is NVIDIA's as well; the library that it asks is the lab's (docs/lab.md).
+nvidia-container-runtime-hook, built from NVIDIA's sources; nvidia-mig-parted and nvidia-container-cli with its
+libraries are asked where they are there.  nvidia-smi is NVIDIA's as well; the library that it asks is the lab's.
 """
 
 from __future__ import annotations
