@@ -227,6 +227,7 @@ fill_proc() {
         mig_start "$slot"
         minor=$((minor + 1))
     done
+    mkdir -p "$lab/proc/driver/nvidia-caps" && all_minors "$minor" >"$lab/proc/driver/nvidia-caps/mig-minors"
 }
 
 # give_table VERSION: into the driver's files that containers get, which have no /lab: the GPUs, at the end of the library
@@ -244,7 +245,7 @@ give_table() {
 stop_nvidia() {
     unbind_all nvidia
     unbind_all nvidia-nvswitch
-    rm -rf "$lab/proc/driver/nvidia"
+    rm -rf "$lab/proc/driver/nvidia" "$lab/proc/driver/nvidia-caps"
     rm -rf /dev/nvidia[0-9]* /dev/nvidiactl /dev/nvidia-caps
     vanish
     log "NVRM: unloaded"

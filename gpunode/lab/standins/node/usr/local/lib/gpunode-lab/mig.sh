@@ -301,6 +301,18 @@ mig_minors() {
     done <"$lab/standin-gpus"
 }
 
+# all_minors GPUS: /proc/driver/nvidia-caps/mig-minors of a driver that has so many: those that capability gives
+all_minors() {
+    awk -v gpus="$1" 'BEGIN {
+        print "config 1"; print "monitor 2"
+        for (gpu = 0; gpu < gpus; gpu++) for (gi = 0; gi < 15; gi++) {
+            number = 3 + gpu * 150 + gi * 10
+            printf "gpu%d/gi%d/access %d\n", gpu, gi, number
+            for (ci = 0; ci < 8; ci++) printf "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, number + ci + 1
+        }
+    }'
+}
+
 # mig_devices SLOT INDEX: the lines of `nvidia-smi -L` below a GPU
 mig_devices() {
     device=0
