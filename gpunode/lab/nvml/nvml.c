@@ -226,6 +226,8 @@ static const struct model *model_of(const char *id)
 static int is_there(const struct gpu *gpu)
 {
     const char *given = own_root();
+    if (!access(path("%s/sys/bus/pci/devices", root()), F_OK) && access(path("%s/sys/bus/pci/devices/%s", root(), gpu->column[SLOT]), F_OK))
+        return 0; /* it fell off the bus */
     if (!given)
         return !access(path("/dev/nvidia%u", gpu->minor), F_OK);
     return access(path("%s/dev", given), F_OK) || !access(path("%s/dev/nvidia%u", given, gpu->minor), F_OK);
