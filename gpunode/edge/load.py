@@ -21,6 +21,7 @@ from gpunode.core.errors import GpunodeError, InputError, RefusedError
 from gpunode.core.knowledge import Knowledge, parse_knowledge
 from gpunode.core.knowledge.kubernetes import KubeKnowledge, parse_kube_knowledge
 from gpunode.core.knowledge.kubernetes_old import OldForms, parse_old_forms
+from gpunode.core.knowledge.questions import Questions, parse_questions
 from gpunode.core.knowledge.scheduler import SchedulerRules, parse_rules
 from gpunode.core.model import Repository
 from gpunode.core.openpgp import fingerprints
@@ -59,6 +60,12 @@ def load_scheduler_rules() -> SchedulerRules:
 def load_mig() -> tuple[Product, ...]:
     """The products of knowledge/mig.toml; read once a process."""
     return parse_mig(_table("mig"))
+
+
+@cache
+def load_questions() -> Questions:
+    """knowledge/questions.toml; read once a process."""
+    return parse_questions(_table("questions"))
 
 
 @cache

@@ -102,7 +102,10 @@ def build_restricted(
     with as_file(files("gpunode.lab")) as lab:
         texts = texts_in(lab / "standins/packages") | dict(programs)
         code = [path.read_bytes() for path in sorted(lab.glob("packages*.py"))]
-        excerpt, contents = (lab / f"ubuntu/{version}.packages").read_bytes(), (lab / "ubuntu/contents.toml").read_bytes()
+        excerpt, contents = (
+            (lab / f"ubuntu/{version}.packages").read_bytes(),
+            (lab / "ubuntu/contents.toml").read_bytes(),
+        )
     place = replace(RESTRICTED, distro=f"ubuntu:{version}", path=f"ubuntu/{version}", suite=SUITES[version])
     digest = digest_of(" ".join(sorted(canonical)), texts, excerpt, contents, *code)
     folder = directory / place.path
@@ -242,7 +245,8 @@ def _write_all(
         for place in PLACES:
             chosen = place.rows(found)
             debs = [_deb(row, texts, place.arch) for row in chosen]
-            sources.append(_write_place(directory, place, list(zip(chosen, debs, strict=True)), keys[place.name]))
+            pairs: list[tuple[Row, Deb | Fetched]] = list(zip(chosen, debs, strict=True))
+            sources.append(_write_place(directory, place, pairs, keys[place.name]))
             if place.name == "kernels":
                 base[place.distro] = [f"{place.path}/{file}" for file in _base(chosen, debs)]
         packages_deb.stop_agent(Path(home))
@@ -259,15 +263,12 @@ def _write_place(
     """Write the packages below `directory`; what a node has to know of them, with the key in `keys`."""
     folder, origin = directory / place.path, ORIGINS[place.name]
     if place.components:
-        components = {
-            name: [deb for row, deb in pairs if row.package.get("component", "non-free") == name]
-            for name in place.components
-        }
+        components: dict[str, list[Deb | Fetched]] = {name: [] for name in place.components}
+        for row, deb in pairs:
+            components[row.package.get("component", "non-free")].append(deb)
         packages_deb.write_suite(folder, place.suite, components, origin=origin, key=key, arch=place.arch)
     else:
-        packages_deb.write_flat_repository(
-            folder, [deb for _, deb in pairs], origin=origin, key=key, arch=place.arch
-        )
+        packages_deb.write_flat_repository(folder, [deb for _, deb in pairs], origin=origin, key=key, arch=place.arch)
     stated = {name: value for name, value in asdict(place).items() if name != "arch"}
     return RepositorySource(**stated, key=f"{keys}/{place.name}.asc", fingerprint=key.fingerprint)
 

@@ -116,7 +116,9 @@ def stanza(fields: Mapping[str, str]) -> str:
     return "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
 
 
-def write_flat_repository(folder: Path, debs: Sequence[Deb], *, origin: str, key: SigningKey, arch: str) -> None:
+def write_flat_repository(
+    folder: Path, debs: Sequence[Deb | Fetched], *, origin: str, key: SigningKey, arch: str
+) -> None:
     """Write the packages into `folder` with Packages(.gz), Release, Release.gpg and InRelease: a flat repository."""
     fields = {"Origin": origin, "Label": origin, "Architectures": arch}
     _write_release(folder, _indexes("", _write_pool(folder, "./", debs)), fields, key)

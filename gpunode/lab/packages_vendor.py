@@ -1,7 +1,7 @@
 """What the stub packages hold of real programs: NVIDIA's nvidia-smi, and the fake NVML that it asks.
 
-Both stand beside the texts of standins/packages, by a key of their own.  Without a network or a compiler there are none,
-and the scripts of that folder stay in their place.
+Both stand beside the texts of standins/packages, by a key of their own.  Without a network or a compiler there are
+none, and the scripts of that folder stay in their place.
 """
 
 from __future__ import annotations

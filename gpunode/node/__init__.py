@@ -5,6 +5,8 @@ from importlib.resources.abc import Traversable
 from itertools import takewhile
 
 from gpunode.core.engines import shell_variables
+from gpunode.core.knowledge.questions import question_variables
+from gpunode.edge.load import load_questions
 
 _MANAGERS = ("apt.sh", "dnf.sh", "zypper.sh", "pacman.sh", "undo_packages.sh")
 _BEFORE = {
@@ -36,12 +38,13 @@ _BEFORE = {
 
 
 def script(name: str) -> str:
-    """The whole text of node script `name`, such as "probe.sh": what it uses of the engines' rows, parts, itself."""
+    """The whole text of node script `name`, such as "probe.sh": what it uses of the tables, parts, itself."""
     names = (*_BEFORE.get(name, ()), name)
     text = "".join(part(n).read_text(encoding="utf-8") for n in names)
     lines = text.splitlines(keepends=True)
     head = "".join(takewhile(lambda line: line.startswith("#"), lines))  # shellcheck's directives count at the top
-    rows = "".join(f"{key}='{value}'\n" for key, value in shell_variables().items() if f"${key}" in text)
+    variables = {**shell_variables(), **question_variables(load_questions())}
+    rows = "".join(f"{key}='{value}'\n" for key, value in variables.items() if f"${key}" in text)
     return head + rows + text[len(head) :]
 
 

@@ -176,13 +176,56 @@ def test_a_matrix_is_read_whole_or_not_at_all(text: str, links: object, cpus: ob
     assert (found.links, found.cpus, found.numa) == (links, cpus, numa)
 
 
+LINKS_UP = "GPU {}: NVIDIA A100-SXM4-80GB (UUID: GPU-{})\n\t Link 0: 25 GB/s\n\t Link 1: {}\n"
+LINKS_DOWN = "GPU {}: {} (UUID: GPU-{})\nNVML:{}Unable to retrieve {} information as all links are inActive\n"
+
+
+@pytest.mark.parametrize(("space", "name"), [(" ", "NVLink"), ("", "Nvlink"), (" ", "Nvlink")])
+def test_a_gpu_all_of_whose_links_are_down_is_seen_where_its_like_has_some_up(space: str, name: str) -> None:
+    down = LINKS_DOWN.format(1, "NVIDIA A100-SXM4-80GB", "1", space, name)
+    text = LINKS_UP.format(0, "0", "25 GB/s") + down + LINKS_UP.format(2, "2", "<inactive>")
+    assert parse_probe(sections(nvlink=text)).nvlink_inactive == ("GPU 1: all links", "GPU 2 link 1")
+    for other in (LINKS_DOWN.format(0, "NVIDIA A100-SXM4-80GB", "0", space, name), LINKS_UP.format(0, "0", "25 GB/s")):
+        card = LINKS_DOWN.format(1, "NVIDIA GeForce RTX 3090", "1", space, name)  # without a bridge, beside any other
+        assert parse_probe(sections(nvlink=other + card)).nvlink_inactive == ()
+
+
+def test_xids_are_read_with_a_mig_instance_and_as_drivers_before_340_write_them() -> None:
+    text = (
+        "[71.3] NVRM: Xid (PCI:0000:3b:00 GPU-I:02): 94, pid=812, name=train, Contained: SM (0x1)\n"
+        "[72.3] NVRM: Xid (PCI:0000:3b:00 GPU-I:02 GPU-CI:00): 43, pid=812, name=train\n"
+        "[73.3] NVRM: Xid (0000:04:00): 13, 0003 00000000\n"
+        "[74.3] NVRM: Xid (PCI:0000:19:00.0): 119, Timeout"
+    )
+    seen = [(xid.code, xid.slot) for xid in parse_probe(sections(xids=text)).xids]
+    assert seen == [(94, "0000:3b:00.0"), (43, "0000:3b:00.0"), (13, "0000:04:00.0"), (119, "0000:19:00.0")]
+
+
+@pytest.mark.parametrize("card", ["mlx4_0", "hfi1_0", "NIC0", "mlx5_bond_0"])
+def test_the_topology_has_every_column_before_the_cpus(card: str) -> None:
+    text = (
+        f"\t\x1b[4mGPU0\tGPU1\t{card}\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m\n"
+        f"GPU0\t X \tPHB\tSYS\t0-7\t0\t\tN/A\nGPU1\tPHB\t X \tPIX\t8-15\t1\t\tN/A\n{card}\tSYS\tPIX\t X \t\t\t\n"
+    )
+    topology = parse_probe(sections(topology=text)).topology
+    assert topology.names == ("GPU0", "GPU1", card)
+    assert topology.links[1] == ("PHB", "X", "PIX")
+    assert (topology.cpus, topology.numa) == (("0-7", "8-15", ""), ("0", "1", ""))
+
+
+def test_a_pci_domain_is_cut_only_where_it_is_zero() -> None:
+    row = "fields index,pci.bus_id\n0, 00010000:01:00.0\n1, 00000000:01:00.0\n2, 0000000F:01:00.0"
+    slots = [gpu.slot for gpu in parse_probe(sections(nvidia_smi=row)).nvml]
+    assert slots == ["10000:01:00.0", "0000:01:00.0", "000f:01:00.0"]
+
+
 def test_a_card_without_bridge_has_no_nvlink_down_and_broken_packages_and_locks_are_named() -> None:
     facts = facts_of("ubuntu2404-two-models")
     assert facts.nvlink_inactive == ()
     assert facts.broken_packages == ("linux-image-6.8.0-88-generic", "zlib1g-dev")
     assert facts.package_lock == "unattended-upgr (process 5120) holds /var/lib/dpkg/lock-frontend"
     assert [(x.code, x.slot) for x in facts.xids] == [(63, "0000:21:00.0"), (31, "0000:01:00.0")]
-    assert [(g.ecc_uncorrected, g.remap_pending) for g in facts.nvml] == [(None, "No"), (2, "Yes")]
+    assert [(g.ecc_uncorrected, g.remap_pending) for g in facts.nvml] == [(None, "N/A"), (2, "Yes")]
 
 
 def test_memory_that_the_driver_does_not_tell_is_none() -> None:

@@ -25,10 +25,12 @@ FOLDER = "/var/lib/prometheus/node-exporter"
 SMI = r"""#!/bin/sh
 [ -e "$HERE/broken" ] && { echo 'NVIDIA-SMI has failed because it could not communicate with the driver'; exit 9; }
 case $1 in
+  --query-remapped-rows=gpu_uuid,remapped_rows.pending,remapped_rows.failure)
+    [ -e "$HERE/old" ] && { echo "Invalid combination of input arguments. Please run 'nvidia-smi -h'."; exit 2; }
+    if [ -e "$HERE/550" ]; then echo 'GPU-aaaa, 0, 1'; else echo 'GPU-aaaa, No, Yes'; fi
+    echo 'GPU-bbbb, [N/A], [N/A]' ;;
   *remapped_rows*)
-    [ -e "$HERE/old" ] && { echo 'Field "remapped_rows.pending" is not a valid field to query.'; exit 2; }
-    echo '0, GPU-aaaa, NVIDIA A100-SXM4-80GB, No, Yes'
-    echo '1, GPU-bbbb, NVIDIA "T4", [N/A], [N/A]' ;;
+    echo 'Field "remapped_rows.pending" is not a valid field to query.'; exit 2 ;;
   *)
     echo '0, GPU-aaaa, NVIDIA A100-SXM4-80GB, 87, 1024, 81920, 51, 312.55, 1410, 3, 0'
     echo '1, GPU-bbbb, NVIDIA "T4", 0, 0, 15360, 38, [Not Supported], 300, [N/A], [N/A]' ;;
@@ -40,6 +42,7 @@ nvidia: module license 'NVIDIA' taints kernel.
 NVRM: Xid (PCI:0000:17:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.
 NVRM: Xid (PCI:0000:17:00): 31, pid=1234, name=python, Ch 00000008
 NVRM: Xid (PCI:0000:17:00): 31, pid=1235, name=python, Ch 00000008
+NVRM: Xid (PCI:0000:18:00 GPU-I:05): 94, pid=7194, name=python, Contained: SM (0x1). RST: No, D-RST: No
 END
 """
 
@@ -51,6 +54,7 @@ class Host:
         self.here, self.out = folder, folder / "out"
         (folder / "bin").mkdir()
         self.out.mkdir()
+        (folder / "version").write_text("NVRM version: NVIDIA UNIX x86_64 Kernel Module  550.163.01\n")
         for name, text in (("nvidia-smi", SMI), ("journalctl", LOG)):
             (folder / "bin" / name).write_text(text)
             (folder / "bin" / name).chmod(0o755)
@@ -63,6 +67,7 @@ class Host:
 
     def run(self, shell: str) -> str:
         env = {"PATH": f"{self.here}/bin:/usr/bin:/bin", "HERE": str(self.here), "GPUNODE_PCI": f"{self.here}/pci"}
+        env["GPUNODE_LOADED"] = f"{self.here}/version"
         done = subprocess.run(
             [*shell.split(), str(SCRIPT), str(self.out)], env=env, capture_output=True, text=True, check=False
         )
@@ -97,6 +102,7 @@ HOST = {"gpunode_driver_up": 1, "gpunode_gpus": 2, "gpunode_gpus_pci": 2}
 XIDS = {
     'gpunode_gpu_xid_total{pci="0000:17:00",xid="31"}': 2,
     'gpunode_gpu_xid_total{pci="0000:17:00",xid="79"}': 1,
+    'gpunode_gpu_xid_total{pci="0000:18:00",xid="94"}': 1,
 }
 BASE = {
     f"gpunode_gpu_utilization_ratio{A100}": 0.87,
@@ -119,6 +125,21 @@ ROWS = {f"gpunode_gpu_row_remap_pending{A100}": 0, f"gpunode_gpu_row_remap_faile
 @pytest.mark.parametrize("shell", SHELLS)
 def test_every_value_that_a_gpu_has_is_written(shell: str, tmp_path: Path) -> None:
     assert samples(Host(tmp_path).run(shell)) == {**HOST, **XIDS, **BASE, **ROWS}
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_older_drivers_say_0_and_1_of_remapped_rows(shell: str, tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    (tmp_path / "550").touch()
+    assert samples(host.run(shell)) == {**HOST, **XIDS, **BASE, **ROWS}
+
+
+def test_nvidia_smi_is_not_started_without_a_driver(tmp_path: Path) -> None:
+    host = Host(tmp_path)
+    (tmp_path / "version").unlink()
+    (tmp_path / "bin/nvidia-smi").write_text('#!/bin/sh\ntouch "$HERE/started"\n')
+    assert samples(host.run("sh")) == {**HOST, **XIDS, "gpunode_driver_up": 0, "gpunode_gpus": 0}
+    assert not (tmp_path / "started").exists()
 
 
 def test_a_driver_that_knows_no_row_remapping_loses_those_alone(tmp_path: Path) -> None:

@@ -24,12 +24,17 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 
 def probe(
-    shell: list[str], *, env: Mapping[str, str] = {}, request: Mapping[str, bytes] = {}, user: int | None = None
+    shell: list[str],
+    *,
+    env: Mapping[str, str] = {},
+    request: Mapping[str, bytes] = {},
+    user: int | None = None,
+    text: str = SCRIPT,
 ) -> tuple[str, NodeFacts]:
     """Send the probe as it is sent to a node, and read its answer."""
     done = subprocess.run(
         [*shell, "-s"],
-        input=program(SCRIPT, request),
+        input=program(text, request),
         capture_output=True,
         text=True,
         timeout=60,
@@ -39,6 +44,14 @@ def probe(
     )
     assert done.returncode == 0, done.stderr
     return done.stdout, parse_probe(done.stdout)
+
+
+def with_driver(folder: Path, version: str = "580.95.05") -> str:
+    """The probe on a machine whose kernel has that driver loaded; the file is in `folder`."""
+    (folder / "version").write_text(
+        f"NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  {version}  Release Build\nGCC version:  gcc 14.2.0\n"
+    )
+    return SCRIPT.replace("/proc/driver/nvidia/version", str(folder / "version"))
 
 
 def tool(folder: Path, name: str, script: str) -> Path:
@@ -90,25 +103,87 @@ def test_who_is_about_to_change_the_node_waits_for_the_gpunode_at_work_there(
 @pytest.mark.timeout(60)
 def test_a_hanging_nvidia_smi_costs_seconds_and_is_reported(tmp_path: Path) -> None:
     tool(tmp_path, "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
-    _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"})
+    _, facts = probe(SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, text=with_driver(tmp_path))
     assert facts.driver.smi == "nvidia-smi: no answer within 6 s"
 
 
-def test_an_old_nvidia_smi_is_asked_again_without_the_fields_it_does_not_know(tmp_path: Path) -> None:
-    tool(
-        tmp_path,
-        "nvidia-smi",
-        'for word in fabric.state remapped_rows.failure; do case $1 in *"$word"*)\n'
-        'echo "Field \\"$word\\" is not a valid field to query."; exit 2;; esac; done\n'
-        'echo "0, GPU-1, Tesla K80, 00000000:04:00.0, 470.256.02, 11441, N/A, N/A, Off, Enabled, 0, No, N/A"',
-    )
+# An nvidia-smi that knows all fields but $UNKNOWN, and writes down each start
+SMI = r"""
+echo "$*" >>"$HERE/starts"
+case $1 in
+--query-gpu=*)
+  for word in $UNKNOWN; do
+    case $1 in *"$word"*) echo "Field \"$word\" is not a valid field to query."; exit 2 ;; esac
+  done
+  IFS=,
+  for field in ${1#*=}; do
+    case $field in
+    index) value=0 ;; uuid) value=GPU-1 ;; name) value='NVIDIA A100-SXM4-40GB' ;;
+    pci.bus_id) value=00000000:04:00.0 ;; driver_version) value=$VERSION ;; memory.total) value=40960 ;;
+    retired_pages.pending) value=$RETIRED ;; fabric.state) value=$STATE ;; fabric.status) value='status Success' ;;
+    remapped_rows.*) value=No ;; gpu_recovery_action) value=None ;; ecc.errors.*) value=0 ;; *) value=Disabled ;;
+    esac
+    row="${row:+$row, }$value"
+  done
+  echo "$row" ;;
+--query-remapped-rows=*) echo '00000000:04:00.0, 1, 0' ;;
+*) exit 2 ;;
+esac
+"""
+
+
+def asked(folder: Path, shell: list[str], version: str, **more: str) -> tuple[str, NodeFacts, list[str]]:
+    """The probe's section of a machine with that driver, its facts, and how nvidia-smi was started."""
+    tool(folder, "nvidia-smi", SMI)
+    env = {"PATH": f"{folder}:{os.environ['PATH']}", "HERE": str(folder), "VERSION": version, "UNKNOWN": ""}
+    words = {"RETIRED": "[N/A]", "STATE": "state  Completed"}
     text, facts = probe(
-        SHELLS[0], env={"PATH": f"{tmp_path}:{os.environ['PATH']}"}, request={"sections": b"nvidia_smi"}
+        shell, env={**env, **words, **more}, request={"sections": b"nvidia_smi"}, text=with_driver(folder, version)
     )
-    assert [(g.name, g.slot, g.memory_mib, g.retired_pending) for g in facts.nvml] == [
-        ("Tesla K80", "0000:04:00.0", 11441, "No")
-    ]
-    assert text.count("! nvidia-smi does not know") == 2
+    starts = folder / "starts"
+    return text, facts, starts.read_text().splitlines() if starts.exists() else []
+
+
+@pytest.mark.parametrize("shell", SHELLS, ids=" ".join)
+@pytest.mark.parametrize(
+    ("version", "starts", "more", "remap", "state"),
+    [
+        ("418.226.00", 1, {}, "N/A", ""),
+        ("470.256.02", 1, {"RETIRED": "No"}, "N/A", ""),
+        ("470.256.02", 2, {}, "Yes", ""),
+        ("550.163.01", 2, {}, "Yes", "Completed"),
+        ("575.57.08", 2, {}, "Yes", "Completed"),
+        ("580.95.05", 1, {"STATE": "Completed"}, "No", "Completed"),
+        ("615.71.09", 1, {"STATE": "[N/A]"}, "No", "N/A"),
+    ],
+)
+def test_nvidia_smi_is_started_once_where_its_version_knows_all_fields(
+    shell: list[str], version: str, starts: int, more: dict[str, str], remap: str, state: str, tmp_path: Path
+) -> None:
+    text, facts, calls = asked(tmp_path, shell, version, **more)
+    [gpu] = facts.nvml
+    assert (len(calls), gpu.remap_pending, gpu.fabric_state) == (starts, remap, state), text
+    assert facts.notes == ()
+    assert facts.driver.smi == ""
+
+
+def test_a_release_that_knows_fewer_fields_than_its_branch_is_asked_again(tmp_path: Path) -> None:
+    text, facts, calls = asked(
+        tmp_path, SHELLS[0], "580.1", UNKNOWN="gpu_recovery_action remapped_rows.failure remapped_rows.pending"
+    )
+    [gpu] = facts.nvml
+    assert (gpu.remap_pending, gpu.remap_failure, gpu.recovery) == ("Yes", "No", "")
+    assert len(calls) == 5
+    assert text.count("! nvidia-smi does not know") == 3
+
+
+def test_nvidia_smi_is_not_started_without_a_driver_and_the_facts_say_why(tmp_path: Path) -> None:
+    tool(tmp_path, "nvidia-smi", 'echo "$*" >>"$HERE/starts"')
+    env = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "HERE": str(tmp_path)}
+    text = SCRIPT.replace("/proc/driver/nvidia/version", str(tmp_path / "none")).replace("/dev/dxg", "/none")
+    _, facts = probe(SHELLS[0], env=env, request={"sections": b"nvidia_smi nvlink topology"}, text=text)
+    assert not (tmp_path / "starts").exists()
+    assert facts.driver.smi == "no NVIDIA driver is loaded, so nvidia-smi was not asked"
 
 
 def test_long_output_is_cut_and_said_to_be(tmp_path: Path) -> None:
@@ -174,8 +249,10 @@ def test_the_data_folder_of_k3s_is_found_wherever_its_configuration_says_it(bare
 @needs_root
 def test_a_hanging_tool_is_ended_where_there_is_no_timeout_command(bare_root: Path) -> None:
     tool(bare_root / "bin", "nvidia-smi", "trap '' TERM\nsleep 500\nsleep 500")
+    with_driver(bare_root)
+    text = SCRIPT.replace("/proc/driver/nvidia/version", "/version")
     done = subprocess.run(
-        ["chroot", str(bare_root), "/bin/sh", "-s"], input=SCRIPT, capture_output=True, text=True, timeout=60
+        ["chroot", str(bare_root), "/bin/sh", "-s"], input=text, capture_output=True, text=True, timeout=60
     )
     notes = parse_probe(done.stdout).notes
     assert any("nvidia-smi" in note and "did not answer" in note for note in notes), notes

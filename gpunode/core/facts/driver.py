@@ -4,24 +4,37 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from gpunode.core.facts.machine import VERSION
 from gpunode.core.facts.text import Probe
 from gpunode.core.model import DriverState, MigInstance, NvmlGpu, PciDevice, Service, Sharing, Topology, Xid
 
 _LIBRARY = re.compile(r"/libnvidia-ml\.so\.(\d{1,4}(?:\.\d{1,4}){1,3})\Z")
-_XID = re.compile(r"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d{1,5})\b")
+# with MIG the instance follows the GPU, drivers before 340 leave out the word PCI
+_XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]{4,20})(?: GPU-[A-Z]{1,4}:[0-9a-fA-F]{1,4}){0,2}\): (\d{1,5})\b")
 _LINK = re.compile(r"\s*Link (\d{1,3}): (.*)")
+_ALL_DOWN = re.compile(r"\s*(?:NVML: ?)?Unable to retrieve NVLink information as all links are inactive", re.IGNORECASE)
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")  # newer releases underline the head
-_JOINED = re.compile(r"GPU\d{1,3}|NIC\d{1,3}|mlx5_\w{1,20}")
-_GPU = re.compile(r"GPU (\d{1,3}): ")
-# nvidia-smi's words for «the driver does not say»
-_NOTHING = re.compile(r"\[?(N/A|Not Supported|Unknown Error|Not Found|Insufficient Permissions)\]?\Z", re.IGNORECASE)
+_JOINED = re.compile(r"[A-Za-z][\w.-]{1,31}")  # GPU0, NIC0, mlx5_0, mlx4_0, hfi1_0 …
+_GPU = re.compile(r"GPU (\d{1,3}): (.*?)(?: \(UUID: .*)?\Z")
+# nvidia-smi's words for «this GPU has none», and (in brackets) those about the question, not about the GPU; any other
+# word in brackets is NVML's error: the driver cannot speak for the GPU (knowledge/questions.toml has them all)
+_NONE = re.compile(r"\[?(N/A|Not Supported)\]?\Z", re.IGNORECASE)
+_UNREAD = re.compile(
+    r"\[(Not Found|Insufficient Permissions|Function Not Found|Insufficient Size|Invalid Argument|No data"
+    r"|Argument version mismatch|In use by another client|Requested functionality has been deprecated)\]\Z",
+    re.IGNORECASE,
+)
+_FAULT = re.compile(
+    r"\[([A-Za-z][^\[\]]{1,60})\]\Z|(ERR!|GPU is lost|GPU requires reset|Unknown Error)\Z", re.IGNORECASE
+)
+_GRAVEST = ("gpu is lost", "gpu requires reset")
+NONE = "N/A"  # a field that the driver says this GPU does not have; "" is one that was not read
+_SWITCHED = {"0": "No", "1": "Yes"}  # --query-remapped-rows before 580
 _TEXT_FIELDS = {
-    "uuid": "uuid",
-    "name": "name",
     "mig.mode.current": "mig_current",
     "mig.mode.pending": "mig_pending",
     "persistence_mode": "persistence",
@@ -30,7 +43,11 @@ _TEXT_FIELDS = {
     "remapped_rows.pending": "remap_pending",
     "remapped_rows.failure": "remap_failure",
     "fabric.state": "fabric_state",
+    "fabric.status": "fabric_status",
+    "gpu_recovery_action": "recovery",
 }
+_AMPERE = 450  # the first driver branch that runs its GPUs
+_ROWS = ("pci.bus_id", "remapped_rows.pending", "remapped_rows.failure")  # what the probe asks --query-remapped-rows
 
 
 # what follows the model in the name of a virtual GPU type: A40-8Q, A100-4-20C, RTXA6000-12CME
@@ -73,12 +90,14 @@ def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
     """(GPUs that nvidia-smi lists, first line of its trouble or "")."""
     lines, failed = probe.answer("nvidia_smi")
     fields = probe.value("nvidia_smi", "fields").split(",")
-    rows = [line for line in lines if not line.startswith("fields ")]
+    remapped = dict(_remapped(probe))
+    rows = [line for line in lines if not line.startswith(("fields ", "rows "))]
     gpus = []
     trouble = ""
     for line in rows:
         cells = [cell.strip() for cell in line.split(",")]
-        gpu = _gpu(dict(zip(fields, cells, strict=True))) if len(cells) == len(fields) else None
+        row = dict(zip(fields, cells, strict=True)) if len(cells) == len(fields) else {}
+        gpu = _gpu({**row, **remapped.get(row.get("pci.bus_id", ""), {})})
         if gpu:
             gpus.append(gpu)
         else:
@@ -88,18 +107,69 @@ def read_nvml(probe: Probe) -> tuple[tuple[NvmlGpu, ...], str]:
     return tuple(gpus), trouble or (f"nvidia-smi: exit {failed}" if failed else "")
 
 
+def _remapped(probe: Probe) -> Iterator[tuple[str, dict[str, str]]]:
+    """(bus id, its remapped rows), which the probe asks by itself where --query-gpu has no such field."""
+    for line in filter(None, probe.values("nvidia_smi", "rows")):
+        cells = [cell.strip() for cell in line.split(",")]
+        if len(cells) == len(_ROWS):
+            yield cells[0], {name: _SWITCHED.get(cell, cell) for name, cell in zip(_ROWS[1:], cells[1:], strict=True)}
+        else:
+            probe.notes.append(f"nvidia_smi: nvidia-smi --query-remapped-rows: {line[:120]}")
+
+
 def _gpu(row: dict[str, str]) -> NvmlGpu | None:
     index = _integer(row.get("index", ""))
     if index is None:
         return None
-    stated = {key: "" if _NOTHING.match(value) else value for key, value in row.items()}
+    stated = {**dict(_implied(row)), **{key: _stated(key, value) for key, value in row.items()}}
+    faults = [(match[1] or match[2]) for key, value in row.items() if (match := _fault(key, value))]
     return NvmlGpu(
         index=index,
-        slot=_slot(stated.get("pci.bus_id", "")),
+        slot=_slot(_value(stated.get("pci.bus_id", ""))),
+        uuid=_value(stated.get("uuid", "")),
+        name=_value(stated.get("name", "")),
         memory_mib=_integer(stated.get("memory.total", "")),
         ecc_uncorrected=_integer(stated.get("ecc.errors.uncorrected.volatile.total", "")),
+        fault=min(faults, key=_gravity, default=""),
         **{name: stated[key] for key, name in _TEXT_FIELDS.items() if key in stated},
     )
+
+
+def _implied(row: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """What need not be asked: MIG and row remapping came with Ampere, whose memory retires no pages any more."""
+    branch = _integer(row.get("driver_version", "").partition(".")[0])
+    before = branch is not None and branch < _AMPERE
+    if before:
+        yield from (("mig.mode.current", NONE), ("mig.mode.pending", NONE))
+    if before or row.get("retired_pages.pending") in ("Yes", "No"):
+        yield from (("remapped_rows.pending", NONE), ("remapped_rows.failure", NONE))
+
+
+def _stated(field: str, answer: str) -> str:
+    """An answer in one notation; N/A where the GPU has no such thing, "" where the driver did not say."""
+    if _NONE.match(answer):
+        return NONE
+    if _UNREAD.match(answer) or _fault(field, answer):
+        return ""
+    if field in ("fabric.state", "fabric.status"):  # up to 550 at least the answer begins with the field's last word
+        answer = answer.removeprefix(field.partition(".")[2] + " ").strip()
+        return NONE if _NONE.match(answer) else answer
+    return answer
+
+
+def _fault(field: str, answer: str) -> re.Match[str] | None:
+    """The driver's error; the fabric's status is such a word itself, without brackets."""
+    if _NONE.match(answer) or _UNREAD.match(answer) or (field == "fabric.status" and not answer.startswith("[")):
+        return None
+    return _FAULT.match(answer)
+
+
+def _gravity(word: str) -> int:
+    return _GRAVEST.index(word.lower()) if word.lower() in _GRAVEST else len(_GRAVEST)
+
+
+def _value(text: str) -> str:
+    return "" if text == NONE else text
 
 
 def _integer(text: str) -> int | None:
@@ -107,9 +177,9 @@ def _integer(text: str) -> int | None:
 
 
 def _slot(bus_id: str) -> str:
-    """00000000:17:00.0 as NVML writes it → 0000:17:00.0 as sysfs does."""
+    """00000000:17:00.0 as NVML writes it → 0000:17:00.0 as sysfs does, where a domain has four digits or more."""
     domain, _, rest = bus_id.lower().partition(":")
-    return f"{domain[-4:]}:{rest}" if rest else ""
+    return f"{domain.lstrip('0').rjust(4, '0')}:{rest}" if rest else ""
 
 
 def read_xids(probe: Probe) -> tuple[Xid, ...]:
@@ -123,22 +193,35 @@ def read_xids(probe: Probe) -> tuple[Xid, ...]:
 
 
 def read_nvlink(probe: Probe) -> tuple[str, ...]:
-    """Links that are down, of GPUs that have others up: a PCIe card without bridge has all of them inactive."""
+    """Links that are down of GPUs with others up; GPUs with all of them down, where one of their model has not.
+
+    A PCIe card without bridge has all of them inactive, and so have all cards of a machine without any.
+    """
     lines, failed = probe.answer("nvlink")
     if failed:
         probe.notes.append(f"nvlink: nvidia-smi nvlink: {failed}")
     down: dict[str, list[str]] = {}
     up: set[str] = set()
+    models: dict[str, str] = {}
     gpu = ""
     for line in lines:
         if match := _GPU.match(line):
-            gpu = match[1]
+            gpu, models[match[1]] = match[1], match[2]
         elif match := _LINK.match(line):
-            if "inactive" in match[2]:
+            if "inactive" in match[2].lower():
                 down.setdefault(gpu, []).append(match[1])
             else:
                 up.add(gpu)
-    return tuple(f"GPU {gpu} link {link}" for gpu, links in down.items() if gpu in up for link in links)
+        elif _ALL_DOWN.match(line):
+            down.setdefault(gpu, [])
+    joined = {models.get(one, "") for one in up}
+    found: list[str] = []
+    for one, links in down.items():
+        if one in up:
+            found += (f"GPU {one} link {link}" for link in links)
+        elif models.get(one, "") in joined:
+            found.append(f"GPU {one}: all links")
+    return tuple(found)
 
 
 def read_topology(probe: Probe) -> Topology:
@@ -148,7 +231,8 @@ def read_topology(probe: Probe) -> Topology:
         probe.notes.append(f"topology: nvidia-smi topo: {failed}")
     rows = [[cell.strip() for cell in _COLOUR.sub("", line).split("\t")] for line in lines]
     head = next((row for row in rows if "GPU0" in row[1:]), [])
-    names = [name for name in head if _JOINED.fullmatch(name)]
+    # up to the first head that is no device: «CPU Affinity»
+    names = [*takewhile(_JOINED.fullmatch, head[1:])]
     found = {row[0]: row[1:] for row in rows if row[0] in names and len(row) > len(names)}
     if not names or [*found] != names:
         return Topology()
@@ -156,8 +240,8 @@ def read_topology(probe: Probe) -> Topology:
     return Topology(
         names=tuple(names),
         links=tuple(tuple(found[name][: len(names)]) for name in names),
-        cpus=tuple(_NOTHING.sub("", cells[0]) for cells in more),
-        numa=tuple(_NOTHING.sub("", cells[1]) for cells in more),
+        cpus=tuple(_NONE.sub("", cells[0]) for cells in more),
+        numa=tuple(_NONE.sub("", cells[1]) for cells in more),
     )
 
 

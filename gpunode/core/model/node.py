@@ -55,24 +55,27 @@ class PciDevice:
 
 @dataclass(frozen=True, kw_only=True)
 class NvmlGpu:
-    """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).  None = the driver says N/A."""
+    """A GPU as the driver sees it (nvidia-smi --query-gpu, or NVML locally).
+
+    A text is "" where it was not read, and N/A where the driver says that this GPU has no such thing.
+    """
 
     index: int
     uuid: str = ""
     name: str = ""
     slot: str = ""
     memory_mib: int | None = None
-    mig_current: str = ""  # Enabled, Disabled, "" (not supported)
+    mig_current: str = ""  # Enabled, Disabled
     mig_pending: str = ""
     persistence: str = ""
     ecc_current: str = ""
-    ecc_uncorrected: int | None = None
-    retired_pending: str = ""  # Yes, No, ""
+    ecc_uncorrected: int | None = None  # None: not read; with ecc_current Disabled or N/A there is no counter
+    retired_pending: str = ""  # Yes, No
     remap_pending: str = ""
     remap_failure: str = ""
-    fabric_state: str = ""  # Not Started, In Progress, Completed, "" (no fabric, or the driver does not say)
+    fabric_state: str = ""  # Not Started, In Progress, Completed
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain P2P …
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 
@@ -326,7 +329,7 @@ class NodeFacts:
     gpu_containers: tuple[GpuContainer, ...] = ()
     cdi: Cdi = Cdi()
     xids: tuple[Xid, ...] = ()
-    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3", only of GPUs that have other links up
+    nvlink_inactive: tuple[str, ...] = ()  # "GPU 0 link 3"; "GPU 0: all links" where its like has some up
     topology: Topology = Topology()  # with two GPUs or more
     first_boot: FirstBoot = FirstBoot()
     sharing: Sharing = Sharing()

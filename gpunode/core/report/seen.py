@@ -66,7 +66,7 @@ def _gpus(facts: NodeFacts, knowledge: Knowledge) -> Iterator[Gpu]:
             uuid=nvml.uuid if nvml else "",
             memory_mib=nvml.memory_mib if nvml else None,
             driver=device.driver,
-            mig=nvml.mig_current if nvml else "",
+            mig=nvml.mig_current if nvml and nvml.mig_current != "N/A" else "",
             mig_devices=cut[nvml.index] if nvml else 0,
             ecc_errors=nvml.ecc_uncorrected if nvml else None,
             xids=tuple(sorted(xids.get(device.slot, ()))),

@@ -215,6 +215,9 @@ def _nvlink(seen: Seen) -> Finding:
         for number, state in enumerate(states)
         if state == "0" and "1" in states
     }
+    models = {gpu.index: gpu.name for gpu in seen.facts.nvml}
+    joined = {models[index] for index, states in links.items() if "1" in states}
+    down |= {f"GPU {n}: all links" for n, states in links.items() if "1" not in states and models[n] in joined}
     reported = set(seen.facts.nvlink_inactive)
     differences = [f"{link}: NVML says down, gpunode does not" for link in sorted(down - reported)]
     differences += [f"{link}: gpunode says down, NVML does not" for link in sorted(reported - down)]

@@ -280,7 +280,8 @@ def read_facts(facts: NodeFacts) -> Reading:
         }
         for gpu in facts.gpus
     }
-    gpus = {slot: _printed({**pci.get(slot, {}), **driver.get(slot, {})}) for slot in {**pci, **driver}}
+    stated = {slot: {k: v for k, v in one.items() if v != "N/A"} for slot, one in driver.items()}
+    gpus = {slot: _printed({**pci.get(slot, {}), **stated.get(slot, {})}) for slot in {**pci, **driver}}
     machine = {"driver": facts.driver.loaded, "flavour": facts.driver.loaded_flavour}
     return Reading(source="gpunode", machine=_printed(machine), gpus=gpus)
 

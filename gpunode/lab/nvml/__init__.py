@@ -56,19 +56,26 @@ def folder() -> Path:
 
 def header(*, log: Log = print) -> str:
     """NVIDIA's nvml.h; fetched from PyPI with a check of its hash when it is not in the cache.  Raises RefusedError."""
-    kept = folder() / HEADER.replace("==", "-") / "nvml.h"
+    [found] = unpacked(HEADER, HEADER_SHA256, log=log).rglob("nvml.h")
+    return found.read_text(encoding="utf-8")
+
+
+def unpacked(requirement: str, sha256: str, *, log: Log = print) -> Path:
+    """The folder with that wheel's files, in the cache; fetched from PyPI when it is missing.  Raises RefusedError."""
+    kept = folder() / requirement.replace("==", "-")
     if not kept.exists():
-        log(f"fetching NVIDIA's nvml.h ({HEADER})")
+        log(f"fetching {requirement} from PyPI")
         with tempfile.TemporaryDirectory(prefix="gpunode-lab-") as place:
-            wheel = _download(HEADER, HEADER_SHA256, Path(place))
+            wheel = _download(requirement, sha256, Path(place))
+            folder().mkdir(parents=True, exist_ok=True)
+            new = Path(tempfile.mkdtemp(dir=folder(), prefix=f"{kept.name}-"))
             with zipfile.ZipFile(wheel) as archive:
-                [name] = [name for name in archive.namelist() if name.endswith("/nvml.h")]
-                text = archive.read(name)
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        new = kept.with_suffix(".new")
-        new.write_bytes(text)
-        new.replace(kept)
-    return str(kept.read_text())
+                archive.extractall(new)
+        try:
+            new.rename(kept)
+        except OSError:  # another process was faster
+            shutil.rmtree(new)
+    return kept
 
 
 def with_gpus(library: Path, table: str) -> bytes:
@@ -78,7 +85,9 @@ def with_gpus(library: Path, table: str) -> bytes:
 
 
 def _compiler(arch: str) -> str:
-    own = ("gcc", "cc") if (arch, platform.machine()) in (("amd64", "x86_64"), ("arm64", "aarch64")) else ()
+    own: tuple[str, ...] = (
+        ("gcc", "cc") if (arch, platform.machine()) in (("amd64", "x86_64"), ("arm64", "aarch64")) else ()
+    )
     for name in (COMPILERS[arch], *own):
         if shutil.which(name):
             return name

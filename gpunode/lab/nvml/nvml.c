@@ -504,13 +504,16 @@ EXPORT nvmlReturn_t nvmlSystemGetNVMLVersion(char *version, unsigned length)
     return say(version, length, path("%d.%s", cuda / 1000, driver));
 }
 
+/* The path of its program: nvidia-smi of 615 passes over a process whose name is none. */
 EXPORT nvmlReturn_t nvmlSystemGetProcessName(unsigned pid, char *name, unsigned length)
 {
-    char *text = contents(path("/proc/%u/cmdline", pid), NULL);
     if (!name || !length)
         return NVML_ERROR_INVALID_ARGUMENT;
-    snprintf(name, length, "%s", text && *text ? text : "python");
-    free(text);
+    ssize_t size = readlink(path("/proc/%u/exe", pid), name, length - 1);
+    if (size > 0)
+        name[size] = 0;
+    else
+        snprintf(name, length, "/usr/bin/python3");
     return NVML_SUCCESS;
 }
 

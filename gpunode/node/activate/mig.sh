@@ -38,7 +38,7 @@ label() {
 smi() { nvidia-smi "$@" 2>&1 </dev/null 9>&-; }
 
 # number SLOT: as nvidia-smi counts GPUs, whose bus ids have longer domains
-number() { awk -F ', ' -v slot="$1" 'substr(tolower($2), 5) == slot || tolower($2) == slot { print $1 }' "$GPUNODE_IN/.gpus"; }
+number() { awk -F ', ' -v slot="$1" 'BEGIN { while (length(slot) < 16) slot = "0" slot } tolower($2) == slot { print $1 }' "$GPUNODE_IN/.gpus"; }
 
 # smi_of SLOT [mig] OPTION…: nvidia-smi, of that GPU alone
 smi_of() {

@@ -50,8 +50,14 @@ if have journalctl; then
     limited journalctl -b -u "$unit.service" --no-pager -o short-iso -n "$LINES" | grep -v '^-- No entries' | log "$unit"
   done
 fi
-! have nvidia-smi || limited nvidia-smi | log nvidia-smi
-! have nvidia-smi || limited nvidia-smi -q -d FABRIC,ROW_REMAPPER,PAGE_RETIREMENT | log nvidia-smi-q
+if have nvidia-smi; then
+  if [ -e /proc/driver/nvidia/version ] || [ -e /dev/dxg ]; then
+    limited nvidia-smi | log nvidia-smi
+    limited nvidia-smi -q | log nvidia-smi-q # the flags of -d, which would select, are others in each release
+  else
+    cat /proc/driver/nvidia/version 2>&1 | log nvidia-smi # started without a driver it makes device files all the same
+  fi
+fi
 files nvidia-installer /var/log/nvidia-installer.log
 files dkms /var/lib/dkms/nvidia*/*/build/make.log
 files fabricmanager /var/log/fabricmanager.log

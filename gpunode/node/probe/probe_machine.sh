@@ -224,17 +224,40 @@ probe_driver() {
   fi
 }
 
+# driver_answers: whether a kernel module is there for nvidia-smi to ask.  Started without one it still makes device
+# files in /dev, which would change the node.  WSL has none: there the driver is Windows'.
+driver_answers() { any /proc/driver/nvidia/version || any /dev/dxg; }
+
+# driver_branch: the loaded driver's, without a fork, in $REPLY; "" where it does not say
+# sets: REPLY
+driver_branch() {
+  first /proc/driver/nvidia/version
+  set -f
+  for REPLY in $REPLY ''; do
+    case $REPLY in [1-9][0-9][0-9].[0-9]*) break ;; esac
+  done
+  set +f
+  REPLY=${REPLY%%.*}
+}
+
 # sets: answer
 probe_nvidia_smi() {
+  answer=
   if ! have nvidia-smi; then
     remark "no nvidia-smi"
     return
   fi
-  fields=index,uuid,name,pci.bus_id,driver_version,memory.total,mig.mode.current,mig.mode.pending,persistence_mode
-  fields=$fields,ecc.mode.current,ecc.errors.uncorrected.volatile.total,retired_pages.pending,remapped_rows.pending
-  fields=$fields,remapped_rows.failure,fabric.state
-  answer=
-  # an old nvidia-smi names the first field that it does not know: ask again without it
+  if ! driver_answers; then
+    line "no NVIDIA driver is loaded, so nvidia-smi was not asked"
+    return
+  fi
+  driver_branch
+  branch=$REPLY fields=
+  for word in $SMI_FIELDS; do # NAME, or NAME=BRANCH that is the first to know it
+    case $word in *=*) [ "${branch:-${word#*=}}" -ge "${word#*=}" ] || continue ;; esac
+    fields=${fields:+$fields,}${word%=*}
+  done
+  # a release that the table has wrong, or whose version is not known, names the first field that it does not know
   while [ "$fields" ]; do
     answer=$(ask_hardware 6 nvidia-smi --query-gpu="$fields" --format=csv,noheader,nounits)
     case $answer in *'is not a valid field to query'*) ;; *) break ;; esac
@@ -249,6 +272,11 @@ probe_nvidia_smi() {
   done
   line "fields $fields"
   printf '%s\n' "$answer"
+  # What remaps rows (Ampere and later) retires no pages: the second field is [N/A].  One more start, for older drivers.
+  case ,$fields, in *,remapped_rows.pending,*) return ;; esac
+  case $answer in *"$newline| exit: "*) return ;; *'| '[0-9]', ['* | *'| '[0-9][0-9]', ['*) ;; *) return ;; esac
+  [ "${branch:-$SMI_REMAPPED_SINCE}" -lt "$SMI_REMAPPED_SINCE" ] ||
+    ask_hardware 6 nvidia-smi --query-remapped-rows="$SMI_REMAPPED" --format=csv,noheader | sed 's/^| /| rows /'
 }
 
 probe_nvlink() {

@@ -217,6 +217,13 @@ table() {
     echo "$rows"
 }
 
+# without_mig VERB BRANCH: what it says where MIG is off everywhere; on, where it then still lists profiles
+without_mig() {
+    case $1:$(($2 >= 550)) in lgip:1 | lgipp:1) return ;; esac
+    echo 'No MIG-enabled devices found.'
+    case $1:$(($2 >= 550)) in lgi:1 | lci:1) exit 0 ;; *) exit 6 ;; esac
+}
+
 with_mig() { [ "$(mig_mode "$1" current)" != Enabled ] || "$function" "$1" "$2"; }
 
 # mig_command ARGUMENT…: nvidia-smi mig …
@@ -238,7 +245,7 @@ mig_command() {
         shift
     done
     function='echo'
-    [ -n "$(each with_mig)" ] || [ "$verb" = lgip ] || [ "$verb" = lgipp ] || { echo 'No MIG-enabled devices found.'; exit 6; }
+    [ -n "$(each with_mig)" ] || without_mig "$verb" "${branch:-550}"
     case $verb in
     lgi) what='GPU instances' && table instance_rows \
         '+-------------------------------------------------------+' '| GPU instances:                                        |' \
