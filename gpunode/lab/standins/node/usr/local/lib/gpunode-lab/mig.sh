@@ -33,7 +33,7 @@ holds() {
 # mig_set SLOT 0|1: what `nvidia-smi -mig` does and says
 mig_set() {
     if [ "$2" = 1 ]; then word=Enabled verb=enable; else word=Disabled verb=disable; fi
-    can "$1" || { echo "Unable to $verb MIG Mode for GPU $(bus "$1"): Not Supported"; echo "Terminating early due to previous errors."; return 19; }
+    can "$1" || { echo "Unable to $verb MIG Mode for GPU $(bus "$1"): Not Supported"; echo "Treating as warning and moving on."; return 0; }
     put_mode "$1" pending "$word"
     [ "$(mig_mode "$1" current)" != "$word" ] || { echo "$word MIG Mode for GPU $(bus "$1")"; return; }
     if [ "$2" = 0 ] && [ -n "$(ls "$lab/mig/$1/gi")" ]; then
@@ -139,7 +139,7 @@ create_instance() {
     done
     printf 'Unable to create a GPU instance on GPU %2s using profile %s: Insufficient Resources\n' "$2" "$id"
     echo 'Failed to create GPU instances: Insufficient Resources'
-    return 19
+    return 23
 }
 
 create_compute() {
@@ -306,6 +306,18 @@ mig_minors() {
             echo "gpu$gpu/gi$gi/ci0/access $(capability "$slot" "$gi" 0)"
         done
     done <"$lab/standin-gpus"
+}
+
+# all_minors GPUS: /proc/driver/nvidia-caps/mig-minors of a driver that has so many: those that capability gives
+all_minors() {
+    awk -v gpus="$1" 'BEGIN {
+        print "config 1"; print "monitor 2"
+        for (gpu = 0; gpu < gpus; gpu++) for (gi = 0; gi < 15; gi++) {
+            number = 3 + gpu * 150 + gi * 10
+            printf "gpu%d/gi%d/access %d\n", gpu, gi, number
+            for (ci = 0; ci < 8; ci++) printf "gpu%d/gi%d/ci%d/access %d\n", gpu, gi, ci, number + ci + 1
+        }
+    }'
 }
 
 # mig_devices SLOT INDEX: the lines of `nvidia-smi -L` below a GPU
