@@ -22,6 +22,7 @@ from typing import Any
 from gpunode.core.edits.undo import undo_from_data
 from gpunode.core.errors import GpunodeError, InputError
 from gpunode.core.grammar import (
+    COPY,
     HASH,
     MARK,
     NAME,
@@ -39,13 +40,13 @@ from gpunode.core.grammar import (
 )
 from gpunode.core.model import Problem, Undo
 from gpunode.core.printable import printable, shortened
+from gpunode.core.undo.history import ABSENT, ANY
 from gpunode.core.validation import as_lines
 
 STATES = frozenset(
     "enabled active module sysctl link initramfs alternative stream user group kernel runfile".split()
 )  # kinds of things that are put back
 ROLLBACK = "rollback"  # the op of its last record, and the part of all
-ABSENT, ANY = "absent", "any"  # in place of a hash: no such file; whatever it may be
 _LABEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,99}\Z")
 _GENERATION = re.compile(r"[0-9]{1,10}\Z")
 # What belongs to an operation, by op and key: a text, a list of texts, or a list of objects with just these texts.
@@ -171,6 +172,7 @@ class JournalSnapshot:
     follow: Mapping[str, PostCommit] = field(default_factory=dict)  # by id
     files: Mapping[str, str] = field(default_factory=dict)
     contents: Mapping[str, bytes] = field(default_factory=dict)
+    versions: Mapping[tuple[str, str], bytes] = field(default_factory=dict)  # by ID/N.old or ID/N.new, and path
     states: Mapping[tuple[str, str], str] = field(default_factory=dict)  # by kind and name
     manager: str = ""  # apt dnf zypper pacman
     packages: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # name → version, hold|broken|-
@@ -275,6 +277,7 @@ def _snapshot(printed: Mapping[str, Sequence[Sequence[str]]]) -> JournalSnapshot
         },
         files={row[0]: row[1] for row in rows("file", PATH, HASH)},
         contents={path: _bytes(data) for path, data in rows("content", PATH)},
+        versions={(place, path): _bytes(data) for place, path, data in rows("version", COPY, PATH)},
         states={(kind, row[0]): row[1] if len(row) > 1 else "" for kind in STATES for row in rows(kind, NAME, VALUE)},
         manager=rows("manager", WORD)[0][0] if rows("manager") else "",
         packages={name: (version, state) for name, version, state in rows("package", PACKAGE, VERSION, WORD_OR_DASH)},

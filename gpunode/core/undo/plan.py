@@ -7,17 +7,19 @@ and a note says so.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
-from gpunode.core.edits.undo import revert
+from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
-from gpunode.core.undo.journal import ABSENT, ANY, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
+from gpunode.core.undo.history import Change, Replayed, replay_file, replay_value
+from gpunode.core.undo.journal import ABSENT, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
 from gpunode.core.undo.packages import Packages, plan_package_undo
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
@@ -31,6 +33,7 @@ AT_BOOT = (
     "/etc/mkinitcpio",
 )
 UNITS = "/etc/systemd/system/"
+BACKUP = "/var/lib/gpunode/backup"
 BY_PACKAGES = "packages"  # in a record of files: packages made them
 GPU_UNITS = (
     "nvidia-cdi-refresh.path",
@@ -93,6 +96,7 @@ class UndoPlan:
     idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
     rebuild: bool = False  # the initramfs
     notes: tuple[str, ...] = ()
+    theirs: tuple[str, ...] = ()  # files of which somebody else has written a version: their copies stay
     problems: tuple[Problem, ...] = ()
 
     @property
@@ -130,7 +134,9 @@ def scope_of(recall: JournalSnapshot, *, verb: str, parts: Sequence[str] = (), t
 def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
     """What makes the node what it was before the records of `scope`."""
     files = _Files(recall, scope)
-    packages = plan_package_undo(recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES))
+    packages = plan_package_undo(
+        recall, scope.records, scope.known, restored=files.sources_restored(SOURCE_FILES), theirs=files.theirs
+    )
     last = files.last(packages)
     states = dict(_states(recall, scope))
     booted = modules_loaded_at_boot(recall, scope.records, scope.known, set(packages.remove))
@@ -160,7 +166,8 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
         start=tuple(name for kind, name, _ in _of(states, "active", "active")),
         idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
-        notes=(*files.notes, *packages.notes, *_installers(scope), *_unknown(scope)),
+        notes=(*files.notes, *packages.notes, *_set_since(recall, scope), *_installers(scope), *_unknown(scope)),
+        theirs=files.theirs,
         problems=(*files.problems, *packages.problems, *_kept_packages(recall, scope)),
     )
 
@@ -174,24 +181,68 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
 
 def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
-    for (kind, name), value in _first(scope).items():
+    for (kind, name), (value, last) in _wanted(scope).items():
         now = recall.states.get((kind, name))
         if now is None or now == value or (kind == "initramfs" and value != ABSENT):
             continue
         if kind == "enabled" and (now in _ON) == (value in _ON):
             continue
-        if kind in ("sysctl", "link") and now not in _values(scope.known, kind, name):
+        if kind == "link" and now not in _values(scope.known, kind, name):
+            continue
+        if _is_theirs(kind, now, last):
             continue
         yield (kind, name), value
 
 
+def _is_theirs(kind: str, now: str, last: str) -> bool:
+    """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
+    if kind == "alternative":
+        return now.startswith(("manual ", "link ")) and not _same_value(kind, now, last)
+    return kind == "sysctl" and now != last
+
+
+def _set_since(recall: JournalSnapshot, scope: Scope) -> list[str]:
+    return [
+        f"{name if kind == 'sysctl' else f'/usr/local/{name}'} stays {now}: somebody has set it since"
+        for (kind, name), (value, last) in _wanted(scope).items()
+        if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, last)
+    ]
+
+
 def _first(scope: Scope) -> dict[tuple[str, str], str]:
     """(kind, name) → how it was before the records."""
-    first: dict[tuple[str, str], str] = {}
-    for record in scope.records:
-        if record.op == "state":
-            first.setdefault((record.more["kind"], record.more["name"]), record.more["from"])
-    return first
+    return {key: value for key, (value, _) in _wanted(scope).items()}
+
+
+# kinds of which the value before a change says whether somebody else has set it; a boot, or a package's script, loads
+# modules and starts units, too
+_SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream")
+
+
+def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, str]]:
+    """(kind, name) → (how it is to be, how gpunode left it)."""
+    mine = {id(record) for record in scope.records}
+    changes: dict[tuple[str, str], list[Change]] = {}
+    for r in scope.known:
+        if r.op == "state":
+            change = Change(id=r.id, before=r.more["from"], after=r.more["to"], mine=id(r) in mine)
+            changes.setdefault((r.more["kind"], r.more["name"]), []).append(change)
+    return {
+        (kind, name): replay_value(found, lambda value, last, kind=kind: _same_value(kind, value, last))  # type: ignore[misc]
+        for (kind, name), found in changes.items()
+        if any(change.mine for change in found)
+    }
+
+
+def _same_value(kind: str, value: str, last: str) -> bool:
+    if kind not in _SET_BY_PEOPLE:
+        return True
+    if kind == "enabled":
+        return (value in _ON) == (last in _ON)
+    if kind == "alternative":  # `auto`, `manual PATH`, `link PATH`; gpunode writes PATH
+        return value.rpartition(" ")[2] == last.rpartition(" ")[2]
+    none = ("", "-", ABSENT)
+    return value == last or (kind == "stream" and value in none and last in none)
 
 
 def _values(known: Sequence[Record], kind: str, name: str) -> set[str]:
@@ -267,9 +318,12 @@ class _Files:
         self.recall, self.scope = recall, scope
         self.notes: list[str] = []
         self.problems: list[Problem] = []
+        self.theirs: tuple[str, ...] = ()
         first = _first_records(scope.records)
         self._brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
-        back = {path: one for path in first if path not in self._brought and (one := self._file(path))}
+        self.kept = tuple(path for path in self._brought if self._is_kept(path))
+        own = [p for p in first if p not in self._brought or (p in self.kept and self._is_edited(p))]
+        back = {path: one for path in own if (one := self._file(path))}
         units = {path: self._unit_of(path) for path in back}
         self.engines = tuple(
             self._together([f for p, f in back.items() if units[p] and units[p] == unit], follow)
@@ -302,35 +356,95 @@ class _Files:
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
     def _file(self, path: str) -> FileRestore | None:
-        record, file = next(_file_records(self.scope.records, path))
-        before, now = file["before"], self.recall.files.get(path, ABSENT)
-        if now == before:
+        now, found = self.recall.files.get(path, ABSENT), self._replayed(path)
+        if found.theirs:
+            self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
+        wanted, expect = found.wanted, "" if now == ABSENT else now
+        if wanted.hash == now and wanted.exact:
+            if found.changed_since:
+                self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
             return None
-        expect = "" if now == ABSENT else now
-        # what an uninstall has left of a file that somebody had changed is theirs
-        ours = _hashes([r for r in self.scope.known if r.part not in ("uninstall", ROLLBACK)], path)
-        if now not in ours and ANY not in ours:
-            return self._changed_since(path, expect)
-        if before == ABSENT:
+        if found.theirs and wanted.exact and wanted.hash != ABSENT:
+            self.notes.append(f"{path}: somebody has changed it since; their lines stay")
+        if not wanted.exact:
+            # where gpunode has written the file as a whole since, nothing of theirs is in it, and the copy has it
+            if found.changed_since or any(self._edits(path)):
+                return self._changed_since(path, expect)
+            copies = [f"{copy.held}" for id in found.theirs.values() if (copy := self.recall.copies.get((id, path)))]
+            self.notes.append(f"{path}: what somebody wrote there is in {', '.join(f'{BACKUP}/{c}' for c in copies)}")
+            if now == wanted.hash:
+                return None
+        if wanted.hash == ABSENT:
             return FileRestore(path=path, expect=expect)
-        copy = self.recall.copies.get((record.id, path))
-        if copy is None or not copy.kept:
-            what = f"the copy of {path} from before {record.at} is gone"
-            self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
-            return None
-        return FileRestore(path=path, expect=expect, held=copy.held)
+        if wanted.data is not None and not (held := self._copy_of(path, wanted.hash)):
+            return FileRestore(path=path, expect=expect, data=wanted.data)
+        if held := self._copy_of(path, wanted.hash):
+            return FileRestore(path=path, expect=expect, held=held)
+        record = next(r for r, f in _file_records(self.scope.known, path) if f["before"] == wanted.hash)
+        what = f"the copy of {path} from before {record.at} is gone"
+        self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
+        return None
+
+    def _replayed(self, path: str) -> Replayed:
+        mine = {id(record) for record in self.scope.records}
+        now = self.recall.files.get(path, ABSENT)
+        changes = [
+            Change(
+                id=record.id,
+                before=file["before"],
+                after=file["after"],
+                mine=id(record) in mine and record.more.get("by") != BY_PACKAGES,
+                edited=path in self.recall.undo.get(record.id, {}) or bool(self._unit_of(path)),
+            )
+            for record, file in _file_records(self.scope.known, path)
+        ]
+        return replay_file(changes, now, self._texts(path))
+
+    def _texts(self, path: str) -> dict[str, bytes]:
+        """What is known of the bytes of the file's versions, by hash."""
+        found = [data for (_, p), data in self.recall.versions.items() if p == path]
+        found += [self.recall.contents[path]] if path in self.recall.contents else []
+        found += [base for undo in self.recall.undo.values() if path in undo and (base := base_of(undo[path])) is not None]
+        return {hashlib.sha256(data).hexdigest(): data for data in found}
+
+    def _copy_of(self, path: str, wanted: str) -> str:
+        """The earliest copy of these bytes, which has the mode and the times, too."""
+        for record, file in _file_records(self.scope.known, path):
+            copy = self.recall.copies.get((record.id, path))
+            if file["before"] == wanted and copy and copy.kept:
+                return copy.held
+        return ""
+
+    def _edits(self, path: str) -> Iterator[Any]:
+        """Records of edits of the file: lines in it that are gpunode's, and others that may be a person's."""
+        ids = {record.id for record, _ in _file_records(self.scope.records, path)}
+        return (undo[path] for id, undo in self.recall.undo.items() if id in ids and path in undo)
 
     def _dependencies_added(self) -> list[FileRestore]:
-        found = []
-        for path in self._brought:
-            now = self.recall.files.get(path, ABSENT)
-            if now == ABSENT:
-                continue
-            if now in _hashes(self.scope.known, path)[1:]:
-                found.append(FileRestore(path=path, expect=None))
-            else:
-                self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
-        return found
+        """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
+        return [
+            FileRestore(path=path, expect=None)
+            for path in self._brought
+            if path not in self.kept and self.recall.files.get(path, ABSENT) != ABSENT
+        ]
+
+    def _is_kept(self, path: str) -> bool:
+        """Whether a file that packages have brought has become a person's."""
+        (_, brought), *later = _file_records(self.scope.known, path)
+        now = self.recall.files.get(path, ABSENT)
+        if now == ABSENT or (not later and now == brought["after"]):
+            return False
+        if later:
+            found = self._replayed(path)
+            if found.wanted.exact and found.wanted.hash == brought["after"]:
+                return False
+        self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
+        self.theirs = (*self.theirs, path)
+        return True
+
+    def _is_edited(self, path: str) -> bool:
+        """Whether gpunode itself has written it, too."""
+        return any(record.more.get("by") != BY_PACKAGES for record, _ in _file_records(self.scope.records, path))
 
     def _changed_since(self, path: str, expect: str) -> FileRestore | None:
         """Of a file that somebody has changed since, only gpunode's own lines go, where they can be found.

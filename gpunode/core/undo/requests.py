@@ -19,11 +19,10 @@ from gpunode.core.errors import InputError
 from gpunode.core.items.activation import activate_request
 from gpunode.core.items.package import packages_request
 from gpunode.core.items.runfile import runfile_request
-from gpunode.core.undo.plan import PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
+from gpunode.core.undo.plan import BACKUP, PARTS, UNITS, FileRestore, FileTransaction, UndoPlan
 from gpunode.core.validation import as_lines, check_value, mapping, text, texts
 
 VERBS = ("uninstall", "rollback")
-BACKUP = "/var/lib/gpunode/backup"
 SHAPE = mapping(
     "What is undone.",
     verb=text("By default C(uninstall).", choices=VERBS),
