@@ -18,8 +18,8 @@ from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
 from gpunode.core.model import Problem, RuntimeName
-from gpunode.core.undo.history import Change, Replayed, replay_file, replay_value
-from gpunode.core.undo.journal import ABSENT, ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
+from gpunode.core.undo.history import ABSENT, Change, Replayed, replay_file, replay_value
+from gpunode.core.undo.journal import ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
 from gpunode.core.undo.packages import Packages, plan_package_undo
 
 PARTS = ("driver", "fabric", "cuda", "toolkit", "runtime", "sharing")
@@ -198,12 +198,15 @@ def _is_theirs(kind: str, now: str, last: str) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
     if kind == "alternative":
         return now.startswith(("manual ", "link ")) and not _same_value(kind, now, last)
-    return kind == "sysctl" and now != last
+    return kind in ("sysctl", "stream") and not _same_value(kind, now, last)
+
+
+_WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
 
 
 def _set_since(recall: JournalSnapshot, scope: Scope) -> list[str]:
     return [
-        f"{name if kind == 'sysctl' else f'/usr/local/{name}'} stays {now}: somebody has set it since"
+        f"{_WHERE.get(kind, '')}{name} stays {now or 'unset'}: somebody has set it since"
         for (kind, name), (value, last) in _wanted(scope).items()
         if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, last)
     ]
@@ -533,16 +536,16 @@ def _is_removed(recall: JournalSnapshot, records: Sequence[Record], remove: set[
         for record in records
         if record.op == "packages" and record.phase != "intent"
         for item in record.more.get("added", ())
-        if _is_driver(item["name"])
+        if is_driver(item["name"])
     }
     installer = any(
         record.op == "state"
         and (record.more["kind"], record.more["name"], record.more["from"]) == ("runfile", "driver", ABSENT)
         for record in records
     )
-    stay = [name for name in recall.packages if name not in remove and _is_driver(name)]
+    stay = [name for name in recall.packages if name not in remove and is_driver(name)]
     return bool(ours or installer) and not stay
 
 
-def _is_driver(name: str) -> bool:
+def is_driver(name: str) -> bool:
     return bool(_DRIVER.match(name))

@@ -315,7 +315,7 @@ forget() {
   : >"$GPUNODE_IN/.later"
   set -- "$GPUNODE_STATE"/backup/*-files-*
   while [ $# -gt $KEEP ]; do
-    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || [ -e "$1/foreign" ] || holds_original "$1" || holds_latest "$@" || rm -rf "$1" ;; esac
+    case $open in *" ${1##*/} "*) ;; *) [ -e "$1/undo.json" ] || [ -e "$1/foreign" ] || [ -e "$1/kept" ] || holds_original "$1" || holds_latest "$@" || rm -rf "$1" ;; esac
     [ ! -e "$1/plan" ] || cut -f 8 "$1/plan" >>"$GPUNODE_IN/.later"
     shift
   done

@@ -94,12 +94,13 @@ journal_lines() {
     sed 's/{"v":[0-9]*,"id":"/\n&/g' | sed -n '/^{.*}$/p'
 }
 
-# record ID OP PHASE [,"MORE":JSON]
+# record ID OP PHASE [,"MORE":JSON]: with the controller, where one is behind it: it says when its run has ended (release.sh)
 record() {
+  _record_by=$(word controller) _record_by=${_record_by:+",\"controller\":\"$_record_by\""}
   # what is there of a line that was cut off, or NUL bytes, is no part of this one
   [ -z "$(tail -c 1 "$GPUNODE_STATE/journal.jsonl" 2>/dev/null | tr '\000' x)" ] || echo >>"$GPUNODE_STATE/journal.jsonl"
   (umask 077 && printf '{"v":1,"id":"%s","at":"%s","op":"%s","phase":"%s","run":"%s","part":"%s"%s}\n' \
-    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
+    "$1" "$(date -u +%Y-%m-%dT%H:%M:%SZ)" "$2" "$3" "$(word run)" "$(word part)" "$_record_by${4:-}" >>"$GPUNODE_STATE/journal.jsonl") ||
     finish failed "cannot write $GPUNODE_STATE/journal.jsonl" "make room on the file system of /var"
   sync "$GPUNODE_STATE/journal.jsonl" 2>/dev/null || sync
 }

@@ -30,13 +30,13 @@ class ActionModule(NodeAction):
         if result.get("failed"):
             return result
         if not self.check and scope.records:
+            keep = bool(back.notes or back.theirs or recall.damage.partial)
             back = self._back(request, scope.to)[2] if not back.nothing else back
             if not back.nothing:
                 return result | {"failed": True, "changed": False, "gpunode_exit": 1, **_left(back, result)}
             if not request.parts:
-                self.node(
-                    "restore.sh", close_request(request, scope.to, keep=bool(back.notes or recall.damage.partial))
-                )
+                keep = keep or bool(back.notes or back.theirs)
+                self.node("restore.sh", close_request(request, scope.to, keep=keep))
         return result | {"msg": _message(recall, scope, result)}
 
     def _signature(self):
