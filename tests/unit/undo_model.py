@@ -18,6 +18,7 @@ from gpunode.core.edits.commit import FileChange, commit_request
 from gpunode.core.edits.undo import undo_data
 from gpunode.core.model import Undo
 from gpunode.core.remote import parse_outcome, program
+from gpunode.core.undo.compare import differences
 from gpunode.core.undo.journal import JournalSnapshot, parse_snapshot, present_request
 from gpunode.core.undo.plan import FileTransaction, UndoPlan, plan_undo, scope_of
 from gpunode.core.undo.requests import close_request, parse_undo_request, undo_requests
@@ -44,6 +45,8 @@ class Fake:
     copies: dict[tuple[str, str], bytes] = field(default_factory=dict)  # by id and path
     written: dict[tuple[str, str], bytes] = field(default_factory=dict)
     undo: dict[str, dict[str, Undo]] = field(default_factory=dict)
+    meant: dict[str, dict[str, Undo]] = field(default_factory=dict)
+    uses: dict[str, tuple[str, ...]] = field(default_factory=dict)
     units: dict[str, str] = field(default_factory=dict)  # of transactions
     forever: set[str] = field(default_factory=set)  # ids whose copies an uninstall has left
     count: int = 0
@@ -95,6 +98,9 @@ class Fake:
                 self.written[id, path] = data
         if unit:
             self.units[id] = unit
+        if undo:
+            self.meant[id] = dict(undo)
+        self.uses[id] = tuple(used)
         self.line("files", id=id, phase="intent", files=listed, unit=unit, **who)
         for n, (path, data) in enumerate(todo.items()):
             if killed == n:
@@ -119,7 +125,7 @@ class Fake:
                 phases.pop(one["id"], None)
         for id, one in phases.items():
             if all(sha(self.files.get(f["path"])) == f["after"] for f in one["files"]):
-                self.line("files", id=id)  # its undo record is of the request, which the model does not keep
+                self.accept(id, self.meant.get(id), self.uses[id])
                 continue
             phase = "undone"
             for f in one["files"]:
@@ -160,6 +166,11 @@ class Fake:
             **who,
         )
 
+    def versions(self, name: str) -> list[str]:
+        """That ever were: no repository has lost one."""
+        items = [i for one in self.journal for k in ("added", "changed", "removed") for i in one.get(k, ())]
+        return [text for i in items if i["name"] == name for key, text in i.items() if key != "name"]
+
     def snapshot(self) -> JournalSnapshot:
         paths = {f["path"] for one in self.journal for f in one.get("files", ())}
         more: list[Sequence[str]] = []
@@ -177,7 +188,7 @@ class Fake:
             kept=list(self.copies),
             states={key: self.states.get(key, "absent") for key in states},
             installed=self.packages,
-            available={name: [str(n) for n in range(100)] for name in names},
+            available={name: self.versions(name) for name in names},
             more=more,
         )
         return parse_snapshot(text)
@@ -339,6 +350,8 @@ def take_back(node: Fake, verb: str, to: str | None = None, run: str = "undo") -
     recall = node.snapshot()
     again = plan_undo(recall, scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None))
     assert again.nothing, again
+    scope = scope_of(recall, verb=verb, to=scope.to if verb == "rollback" else None)
+    assert differences(recall, scope, [*plan.notes, *again.notes]) == []
     notes = tuple(dict.fromkeys((*plan.notes, *again.notes)))
     keep = bool(notes or plan.theirs or again.theirs)
     if scope.records:

@@ -42,10 +42,11 @@ class Without:
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     """`wanted` is what the file is to be now; `theirs` are the versions that somebody else wrote: hash → id of the
-    transaction that found it, "" for the present one."""
+    transaction that found it, "" for the present one.  `aside` are versions of theirs that go into no file."""
 
     wanted: Without
     theirs: Mapping[str, str] = field(default_factory=dict)
+    aside: tuple[str, ...] = ()
 
     @property
     def changed_since(self) -> bool:
@@ -59,7 +60,17 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
     """
     without: dict[str, Without] = {}
     theirs: dict[str, str] = {}
+    aside: list[str] = []
     last, edited = "", False
+
+    def less(base: str, version: str, *, edited: bool) -> Without:
+        back = without[base]
+        found = _less(base, version, back, texts, edited=edited)
+        if base == ABSENT != version and back.hash not in (ABSENT, version):
+            aside.append(back.hash)
+        elif not found.exact:
+            aside.append(version)
+        return found
     for change in changes:
         if not without:
             if change.mine:
@@ -70,19 +81,19 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
         if change.before not in without:
             if last != ANY:
                 theirs[change.before] = change.id
-            without[change.before] = _less(last, change.before, without[last], texts, edited=edited)
+            without[change.before] = less(last, change.before, edited=edited)
         if change.mine:
             without[change.after] = without[change.before]
         elif without[change.before].hash == change.before:
             without[change.after] = Without(hash=change.after)
         else:
-            without[change.after] = _less(change.before, change.after, without[change.before], texts, edited=True)
+            without[change.after] = less(change.before, change.after, edited=True)
         last, edited = change.after, change.edited
     if now not in without:
         if last != ANY:
             theirs[now] = ""
-        without[now] = _less(last, now, without[last], texts, edited=edited)
-    return Replayed(wanted=without[now], theirs=theirs)
+        without[now] = less(last, now, edited=edited)
+    return Replayed(wanted=without[now], theirs=theirs, aside=tuple(dict.fromkeys(aside)))
 
 
 def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], *, edited: bool) -> Without:
@@ -114,21 +125,21 @@ def _around(data: bytes, wrote: bytes) -> bytes | None:
     return rest if rest.strip() else b""
 
 
-def replay_value(changes: Iterable[Change], same: Callable[[str, str], bool]) -> tuple[str, str]:
-    """(value to put back, value that gpunode left) of a setting; what somebody else set between changes comes back.
+def replay_value(changes: Iterable[Change], same: Callable[[str, str], bool]) -> tuple[str, set[str]]:
+    """(value to put back, values that gpunode set) of a setting; what somebody else set between changes comes back.
 
-    `same` says whether a value that was found is the one that an earlier change set.
+    `same` says whether a value that was found is one that an earlier change set.
     """
-    wanted = last = ""
+    wanted = ""
+    ours: set[str] = set()
     begun = False
     for change in changes:
         if not begun:
-            begun = change.mine
-            wanted, last = change.before, change.after
-            continue
-        if not same(change.before, last):
-            wanted = change.before
-        if not change.mine:
-            wanted = change.after
-        last = change.after
-    return wanted, last
+            begun, wanted = change.mine, change.before
+        else:
+            if not any(same(change.before, one) for one in ours):
+                wanted = change.before
+            if not change.mine:
+                wanted = change.after
+        ours.add(change.after)
+    return wanted, ours

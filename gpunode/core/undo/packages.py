@@ -54,7 +54,7 @@ def plan_package_undo(
 
     `restored` are sources that come back, `theirs` files of which somebody has written a version.
     """
-    before = _before(records)
+    before = versions_before(records)
     wanted = {name: version for name, version in before.items() if _differs(recall, name, version)}
     held, marks = _first(records, "unheld", "held"), _first(records, "unmarked", "marks")
     remove = _whole([name for name, version in wanted.items() if version == ABSENT], recall)
@@ -83,7 +83,7 @@ def _done(records: Sequence[Record]) -> Iterator[Record]:
     return (r for r in records if r.op == "packages" and r.phase in ("done", "failed"))
 
 
-def _before(records: Sequence[Record]) -> dict[str, str]:
+def versions_before(records: Sequence[Record]) -> dict[str, str]:
     """Package → the version it had, "absent" when it was not there; one that somebody else put there since stays."""
     found: dict[str, str] = {}
     last: dict[str, str] = {}

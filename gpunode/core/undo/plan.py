@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -94,6 +94,7 @@ class UndoPlan:
     enable: tuple[str, ...] = ()
     start: tuple[str, ...] = ()
     idle: tuple[str, ...] = ()  # units that did not run: scripts of the packages that are put back may start them
+    awake: tuple[str, ...] = ()  # units that ran: they may stop them
     rebuild: bool = False  # the initramfs
     notes: tuple[str, ...] = ()
     theirs: tuple[str, ...] = ()  # files of which somebody else has written a version: their copies stay
@@ -165,6 +166,7 @@ def plan_undo(recall: JournalSnapshot, scope: Scope) -> UndoPlan:
         enable=tuple(name for (kind, name), value in states.items() if kind == "enabled" and value in _ENABLED),
         start=tuple(name for kind, name, _ in _of(states, "active", "active")),
         idle=tuple(name for kind, name, _ in _of(_first(scope), "active", "inactive")),
+        awake=tuple(name for kind, name, _ in _of(_first(scope), "active", "active")),
         rebuild=files.at_boot or any(name.startswith(("kernel", "linux")) for name in packages.remove),
         notes=(*files.notes, *packages.notes, *_set_since(recall, scope), *_installers(scope), *_unknown(scope)),
         theirs=files.theirs,
@@ -181,24 +183,42 @@ def _of(states: Mapping[tuple[str, str], str], kind: str, value: str) -> Iterato
 
 def _states(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[tuple[str, str], str]]:
     """(kind, name) → the value to put back, of what has another one and got it from gpunode."""
-    for (kind, name), (value, last) in _wanted(scope).items():
+    for (kind, name), (value, ours) in _wanted(scope).items():
         now = recall.states.get((kind, name))
-        if now is None or now == value or (kind == "initramfs" and value != ABSENT):
-            continue
-        if kind == "enabled" and (now in _ON) == (value in _ON):
+        if now is None or is_again(kind, now, value):
             continue
         if kind == "link" and now not in _values(scope.known, kind, name):
             continue
-        if _is_theirs(kind, now, last):
+        if _is_theirs(kind, now, ours):
             continue
         yield (kind, name), value
 
 
-def _is_theirs(kind: str, now: str, last: str) -> bool:
+def is_again(kind: str, now: str, value: str) -> bool:
+    """Whether a thing is as it is to be again."""
+    if kind == "enabled":
+        return (now in _ON) == (value in _ON)
+    return now == value or (kind == "initramfs" and value != ABSENT) or (kind == "stream" and {now, value} <= {"", "-", ABSENT})
+
+
+def states_before(recall: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
+    """(kind, name) → how it is to be again, of what gpunode alone has set."""
+    remove = set(plan_package_undo(recall, scope.records, scope.known, restored=()).remove)
+    booted = modules_loaded_at_boot(recall, scope.records, scope.known, remove)
+    return {
+        (kind, name): value
+        for (kind, name), (value, ours) in _wanted(scope).items()
+        if not _is_theirs(kind, recall.states.get((kind, name), ""), ours)
+        and not (kind == "link" and recall.states.get((kind, name)) not in _values(scope.known, kind, name))
+        and (kind != "module" or value == ABSENT or booted.comes_back(name))
+    }
+
+
+def _is_theirs(kind: str, now: str, ours: Iterable[str]) -> bool:
     """Whether somebody else has set it to something else than gpunode had: then it is theirs."""
-    if kind == "alternative":
-        return now.startswith(("manual ", "link ")) and not _same_value(kind, now, last)
-    return kind in ("sysctl", "stream") and not _same_value(kind, now, last)
+    if kind not in ("sysctl", "stream") and not (kind == "alternative" and now.startswith(("manual ", "link "))):
+        return False
+    return not any(_same_value(kind, now, one) for one in ours)
 
 
 _WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
@@ -207,8 +227,8 @@ _WHERE = {"alternative": "/usr/local/", "stream": "the stream of "}
 def _set_since(recall: JournalSnapshot, scope: Scope) -> list[str]:
     return [
         f"{_WHERE.get(kind, '')}{name} stays {now or 'unset'}: somebody has set it since"
-        for (kind, name), (value, last) in _wanted(scope).items()
-        if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, last)
+        for (kind, name), (value, ours) in _wanted(scope).items()
+        if (now := recall.states.get((kind, name))) is not None and now != value and _is_theirs(kind, now, ours)
     ]
 
 
@@ -222,8 +242,8 @@ def _first(scope: Scope) -> dict[tuple[str, str], str]:
 _SET_BY_PEOPLE = ("sysctl", "enabled", "alternative", "stream")
 
 
-def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, str]]:
-    """(kind, name) → (how it is to be, how gpunode left it)."""
+def _wanted(scope: Scope) -> dict[tuple[str, str], tuple[str, set[str]]]:
+    """(kind, name) → (how it is to be, how gpunode has set it)."""
     mine = {id(record) for record in scope.records}
     changes: dict[tuple[str, str], list[Change]] = {}
     for r in scope.known:
@@ -314,6 +334,20 @@ def _hashes(records: Sequence[Record], path: str) -> list[str]:
     return [found[0][1]["before"], *(f["after"] for _, f in found), *(f["before"] for _, f in found)] if found else []
 
 
+def files_before(recall: JournalSnapshot, scope: Scope) -> dict[str, str]:
+    """By path, the hash that a file is to have again, of those of which that is known."""
+    files = _Files(recall, scope)
+    found = {}
+    for path in _first_records(scope.records):
+        if path in files.kept:
+            continue
+        if path in files.brought:
+            found[path] = ABSENT
+        elif (wanted := files.replayed(path).wanted).exact:
+            found[path] = wanted.hash
+    return found
+
+
 class _Files:
     """The files of a scope, sorted into transactions."""
 
@@ -323,9 +357,9 @@ class _Files:
         self.problems: list[Problem] = []
         self.theirs: tuple[str, ...] = ()
         first = _first_records(scope.records)
-        self._brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
-        self.kept = tuple(path for path in self._brought if self._is_kept(path))
-        own = [p for p in first if p not in self._brought or (p in self.kept and self._is_edited(p))]
+        self.brought = tuple(path for path, record in first.items() if record.more.get("by") == BY_PACKAGES)
+        self.kept = tuple(path for path in self.brought if self._is_kept(path))
+        own = [p for p in first if p not in self.brought or (p in self.kept and self._is_edited(p))]
         back = {path: one for path in own if (one := self._file(path))}
         units = {path: self._unit_of(path) for path in back}
         self.engines = tuple(
@@ -359,10 +393,14 @@ class _Files:
         return tuple(f.path for f in files if f.path.startswith(SOURCES) and f.path.endswith(endings) and f.held)
 
     def _file(self, path: str) -> FileRestore | None:
-        now, found = self.recall.files.get(path, ABSENT), self._replayed(path)
+        now, found = self.recall.files.get(path, ABSENT), self.replayed(path)
         if found.theirs:
             self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
         wanted, expect = found.wanted, "" if now == ABSENT else now
+        # where gpunode has written a file as a whole since, nothing of theirs is in it
+        if aside := [copy for hash in found.aside if (copy := self._copy_of(path, hash))]:
+            copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
+            self.notes.append(f"{path}: what somebody else wrote there, and what is not there now, is in {copies}")
         if wanted.hash == now and wanted.exact:
             if found.changed_since:
                 self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
@@ -370,11 +408,11 @@ class _Files:
         if found.theirs and wanted.exact and wanted.hash != ABSENT:
             self.notes.append(f"{path}: somebody has changed it since; their lines stay")
         if not wanted.exact:
-            # where gpunode has written the file as a whole since, nothing of theirs is in it, and the copy has it
-            if found.changed_since or any(self._edits(path)):
+            if found.changed_since or self._unit_of(path) or any(self._edits(path)):
                 return self._changed_since(path, expect)
-            copies = [f"{copy.held}" for id in found.theirs.values() if (copy := self.recall.copies.get((id, path)))]
-            self.notes.append(f"{path}: what somebody wrote there is in {', '.join(f'{BACKUP}/{c}' for c in copies)}")
+            if self._is_undone(path, now) and now != wanted.hash:
+                self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
+                return None
             if now == wanted.hash:
                 return None
         if wanted.hash == ABSENT:
@@ -388,7 +426,12 @@ class _Files:
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
 
-    def _replayed(self, path: str) -> Replayed:
+    def _is_undone(self, path: str, now: str) -> bool:
+        """Whether an undo has left it so."""
+        last = [r.part for r, f in _file_records(self.scope.known, path) if f["after"] == now][-1:]
+        return bool(last) and last[0] in ("uninstall", ROLLBACK)
+
+    def replayed(self, path: str) -> Replayed:
         mine = {id(record) for record in self.scope.records}
         now = self.recall.files.get(path, ABSENT)
         changes = [
@@ -427,7 +470,7 @@ class _Files:
         """What packages have brought goes, unless somebody has changed it: then gpunode's part of it alone does."""
         return [
             FileRestore(path=path, expect=None)
-            for path in self._brought
+            for path in self.brought
             if path not in self.kept and self.recall.files.get(path, ABSENT) != ABSENT
         ]
 
@@ -438,7 +481,7 @@ class _Files:
         if now == ABSENT or (not later and now == brought["after"]):
             return False
         if later:
-            found = self._replayed(path)
+            found = self.replayed(path)
             if found.wanted.exact and found.wanted.hash == brought["after"]:
                 return False
         self.notes.append(f"{path}: somebody has changed it since a package brought it; it stays if it can")
@@ -459,7 +502,7 @@ class _Files:
         undo = [self.recall.undo[id][path] for id in reversed(ids) if path in self.recall.undo.get(id, {})]
         data = was = self.recall.contents.get(path)
         left = 0
-        for one in undo if len(undo) == len(ids) else ():
+        for one in undo:
             data, missed = revert(data, one)
             left += len(missed)
         engine = _ENGINES.get(self._unit_of(path))

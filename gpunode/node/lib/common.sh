@@ -111,6 +111,18 @@ prior() {
   record "$(new_id "state-$$")" state 'done' ",\"kind\":\"$1\",\"name\":$(json_text "$2"),\"from\":$(json_text "$3"),\"to\":$(json_text "$4")"
 }
 
+# pause UNIT, unpause UNIT: a service that is in the way is stopped, and started again; in the journal, since a run may be
+# killed in between
+# shellcheck disable=SC2154 # log, of the program behind
+pause() {
+  prior active "$1.service" active inactive
+  systemctl stop "$1" >>"$log" 2>&1 </dev/null 9>&-
+}
+unpause() {
+  prior active "$1.service" inactive active
+  systemctl start "$1" >>"$log" 2>&1 </dev/null 9>&- || say note "$1 did not start again"
+}
+
 # baseline: the first record, before gpunode changes anything: what a person or another tool has set up here.  The folder
 # gets its name after the record: where there is such a folder, there was a journal.
 baseline() {
