@@ -41,11 +41,10 @@ def test_a_branch_goes_up_and_comes_back(node: Node) -> None:
 
 @pytest.mark.parametrize("at", ["packages", "state"])
 def test_an_upgrade_that_was_cut_off_and_went_on_is_one_run(node: Node, at: str) -> None:
-    """Killed in the middle of its packages, or between two of its steps; the next run goes on with it."""
+    """Killed in the middle of its packages, or behind them; the next run goes on with it."""
     old, runs = node.photo(), node.runs()
     node.spec_of(driver=NEW)
-    node.cut_off("provision", "packages" if at == "packages" else "files", controller=True, shell=True)
-    node.cut_off("provision", "packages", controller=True, shell=False)
+    node.cut_off("provision", at, controller=True, shell=True)
     node.provision(driver=NEW)
     assert len(node.runs()) == len(runs) + 1
     done = node.json("rollback", "--yes")

@@ -39,14 +39,14 @@ SIGNAL = (
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
 )
-# reads the journal until a line after so many has the intent of an operation; a process for each look would be too slow
+# reads the journal until a line after so many has an operation (its intent, where it has one); a process for each look would be too slow
 AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
 hit='' lines=0 looks=0
 while [ -z "$hit" ] && [ $looks -lt 8000 ]; do
   looks=$((looks + 1))
   while IFS= read -r line <&3; do
     lines=$((lines + 1))
-    case $line in *'"op":"%s","phase":"intent"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
+    case $line in *'"op":"%s"'*) [ $lines -le %d ] || { hit=1; break; } ;; esac
   done
   [ "$hit" ] || sleep 0.005
 done

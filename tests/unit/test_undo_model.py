@@ -142,7 +142,9 @@ class Machine(RuleBasedStateMachine):
         whole = b"".join(self.ours() for _ in range(lines)) or None
         self.commit({self.whole: whole} | ({self.whole + "2": b"g0\n"} if other else {}), killed=killed, who=who)
 
-    def runtime(self, edit: Edit, who: dict[str, str], used: list[str] | None = None, killed: int | None = None) -> None:
+    def runtime(
+        self, edit: Edit, who: dict[str, str], used: list[str] | None = None, killed: int | None = None
+    ) -> None:
         if edit.problems or not edit.changes:
             return
         self.commit(
@@ -207,7 +209,9 @@ class Machine(RuleBasedStateMachine):
     # ---------------------------------------------------------------- a person
 
     @rule(
-        which=st.sampled_from([0, 0, 1, 1]), at=PLACES, how=st.sampled_from(["add", "add", "append", "change", "remove"])
+        which=st.sampled_from([0, 0, 1, 1]),
+        at=PLACES,
+        how=st.sampled_from(["add", "add", "append", "change", "remove"]),
     )
     def person_edits(self, which: int, at: int, how: str) -> None:
         path = self.paths[which]

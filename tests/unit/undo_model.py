@@ -159,7 +159,9 @@ class Fake:
             "packages",
             id=self.new_id("packages"),
             added=[{"name": n, "version": now[n]} for n in sorted(now.keys() - bare)],
-            changed=[{"name": n, "from": bare[n], "to": now[n]} for n in sorted(now.keys() & bare) if bare[n] != now[n]],
+            changed=[
+                {"name": n, "from": bare[n], "to": now[n]} for n in sorted(now.keys() & bare) if bare[n] != now[n]
+            ],
             removed=[{"name": n, "version": bare[n]} for n in sorted(bare.keys() - now)],
             held=sorted(holds - held),
             unheld=sorted(held - holds),
@@ -176,11 +178,15 @@ class Fake:
         more: list[Sequence[str]] = []
         for id, undo in self.undo.items():
             more.append(("undo", id, coded(json.dumps({"label": "x", **undo_data(undo)}).encode())))
-        more += [("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()]
+        more += [
+            ("follow", id, coded(f"unit {unit}\nverb restart\n".encode()), "", "") for id, unit in self.units.items()
+        ]
         more += [("content", p, coded(self.files[p])) for p in sorted(paths) if p in self.files]
         more += [("version", f"{id}/0.old", p, coded(data)) for (id, p), data in self.copies.items()]
         more += [("version", f"{id}/0.new", p, coded(data)) for (id, p), data in self.written.items()]
-        names = {item["name"] for one in self.journal for key in ("added", "changed", "removed") for item in one.get(key, ())}
+        names = {
+            item["name"] for one in self.journal for key in ("added", "changed", "removed") for item in one.get(key, ())
+        }
         states = {(one["kind"], one["name"]) for one in self.journal if one["op"] == "state"}
         text = recall_text(
             self.journal,
@@ -198,9 +204,16 @@ class Fake:
         for files in (*back.engines, back.files):
             self._restore(files, who)
         value = back.packages.value
-        wanted: dict[str, str | None] = {str(item["name"]): f"{item['version']}{' hold' if item['hold'] else ''}" for item in value.get("install", ())}
+        wanted: dict[str, str | None] = {
+            str(item["name"]): f"{item['version']}{' hold' if item['hold'] else ''}"
+            for item in value.get("install", ())
+        }
         wanted |= dict.fromkeys(value.get("remove", ()))
-        wanted |= {n: self.packages[n].removesuffix(" hold") for n in value.get("unhold", ()) if n in self.packages and n not in wanted}
+        wanted |= {
+            n: self.packages[n].removesuffix(" hold")
+            for n in value.get("unhold", ())
+            if n in self.packages and n not in wanted
+        }
         self.set_packages(wanted, **who)
         self._restore(back.sources, who)
         for kind, values in back.settings.items():
@@ -229,7 +242,9 @@ class Fake:
             return
         changes: dict[str, bytes | None] = {}
         for file in files.files:
-            assert file.expect is None or file.expect == ("" if file.path not in self.files else sha(self.files[file.path]))
+            assert file.expect is None or file.expect == (
+                "" if file.path not in self.files else sha(self.files[file.path])
+            )
             id = file.held.partition("/")[0]
             changes[file.path] = self.copies[id, file.path] if file.held else file.data
         self.commit(changes, used=files.used, who=who)
@@ -262,7 +277,14 @@ class Real(Fake):
     def run(self, name: str, request: Mapping[str, bytes], **who: str) -> str:
         words = {key: f"{value}\n".encode() for key, value in who.items() if value}
         text = program(self.texts.get(name, script(name)), {"state": f"{self.state}\n".encode(), **words, **request})
-        done = subprocess.run(["dash", "-s"], input=text, capture_output=True, text=True, check=False, env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)})
+        done = subprocess.run(
+            ["dash", "-s"],
+            input=text,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)},
+        )
         outcome = parse_outcome(done.stdout, done.returncode)
         assert outcome.status in ("changed", "unchanged"), (outcome, done.stderr)
         return done.stdout
@@ -294,10 +316,22 @@ class Real(Fake):
         if used:
             request |= {"used": "".join(f"{one}\n" for one in used).encode()}
         if killed is not None:  # as by kill -9, in front of the n-th file that is put in place or removed
-            bad = 'mv() { :; }; n=0; install_all() { while IFS=$TAB read -r n action _ _ _ _ _ path; do [ "$n" -lt %d ] || kill -9 $$; [ "$action" = remove ] && rm -f "$path" || command mv -f "$(temporary "$path" "$n")" "$path"; done <"$backup/plan"; kill -9 $$; }\nmv() { command mv "$@"; }\n' % killed
-            text = self.texts["commit.sh"].replace('[ -e "$GPUNODE_IN/changes" ] || :', f'{bad}[ -e "$GPUNODE_IN/changes" ] || :', 1)
+            bad = (
+                'mv() { :; }; n=0; install_all() { while IFS=$TAB read -r n action _ _ _ _ _ path; do [ "$n" -lt %d ] || kill -9 $$; [ "$action" = remove ] && rm -f "$path" || command mv -f "$(temporary "$path" "$n")" "$path"; done <"$backup/plan"; kill -9 $$; }\nmv() { command mv "$@"; }\n'
+                % killed
+            )
+            text = self.texts["commit.sh"].replace(
+                '[ -e "$GPUNODE_IN/changes" ] || :', f'{bad}[ -e "$GPUNODE_IN/changes" ] || :', 1
+            )
             words = {key: f"{value}\n".encode() for key, value in who.items() if value}
-            subprocess.run(["dash", "-s"], input=program(text, {"state": f"{self.state}\n".encode(), **words, **request}), text=True, capture_output=True, check=False, env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)})
+            subprocess.run(
+                ["dash", "-s"],
+                input=program(text, {"state": f"{self.state}\n".encode(), **words, **request}),
+                text=True,
+                capture_output=True,
+                check=False,
+                env={"PATH": "/usr/bin:/bin", "TMPDIR": str(self.root)},
+            )
             raise Killed
         self.run("commit.sh", request, **who)
 

@@ -72,7 +72,9 @@ class NvmlGpu:
     remap_failure: str = ""
     fabric_state: str = ""  # Not Started, In Progress, Completed, "" (no fabric, or the driver does not say)
     fabric_status: str = ""  # Success, or nvidia-smi's word for what went wrong; the state counts only with Success
-    recovery: str = ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    recovery: str = (
+        ""  # what the driver itself recommends (gpu_recovery_action): None, Reset, Reboot, Drain …; "" unknown
+    )
     fault: str = ""  # the driver's word where it cannot speak for the GPU: «GPU is lost», «GPU requires reset» …
 
 

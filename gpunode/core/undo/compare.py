@@ -54,6 +54,8 @@ def _driver(recall: JournalSnapshot, scope: Scope) -> Iterator[tuple[str, str]]:
     """Where all of gpunode goes: the driver that was loaded before it came, by the baseline."""
     baseline = next((r for r in scope.known if r.op == "baseline"), None)
     was = baseline.more.get("driver") if baseline else None
-    touched = any(r.op in ("packages", "runfile") or (r.op == "state" and r.more["kind"] == "module") for r in scope.records)
+    touched = any(
+        r.op in ("packages", "runfile") or (r.op == "state" and r.more["kind"] == "module") for r in scope.records
+    )
     if scope.whole and touched and was == "" and recall.driver:
         yield "nvidia", f"the driver {recall.driver} is loaded, and none was"

@@ -71,6 +71,7 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
         elif not found.exact:
             aside.append(version)
         return found
+
     for change in changes:
         if not without:
             if change.mine:

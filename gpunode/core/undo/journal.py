@@ -39,7 +39,6 @@ from gpunode.core.grammar import (
 )
 from gpunode.core.model import Problem, Undo
 from gpunode.core.printable import printable, shortened
-from gpunode.core.undo.history import ABSENT, ANY
 from gpunode.core.validation import as_lines
 
 STATES = frozenset(

@@ -198,7 +198,11 @@ def is_again(kind: str, now: str, value: str) -> bool:
     """Whether a thing is as it is to be again."""
     if kind == "enabled":
         return (now in _ON) == (value in _ON)
-    return now == value or (kind == "initramfs" and value != ABSENT) or (kind == "stream" and {now, value} <= {"", "-", ABSENT})
+    return (
+        now == value
+        or (kind == "initramfs" and value != ABSENT)
+        or (kind == "stream" and {now, value} <= {"", "-", ABSENT})
+    )
 
 
 def states_before(recall: JournalSnapshot, scope: Scope) -> dict[tuple[str, str], str]:
@@ -450,7 +454,9 @@ class _Files:
         """What is known of the bytes of the file's versions, by hash."""
         found = [data for (_, p), data in self.recall.versions.items() if p == path]
         found += [self.recall.contents[path]] if path in self.recall.contents else []
-        found += [base for undo in self.recall.undo.values() if path in undo and (base := base_of(undo[path])) is not None]
+        found += [
+            base for undo in self.recall.undo.values() if path in undo and (base := base_of(undo[path])) is not None
+        ]
         return {hashlib.sha256(data).hexdigest(): data for data in found}
 
     def _copy_of(self, path: str, wanted: str) -> str:

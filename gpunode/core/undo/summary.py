@@ -21,7 +21,9 @@ def summary(records: Sequence[Record]) -> str:
     found = [
         _change("driver", [pair for name, pair in packages.items() if is_driver(name)]),
         _change("toolkit", [pair for name, pair in packages.items() if name == TOOLKIT]),
-        *sorted({f"CUDA {m[1]}.{m[2]}" for name, (_, to) in packages.items() if (m := _CUDA.match(name)) and to != ABSENT}),
+        *sorted(
+            {f"CUDA {m[1]}.{m[2]}" for name, (_, to) in packages.items() if (m := _CUDA.match(name)) and to != ABSENT}
+        ),
     ]
     undone = {r.id for r in own if r.op == "files" and r.phase == "undone"}
     files = {f["path"] for r in own if r.op == "files" and r.id not in undone for f in r.more.get("files", ())}

@@ -79,7 +79,8 @@ def undo(
     finally:
         held = [host for host in hosts if host.host in leased]
         if held and not check:
-            ended = {host: "failed" if run.exit else "done" for host, run in runs.items()}
+            parts = runs if what.get("parts") else {}  # what undoes all, or a run, is no run that stands
+            ended = {host: "failed" if run.exit else "done" for host, run in parts.items()}
             give_back(held, targets, folder, inventory, run=folder.name, generation=generation, ended=ended)
     never = HostRun(exit=Exit.FAILED, message="Ansible never got to this host")
     return [_result(h.host, runs.get(h.host, never), stated.get(h.host, ""), folder.name, check=check) for h in hosts]

@@ -7,7 +7,7 @@ lease_back
 ended=$(word ended)
 last=$(journal_lines | tail -n 1)
 case $ended:$last in
-  :* | *'"op":"uninstall"'*) ;; # nothing stands behind that but a new baseline
+  :* | *'"op":"uninstall"'* | *'"op":"rollback"'*) ;; # they are the end
   *"\"run\":\"$(word run)\""*) record "$(new_id "run-$$")" run "$ended" ;;
 esac
 finish unchanged "this run is over"
