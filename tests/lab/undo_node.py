@@ -39,7 +39,7 @@ SIGNAL = (
     "for p in /proc/[0-9]*; do "
     "tr '\\0' '\\n' < $p/environ 2>/dev/null | grep -q ^GPUNODE_IN= && kill -%s ${p#/proc/}; done; true"
 )
-# reads the journal until a line after so many has an operation (its intent, where it has one); a process for each look would be too slow
+# reads the journal until a line after so many has an operation; a process for each look would be too slow
 AWAIT = """exec 3</var/lib/gpunode/journal.jsonl
 hit='' lines=0 looks=0
 while [ -z "$hit" ] && [ $looks -lt 8000 ]; do

@@ -24,6 +24,17 @@ from gpunode.core.undo.plan import FileTransaction, UndoPlan, plan_undo, scope_o
 from gpunode.core.undo.requests import close_request, parse_undo_request, undo_requests
 from gpunode.node import script
 
+# as by kill -9, in front of the n-th file that is put in place or removed
+KILLED = """
+install_all() {
+  while IFS=$TAB read -r n action _ _ _ _ _ path; do
+    [ "$n" -lt NTH ] || kill -9 $$
+    if [ "$action" = remove ]; then rm -f "$path"; else mv -f "$(temporary "$path" "$n")" "$path"; fi
+  done <"$backup/plan"
+  kill -9 $$
+}
+"""
+
 
 def sha(data: bytes | None) -> str:
     return "absent" if data is None else hashlib.sha256(data).hexdigest()
@@ -316,10 +327,7 @@ class Real(Fake):
         if used:
             request |= {"used": "".join(f"{one}\n" for one in used).encode()}
         if killed is not None:  # as by kill -9, in front of the n-th file that is put in place or removed
-            bad = (
-                'mv() { :; }; n=0; install_all() { while IFS=$TAB read -r n action _ _ _ _ _ path; do [ "$n" -lt %d ] || kill -9 $$; [ "$action" = remove ] && rm -f "$path" || command mv -f "$(temporary "$path" "$n")" "$path"; done <"$backup/plan"; kill -9 $$; }\nmv() { command mv "$@"; }\n'
-                % killed
-            )
+            bad = KILLED.replace("NTH", str(killed))
             text = self.texts["commit.sh"].replace(
                 '[ -e "$GPUNODE_IN/changes" ] || :', f'{bad}[ -e "$GPUNODE_IN/changes" ] || :', 1
             )

@@ -1,4 +1,4 @@
-"""After an undo: is each thing that the journal names as it was before?  Asked of the node once more, not of the plan."""
+"""After an undo: is each thing that the journal names as it was before?  By what the node says, not by the plan."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ class Change:
 class Without:
     """A version of a file less what is undone: its hash, and its bytes where no copy has them (None: look them up).
 
-    `exact` says that it was found: else it is what it was before all of it, and `theirs` have what somebody wrote since.
+    `exact` says that it was found: else it is what it was before, and what somebody wrote since stands in a copy.
     """
 
     hash: str
@@ -42,11 +42,13 @@ class Without:
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     """`wanted` is what the file is to be now; `theirs` are the versions that somebody else wrote: hash → id of the
-    transaction that found it, "" for the present one.  `aside` are versions of theirs that go into no file."""
+    transaction that found it, "" for the present one.  `aside` are versions that went before theirs came, and `unmerged`
+    those out of which gpunode's part could not be taken."""
 
     wanted: Without
     theirs: Mapping[str, str] = field(default_factory=dict)
     aside: tuple[str, ...] = ()
+    unmerged: tuple[str, ...] = ()
 
     @property
     def changed_since(self) -> bool:
@@ -58,43 +60,55 @@ def replay_file(changes: Iterable[Change], now: str, texts: Mapping[str, bytes])
 
     `texts` are known bytes by hash.  There has to be such a change.
     """
-    without: dict[str, Without] = {}
-    theirs: dict[str, str] = {}
-    aside: list[str] = []
-    last, edited = "", False
-
-    def less(base: str, version: str, *, edited: bool) -> Without:
-        back = without[base]
-        found = _less(base, version, back, texts, edited=edited)
-        if base == ABSENT != version and back.hash not in (ABSENT, version):
-            aside.append(back.hash)
-        elif not found.exact:
-            aside.append(version)
-        return found
-
+    history = _History(texts)
     for change in changes:
-        if not without:
-            if change.mine:
-                without[change.before] = Without(hash=change.before)
-                without[change.after] = without[change.before]
-                last, edited = change.after, change.edited
-            continue
-        if change.before not in without:
-            if last != ANY:
-                theirs[change.before] = change.id
-            without[change.before] = less(last, change.before, edited=edited)
+        history.add(change)
+    wanted = history.of(now, "")
+    aside, unmerged = (tuple(dict.fromkeys(found)) for found in (history.aside, history.unmerged))
+    return Replayed(wanted=wanted, theirs=history.theirs, aside=aside, unmerged=unmerged)
+
+
+class _History:
+    """The changes of a file so far, and what each version would be without those that are undone."""
+
+    def __init__(self, texts: Mapping[str, bytes]) -> None:
+        self.texts = texts
+        self.without: dict[str, Without] = {}
+        self.theirs: dict[str, str] = {}
+        self.aside: list[str] = []
+        self.unmerged: list[str] = []
+        self._last, self._edited = "", False
+
+    def add(self, change: Change) -> None:
+        if not self.without and not change.mine:
+            return
+        if not self.without:
+            self.without[change.before] = Without(hash=change.before)
+        before = self.of(change.before, change.id)
         if change.mine:
-            without[change.after] = without[change.before]
-        elif without[change.before].hash == change.before:
-            without[change.after] = Without(hash=change.after)
+            self.without[change.after] = before
+        elif before.hash == change.before:
+            self.without[change.after] = Without(hash=change.after)
         else:
-            without[change.after] = less(change.before, change.after, edited=True)
-        last, edited = change.after, change.edited
-    if now not in without:
-        if last != ANY:
-            theirs[now] = ""
-        without[now] = less(last, now, edited=edited)
-    return Replayed(wanted=without[now], theirs=theirs, aside=tuple(dict.fromkeys(aside)))
+            self.without[change.after] = self._less(change.before, change.after, edited=True)
+        self._last, self._edited = change.after, change.edited
+
+    def of(self, version: str, id: str) -> Without:
+        """Of a version that the transaction `id` found; one that nobody knows is somebody else's."""
+        if version not in self.without:
+            if self._last != ANY:
+                self.theirs[version] = id
+            self.without[version] = self._less(self._last, version, edited=self._edited)
+        return self.without[version]
+
+    def _less(self, base: str, version: str, *, edited: bool) -> Without:
+        back = self.without[base]
+        found = _less(base, version, back, self.texts, edited=edited)
+        if base == ABSENT != version and back.hash not in (ABSENT, version):
+            self.aside.append(back.hash)
+        elif not found.exact:
+            self.unmerged.append(version)
+        return found
 
 
 def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], *, edited: bool) -> Without:
@@ -118,7 +132,7 @@ def _less(base: str, now: str, back: Without, texts: Mapping[str, bytes], *, edi
 
 
 def _around(data: bytes, wrote: bytes) -> bytes | None:
-    """What stands around a file's text that was written as a whole, None where that is not there once, in whole lines."""
+    """What stands around a text that was written as a whole, None where that is not there once, in whole lines."""
     at = data.find(wrote)
     if not wrote.endswith(b"\n") or at < 0 or data.find(wrote, at + 1) >= 0 or (at and data[at - 1 : at] != b"\n"):
         return None

@@ -189,7 +189,7 @@ class JournalSnapshot:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """One run's part of the journal: records[first:last + 1]; runs that went on with one that was cut off are part of it.
+    """One run's part of the journal: records[first:last + 1], with the runs that went on where it was cut off.
 
     `name` is that of the last of them, `names` are all.
     """
@@ -456,11 +456,11 @@ def standing(records: Sequence[Record]) -> list[Run]:
     """
     kept: list[Run] = []
     for run in runs(records):
-        back = [r for r in records[run.first : run.last + 1] if _back(r)]
-        if not back:
+        if not _back(records[run.first]):
             kept[-1:] = [_together(kept[-1], run)] if kept and not kept[-1].finished else [*kept[-1:], run]
             continue
-        to = next((str(r.more.get("to", "")) for r in reversed(back) if r.op == ROLLBACK and r.phase == "done"), None)
+        own = records[run.first : run.last + 1]
+        to = next((str(r.more.get("to", "")) for r in reversed(own) if r.op == ROLLBACK and r.phase == "done"), None)
         if to == "":
             kept = []
         elif found := [n for n, one in enumerate(kept) if to in one.names]:
@@ -471,9 +471,9 @@ def standing(records: Sequence[Record]) -> list[Run]:
 def after_run(records: Sequence[Record], to: str | None) -> tuple[int, str]:
     """(position, run): what stands from the position on is to be undone so that the node is as `run` left it.
 
-    `to` is a run's name or the beginning of one, or a time such as 2026-11-22T01:40:00Z (the last run that began before it); None means the
-    run before the last one that stands.  The run is "", as `to` may be, when nothing stays.  Raises InputError for an
-    unknown one.
+    `to` is a run's name or the beginning of one, or a time such as 2026-11-22T01:40:00Z (the last run that began before
+    it); None means the run before the last one that stands.  The run is "", as `to` may be, when nothing stays.
+    Raises InputError for an unknown one.
     """
     if to == "":
         return era(records), ""

@@ -17,7 +17,7 @@ from gpunode.core.edits import RuntimeRequest, unconfigure_runtime
 from gpunode.core.edits.undo import base_of, revert
 from gpunode.core.engines import DAEMONS, ROWS
 from gpunode.core.errors import InputError
-from gpunode.core.model import Problem, RuntimeName
+from gpunode.core.model import Hunk, Problem, RuntimeName, Undo
 from gpunode.core.undo.history import ABSENT, Change, Replayed, replay_file, replay_value
 from gpunode.core.undo.journal import ROLLBACK, STATES, JournalSnapshot, PostCommit, Record, after_run, era
 from gpunode.core.undo.packages import Packages, plan_package_undo
@@ -352,6 +352,23 @@ def files_before(recall: JournalSnapshot, scope: Scope) -> dict[str, str]:
     return found
 
 
+def _without_edits(data: bytes | None, edits: Sequence[Undo]) -> bytes | None:
+    """The file without edits, the earliest first; None where a line of one is left.
+
+    What a later edit made of an earlier one goes along with that, and then is not to be found any more.
+    """
+    lost: list[Hunk] = []
+    for one in edits:
+        if data is None or one.created:
+            return None
+        data, missed = revert(data, one)
+        lost += missed
+    if data is None:
+        return None
+    lines = {line.strip() for line in data.splitlines()} - {b""}
+    return None if any(lines & {line.strip() for line in hunk.after.splitlines()} for hunk in lost) else data
+
+
 class _Files:
     """The files of a scope, sorted into transactions."""
 
@@ -398,37 +415,39 @@ class _Files:
 
     def _file(self, path: str) -> FileRestore | None:
         now, found = self.recall.files.get(path, ABSENT), self.replayed(path)
-        if found.theirs:
-            self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
         wanted, expect = found.wanted, "" if now == ABSENT else now
-        # where gpunode has written a file as a whole since, nothing of theirs is in it
-        if aside := [copy for hash in found.aside if (copy := self._copy_of(path, hash))]:
-            copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
-            self.notes.append(f"{path}: what somebody else wrote there, and what is not there now, is in {copies}")
-        if wanted.hash == now and wanted.exact:
-            if found.changed_since:
-                self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
+        by_lines = not wanted.exact and (found.changed_since or bool(self._unit_of(path)) or any(self._edits(path)))
+        self._name(path, now, found, by_lines=by_lines)
+        if by_lines:
+            return self._changed_since(path, expect)
+        if wanted.hash == now or (not wanted.exact and self._is_undone(path, now)):
             return None
-        if found.theirs and wanted.exact and wanted.hash != ABSENT:
-            self.notes.append(f"{path}: somebody has changed it since; their lines stay")
-        if not wanted.exact:
-            if found.changed_since or self._unit_of(path) or any(self._edits(path)):
-                return self._changed_since(path, expect)
-            if self._is_undone(path, now) and now != wanted.hash:
-                self.notes.append(f"{path}: somebody has changed it since; it stays as it is")
-                return None
-            if now == wanted.hash:
-                return None
         if wanted.hash == ABSENT:
             return FileRestore(path=path, expect=expect)
-        if wanted.data is not None and not (held := self._copy_of(path, wanted.hash)):
-            return FileRestore(path=path, expect=expect, data=wanted.data)
-        if held := self._copy_of(path, wanted.hash):
-            return FileRestore(path=path, expect=expect, held=held)
+        held = self._copy_of(path, wanted.hash)
+        if held or wanted.data is not None:
+            return FileRestore(path=path, expect=expect, held=held, data=None if held else wanted.data)
         record = next(r for r, f in _file_records(self.scope.known, path) if f["before"] == wanted.hash)
         what = f"the copy of {path} from before {record.at} is gone"
         self.problems.append(Problem(what=what, fix="fix the file by hand, to what it was"))
         return None
+
+    def _name(self, path: str, now: str, found: Replayed, *, by_lines: bool) -> None:
+        """Notes of what somebody else has written there."""
+        if found.theirs:
+            self.theirs = tuple(dict.fromkeys((*self.theirs, path)))
+        # where gpunode has written a file as a whole since, nothing of theirs is in it
+        versions = found.aside if by_lines else (*found.aside, *found.unmerged)
+        if aside := [copy for hash in versions if (copy := self._copy_of(path, hash))]:
+            copies = ", ".join(f"{BACKUP}/{one}" for one in aside)
+            self.notes.append(f"{path}: what somebody else wrote there, and what is not there now, is in {copies}")
+        wanted, stays = found.wanted, f"{path}: somebody has changed it since; it stays as it is"
+        if wanted.exact and wanted.hash == now and found.changed_since:
+            self.notes.append(stays)
+        elif wanted.exact and wanted.hash not in (now, ABSENT) and found.theirs:
+            self.notes.append(f"{path}: somebody has changed it since; their lines stay")
+        elif not wanted.exact and now != wanted.hash and self._is_undone(path, now) and not self._unit_of(path):
+            self.notes.append(stays)
 
     def _is_undone(self, path: str, now: str) -> bool:
         """Whether an undo has left it so."""
@@ -511,6 +530,8 @@ class _Files:
         for one in undo:
             data, missed = revert(data, one)
             left += len(missed)
+        if left and (other := _without_edits(was, undo[::-1])) is not None:
+            data, left = other, 0
         engine = _ENGINES.get(self._unit_of(path))
         if engine and was is not None and (left or data == was):
             request = RuntimeRequest(runtime=engine, config=path)
