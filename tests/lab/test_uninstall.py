@@ -112,10 +112,29 @@ def test_what_somebody_has_changed_since_stays_and_is_named(node: Node) -> None:
     done = node.json("uninstall", "--yes")
     notes = "\n".join(done["extra"]["notes"])
     assert f"{DAEMON}: somebody has changed it since; their lines stay" in notes
-    assert "/etc/profile.d/cuda.sh: somebody has changed it since; it stays as it is" in notes
+    assert "/etc/profile.d/cuda.sh: somebody has changed it since; their lines stay" in notes
+    assert node.sh("cat /etc/profile.d/cuda.sh") == "# mine\n"
+    assert done["message"] == "as it was before gpunode, but for what the notes name"
     assert json.loads(node.sh(f"cat {DAEMON}")) == {"log-level": "info"}
     left = {line.split(" ")[1] for line in node.differs(node.before).splitlines()}
     assert left == {f".{DAEMON}", "./etc/profile.d/cuda.sh"}
+
+
+@pytest.mark.parametrize("node", ["debian:12"], indirect=True)
+def test_what_somebody_wrote_between_two_runs_stays(node: Node) -> None:
+    """Of a file that gpunode made: with an administrator's settings, it stays when gpunode goes."""
+    node.sh(f"rm {DAEMON} && systemctl restart docker && rm -rf /var/lib/gpunode")
+    node.provision(driver=OLD)
+    theirs = r'"registry-mirrors":["https://mirror.example"],"log-opts":{"max-size":"10m"},'
+    node.sh(f"sed -i '0,/{{/s|{{|{{{theirs}|' {DAEMON} && systemctl restart docker")
+    node.provision(driver=OLD, runtimes={"docker": {"default_runtime": "nvidia"}})
+    done = node.json("uninstall", "--yes")
+    assert json.loads(node.sh(f"cat {DAEMON}")) == {
+        "registry-mirrors": ["https://mirror.example"],
+        "log-opts": {"max-size": "10m"},
+    }
+    assert done["message"] == "as it was before gpunode, but for what the notes name"
+    assert node.sh("ls /var/lib/gpunode/backup") != ""
 
 
 HAND = """set -e

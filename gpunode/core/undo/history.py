@@ -42,8 +42,8 @@ class Without:
 @dataclass(frozen=True, kw_only=True)
 class Replayed:
     """`wanted` is what the file is to be now; `theirs` are the versions that somebody else wrote: hash → id of the
-    transaction that found it, "" for the present one.  `aside` are versions that went before theirs came, and `unmerged`
-    those out of which gpunode's part could not be taken."""
+    transaction that found it, "" for the present one.  `aside` are versions that went before theirs came,
+    `unmerged` those out of which gpunode's part could not be taken."""
 
     wanted: Without
     theirs: Mapping[str, str] = field(default_factory=dict)

@@ -165,7 +165,8 @@ def _install(
     restored: Sequence[str],
 ) -> tuple[list[Mapping[str, Any]], list[Problem], list[str]]:
     items: list[Mapping[str, Any]] = []
-    problems, notes = [], []
+    notes: list[str] = []
+    missing: dict[str, list[str]] = {}  # by version
     for name, version in wanted.items():
         now = recall.packages.get(name, ("", ""))[0]
         if version == ABSENT:
@@ -173,8 +174,7 @@ def _install(
         if now and (name, now) not in ours:
             notes.append(f"{name} stays at {now}: somebody has changed it since")
         elif not restored and version not in recall.available.get(name, ()):
-            what = f"no repository of this node has {name} {version} any more"
-            problems.append(Problem(what=what, fix="set one up that has it, then run again"))
+            missing.setdefault(version, []).append(name)
         else:
             hold = held.get(name, _state(recall, name) == "hold")
             items.append({"name": name, "version": version, "hold": hold})
@@ -182,7 +182,16 @@ def _install(
     for name, hold in held.items():
         if hold and name not in again and _state(recall, name) == "-":
             items.append({"name": name, "version": recall.packages[name][0], "hold": True})
-    return items, problems, notes
+    return items, _gone(missing), notes
+
+
+def _gone(missing: Mapping[str, Sequence[str]]) -> list[Problem]:
+    """One problem, that names each package once."""
+    if not missing:
+        return []
+    named = "; ".join(f"{', '.join(names)} {version}" for version, names in missing.items())
+    what = f"no repository of this node has these packages any more: {named}"
+    return [Problem(what=what, fix="set one up that has them, then run again")]
 
 
 def _purge(
