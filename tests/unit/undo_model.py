@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -357,8 +357,23 @@ class Real(Fake):
 
     def snapshot(self) -> JournalSnapshot:
         journal = parse_snapshot(self.run("read_journal.sh", {}))
+        self.journal = [{**r.more, "op": r.op} for r in journal.records]
         request = present_request(journal.records)
-        return parse_snapshot(self.run("read_journal.sh", {"states": b"", "paths": request["paths"]}))
+        files = parse_snapshot(self.run("read_journal.sh", {"states": b"", "paths": request["paths"]}))
+        states = {(r.more["kind"], r.more["name"]) for r in journal.records if r.op == "state"}
+        names = {i["name"] for r in self.journal for key in ("added", "changed", "removed") for i in r.get(key, ())}
+        installed = {n: v.removesuffix(" hold") for n, v in self.packages.items()}
+        return replace(
+            files,
+            states={key: self.states.get(key, "absent") for key in states},
+            manager="apt",
+            packages={n: (v, "hold" if self.packages[n].endswith(" hold") else "-") for n, v in installed.items()},
+            marks=frozenset(),
+            available={name: frozenset(self.versions(name)) for name in names},
+            driver="",
+            stale=False,
+            old_initramfs=False,
+        )
 
     def _restore(self, files: FileTransaction | None, who: Mapping[str, str]) -> None:
         if files:
