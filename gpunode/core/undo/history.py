@@ -104,7 +104,7 @@ class _History:
     def _less(self, base: str, version: str, *, edited: bool) -> Without:
         back = self.without[base]
         found = _less(base, version, back, self.texts, edited=edited)
-        if base == ABSENT != version and back.hash not in (ABSENT, version):
+        if ABSENT in (base, version) and back.hash not in (ABSENT, base, version):
             self.aside.append(back.hash)
         elif not found.exact:
             self.unmerged.append(version)
