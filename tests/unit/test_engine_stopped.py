@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from gpunode.core.checks.engines import engine_checks, stopped
 from gpunode.core.doctor.state import state_faults
+from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, Runtime, Service
+from gpunode.edge import load
+from gpunode.edge.desired import DesiredState
 
 
 def runtime(**more: object) -> Runtime:
@@ -37,3 +43,24 @@ def test_it_is_named_by_verify_and_by_doctor() -> None:
     assert check.message == "docker.service is enabled and does not run (failed)"
     [evidence] = state_faults(facts, {}, None)["engine-stopped"]
     assert evidence.text == check.message
+
+
+def test_a_plan_starts_what_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(load, "resolve_key", lambda repository, spec: b"key")
+    probe = Path(__file__).parents[1] / "cases/probes/debian12-h100-provisioned/probe.txt"
+    facts = parse_probe(probe.read_text(encoding="utf-8"))
+    [docker] = [one for one in facts.runtimes if one.name == "docker"]
+    others = tuple(one for one in facts.runtimes if one.name != "docker")
+    stands = replace(
+        facts,
+        runtimes=(*others, replace(docker, active=False)),
+        services={**facts.services, "docker": Service(name="docker", active="inactive", enabled="enabled")},
+    )
+    before, after = (DesiredState({}).plan("n1", one).plan.steps for one in (facts, stands))
+    [step] = [step for step in after if step.title not in {one.title for one in before}]
+    assert (step.role, step.option, step.title, step.value["services"]) == (
+        "runtime",
+        "activate",
+        "Start docker",
+        ["docker"],
+    )

@@ -11,7 +11,7 @@ from undo_model import Fake, Real, take_back
 
 from gpunode.core.edits import RuntimeRequest, configure_runtime
 from gpunode.core.edits.undo import record
-from gpunode.core.undo.journal import after_run, parse_snapshot, standing
+from gpunode.core.undo.journal import after_run, parse_snapshot, signature, standing
 from gpunode.core.undo.summary import summary
 
 DAEMON, CONFIG = "/etc/docker/daemon.json", "/etc/containerd/config.toml"
@@ -186,3 +186,26 @@ def test_what_a_later_run_finishes_belongs_to_the_run_that_began_with_it() -> No
     lines[1] |= {"run": "r2", "part": "rollback"}
     [run] = standing(parse_snapshot(recall_text(lines)).records)
     assert run.name == "r1"
+
+
+@pytest.mark.parametrize(
+    ("journal", "ended", "written"),
+    [
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "done", "done"),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "failed", "failed"),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r1"}', "", ""),
+        ('{"v":1,"id":"p1","op":"packages","phase":"done","run":"r0"}', "done", ""),
+        ('{"v":1,"id":"u1","op":"uninstall","phase":"done","run":"r1"}', "done", ""),
+    ],
+    ids=["done", "failed", "cut off", "changed nothing here", "after an uninstall a baseline comes"],
+)
+def test_the_end_of_a_run_is_in_the_journal_of_a_node_that_it_changed(
+    journal: str, ended: str, written: str, tmp_path: Path
+) -> None:
+    node = Real(tmp_path / "node")
+    node.state.mkdir()
+    (node.state / "journal.jsonl").write_text(f"{journal}\n")
+    node.run("release.sh", signature(run="r1", controller="c1", generation="7", ended=ended))
+    lines = [json.loads(text) for text in (node.state / "journal.jsonl").read_text().splitlines()]
+    assert [one["phase"] for one in lines[1:]] == ([written] if written else [])
+    assert all((one["op"], one["run"], one["controller"]) == ("run", "r1", "c1") for one in lines[1:])

@@ -155,7 +155,7 @@ remember() {
   [ ! -e "$1" ] || { cp -a "$1" "$_remember_in/1.old" && _remember_was=$(sha256sum <"$1") && _remember_was=${_remember_was%% *}; } ||
     finish failed "cannot keep a copy of $1" "make room on the file system of /var"
   case $_remember_is in any | absent) ;; *)
-    (umask 077 && cp "$2" "$_remember_in/1.new") && _remember_is=$(sha256sum <"$2") && _remember_is=${_remember_is%% *} ||
+    { (umask 077 && cp "$2" "$_remember_in/1.new") && _remember_is=$(sha256sum <"$2") && _remember_is=${_remember_is%% *}; } ||
       finish failed "cannot keep a copy of $2" "make room on the file system of /var" ;;
   esac
   _remember_made=- _remember_up=$(dirname "$1")
