@@ -32,6 +32,7 @@ true"""
 # DKMS has the date in it
 LEFT_OUT = re.compile(
     r"\./var/lib/(apt/extended_states |dkms/.*/log/make\.log )|\./etc/dnf/plugins/versionlock\.list [0-9a-f]{64}$"
+    r"|\./usr/lib/sysimage/rpm/rpmdb\.sqlite "  # a database has free pages
 )
 # all processes of gpunode's scripts; %s is a signal
 SIGNAL = (

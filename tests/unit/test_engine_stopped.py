@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from gpunode.core.checks.engines import engine_checks, stopped
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
+from gpunode.core.items.activation import Module
+from gpunode.core.items.activation import Service as Started
+from gpunode.core.items.engine import activation_title
 from gpunode.core.model import NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState
+
+STEP = ("runtime", "activate")
 
 
 def runtime(**more: object) -> Runtime:
@@ -57,10 +64,13 @@ def test_a_plan_starts_what_somebody_has_stopped(monkeypatch: pytest.MonkeyPatch
         services={**facts.services, "docker": Service(name="docker", active="inactive", enabled="enabled")},
     )
     before, after = (DesiredState({}).plan("n1", one).plan.steps for one in (facts, stands))
-    [step] = [step for step in after if step.title not in {one.title for one in before}]
-    assert (step.role, step.option, step.title, step.value["services"]) == (
-        "runtime",
-        "activate",
-        "Start docker",
-        ["docker"],
-    )
+    was, now = ([one.value["services"] for one in steps if (one.role, one.option) == STEP] for steps in (before, after))
+    assert (was, now) == ([[]], [["docker"]])
+
+
+def test_a_step_that_only_starts_engines_says_so() -> None:
+    case: Any = SimpleNamespace(facts=NodeFacts(runtimes=(runtime(),)))
+    docker, other = (Started(role="runtime", unit=unit) for unit in ("docker", "containerd"))
+    assert activation_title(case, [docker]) == "Start docker"
+    assert activation_title(case, [docker, other]) == "", "another one is installed first"
+    assert activation_title(case, [docker, Module(role="runtime", module="overlay")]) == ""
