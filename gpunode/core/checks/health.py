@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
+from gpunode.core.checks.engines import engine_checks
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
@@ -252,7 +253,14 @@ def health_checks(
         *xid_checks(facts, knowledge.application_xids),
     )
     gpus = (*gpus, *drift_checks(facts, revoked), *first, *sharing_checks(facts))
-    return [*gpus, *container_checks(facts), *kubelet_checks(facts), *sysctl_checks(facts), *_cdi(facts)]
+    return [
+        *gpus,
+        *engine_checks(facts),
+        *container_checks(facts),
+        *kubelet_checks(facts),
+        *sysctl_checks(facts),
+        *_cdi(facts),
+    ]
 
 
 def _driver(facts: NodeFacts, wanted: bool) -> Iterator[Check]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpunode.core.cdi import made_by_ctk
+from gpunode.core.checks.engines import stopped
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
@@ -132,7 +133,14 @@ def activation_value(case: Case, role: str, mine: Sequence[Item]) -> dict[str, A
     }
 
 
-ACTIVATION = activation_step(activation_value)
+def activation_title(case: Case, mine: Sequence[Item]) -> str:
+    """Of engines that are there and stopped, and nothing else."""
+    stands = {engine.unit.removesuffix(".service") for engine in case.facts.runtimes if stopped(engine)}
+    units = services_of(mine)
+    return f"Start {' and '.join(units)}" if len(units) == len(mine) and set(units) <= stands else ""
+
+
+ACTIVATION = replace(activation_step(activation_value), title=activation_title)
 
 
 def disruption(case: Case, mine: Sequence[Item]) -> str:
@@ -205,6 +213,8 @@ def _runtime(facts: NodeFacts, request: RuntimeRequest, engine: RuntimeSpec, tem
         for name in (*ROWS[request.runtime].installs, *separate):
             yield Package(role="runtime", package=PackageWant(name=name))
         yield Service(role="runtime", unit=request.runtime)
+    elif installed and stopped(installed):
+        yield Service(role="runtime", unit=installed.unit.removesuffix(".service"))
     if facts.kubernetes.present or (request.runtime == "containerd" and engine.manage == "install"):
         yield from _kernel(templates)
     if request.runtime in DAEMONS and needs_links(facts, request):

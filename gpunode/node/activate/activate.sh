@@ -167,7 +167,7 @@ unload_old_driver() {
   for unit in $GPU_UNITS; do
     ! checking || break
     systemctl is-active -q "$unit" 2>/dev/null || continue
-    systemctl stop "$unit" >>"$log" 2>&1 </dev/null 9>&-
+    pause "$unit"
     echo "$unit" >>"$GPUNODE_IN/.stopped"
   done
   users=$(clients | tr '\n' ' ')
@@ -198,7 +198,7 @@ carry() {
 
 restart_stopped() {
   [ -e "$GPUNODE_IN/.stopped" ] || return 0
-  while read -r unit; do systemctl start "$unit" >>"$log" 2>&1 </dev/null 9>&- || say note "$unit did not start again"; done <"$GPUNODE_IN/.stopped"
+  while read -r unit; do unpause "$unit"; done <"$GPUNODE_IN/.stopped"
 }
 
 # held_by: the kernel's own driver that has the GPU
