@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from gpunode.core.checks.engines import engine_checks, stopped
 from gpunode.core.doctor.state import state_faults
 from gpunode.core.facts import parse_probe
 from gpunode.core.items.activation import Module
 from gpunode.core.items.activation import Service as Started
 from gpunode.core.items.engine import activation_title
+from gpunode.core.items.stopped_engine import engine_checks, stopped
 from gpunode.core.model import NodeFacts, Runtime, Service
 from gpunode.edge import load
 from gpunode.edge.desired import DesiredState

@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from gpunode.core.cdi import made_by_ctk, stale, twice, unproven
-from gpunode.core.checks.engines import engine_checks
 from gpunode.core.checks.gpus import fault_fix, gpu_checks, xid_checks
 from gpunode.core.engines import BY_CDI
 from gpunode.core.facts.kubelet import kubelet_checks
@@ -18,6 +17,7 @@ from gpunode.core.items.first_boot import first_boot_checks, prepared
 from gpunode.core.items.gpu_containers import container_checks
 from gpunode.core.items.repository import revoked_files, set_up_twice
 from gpunode.core.items.sharing import MIG_UNIT, MPS_UNIT, layout_words
+from gpunode.core.items.stopped_engine import engine_checks
 from gpunode.core.items.sysctl import sysctl_checks
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import Check, NodeFacts, NvmlGpu

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from gpunode.core.cdi import KIND, stale
-from gpunode.core.checks.engines import how_stopped, stopped
 from gpunode.core.checks.gpus import LOST, RESET, gpu_troubles
 from gpunode.core.doctor.text import Evidence
 from gpunode.core.facts.kubelet import mismatch
+from gpunode.core.items.stopped_engine import how_stopped, stopped
 from gpunode.core.knowledge.scheduler import SchedulerRules
 from gpunode.core.model import NodeFacts
 

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from gpunode.core.cdi import made_by_ctk
-from gpunode.core.checks.engines import stopped
 from gpunode.core.edits import RuntimeRequest, activation, edit_runtime
 from gpunode.core.engines import BY_CDI, DAEMONS, ENGINES, ROWS
 from gpunode.core.facts import masked_hash
@@ -27,6 +26,7 @@ from gpunode.core.items.file import File
 from gpunode.core.items.gpu_containers import LINKS_RULE, Links, needs_links
 from gpunode.core.items.item import Case, Found, Item, Key, KeyOf, Question, StepKind
 from gpunode.core.items.package import Package
+from gpunode.core.items.stopped_engine import stopped
 from gpunode.core.items.sysctl import CONF as SYSCTL_CONF
 from gpunode.core.items.sysctl import WANTED as SYSCTL
 from gpunode.core.items.sysctl import Setting
