@@ -1,0 +1,46 @@
+"""Debian's own driver, real packages of it: as far as a kernel goes that is another one than the node's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from test_provision import Node
+
+from gpunode.lab import Lab
+
+pytestmark = [pytest.mark.lab, pytest.mark.real_driver, pytest.mark.timeout(2400)]
+
+OWN = {"driver": {"branch": "distro", "flavour": "proprietary"}, "toolkit": {"version": "none"}}
+
+
+@pytest.fixture(scope="module")
+def node(lab_up: Callable[..., Lab], run_gpunode: Any, tmp_path_factory: pytest.TempPathFactory) -> Node:
+    """Debian 13 with its non-free packages, after a provision that could not load the module."""
+    lab = lab_up(distro="debian:13", gpus=("h100",), engines=(), real_driver=True)
+    some = Node(lab, run_gpunode, tmp_path_factory.mktemp("spec"), OWN)
+    said = some.gpunode("provision", "--yes", exit=1)
+    assert "modprobe nvidia failed: modprobe: ERROR: could not insert 'nvidia'" in said.stdout + said.stderr
+    return some
+
+
+def test_its_packages_are_installed_and_its_modules_built(node: Node) -> None:
+    assert "stand-in" not in node.sh("dpkg-query -W -f '${Package} ${Description}\\n' '*nvidia*'")
+    facts = node.json("detect")["facts"]
+    [kernel] = facts["kernels"]
+    driver = facts["driver"]["userspace"]
+    assert driver.startswith("550.") and not facts["driver"]["loaded"]
+    assert (kernel["module"], kernel["flavour"], kernel["dkms"]) == (driver, "proprietary", "installed")
+
+
+def test_without_a_module_its_programs_say_so_and_doctor_names_it(node: Node) -> None:
+    assert node.sh("nvidia-smi >/dev/null; echo $?").strip() == "9"
+    node.sh("systemctl restart nvidia-persistenced || true")
+    assert "Failed to query NVIDIA devices" in node.sh("journalctl -u nvidia-persistenced --no-pager")
+    findings = {finding["id"]: finding["root"] for finding in node.json("doctor", exit=1)["findings"]}
+    assert findings["smi-cannot-communicate"] and not findings["persistenced-fail"]
+    failed = {
+        check["id"] for check in node.json("verify", "--no-smoke", exit=1)["checks"] if check["status"] == "failed"
+    }
+    assert failed == {"plan.driver.activate", "driver.loaded"}
