@@ -293,7 +293,7 @@ def test_a_line_that_stays_broken_is_said(bundle: Path, tmp_path: Path, line: Li
     line.breaks = [MIB, *[1] * 20]
     with pytest.raises(UnreachableError) as printed:
         pushed(bundle, tmp_path / "there")
-    assert "goes on where it broke off" in printed.value.fix
+    assert "continues where it stopped" in printed.value.fix
     assert line.connections == module.TRIES
     assert not (tmp_path / "there" / MANIFEST).exists()
 
