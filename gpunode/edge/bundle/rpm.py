@@ -75,13 +75,18 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
 
 
-def read_unsigned(upstream: Upstream, web: Web) -> RpmLists:
-    """The packages and modules without a look at the signature and at files: to know what there is."""
+def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmLists:
+    """The packages and modules without a look at files: to know what there is.
+
+    With `keys`, lists that the upstream's key signs are compared first.  Raises GpunodeError, RefusedError.
+    """
     base = upstream.url.rstrip("/")
     where = f"{base}/repodata/repomd.xml"
     data = web.read(where)
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see sources")
+    if keys:
+        check_metadata(data, where, ".asc", upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "modules"))
     packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
     made = max(map(int, re.findall(rb"<timestamp>(\d{1,11})", data)), default=0)
