@@ -27,6 +27,7 @@ from gpunode.core.bundle.target import Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import PackageWant
+from gpunode.edge.bundle.inside import refuse_other
 from gpunode.edge.bundle.resolve import libsolv
 from gpunode.edge.bundle.store import PIECE, Web
 from gpunode.edge.bundle.unpack import unpacked
@@ -209,11 +210,12 @@ def _readings(want: PackageWant) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- files
 
 
-def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str) -> str:
+def check_rpm(package: Rpm, file: Path, keys: Sequence[bytes], fingerprints: Sequence[str]) -> str:
     """The fingerprint whose signature the file itself carries: of its header, which holds the digest of all else.
 
-    Raises RefusedError.
+    Raises RefusedError, for a file that is another package than its list says as well.
     """
+    where = package.url
     with file.open("rb") as data:
         head = signed_header(data.read(HEADERS), where)
         signed_by = check_signature(head.header, head.signature, keys, fingerprints, where)
@@ -223,6 +225,7 @@ def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], wh
             digest.update(piece)
     if digest.hexdigest() != head.payload_sha256:
         raise RefusedError(f"{where}: its content is not what its signed header says", fix="use another mirror")
+    refuse_other(head.package, (package.name, package.version, package.arch), where)
     return signed_by
 
 
