@@ -1,4 +1,4 @@
-"""Two controllers and one node: a lease that ran out while its run slept, clocks that differ, a lease that is forged."""
+"""Two controllers and one node: a lease that ran out while its run slept, one that is forged, a lock that holds."""
 
 from __future__ import annotations
 
