@@ -8,17 +8,27 @@ SCENARIOS ?= default docker
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install check lint unit test test-all test-gpu demo picture bench docs site release audit clean
+.PHONY: help install lock check lint unit test test-all test-gpu demo picture bench docs site release audit clean
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
 
-install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that its checks need
+install: $(VENV)/.installed  ## make .venv with gpunode (editable) and all that its checks need (LOCKED=1: as locks/dev.txt)
 
-$(VENV)/.installed: pyproject.toml | roles playbooks
+$(VENV)/.installed: pyproject.toml $(if $(LOCKED),locks/dev.txt) | roles playbooks
 	@sh .ci/venv.sh "$(PYTHON)" $(VENV)
+ifdef LOCKED
+	$(BIN)/pip install --quiet --require-hashes --requirement locks/dev.txt
+	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+else
 	$(BIN)/pip install --quiet --editable '.[dev,docs]'
+endif
 	@touch $@
+
+lock: | roles playbooks  ## update locks/*.txt: the newest versions that pyproject.toml allows, with their hashes
+	@sh .ci/venv.sh "$(PYTHON)" .cache/lock
+	.cache/lock/bin/pip install --quiet --upgrade uv
+	@PATH="$(CURDIR)/.cache/lock/bin:$$PATH" python .ci/lock.py
 
 # An sdist has the collection's folders once; the links to them at the top level are as in a clone.
 roles playbooks:

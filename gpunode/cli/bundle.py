@@ -139,6 +139,7 @@ def verify(place: str, sha256: str, output_format: str) -> int:
     """Compare every file of a bundle (folder, .tar or URL) with its manifest, and that with its signature."""
     from dataclasses import asdict
 
+    from gpunode.edge.bundle.agree import disagreements
     from gpunode.edge.bundle.verify import (
         check_manifest_signature,
         damages,
@@ -153,6 +154,8 @@ def verify(place: str, sha256: str, output_format: str) -> int:
     with _telling() as notify:
         broken = damages(where, manifest.files, notify=lambda done, of: notify(f"compared {done} of {of} files"))
     odd, extra = list(inconsistencies(manifest)), where.unknown(manifest.files)
+    if not (broken or odd):
+        odd = list(disagreements(where, manifest))
     good = not broken and not odd
     if output_format == "json":
         print_json(

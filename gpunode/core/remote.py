@@ -18,6 +18,26 @@ from gpunode.core.printable import printable, uncoloured
 STATUSES = ("unchanged", "changed", "failed", "rolled_back", "refused")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*\Z")
 
+# Root runs no program out of a folder that others may write into, whatever PATH it was given (sudo without secure_path
+# hands on that of the user).  `ls` is called by its full path: no program of PATH decides.
+_PATH = """\
+gpunode_roots() {
+  # shellcheck disable=SC2012,SC2046 # mode, links, owner and group
+  set -- $(/bin/ls -ldnL "$1" 2>/dev/null) - - - -
+  case $1:$4 in d????[!w]??[!w]?*:* | d????w??[!w]?*:0) [ "$3" = 0 ] ;; *) false ;; esac
+}
+if gpunode_roots "/proc/$$"; then
+  gpunode_path='' gpunode_rest=$PATH:
+  while [ -n "$gpunode_rest" ]; do
+    gpunode_folder=${gpunode_rest%%:*} gpunode_rest=${gpunode_rest#*:}
+    case $gpunode_folder in
+      /*) ! gpunode_roots "$gpunode_folder/." || gpunode_path=$gpunode_path${gpunode_path:+:}$gpunode_folder ;;
+    esac
+  done
+  PATH=${gpunode_path:-/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin}
+fi
+"""
+
 # The folder of a script that was killed stays behind, and may hold a proxy's password: the next script removes it.  One
 # that is at work is known by its processes in `.alive`, each with the time of its start and its PID namespace.  Others
 # may write into the temporary folder: so nothing but a folder of this user's that nobody else can read or write into
@@ -69,7 +89,7 @@ def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
     there.  File names are plain names (letters, digits, `.`, `_`, `-`).
     """
     if request is None:
-        return f"unset GPUNODE_IN\n{_ran(script)}"
+        return f"{_PATH}unset GPUNODE_IN\n{_ran(script)}"
     for name in request:
         if not _NAME.match(name):
             raise InputError(f"request file name {name!r}", expected="letters, digits, '.', '_' and '-'")
@@ -78,9 +98,11 @@ def program(script: str, request: Mapping[str, bytes] | None = {}) -> str:
         for name, data in sorted(request.items())
     )
     return (
-        "umask 077\nexport LC_ALL=C\n"
+        f"{_PATH}umask 077\nexport LC_ALL=C\n"
         f"{_SWEEP}"
         'GPUNODE_IN=$(mktemp -d "${TMPDIR:-/tmp}/gpunode.XXXXXX") || exit 2\n'
+        # it is removed at the end: whatever else mktemp may answer is none of ours
+        'case ${GPUNODE_IN#"${TMPDIR:-/tmp}"/} in */*) exit 2 ;; gpunode.??????) ;; *) exit 2 ;; esac\n'
         "export GPUNODE_IN\n"
         "trap 'rm -rf \"$GPUNODE_IN\"' EXIT\n"
         "trap 'exit 130' HUP INT TERM\n"

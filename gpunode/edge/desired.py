@@ -87,7 +87,7 @@ class DesiredState:
         self._runfiles: dict[Runfile, Problem | None] = {}
         self._keys: dict[tuple[str, str], bytes] = {}
         self._bundles = Bundles()
-        self._indexes = Indexes() if look_up else None
+        self._indexes = Indexes(self._known_key) if look_up else None
         # secrets that a recorded spec lacks may be in the inventory: then they are asked for host by host
         sealed, self.secrets = seal_spec(self._given, where=source, recorded=True)
         self.spec_data: Mapping[str, Any] = sealed
@@ -257,6 +257,13 @@ class DesiredState:
 
     def smoke(self, planned: Planned) -> dict[str, Any]:
         return smoke_now(planned.facts, planned.spec, planned.solution)
+
+    def _known_key(self, repository: Repository) -> bytes:
+        """The key that a repository's lists are compared by, b"" where none can be had now."""
+        try:
+            return self._key(repository, self.opened_spec())
+        except GpunodeError:
+            return b""
 
     def _key(self, repository: Repository, spec: Spec) -> bytes:
         from gpunode.edge.load import resolve_key

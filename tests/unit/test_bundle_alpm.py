@@ -9,8 +9,9 @@ import os
 import shutil
 import subprocess
 import tarfile
+import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,8 +21,10 @@ from apt_server import Server
 from arch_packages import Pkg, arch_repository, signed
 from bundle_site import NEEDS_GPG, gpunode
 
+from gpunode.core.bundle.alpm import parse_desc
 from gpunode.core.openpgp import binary
 from gpunode.core.spec import parse_spec
+from gpunode.edge.bundle.inside import check_inside
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import SigningKey
 
@@ -123,6 +126,36 @@ def test_a_package_of_another_key_is_refused(arch: Arch) -> None:
 def test_a_package_without_a_signature_is_refused(arch: Arch) -> None:
     next((arch.folder / "www/core/os/x86_64").glob("glibc-*.sig")).unlink()
     assert "is not signed" in arch.create(exit=5)
+
+
+def test_an_old_package_under_a_new_versions_name_is_refused(arch: Arch, key: SigningKey) -> None:
+    """Its signature is right; the database, which nobody signs, calls it what it is not."""
+    folder = arch.folder / "www/extra/os/x86_64"
+
+    class Renamed(Pkg):
+        def data(self) -> bytes:
+            return replace(CORE[2], version="1.0-1").data()  # glibc's
+
+    some = [p for p in EXTRA if p.name != "libnvidia-container"]
+    arch_repository(folder, "extra", key, *some, Renamed(name="libnvidia-container", version="1.20-1"), inside=True)
+    printed = arch.create(exit=5)
+    assert "the file is glibc 1.0-1 x86_64, and its list calls it libnvidia-container 1.20-1 x86_64" in printed
+    assert not arch.bundle.exists()
+
+
+@pytest.mark.skipif(not shutil.which("zstd"), reason="needs zstd")
+def test_no_more_of_a_package_is_unpacked_than_stands_before_its_own_words(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as tar:
+        for name, data in ((".PKGINFO", CORE[2].data()), ("rest", bytes(200 << 20))):
+            member = tarfile.TarInfo(name)
+            text = b"pkgname = a\npkgver = 1-1\narch = any\n" if name == ".PKGINFO" else data
+            member.size = len(text)
+            tar.addfile(member, io.BytesIO(text))
+    subprocess.run(["zstd", "-q", tmp_path / "a.tar"], check=True)
+    began = time.process_time()
+    check_inside(parse_desc(Pkg(name="a", version="1-1", arch="any").desc(), repository="r", base="b", origin="o"),
+                 tmp_path / "a.tar.zst")  # fmt: skip
+    assert time.process_time() - began < 1
 
 
 def test_a_key_that_was_revoked_is_not_trusted(arch: Arch, key: SigningKey) -> None:

@@ -15,8 +15,11 @@ from apt_server import Server, deb, repository
 from bundle_site import NEEDS_GPG, PARTS, TARGET, Site, gpunode, names
 
 from gpunode.cli.bundle import _telling
+from gpunode.core.bundle.deb import Deb
+from gpunode.core.errors import GpunodeError
 from gpunode.core.spec import parse_spec
 from gpunode.edge.bundle import store
+from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.store import Store, Wanted, Web, progress
 from gpunode.lab import packages_deb
 from gpunode.lab.packages_deb import SigningKey
@@ -254,3 +257,31 @@ def test_a_log_gets_a_line_of_progress_now_and_then(capsys: pytest.CaptureFixtur
         "debian:12/x86_64: 12 packages",
         "fetched 5 of 5 files, 5 of 5 MiB",
     ]
+
+
+@pytest.mark.parametrize(("name", "version"), [("libc6", "2.30-1"), ("bash", "2.36-9")])
+def test_a_package_that_is_another_than_its_list_says_is_refused(
+    name: str, version: str, site: Site, key: SigningKey, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The list is signed, and wrong: a server that was broken into before it signs."""
+    shutil.rmtree(site.folder / "www/distribution")
+    real = packages_deb.deb_bytes
+    other = real(deb(name, version))
+    monkeypatch.setattr(
+        packages_deb, "deb_bytes", lambda one: other if one.control["Package"] == "libc6" else real(one)
+    )
+    repository(site.folder / "www/distribution", key, deb("libc6", "2.36-9"), deb("bash", "5.2"))
+    printed = site.create(exit=5)
+    assert f"the file is {name} {version} amd64, and its list calls it libc6 2.36-9 amd64" in printed
+    assert not site.bundle.exists()
+
+
+CUT_OFF = b"!<arch>\n" + f"{'control.tar.gz':<48}{'9' * 10}`\n".encode() + b"\x1f\x8b"
+
+
+@pytest.mark.parametrize("data", [b"", b"<html>", b"!<arch>\n", b"!<arch>\n" + b"x" * 60, CUT_OFF])
+def test_what_is_no_package_of_debian_is_refused_in_words(data: bytes, tmp_path: Path) -> None:
+    (tmp_path / "a.deb").write_bytes(data)
+    listed = Deb("a", "1", "Package: a\nVersion: 1\nArchitecture: amd64\nFilename: a.deb\n", "r", "http://x")
+    with pytest.raises(GpunodeError, match=r"a\.deb.* (is no package|cannot be unpacked)"):
+        check_inside(listed, tmp_path / "a.deb")

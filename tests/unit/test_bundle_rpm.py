@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpunode.core.bundle.rpm import (
+    Rpm,
     left_out,
     parse_modules,
     parse_primary,
@@ -194,19 +195,27 @@ def test_metadata_without_checksums_is_refused(text: str) -> None:
 # ---------------------------------------------------------------- files
 
 
-def header(tags: dict[int, bytes]) -> bytes:
-    """A header of rpm: all tags binary."""
+def header(tags: dict[int, bytes | str | int]) -> bytes:
+    """A header of rpm: texts, numbers of 32 bits, and bytes."""
     index, store = b"", b""
     for tag, value in tags.items():
-        index += b"".join(n.to_bytes(4, "big") for n in (tag, 7, len(store), len(value)))
-        store += value
+        kind = 6 if isinstance(value, str) else 4 if isinstance(value, int) else 7
+        data = value.encode() + b"\0" if isinstance(value, str) else value
+        data = data.to_bytes(4, "big") if isinstance(data, int) else data
+        count = len(data) if kind == 7 else 1
+        index += b"".join(n.to_bytes(4, "big") for n in (tag, kind, len(store), count))
+        store += data
     return b"\x8e\xad\xe8\x01" + bytes(4) + len(tags).to_bytes(4, "big") + len(store).to_bytes(4, "big") + index + store
 
 
-def rpm_file(key: Signer, payload: bytes = b"payload", *, claims: bytes | None = None, sign: bool = True) -> bytes:
-    digest = hashlib.sha256(payload if claims is None else claims).hexdigest().encode() + b"\0"
-    main = header({5092: digest, 1000: b"name\0"})
-    signature = header({268: binary_signature(key, main)} if sign else {1000: b"x"})
+def rpm_file(
+    key: Signer, payload: bytes = b"payload", *, claims: bytes | None = None, sign: bool = True, **of: str | int
+) -> bytes:
+    digest = hashlib.sha256(payload if claims is None else claims).hexdigest()
+    named = {"name": "driver", "version": "595.1", "release": "1.el9", "arch": "x86_64", **of}
+    tags = {"name": 1000, "version": 1001, "release": 1002, "epoch": 1003, "arch": 1022}
+    main = header({5092: digest, **{tags[key]: value for key, value in named.items()}})
+    signature = header({268: binary_signature(key, main)} if sign else {1000: "x"})
     return bytes(96) + signature + bytes(-(96 + len(signature)) % 8) + main + payload
 
 
@@ -229,15 +238,19 @@ def key() -> Iterator[Signer]:
             yield made
 
 
+def listed(version: str = "595.1-1.el9", name: str = "driver", arch: str = "x86_64") -> Rpm:
+    return Rpm(name, version, arch, "a.rpm", "0" * 64, 1, "r", "http://x", "o", "")
+
+
 def test_a_signed_file_is_taken(tmp_path: Path, key: Signer) -> None:
     (tmp_path / "a.rpm").write_bytes(rpm_file(key))
-    check_rpm(tmp_path / "a.rpm", [key.public], [key.fingerprint], "a.rpm")
+    check_rpm(listed(), tmp_path / "a.rpm", [key.public], [key.fingerprint])
 
 
 @pytest.mark.parametrize(
     ("data", "printed"),
     [
-        (lambda key: rpm_file(key).replace(b"name", b"fame"), "its bytes were changed"),
+        (lambda key: rpm_file(key).replace(b"driver", b"drover"), "its bytes were changed"),
         (lambda key: rpm_file(key, claims=b"another payload"), "not what its signed header says"),
         (lambda key: rpm_file(key, sign=False), "no signature"),
         (lambda key: rpm_file(key)[:150], "no rpm file"),
@@ -248,13 +261,30 @@ def test_a_signed_file_is_taken(tmp_path: Path, key: Signer) -> None:
 def test_a_file_that_is_not_the_vendors_is_refused(tmp_path: Path, key: Signer, data: object, printed: str) -> None:
     (tmp_path / "a.rpm").write_bytes(data(key))  # type: ignore[operator]
     with pytest.raises(RefusedError, match=printed):
-        check_rpm(tmp_path / "a.rpm", [key.public], [key.fingerprint], "a.rpm")
+        check_rpm(listed(), tmp_path / "a.rpm", [key.public], [key.fingerprint])
 
 
 def test_a_file_by_another_key_is_refused(tmp_path: Path, key: Signer) -> None:
     (tmp_path / "a.rpm").write_bytes(rpm_file(key))
     with pytest.raises(RefusedError, match=key.fingerprint):
-        check_rpm(tmp_path / "a.rpm", [key.public], ["0" * 40], "a.rpm")
+        check_rpm(listed(), tmp_path / "a.rpm", [key.public], ["0" * 40])
+
+
+@pytest.mark.parametrize(
+    "given", [{"version": "580.1"}, {"release": "9"}, {"epoch": 3}, {"name": "kernel"}, {"arch": "aarch64"}], ids=str
+)
+def test_another_package_of_the_vendors_under_this_name_is_refused(
+    given: dict[str, str | int], tmp_path: Path, key: Signer
+) -> None:
+    """Lists that nobody signed may name an old package, which is rightly signed, as a new one."""
+    (tmp_path / "a.rpm").write_bytes(rpm_file(key, **given))  # type: ignore[arg-type]
+    with pytest.raises(RefusedError, match=r"the file is .*, and its list calls it driver 595\.1-1\.el9 x86_64"):
+        check_rpm(listed(), tmp_path / "a.rpm", [key.public], [key.fingerprint])
+
+
+def test_an_epoch_counts_as_the_list_has_it(tmp_path: Path, key: Signer) -> None:
+    (tmp_path / "a.rpm").write_bytes(rpm_file(key, epoch=3))
+    check_rpm(listed("3:595.1-1.el9"), tmp_path / "a.rpm", [key.public], [key.fingerprint])
 
 
 def test_the_signature_is_of_the_header_alone(key: Signer) -> None:

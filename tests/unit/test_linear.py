@@ -18,6 +18,7 @@ from pathlib import Path
 import pytest
 
 import gpunode.core
+from gpunode.core.mask import mask, mask_quoted
 
 try:
     from re import _constants as sre_constants
@@ -123,3 +124,19 @@ def test_patterns_take_time_as_long_as_the_text() -> None:
 
 def test_a_pattern_that_tries_everything_twice_is_found() -> None:
     assert slow([("the old mask", re.compile(r"(?:[a-z_]*_)?auth(?:_[a-z]+)*="), True)])
+
+
+@pytest.mark.parametrize("hide", [mask, mask_quoted])
+@pytest.mark.parametrize("separator", ["_", "-", ".", "", "A", " "], ids=repr)
+@pytest.mark.parametrize(
+    "word", ["auth", "token", "api_key", "password", "secret", "credentials", "Authorization", "x"]
+)
+def test_names_of_secrets_without_an_end_are_hidden_in_linear_time(
+    word: str, separator: str, hide: Callable[[str], str]
+) -> None:
+    """64 KB of `auth_` in one file of a node stopped the plan of a fleet; mask has to read every file of a node."""
+    for end in ("", "=", ' "'):
+        filling = f"{word}{separator}"
+        short, long = ((filling * (length // len(filling) + 1))[:length] + end for length in (SHORT, LONG))
+        took = seconds(hide, long)
+        assert took < NOTHING or took <= MOST * max(seconds(hide, short), NOTHING / MOST), f"{end!r}: {took:.3f} s"

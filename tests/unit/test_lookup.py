@@ -19,6 +19,7 @@ from gpunode.core.facts import parse_probe
 from gpunode.core.model import NodeFacts, PackageWant, Plan
 from gpunode.core.report.text import chosen_text
 from gpunode.edge import load
+from gpunode.edge.bundle import lookup
 from gpunode.edge.bundle.lookup import read_index
 from gpunode.edge.desired import DesiredState
 
@@ -52,6 +53,7 @@ EL_STREAMS = {
 @pytest.fixture(autouse=True)
 def keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load, "resolve_key", lambda repository, spec: KEY)
+    monkeypatch.setattr(lookup, "can_verify", lambda: False)  # as without gpgv; test_lookup_signed.py is with it
     monkeypatch.setenv("no_proxy", "127.0.0.1")
 
 

@@ -43,11 +43,10 @@ def test_hooks_run_programs_that_make_install_brings() -> None:
     assert tests and all((ROOT / test).is_file() for test in tests)
 
 
-def test_the_image_installs_extras_that_there_are() -> None:
+def test_the_image_installs_what_is_locked_on_any_base() -> None:
     text = (ROOT / "Containerfile").read_text()
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    [extras] = re.findall(r"whl\)\[([a-z,]+)\]", text)
-    assert set(extras.split(",")) <= set(project["optional-dependencies"])
+    assert set(re.findall(r"locks/([a-z]+)\.txt", text)) == {"build", "image"}  # test_locks.py: what is in them
     assert re.findall(r"^FROM (\S+)", text, re.M) == ["${PYTHON}"] * 2  # of any registry: one argument names both
     assert {"Homepage", "Documentation", "Changelog", "Issues", "Source"} == set(project["urls"])
     assert project["readme"] and project["keywords"] and project["authors"]

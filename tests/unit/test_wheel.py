@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import stat
 import subprocess
 import sys
 import tarfile
@@ -67,6 +69,61 @@ def test_the_wheel_holds_nothing_but_the_package_and_the_collection(wheel: Path)
 def test_the_sdist_holds_the_sources_as_they_lie(unpacked_sdist: Path) -> None:
     wanted = {n for f in ("gpunode", "docs", "tests/unit", "LICENSE", "Makefile") for n in source_files(f)}
     assert {name for name in wanted if not (unpacked_sdist / name).is_file()} == set()
+
+
+PLANTED = {
+    "gpunode/__pycache__/x.cpython-311.pyc": b"x", "gpunode/core/__pycache__/y.pyc": b"x", "gpunode/.env": b"TOKEN=x",
+    "gpunode/node/id_ed25519": b"-----BEGIN OPENSSH PRIVATE KEY-----", "gpunode/lab/server.key": b"x",
+    "gpunode/lab/server.pem": b"-----BEGIN PRIVATE KEY-----", "gpunode/.pytest_cache/v/x": b"x", ".mypy_cache/x": b"x",
+    "gpunode/runs.sqlite": b"x", "gpunode/knowledge/.gpus.toml.swp": b"x", "gpunode/node/commit/commit.sh.orig": b"x",
+    "gpunode/edge/state.py~": b"x",
+}  # fmt: skip
+SECRETS = re.compile(
+    rb"-----BEGIN [A-Z ]*PRIVATE KEY-----\r?\n[A-Za-z0-9+/=\r\n]{100}|\b(ghp_\w{30}|AKIA[0-9A-Z]{16}|nvapi-\w{20})"
+)
+
+
+def modes(archive: Path) -> dict[str, int]:
+    if archive.suffix == ".whl":
+        return {info.filename: info.external_attr >> 16 for info in zipfile.ZipFile(archive).infolist()}
+    with tarfile.open(archive) as tar:
+        kinds = {tarfile.REGTYPE: stat.S_IFREG, tarfile.DIRTYPE: stat.S_IFDIR, tarfile.SYMTYPE: stat.S_IFLNK}
+        return {member.name: kinds[member.type] | member.mode for member in tar}
+
+
+@pytest.mark.parametrize("kind", ["wheel", "sdist"])
+def test_what_lies_about_in_a_checkout_is_not_in_it(kind: str, unpacked_sdist: Path, tmp_path: Path) -> None:
+    """Caches, keys, leftovers of editors; and modes of a checkout that everybody may write into."""
+    source = shutil.copytree(unpacked_sdist, tmp_path / "source", symlinks=True)
+    for name, data in PLANTED.items():
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_bytes(data)
+    for path in source.rglob("*"):
+        path.chmod(0o777 if path.is_dir() or path.stat().st_mode & 0o111 else 0o666)
+    there = modes(build(kind, source, tmp_path / "out"))
+    assert [name for name in there for planted in PLANTED if name.endswith(planted)] == []
+    assert {oct(mode) for name, mode in there.items() if mode & 0o022 or stat.S_IMODE(mode) & 0o7000} == set()
+    assert {stat.S_IFMT(mode) for mode in there.values()} <= {
+        stat.S_IFREG,
+        stat.S_IFDIR,
+        0,
+    }  # 0: a text of hatchling's own
+
+
+def test_a_wheel_has_no_tests_no_links_and_no_secrets(wheel: Path) -> None:
+    archive = zipfile.ZipFile(wheel)
+    names = archive.namelist()
+    parts = {part for name in names for part in Path(name).parts}
+    assert (
+        parts & {"tests", "test", "__pycache__", ".git", ".github", "molecule", "benchmarks", "docs", "conftest.py"}
+        == set()
+    )
+    assert [name for name in names if name.startswith("/") or ".." in Path(name).parts] == []
+    assert [name for name in names if SECRETS.search(archive.read(name))] == []
+    assert len(names) == len(set(names)) == len({name.lower() for name in names})
+    ran = [name for name, mode in modes(wheel).items() if mode & 0o111]
+    assert [name for name in ran if not archive.read(name).startswith(b"#!")] == []
+    assert all(archive.getinfo(name).file_size < 4 << 20 for name in names), "nothing that somebody packed by mistake"
 
 
 def test_a_wheel_built_from_the_sdist_is_the_same(wheel: Path, unpacked_sdist: Path, tmp_path: Path) -> None:

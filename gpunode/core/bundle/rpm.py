@@ -249,6 +249,9 @@ def _list(kind: str, entries: Sequence[str]) -> str:
 
 _RSA, _DSA = 268, 267  # tags of the signature of the header alone
 _PAYLOAD_DIGEST = 5092
+_NAME, _VERSION, _RELEASE, _EPOCH, _ARCH = 1000, 1001, 1002, 1003, 1022
+_TEXTS = (6, 8, 9)  # kinds whose count is of texts, each with a NUL behind it; the first one is taken
+_SIZES = {3: 2, 4: 4, 5: 8}  # bytes of a number
 _MAGIC = b"\x8e\xad\xe8\x01"
 
 
@@ -260,6 +263,7 @@ class SignedHeader:
     header: bytes
     payload_sha256: str
     payload_at: int
+    package: tuple[str, str, str] = ("", "", "")  # name, [EPOCH:]VERSION-RELEASE, architecture
 
 
 def signed_header(data: bytes, where: str) -> SignedHeader:
@@ -275,8 +279,20 @@ def signed_header(data: bytes, where: str) -> SignedHeader:
     if not signature or not digest:
         raise RefusedError(f"{where} carries no signature that can be compared", fix="use a repository that signs")
     return SignedHeader(
-        signature=signature, header=data[start:payload_at], payload_sha256=digest, payload_at=payload_at
+        signature=signature,
+        header=data[start:payload_at],
+        payload_sha256=digest,
+        payload_at=payload_at,
+        package=_package(inner),
     )
+
+
+def _package(tags: Mapping[int, bytes]) -> tuple[str, str, str]:
+    name, version, release, arch = (
+        tags.get(tag, b"").decode("utf-8", "replace") for tag in (_NAME, _VERSION, _RELEASE, _ARCH)
+    )
+    epoch = int.from_bytes(tags.get(_EPOCH, b""), "big")
+    return name, f"{f'{epoch}:' if epoch else ''}{version}-{release}", arch
 
 
 def _tags(data: bytes, at: int) -> tuple[dict[int, bytes], int]:
@@ -290,6 +306,8 @@ def _tags(data: bytes, at: int) -> tuple[dict[int, bytes], int]:
     found = {}
     for n in range(count):
         row = data[at + 16 + 16 * n : at + 32 + 16 * n]
-        tag, _kind, offset, length = (int.from_bytes(row[i : i + 4], "big") for i in (0, 4, 8, 12))
-        found[tag] = data[store + offset : store + size] if tag == _PAYLOAD_DIGEST else data[store + offset :][:length]
+        tag, kind, offset, length = (int.from_bytes(row[i : i + 4], "big") for i in (0, 4, 8, 12))
+        start = store + offset
+        end = data.index(0, start) if kind in _TEXTS else start + length * _SIZES.get(kind, 1)
+        found[tag] = data[start : min(end, store + size)]
     return found, store + size

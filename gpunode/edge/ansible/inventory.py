@@ -13,7 +13,7 @@ from typing import Any
 
 from gpunode.core.errors import InputError
 from gpunode.core.secrets import Vaulted
-from gpunode.edge.ssh.shell import Target
+from gpunode.edge.ssh.shell import Target, check_target
 
 SPEC_VARIABLE = "gpunode_spec"
 _VAULT = b"$ANSIBLE_VAULT"
@@ -113,7 +113,15 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
     # a bare `hosts.yml` would lose the group_vars and host_vars beside it: Ansible looks for them in its folder, ""
     paths = [source if "," in source else str(Path(source).absolute()) for source in sources]
     with _constant("INVENTORY_ANY_UNPARSED_IS_FAILED", True):  # a broken file is an error, not a warning
-        inventory = InventoryManager(loader=loader, sources=paths)
+        try:
+            inventory = InventoryManager(loader=loader, sources=paths)
+        except (AnsibleError, KeyboardInterrupt):
+            raise
+        except Exception as error:  # some names and forms end in a plain one, or in a RecursionError
+            raise InputError(
+                f"inventory {' '.join(sources)}: Ansible cannot read it: {error!s:.200}",
+                fix="ansible-inventory --list shows more",
+            ) from error
     variable_manager = VariableManager(loader=loader, inventory=inventory)
     variable_manager.safe_basedir = False  # group_vars in the current folder are not the inventory's
     HostVars(inventory=inventory, variable_manager=variable_manager, loader=loader)  # makes `hostvars` known
@@ -123,7 +131,7 @@ def _load(sources: Sequence[str], limit: str, vault_password_files: Sequence[str
         variables = variable_manager.get_vars(host=host)
         try:
             templar = Templar(loader=loader, variables=variables)
-            target = _target(host.name, variables, templar)
+            target = check_target(_target(host.name, variables, templar))
             given = merged_spec(variable_manager, host) if SPEC_VARIABLE in variables else {}
             spec = plain_spec(templar.template(given))
         except AnsibleError as error:

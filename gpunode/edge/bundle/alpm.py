@@ -29,9 +29,12 @@ def read_alpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> list[Alpm]
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of pacman? see --repositories")
     check_metadata(data, where, ".sig", upstream, keys, web)
-    return [
-        parse_desc(desc, repository=upstream.name, base=base, origin=upstream.address) for desc in _entries(data, where)
-    ]
+    return read_database(data, where, repository=upstream.name, base=base, origin=upstream.address)
+
+
+def read_database(data: bytes, where: str, *, repository: str, base: str, origin: str) -> list[Alpm]:
+    """The packages of a database; raises GpunodeError."""
+    return [parse_desc(desc, repository=repository, base=base, origin=origin) for desc in _entries(data, where)]
 
 
 def _entries(data: bytes, where: str) -> Iterator[str]:

@@ -24,9 +24,9 @@ def read_apt(upstream: Upstream, arch: str, keys: Sequence[bytes], web: Web, *, 
 
     Raises RefusedError where its signature is not by one of the upstream's fingerprints.
     """
-    release = _release(upstream, keys, web)
+    release = signed_release(upstream, keys, web)
     if not expired:
-        _in_time(release, upstream)
+        check_time(release, upstream)
     yield from read_lists(upstream, arch, release, web)
 
 
@@ -64,7 +64,8 @@ def read_lists(upstream: Upstream, arch: str, release: str, web: Web) -> Iterato
         )
 
 
-def _release(upstream: Upstream, keys: Sequence[bytes], web: Web) -> str:
+def signed_release(upstream: Upstream, keys: Sequence[bytes], web: Web) -> str:
+    """The Release whose signature is by one of the upstream's fingerprints, else RefusedError."""
     where = f"{upstream.release_folder}/InRelease"
     if (data := web.read(where)) is not None:
         return signed_text(data, keys, upstream.fingerprints, where).decode("utf-8", "replace")
@@ -79,14 +80,22 @@ def _release(upstream: Upstream, keys: Sequence[bytes], web: Web) -> str:
     return data.decode("utf-8", "replace")
 
 
-def _in_time(release: str, upstream: Upstream) -> None:
+def check_time(release: str, upstream: Upstream) -> None:
+    """Raises RefusedError for lists whose time is over: a mirror that stands still, or one that is made to."""
     found = re.search(r"^Valid-Until:\s*(.+)$", release, re.M)
-    if found and parsedate_to_datetime(found[1].replace("UTC", "+0000")) < datetime.now(UTC):
+    if found and not _is_later(found[1]):
         raise RefusedError(
-            f"{upstream.release_folder}: its lists were valid until {found[1]}",
+            f"{upstream.release_folder}: its lists were valid until {found[1][:40]}",
             expected="lists that are in time: old ones lack the corrections since",
             fix="use a mirror that is in step, or take them as they are with --allow-expired (a snapshot, say)",
         )
+
+
+def _is_later(text: str) -> bool:
+    try:
+        return parsedate_to_datetime(text.replace("UTC", "+0000")).astimezone(UTC) > datetime.now(UTC)
+    except (ValueError, TypeError, OverflowError):
+        return False
 
 
 def _index(folder: str, place: str, hashes: dict[str, tuple[str, int]], web: Web, *, by_hash: bool) -> bytes:

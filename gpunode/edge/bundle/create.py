@@ -44,6 +44,7 @@ from gpunode.edge.bundle.alpm import alpm_repository, check_alpm
 from gpunode.edge.bundle.apt import apt_repository
 from gpunode.edge.bundle.choose import Package, Source, choose
 from gpunode.edge.bundle.extras import Extras, cluster_extras, wheels
+from gpunode.edge.bundle.inside import check_inside
 from gpunode.edge.bundle.rpm import check_rpm, rpm_repository
 from gpunode.edge.bundle.store import Store, Wanted, Web, place, progress
 from gpunode.edge.desired import DesiredState
@@ -115,14 +116,18 @@ def create(order: Order, desired: DesiredState, store: Store, out: Path, *, url:
 
 
 def _signed_by(package: Package, part: Part, store: Store) -> str:
-    """The key of the package's own signature, "" where the lists are signed.  Raises RefusedError."""
+    """The key of the package's own signature, "" where the lists are signed.
+
+    Raises RefusedError, for a file that is another package than its list says as well.
+    """
     source = part.source(package)
     file, keys, trusted = store.path(package.sha256), source.keys, source.upstream.fingerprints
-    if source.upstream.signs != "packages" or isinstance(package, Deb):
-        return ""
-    if isinstance(package, Alpm):
-        return check_alpm(package, file, keys, trusted, store.web)
-    return check_rpm(file, keys, trusted, package.url)
+    own = source.upstream.signs == "packages" and not isinstance(package, Deb)
+    if isinstance(package, Rpm):
+        return check_rpm(package, file, keys, trusted) if own else ""
+    signed_by = check_alpm(package, file, keys, trusted, store.web) if own and isinstance(package, Alpm) else ""
+    check_inside(package, file)
+    return signed_by
 
 
 def _may_write(out: Path) -> None:

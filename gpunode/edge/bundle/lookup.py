@@ -4,7 +4,8 @@ touched."""
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Sequence
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from gpunode.core.bundle.index import Index, deb_index, lacking, newest_as_asked, newest_of_all, rpm_index
@@ -12,9 +13,11 @@ from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError
 from gpunode.core.knowledge import Knowledge
 from gpunode.core.model import NodeFacts, PackageWant, Plan, Problem, Repository, Solution
+from gpunode.core.openpgp import fingerprints
 from gpunode.edge.bundle import apt, rpm
 from gpunode.edge.bundle.store import Web
 
+KeyOf = Callable[[Repository], bytes]  # b"" where it is not known
 TRIES, TIMEOUT = 1, 20  # a repository that this machine does not reach is no fault of the plan
 
 
@@ -28,9 +31,10 @@ class Found:
 
 
 class Indexes:
-    """Each index is read once."""
+    """Each index is read once; where the key of its repository is known, its signature is compared before."""
 
-    def __init__(self) -> None:
+    def __init__(self, key_of: KeyOf = lambda repository: b"") -> None:
+        self._key_of = key_of
         self._read: dict[tuple[str, str, bool], Index | GpunodeError] = {}
 
     def look_up(
@@ -81,23 +85,47 @@ class Indexes:
         key = (repository.url, facts.arch, deb)
         if key not in self._read:
             try:
-                self._read[key] = read_index(repository.name, repository.url, facts.arch, deb=deb, proxy=proxy)
+                self._read[key] = read_index(
+                    repository.name, repository.url, facts.arch, deb=deb, proxy=proxy, trust=self._trust(repository)
+                )
             except GpunodeError as error:
                 self._read[key] = error
             except Exception as error:  # whatever a foreign index makes fail, it is one that could not be read
                 self._read[key] = GpunodeError(f"its index is broken: {type(error).__name__}: {error!s:.200}")
         return self._read[key]
 
+    def _trust(self, repository: Repository) -> Trust:
+        key = self._key_of(repository) if can_verify() else b""
+        if not key:
+            return Trust()
+        trusted = (repository.fingerprint,) if repository.fingerprint else fingerprints(key)
+        return Trust(keys=(key,), fingerprints=trusted, signs=repository.signs)
 
-def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "") -> Index:
+
+def can_verify() -> bool:
+    """Whether this machine has what compares signatures; without, the node's package manager alone does it."""
+    return shutil.which("gpgv") is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trust:
+    """What an index is compared by: `keys` with the fingerprints that may sign it; without keys it is only read."""
+
+    keys: tuple[bytes, ...] = ()
+    fingerprints: tuple[str, ...] = ()
+    signs: str = "packages"  # what an rpm repository's key signs
+
+
+def read_index(name: str, url: str, arch: str, *, deb: bool, proxy: str = "", trust: Trust = Trust()) -> Index:
     """The index of a flat repository of apt, or of one of rpm.  Raises GpunodeError."""
     web = Web(proxy, tries=TRIES, timeout=TIMEOUT)
-    upstream = Upstream(name=name, url=url)
+    upstream = Upstream(name=name, url=url, fingerprints=trust.fingerprints, signs=trust.signs)
     if deb:
-        release = apt.unsigned_release(upstream, web)
+        release = apt.signed_release(upstream, trust.keys, web) if trust.keys else apt.unsigned_release(upstream, web)
+        apt.check_time(release, upstream)
         debs, day = apt.read_lists(upstream, arch, release, web), apt.release_day(release)
         return deb_index(debs, repository=name, url=url, arch=apt.ARCHS[arch], date=day)
-    lists = rpm.read_unsigned(upstream, web)
+    lists = rpm.read_names(upstream, web, trust.keys)
     return rpm_index(lists.packages, lists.modules, repository=name, url=url, arch=arch, date=lists.date)
 
 

@@ -27,6 +27,7 @@ from gpunode.core.bundle.target import Wants
 from gpunode.core.bundle.upstream import Upstream
 from gpunode.core.errors import GpunodeError, RefusedError
 from gpunode.core.model import PackageWant
+from gpunode.edge.bundle.inside import refuse_other
 from gpunode.edge.bundle.resolve import libsolv
 from gpunode.edge.bundle.store import PIECE, Web
 from gpunode.edge.bundle.unpack import unpacked
@@ -75,13 +76,18 @@ def read_rpm(upstream: Upstream, keys: Sequence[bytes], web: Web) -> RpmLists:
     return RpmLists(upstream=upstream, packages=tuple(packages), **texts)
 
 
-def read_unsigned(upstream: Upstream, web: Web) -> RpmLists:
-    """The packages and modules without a look at the signature and at files: to know what there is."""
+def read_names(upstream: Upstream, web: Web, keys: Sequence[bytes] = ()) -> RpmLists:
+    """The packages and modules without a look at files: to know what there is.
+
+    With `keys`, lists that the upstream's key signs are compared first.  Raises GpunodeError, RefusedError.
+    """
     base = upstream.url.rstrip("/")
     where = f"{base}/repodata/repomd.xml"
     data = web.read(where)
     if data is None:
         raise GpunodeError(f"{where} is not there", fix="is it a repository of rpm? see sources")
+    if keys:
+        check_metadata(data, where, ".asc", upstream, keys, web)
     texts = _texts(base, data, where, web, ("primary", "modules"))
     packages = parse_primary(texts["primary"], "", repository=upstream.name, base=base, origin=upstream.address)
     made = max(map(int, re.findall(rb"<timestamp>(\d{1,11})", data)), default=0)
@@ -204,11 +210,12 @@ def _readings(want: PackageWant) -> list[tuple[str, str]]:
 # ---------------------------------------------------------------- files
 
 
-def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], where: str) -> str:
+def check_rpm(package: Rpm, file: Path, keys: Sequence[bytes], fingerprints: Sequence[str]) -> str:
     """The fingerprint whose signature the file itself carries: of its header, which holds the digest of all else.
 
-    Raises RefusedError.
+    Raises RefusedError, for a file that is another package than its list says as well.
     """
+    where = package.url
     with file.open("rb") as data:
         head = signed_header(data.read(HEADERS), where)
         signed_by = check_signature(head.header, head.signature, keys, fingerprints, where)
@@ -218,6 +225,7 @@ def check_rpm(file: Path, keys: Sequence[bytes], fingerprints: Sequence[str], wh
             digest.update(piece)
     if digest.hexdigest() != head.payload_sha256:
         raise RefusedError(f"{where}: its content is not what its signed header says", fix="use another mirror")
+    refuse_other(head.package, (package.name, package.version, package.arch), where)
     return signed_by
 
 

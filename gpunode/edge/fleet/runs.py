@@ -56,7 +56,7 @@ _MACHINE = (
 _WAIT = 30.0  # seconds for another process that writes
 _BUSY = ("SQLITE_BUSY", "SQLITE_LOCKED")
 _UNREADABLE = (ValueError, TypeError, RecursionError)  # of rows that this program has not written so
-_ERRNO = {"SQLITE_FULL": errno.ENOSPC}
+_PAGE = 4096  # bytes, the least that SQLite writes
 
 
 def this_process() -> str:
@@ -371,10 +371,18 @@ class Runs:
                 fix = "see what holds it (fuser, lsof), and run the same command again"
                 raise StateError(f"{self.path} is in use by another process: {error}", fix=fix) from error
             if kind.startswith(_MACHINE):
-                raise StateError.of(self.path, OSError(_ERRNO.get(kind, 0), str(error))) from error
+                full = kind == "SQLITE_FULL" or (kind.startswith("SQLITE_IOERR") and self._is_full())
+                raise StateError.of(self.path, OSError(errno.ENOSPC if full else 0, str(error))) from error
             raise self._damaged(error) from error
         except UnicodeDecodeError as error:
             raise self._damaged(error) from error
+
+    def _is_full(self) -> bool:
+        """Whether there is no room where SQLite has just failed: for its smaller files it says «disk I/O error»."""
+        with suppress(OSError):
+            found = os.statvfs(self.path.parent)
+            return found.f_bavail * found.f_frsize < _PAGE
+        return False
 
     def _damaged(self, error: Exception) -> InputError:
         folder = shlex.quote(str(self.path.with_name("damaged-runs")))

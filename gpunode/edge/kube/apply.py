@@ -20,7 +20,7 @@ from gpunode.core.kube.owned import (
 )
 from gpunode.core.kube.render import Rendered
 from gpunode.core.kube.render.mig import LAYOUTS
-from gpunode.edge.kube.client import Api, ApiError
+from gpunode.edge.kube.client import Api, ApiError, segment
 from gpunode.edge.kube.preflight import (
     Ground,
     inventories,
@@ -192,7 +192,7 @@ def pods_of(api: Api, key: Key, live: Object) -> list[Object]:
     """The pods that a workload selects.  Raises ApiError."""
     labels = ((live.get("spec") or {}).get("selector") or {}).get("matchLabels") or {}
     chosen = ",".join(f"{name}={value}" for name, value in labels.items())
-    return api.items(f"/api/v1/namespaces/{key.namespace}/pods", labelSelector=chosen) if labels else []
+    return api.items(f"/api/v1/namespaces/{segment(key.namespace)}/pods", labelSelector=chosen) if labels else []
 
 
 def _trouble(api: Api, key: Key) -> str:
@@ -212,7 +212,7 @@ def pod_warning(api: Api, namespace: str, name: str) -> str:
     """The latest event that warns of a pod; "" for none, and where nobody lets us look."""
     about = f"involvedObject.kind=Pod,involvedObject.name={name}"
     try:
-        return last_warning(api.items(f"/api/v1/namespaces/{namespace}/events", odd=[], fieldSelector=about))
+        return last_warning(api.items(f"/api/v1/namespaces/{segment(namespace)}/events", odd=[], fieldSelector=about))
     except ApiError:
         return ""
 

@@ -26,6 +26,12 @@ from gpunode.core.printable import printable, shortened
 
 MANAGER = "gpunode"  # the field manager of everything that we apply
 CHUNK = 500  # objects of one answer to a list
+MOST = 64 << 20  # bytes of one answer: 500 objects, each of them far larger than those of real clusters
+MOST_LISTED = 1 << 30  # bytes of all parts of a list: 150,000 pods, the most that a cluster is made for, have less
+MOST_PARTS = 2000  # parts of a list
+MOST_EVENT = 8 << 20  # bytes of one event of a watch: etcd keeps no object above 1.5 MiB
+LONGEST = 300.0  # seconds that one answer may come in for
+DEEPEST = 100  # levels of an object: a pod has 15
 ATTEMPTS = 6
 MAX_PAUSE = 30.0  # seconds between two attempts, whatever Retry-After says
 WATCH = 60  # seconds after which a watch is begun again
@@ -34,6 +40,7 @@ _SLICE = 0.5  # seconds of a pause after which an interrupt is noticed
 AGAIN = frozenset({429, 500, 502, 503, 504})
 _OUTCOMES: Mapping[int, HostOutcome] = {401: "unreachable", 403: "refused", 422: "refused"}
 Found = TypeVar("Found")
+_PATH = re.compile(r"(?:/(?!\.{1,2}(?:/|\Z))[A-Za-z0-9._~:@!$&'()*+,;=%-]+)+")
 
 
 class ApiError(GpunodeError):
@@ -102,6 +109,7 @@ class Api:
         self.context = context
         self.server = str(client.configuration.host).rstrip("/")
         self._served: dict[str, dict[str, Resource]] = {}
+        self._bytes = 0  # of all answers
         self.answered = False  # whether the server ever did: one that never did is likely the wrong one
         self._until = -math.inf  # until then a server that went away is waited for
         self._watch = WATCH
@@ -192,8 +200,8 @@ class Api:
         return [item for page in pages for item in self._typed(page, path, odd)]
 
     def _pages(self, path: str, query: Mapping[str, str]) -> Iterator[Object]:
-        more, seen = "", set[str]()
-        while more not in seen:
+        more, seen, before = "", set[str](), self._bytes
+        while more not in seen and len(seen) < MOST_PARTS and self._bytes - before < MOST_LISTED:
             seen.add(more)
             answer = self._list(path, {**query, "limit": str(CHUNK), **({"continue": more} if more else {})})
             yield answer
@@ -201,7 +209,8 @@ class Api:
             if not more:
                 return
         raise GpunodeError(
-            f"{self.server}: the list {path} has no end: the server names the same next part again",
+            f"{self.server}: the list {path} has no end: "
+            + ("the server names the same next part again" if more in seen else f"{len(seen)} parts, and more"),
             expected="the API server of a Kubernetes cluster",
             fix="look at the server of the kubeconfig, and at proxies between",
         )
@@ -226,7 +235,7 @@ class Api:
 
         try:
             with self._send(method, path, query, body, content, self._timeout) as answer:
-                text, status, headers = answer.data, answer.status, answer.headers
+                text, status, headers = self._whole(answer, f"{method} {path}"), answer.status, answer.headers
         except urllib3.exceptions.HTTPError as error:
             raise self._unreachable(error) from error
         self.answered = True
@@ -241,11 +250,35 @@ class Api:
             )
         return data
 
+    def _whole(self, answer: Any, what: str) -> bytes:
+        """The bytes of an answer, as they came: one that was packed unasked is no answer to us.
+
+        Raises UnreachableError for one that is too long, or takes too long.
+        """
+        parts, size, until = [], 0, self.clock() + LONGEST
+        while part := answer.read1(1 << 16, decode_content=False):
+            parts.append(part)
+            size += len(part)
+            if size > MOST or self.clock() > until:
+                raise UnreachableError(
+                    f"{self.server}: the answer to {what} has no end: {size} bytes so far",
+                    expected=f"at most {MOST} bytes within {LONGEST:g} s",
+                    fix="look at the server of the kubeconfig, and at proxies between",
+                )
+        self._bytes += size
+        return b"".join(parts)
+
     def _send(
         self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content: str, timeout: float
     ) -> Any:
         import urllib3
 
+        if not _PATH.fullmatch(path):
+            raise GpunodeError(
+                f"{printable(path)[:200]} is no path of the API",
+                expected="names without /, and none that is . or ..",
+                fix="look who wrote that name: an object of the cluster, its inventory, or gpunode.yml",
+            )
         headers = urllib3.HTTPHeaderDict({"Accept": "application/json", "User-Agent": "gpunode"})
         for name, value in self._headers:
             headers.add(name, value)
@@ -320,8 +353,8 @@ class Api:
         resource = self.resource(key.api, key.kind)
         if resource is None:
             raise GpunodeError(f"the server does not serve {key.api} {key.kind}", fix="kubectl api-resources")
-        place = f"/namespaces/{quote(key.namespace)}" if resource.namespaced else ""
-        return f"{resource.base}{place}/{resource.plural}/{quote(key.name)}"
+        place = f"/namespaces/{segment(key.namespace)}" if resource.namespaced else ""
+        return f"{resource.base}{place}/{resource.plural}/{segment(key.name)}"
 
     # ------------------------------------------------------------ changing
 
@@ -414,17 +447,15 @@ class Api:
 
         try:
             seconds = float(query["timeoutSeconds"]) + 5
+            until = self.clock() + seconds
             with self._send("GET", folder, query, None, "", seconds) as answer:
                 if answer.status != 200:
                     return
-                rest = b""
-                for part in answer.stream(65536):
-                    *lines, rest = (rest + part).split(b"\n")
-                    for line in lines:
-                        event = _json(line)
-                        if not isinstance(event, dict) or event.get("type") not in ("ADDED", "MODIFIED", "DELETED"):
-                            return
-                        yield event
+                for line in _lines(answer, lambda: self.clock() > until):
+                    event = _json(line)
+                    if not isinstance(event, dict) or event.get("type") not in ("ADDED", "MODIFIED", "DELETED"):
+                        return
+                    yield event
         except urllib3.exceptions.HTTPError:
             return  # the caller lists again
 
@@ -432,10 +463,10 @@ class Api:
         """The last lines of a pod's log."""
         import urllib3.exceptions
 
-        path = f"/api/v1/namespaces/{quote(namespace)}/pods/{quote(pod)}/log"
+        path = f"/api/v1/namespaces/{segment(namespace)}/pods/{segment(pod)}/log"
         try:
             with self._send("GET", path, {"tailLines": str(lines)}, None, "", self._timeout) as answer:
-                text: bytes = answer.data
+                text = self._whole(answer, f"GET {path}")
                 if answer.status >= 400:
                     raise _refusal("GET", path, answer.status, _json(text), text, answer.headers)
         except urllib3.exceptions.HTTPError as error:
@@ -469,16 +500,50 @@ def _named(item: Mapping[str, Any], plural: str) -> str:
     return f"{plural} {'/'.join(shortened(name, 60) for name in names if name) or '(without a name)'}"
 
 
+def segment(name: str) -> str:
+    """A name as one part of a path, whatever is in it."""
+    return quote(name, safe="")
+
+
 def _plural(path: str, at: int) -> str:
     """A word of a path, by its place from the end."""
     return ["", "", *path.rstrip("/").split("/")][at]
 
 
+def _lines(answer: Any, late: Callable[[], bool]) -> Iterator[bytes]:
+    """The lines of a watch, until it ends, is late, or a line is longer than any event."""
+    parts: list[bytes] = []
+    size = 0
+    while not late() and size <= MOST_EVENT and (part := answer.read1(1 << 16, decode_content=False)):
+        first, *lines = part.split(b"\n")
+        parts.append(first)
+        size += len(first)
+        for line in lines:
+            yield b"".join(parts)
+            parts, size = [line], len(line)
+
+
 def _json(text: bytes) -> Any:
+    """The value, None for what is no JSON, or deeper than every reader of it may go."""
     try:
-        return json.loads(text)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return None if _deeper(found, DEEPEST) else found
+
+
+def _deeper(value: Any, levels: int) -> bool:
+    level = [value]
+    for _ in range(levels):
+        level = [
+            inner
+            for one in level
+            if isinstance(one, dict | list)
+            for inner in (one.values() if isinstance(one, dict) else one)
+        ]
+        if not level:
+            return False
+    return True
 
 
 def _refusal(method: str, path: str, status: int, data: Any, text: bytes, headers: Any) -> ApiError:

@@ -21,7 +21,7 @@ from gpunode.core.kube.watching import CHECKS, Finding, Look, Turn, findings, mo
 from gpunode.core.untrusted import load_yaml_documents
 from gpunode.edge.extras import install_command
 from gpunode.edge.kube.apply import pods_of
-from gpunode.edge.kube.client import Api, ApiError, Retry
+from gpunode.edge.kube.client import Api, ApiError, Retry, segment
 from gpunode.edge.kube.preflight import inventories
 from gpunode.edge.kube.status import read_usage
 
@@ -165,7 +165,7 @@ def write_event(api: Api, turn: Turn, now: datetime) -> None:
         "lastTimestamp": stamp,
         "count": 1,
     }
-    api.request("POST", f"/api/v1/namespaces/{namespace}/events", body=event, retry=Retry(attempts=1))
+    api.request("POST", f"/api/v1/namespaces/{segment(namespace)}/events", body=event, retry=Retry(attempts=1))
 
 
 def wanted_objects(objects: Iterable[Object]) -> dict[Key, Object]:

@@ -38,6 +38,31 @@ class Target:
     become_password: str = field(default="", repr=False)
 
 
+# What a host may be called: a name is a pattern of Ansible's (--limit, hosts:) and a file's name too, and comes from
+# wherever an inventory comes from, such as a cloud where others name machines.
+_NAME = re.compile(r"(?:\w|::)[\w.:@%+=-]{0,252}")
+_EVERY = ("all", "ungrouped")  # groups that Ansible has by itself
+# What ssh(1) and a ProxyCommand get: OpenSSH refuses the rest since 9.6, older ones hand it to a shell, or read options
+_ADDRESS = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\"$\\;&<>|(){},/]{0,255}")
+_USER = re.compile(r"(?!-)[^\s\x00-\x1f\x7f'`\";&<>|(){}]{0,255}(?<!\\)|")
+
+
+def check_target(target: Target) -> Target:
+    """The target, where its name, address and user are no options, patterns, paths or shell; raises InputError."""
+    for what, text, rule, expected in (
+        ("name", target.name, _NAME, "letters, digits and . _ - : @ % + =, beginning with a letter or digit"),
+        ("address", target.address, _ADDRESS, "a host name or an address, such as 10.0.0.1"),
+        ("user", target.user, _USER, "the name of an account"),
+    ):
+        if not rule.fullmatch(text) or (what == "name" and text in _EVERY):
+            raise InputError(
+                f"host {target.name!r:.100}: its {what} is {text!r:.100}",
+                expected=expected,
+                fix="name it plainly in the inventory; its address goes into ansible_host",
+            )
+    return target
+
+
 # arguments of ssh(1) that lead to another machine, or let another one pass for it
 _LEADING = ("-F", "-i", "-J", "-l", "-p", "-W")
 _LEADING_OPTIONS = re.compile(
@@ -96,14 +121,16 @@ def parse_host(text: str, *, ssh_args: tuple[str, ...] = (), become: bool = Fals
         host, _, port = rest.partition(":")
     if not host or host.startswith("-") or any(c.isspace() for c in host) or (port and not port.isdigit()):
         raise InputError(f"host {text!r}", expected="[user@]host[:port]", fix="an IPv6 address with a port: [::1]:22")
-    return Target(
-        name=host,
-        address=host,
-        user=user,
-        port=int(port) if port else None,
-        ssh_args=ssh_args,
-        become=become,
-        become_password=become_password,
+    return check_target(
+        Target(
+            name=host,
+            address=host,
+            user=user,
+            port=int(port) if port else None,
+            ssh_args=ssh_args,
+            become=become,
+            become_password=become_password,
+        )
     )
 
 

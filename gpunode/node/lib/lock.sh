@@ -101,7 +101,11 @@ $(lease_now)
 EOF
   [ -n "$_lease_refuse_latest" ] || return 0
   if [ "$_lease_refuse_other" != "$(word controller)" ]; then
-    [ "$_lease_refuse_left" -gt 0 ] && [ -z "$(word break_lock)" ] || return 0
+    [ -z "$(word break_lock)" ] || return 0
+    [ "$_lease_refuse_left" -gt 0 ] || ! has_worked "$(word run)" ||
+      finish refused "the controller $_lease_refuse_other has worked on this node since (run $_lease_refuse_run), while this run slept" \
+        "start it again: its plan is of the node as it was before (gpunode runs resume)"
+    [ "$_lease_refuse_left" -gt 0 ] || return 0
     finish refused "the controller $_lease_refuse_other is at work on this node (run $_lease_refuse_run, for $_lease_refuse_left seconds more)" \
       "wait for it to end, or take the node from it: --break-lock"
   fi
@@ -112,6 +116,9 @@ EOF
   finish refused "run $_lease_refuse_run of the same controller was started after this one, and has worked on this node" \
     "leave the node to that run, or start this one again (gpunode runs resume)"
 }
+
+# has_worked RUN: whether the journal has a record of this run
+has_worked() { [ -n "$1" ] && journal_lines | grep -qF "\"run\":\"$1\""; }
 
 # lease_for: the lease is this run's from now on; one that this run has given back is not taken again
 lease_for() {

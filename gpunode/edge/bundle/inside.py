@@ -1,0 +1,93 @@
+"""What a package file says of itself: a mirror may offer an old package, rightly signed, under a new version's name."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import subprocess
+import tarfile
+from collections.abc import Iterator
+from io import BytesIO
+from pathlib import Path
+from typing import IO
+
+from gpunode.core.bundle.alpm import Alpm
+from gpunode.core.bundle.deb import Deb
+from gpunode.core.errors import RefusedError
+from gpunode.edge.bundle.unpack import ending_of, unpacked
+
+MOST_CONTROL = 16 << 20  # bytes of a deb's control.tar, packed and not
+MOST_MEMBERS = 20  # files of a package before its .PKGINFO; makepkg puts it among the first three
+
+
+def check_inside(package: Deb | Alpm, file: Path) -> None:
+    """Raises RefusedError where the file is another package, version or architecture than its list says."""
+    try:
+        found = _of_deb(file, package.url) if isinstance(package, Deb) else _of_alpm(file)
+    except (OSError, ValueError, EOFError, tarfile.TarError) as error:
+        raise RefusedError(f"{package.url} is no package: {error}", fix="use another mirror") from error
+    refuse_other(found, (package.name, package.version, package.arch), package.url)
+
+
+def refuse_other(found: tuple[str, str, str], listed: tuple[str, str, str], where: str) -> None:
+    """Raises RefusedError where name, version and architecture of a file are not those that its list says."""
+    if found != listed:
+        raise RefusedError(
+            f"{where}: the file is {' '.join(found)[:200]}, and its list calls it {' '.join(listed)[:200]}",
+            expected="the package that the list names",
+            fix="use another mirror: this one offers other packages under these names",
+        )
+
+
+def _of_deb(file: Path, where: str) -> tuple[str, str, str]:
+    """From control in control.tar.*, the second member of the ar archive (deb(5))."""
+    with file.open("rb") as archive:
+        if archive.read(8) != b"!<arch>\n":
+            raise ValueError("it is no archive of ar")
+        while head := archive.read(60):
+            name, size = head[:16].decode("ascii", "replace").strip(" /"), int(head[48:58])
+            if name.startswith("control.tar"):
+                data = archive.read(min(size, MOST_CONTROL))
+                plain = unpacked(data, ending_of(data), f"{where}: {name}", MOST_CONTROL)
+                with tarfile.open(fileobj=BytesIO(plain)) as tar:
+                    return _fields(_text(tar, "control"), r"^{}:[ \t]*(\S+)", ("Package", "Version", "Architecture"))
+            archive.seek(size + size % 2, 1)
+    raise ValueError("it has no control.tar")
+
+
+def _of_alpm(file: Path) -> tuple[str, str, str]:
+    """From its .PKGINFO; no more of the file is unpacked than stands before it."""
+    with _opened(file) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+        return _fields(_text(tar, ".PKGINFO"), r"^{} = (\S+)", ("pkgname", "pkgver", "arch"))
+
+
+@contextlib.contextmanager
+def _opened(file: Path) -> Iterator[IO[bytes]]:
+    with file.open("rb", buffering=0) as packed:  # zstd goes on where the descriptor stands
+        zstd = ending_of(packed.read(8)) == ".zst"
+        packed.seek(0)
+        if not zstd:
+            yield packed
+            return
+        with subprocess.Popen(["zstd", "-dcq"], stdin=packed, stdout=subprocess.PIPE) as ran:
+            assert ran.stdout is not None
+            try:
+                yield ran.stdout
+            finally:
+                ran.kill()
+
+
+def _text(tar: tarfile.TarFile, name: str) -> str:
+    for number, member in enumerate(tar):
+        if member.name.removeprefix("./") == name and member.isfile() and member.size <= MOST_CONTROL:
+            file = tar.extractfile(member)
+            return file.read().decode("utf-8", "replace") if file else ""
+        if number > MOST_MEMBERS:
+            break
+    raise ValueError(f"it has no {name} where that belongs")
+
+
+def _fields(text: str, line: str, names: tuple[str, str, str]) -> tuple[str, str, str]:
+    found = [re.search(line.format(name), text, re.M) for name in names]
+    one, two, three = (match[1] if match else "" for match in found)
+    return one, two, three

@@ -1,0 +1,91 @@
+"""Two controllers and one node: a lease that ran out while its run slept, one that is forged, a lock that holds."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+from test_lease import act, at_work, lease, release
+
+
+def run_out(state: Path) -> None:
+    """The lease ends, as after three minutes without a command."""
+    rest = (state / "lease").read_text().partition(" ")[2]
+    (state / "lease").write_text(f"{int(time.time()) - 1} {rest}")
+
+
+WORK = "journal packages intent; journal packages done"
+
+
+@pytest.mark.parametrize("other_ends", ["runs out", "is given back"])
+def test_a_run_that_slept_while_another_controller_worked_is_refused(other_ends: str, tmp_path: Path) -> None:
+    """A laptop that was closed: its plan is of a node that is another one by now."""
+    assert act(tmp_path, controller="one", run="r1", generation="100", work=WORK) == "done"
+    run_out(tmp_path)
+    assert act(tmp_path, controller="two", run="r2", generation="50", work=WORK) == "done"
+    assert "controller two is at work" in act(tmp_path, controller="one", run="r1", generation="100", work=WORK)
+    if other_ends == "runs out":
+        run_out(tmp_path)
+    else:
+        release(tmp_path, controller="two", run="r2", generation="50")
+    before = (tmp_path / "journal.jsonl").read_text()
+    printed = act(tmp_path, controller="one", run="r1", generation="100", work=WORK)
+    assert "the controller two has worked on this node since (run r2)" in printed
+    assert (tmp_path / "journal.jsonl").read_text() == before
+    assert act(tmp_path, controller="one", run="r3", generation="101", work=WORK) == "done", "a new run is a new plan"
+    assert act(tmp_path, controller="one", run="r3", generation="101", work=WORK) == "done"
+    assert lease(tmp_path)[1:3] == ["one", "r3"]
+
+
+def test_a_run_that_slept_alone_goes_on(tmp_path: Path) -> None:
+    assert act(tmp_path, controller="one", run="r1", work=WORK) == "done"
+    run_out(tmp_path)
+    assert act(tmp_path, controller="one", run="r1", work=WORK) == "done"
+
+
+def test_a_run_goes_on_where_the_other_one_was_refused(tmp_path: Path) -> None:
+    assert act(tmp_path, controller="one", run="r1", work=WORK) == "done"
+    assert "is at work" in act(tmp_path, controller="two", run="r2", work=WORK)
+    assert act(tmp_path, controller="one", run="r1", work=WORK) == "done"
+
+
+def test_a_run_that_is_told_to_break_the_lock_goes_on(tmp_path: Path) -> None:
+    act(tmp_path, controller="one", run="r1", work=WORK)
+    run_out(tmp_path)
+    act(tmp_path, controller="two", run="r2", work=WORK)
+    run_out(tmp_path)
+    assert act(tmp_path, controller="one", run="r1", work=WORK, break_lock=True) == "done"
+
+
+def test_of_two_controllers_that_begin_at_once_one_works(tmp_path: Path) -> None:
+    with at_work(tmp_path, controller="one", run="r1") as end:
+        assert "controller one is at work" in act(tmp_path, controller="two", run="r2")
+        run_out(tmp_path)  # its lease is over while its script still works: the lock holds
+        with pytest.raises(TimeoutError):
+            _within(2, tmp_path)
+        assert end() == "done"
+
+
+def _within(seconds: float, state: Path) -> None:
+    import subprocess
+
+    from test_lease import script
+
+    text = script(state, "lock\nfinish changed done", run="r2", controller="two")
+    try:
+        subprocess.run(["sh", "-s"], input=text, capture_output=True, text=True, check=False, timeout=seconds)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError from None
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["9" * 400 + " two r2 5\n", "-5 two r2\n", "\x1b[2J $(touch X) r2 5\n", "1 two r2 5\n" * 100_000, "\0\0\0\n",
+     "1e9 two r2 5\n", f"{2**70} two r2 {2**70}\n"],
+    ids=["long", "negative", "escapes", "lines", "NUL", "float", "large"],
+)  # fmt: skip
+def test_a_lease_that_somebody_forged_keeps_nobody_out_and_runs_nothing(text: str, tmp_path: Path) -> None:
+    (tmp_path / "lease").write_text(text)
+    assert act(tmp_path, controller="one", run="r1", generation="7") == "done"
+    assert {path.name for path in tmp_path.iterdir()} <= {"lease", "lock", "released"}
