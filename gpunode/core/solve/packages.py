@@ -56,7 +56,8 @@ def driver_choice(
         f"{case.distro.family}-own" if own else "cuda-repository" if deb else case.distro.family
     ]
     way = precompiled_rpm(case, branch, built) if built and not built.own else None
-    wants = way or _WAYS[own, case.distro.family](case, branch, flavour)
+    by_dkms = own and built is None and case.distro.family == "ubuntu"
+    wants = way or (_ubuntu_dkms if by_dkms else _WAYS[own, case.distro.family])(case, branch, flavour)
     fabric_choice = joined(case, branch, source, own=own)
     if fabric_choice is None:
         return None
@@ -140,9 +141,6 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
     names, family = case.knowledge.packages["ubuntu-own"], case.knowledge.packages["ubuntu"]
     words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
     version = version_pattern(case, branch)
-    if case.request.driver.modules == "dkms":
-        dkms = PackageWant(name=names["dkms"].format(**words), version=version)
-        return [dkms, *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"])]
     modules: list[str] = []
     for kernel in case.request.kernels or ():
         modules.append(names["modules"].format(release=kernel.release, **words))
@@ -152,6 +150,13 @@ def _ubuntu_own(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWan
         *(PackageWant(name=n) for n in dict.fromkeys(modules)),  # their versions are the kernel's
         *(PackageWant(name=n.format(**words), version=version) for n in names["userspace"]),
     ]
+
+
+def _ubuntu_dkms(case: Case, branch: Branch, flavour: Flavour) -> list[PackageWant]:
+    names, version = case.knowledge.packages["ubuntu-own"], version_pattern(case, branch)
+    words = {"branch": branch.branch, "open": "-open" if flavour == "open" else ""}
+    wanted = (name.format(**words) for name in (names["dkms"], *names["userspace"]))
+    return [PackageWant(name=name, version=version) for name in wanted]
 
 
 def _ubuntu_flavours(case: Case, family: Table) -> list[str]:
